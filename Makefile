@@ -6,7 +6,7 @@ ARGS ?=
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: demo play test test-all test-long check torture bench proof-gpu clean
+.PHONY: demo play test test-all test-long check torture bench proof-gpu conformance docs dist clean
 .DEFAULT_GOAL := demo
 
 # Two twins train, one is killed twice, and both end in the same state; half a minute.
@@ -33,20 +33,51 @@ check: .venv/.test
 	@$(BIN)/ruff format -q --check .
 	@$(BIN)/mypy --no-error-summary
 
-# SEED=123 repeats a campaign whose seed was printed.
+# A campaign of this commit, which goes on where it was left: BUDGET=20m ends a sitting, ARGS chooses cases, SEED=123
+# is the seed of a new campaign.  It ends with the counts, and writes them into docs/reliability.md.
 torture: .venv/.test
-	@$(if $(SEED),EVERSTEP_SEED=$(SEED)) $(BIN)/python -m pytest -q -m torture $(ARGS)
+	@$(if $(SEED),EVERSTEP_SEED=$(SEED)) $(BIN)/python tools/torture.py $(if $(BUDGET),--budget $(BUDGET)) \
+	-n $(JOBS) --dist worksteal $(ARGS)
 
-bench: .venv/.test
-	@$(BIN)/python bench/overhead.py $(ARGS)
+# All benchmarks, half an hour on a machine with nothing else to do; writes docs/benchmarks.md.  PEERS=1 measures
+# other libraries, too; ARGS="--only steps data" measures these parts anew.
+bench: .venv/.test $(if $(PEERS),.venv/.peers)
+	@$(BIN)/python bench/suite.py $(if $(PEERS),--peers .venv/peers/bin/python) $(ARGS)
 
 # Ten minutes on a machine with CUDA; it writes a table with the device's name.  ARGS="--device cpu" tries the program.
 proof-gpu: .venv/.demo
 	@$(BIN)/python bench/proof_gpu.py $(ARGS)
 
+# Kills, damages and signals for every set-up of conformance/; writes docs/conformance.md.  An hour or so; ARGS="--only NAME" does one.
+conformance: .venv/.peers
+	@.venv/peers/bin/python tools/conformance_page.py $(ARGS)
+
+# The site, in site/; ARGS=FOLDER builds it elsewhere.  To look at it: python -m http.server -d site
+docs: .venv/.docs
+	@.venv/docs/bin/python tools/build_site.py $(ARGS)
+
+# The source distribution and the wheel, which is built from it, in dist/.
+dist: .venv/.dist
+	@rm -rf dist
+	@.venv/dist/bin/python -m build --no-isolation --outdir dist . $(ARGS)
+
 clean:
-	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv dist site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.demo .venv/.test: .venv/.%: pyproject.toml constraints.txt
 	@PYTHON="$(PYTHON)" sh tools/setup.sh $*
+	@touch $@
+
+# Tools that are not installed beside the project have an environment each.
+.venv/.dist: tools/setup.sh
+	@PYTHON="$(PYTHON)" sh tools/setup.sh --beside dist build "hatchling>=1.27,<2"
+	@touch $@
+
+.venv/.docs: tools/setup.sh
+	@PYTHON="$(PYTHON)" sh tools/setup.sh --beside docs "zensical>=0.0.73,<1" "griffelib>=2,<3"
+	@touch $@
+
+.venv/.peers: tools/setup.sh conformance/requirements.txt bench/requirements.txt constraints.txt
+	@PYTHON="$(PYTHON)" sh tools/setup.sh --beside peers -r conformance/requirements.txt -r bench/requirements.txt \
+	-c constraints.txt -e .
 	@touch $@

@@ -32,7 +32,7 @@ def net(width: int = 256, depth: int = 3, device: str = "cuda") -> nn.Sequential
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
     optimizer.zero_grad()
-    loss = model(x).square().mean()
+    loss: torch.Tensor = model(x).square().mean()
     loss.backward()
     optimizer.step()
     return loss
@@ -159,7 +159,7 @@ def snapshot(folder: Path) -> dict[str, Any]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+        result: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
         for part in (zero_synchronisation, overhead, snapshot):
             result[part.__name__] = part(folder)
     print(json.dumps(result))

@@ -91,7 +91,7 @@ class Calls:
             yield
         finally:
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
 
     def _see(self, frame: Any, event: str, returned: Any) -> None:
         code = frame.f_code

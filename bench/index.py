@@ -1,11 +1,8 @@
 """How fast the index answers: 1,000 runs with 1,000 rows each, through the command and in the process.
 
-    python bench/index.py [--runs 1000] [--rows 1000] [--repeats 5] [--index postgresql://USER@HOST/DATABASE]
+    python bench/index.py [--runs 1000] [--rows 1000] [--repeats 7] [--index postgresql://USER@HOST/DATABASE]
 
-With --index an empty database is filled instead of a file beside the runs.  Prints the seconds to make the
-index from the journals (`everstep sync`), to list the runs with a filter and a sort (`everstep runs`, a
-whole process, Python's start included), and to read one metric of one run.
-Goals: list under 0.5 s, one metric under 50 ms.
+With --index an empty database is filled instead of a file beside the runs.
 """
 
 from __future__ import annotations
@@ -16,9 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
+
+from figures import Figure, Table, program
 
 from everstep.index.database import Database
 from everstep.index.run_queries import find_run, metric_rows
@@ -54,63 +52,62 @@ def timed(action: Callable[[], object], repeats: int) -> list[float]:
     return found
 
 
-def show(name: str, times: list[float], goal: str = "") -> None:
-    """One line."""
-    print(f"{name:52} median {median(times) * 1000:8.1f} ms  worst {max(times) * 1000:8.1f} ms  {goal}")
+def measure(options: argparse.Namespace) -> Iterator[Table]:
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        for number in range(options.runs):
+            make_run(folder, number, options.rows)
+        place: Path | str = options.index or folder / "everstep.db"
+        figures: list[Figure] = []
 
-
-def main() -> None:
-    """Make the runs, ask, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--rows", type=int, default=1000)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--index")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        for number in range(arguments.runs):
-            make_run(folder, number, arguments.rows)
-        print(f"{arguments.runs} runs, {arguments.runs * arguments.rows} rows")
-        place: Path | str = arguments.index or folder / "everstep.db"
-        index = ["--index", str(place)]
+        def figure(name: str, action: Callable[[], object], repeats: int, goal: float | None = None) -> None:
+            times = [seconds * 1000 for seconds in timed(action, repeats)]
+            figures.append(Figure(name, "ms", times, goal=goal))
 
         def everstep(*command: str) -> None:
             subprocess.run(
-                [sys.executable, "-m", "everstep", *command, *index],
+                [sys.executable, "-m", "everstep", *command, "--index", str(place)],
                 check=True,
                 capture_output=True,
                 cwd=folder,
             )
 
-        show("everstep sync, from journals alone", timed(lambda: everstep("sync"), 1))
+        figure("everstep sync, from journals alone", lambda: everstep("sync"), 1)
         if isinstance(place, Path):
-            print(f"{'size of the index':52} {place.stat().st_size / 1e6:.1f} MB")
-        repeats = arguments.repeats
-        show("everstep sync, nothing new", timed(lambda: everstep("sync"), repeats))
+            figures.append(Figure("size of the index", "MB", [place.stat().st_size / 1e6]))
+        repeats = options.repeats
+        figure("everstep sync, nothing new", lambda: everstep("sync"), repeats)
         database = Database(place)
         if database.shared:  # what autovacuum does within a minute
             with database.write() as connection:
                 connection.exec_driver_sql("ANALYZE")
         listing = ("runs", "valid_loss<0.03 status=finished", "--sort", "-valid_loss")
-        show("everstep runs, filter and sort", timed(lambda: everstep(*listing), repeats), "goal 500 ms")
-        where = (
-            "--where",
-            '{"config.lr": {"$lt": 0.5}, "valid_loss": {"$lt": 0.03}}',
-            "--sort",
-            "valid_loss",
-        )
-        show("everstep runs --where, --sort", timed(lambda: everstep("runs", *where), repeats), "goal 500 ms")
-        show("everstep runs", timed(lambda: everstep("runs"), repeats))
-        shown = ("show", "run-0500", "--metric", "metric_3", "--json")
-        show("everstep show RUN --metric NAME", timed(lambda: everstep(*shown), repeats))
+        wanted = '{"config.lr": {"$lt": 0.5}, "valid_loss": {"$lt": 0.03}}'
+        where = ("runs", "--where", wanted, "--sort", "valid_loss")
+        shown = ("show", "run-0001", "--metric", "metric_3", "--json")
+        figure("everstep runs, all", lambda: everstep("runs"), repeats, 300)
+        figure("everstep runs, filter and sort", lambda: everstep(*listing), repeats, 300)
+        figure("everstep runs --where --sort", lambda: everstep(*where), repeats, 300)
+        figure("everstep show RUN --metric NAME", lambda: everstep(*shown), repeats, 300)
 
         def one_metric() -> None:
             with database.read() as connection:
-                metric_rows(connection, int(find_run(connection, "run-0500")["id"]), "metric_3")
+                metric_rows(connection, int(find_run(connection, "run-0001")["id"]), "metric_3")
 
-        show("one metric of one run, in the process", timed(one_metric, repeats), "goal 50 ms")
+        figure("one metric of one run, in the process", one_metric, repeats, 50)
+    how = (
+        f"{options.runs:,} runs with {options.rows:,} rows each, in "
+        f"{'PostgreSQL' if options.index else 'SQLite'}; commands are whole processes."
+    )
+    yield Table(f"The index{', PostgreSQL' if options.index else ''}", how, figures)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--index", help="an empty database: postgresql://USER@HOST/DATABASE")
 
 
 if __name__ == "__main__":
-    main()
+    program(__doc__, measure, add_arguments)

@@ -35,6 +35,9 @@ import everstep
 from everstep.proof.compare import compare_runs
 
 EPOCHS, BATCH, SAMPLES, WIDTH = 10, 32, 640, 256
+STEPS = EPOCHS * SAMPLES // BATCH
+PAUSE = 0.01
+"""Seconds that each step waits."""
 SHARE = 0.4
 """Of the time, for the kills under each kind of kernels; the rest is for law 6 and the overhead."""
 PROMISED = ("leaf/rng/", "leaf/streams/", "leaf/progress/", "checkpoint", "ended")
@@ -73,7 +76,7 @@ def train(run: Path, device: str) -> None:
                 noise = torch.randn(BATCH, WIDTH, device=device)
                 loss = cuda_sync.train_step(model, optimizer, x.to(device) + 0.1 * noise)
                 loop.collect_metrics(loss=loss, batch=x[0, 0], noise=noise[0, 0])
-                time.sleep(0.01)  # so that kills strike in all places of a step
+                time.sleep(PAUSE)  # so that kills strike in all places of a step
 
 
 # ------------------------------------------------------------------------------------ the parent
@@ -101,15 +104,10 @@ class Trainings:
 
     def __init__(self, folder: Path, device: str, deterministic: bool, draw: random.Random) -> None:
         self._folder, self._device, self._deterministic, self._draw = folder, device, deterministic, draw
-        self._seconds = 1.0
 
     def undisturbed(self, name: str) -> Path:
-        """A run that nobody kills, which tells how long its steps take."""
-        child = self._start(name)
-        assert child.stdout is not None
-        began = time.monotonic() if child.stdout.readline() else 0.0
-        self._require(child)
-        self._seconds = time.monotonic() - began
+        """A run that nobody kills."""
+        self._require(self._start(name))
         return self._folder / name
 
     def killed(self, name: str, times: int = 2) -> tuple[Path, int]:
@@ -118,8 +116,10 @@ class Trainings:
         for _ in range(times):
             child = self._start(name)
             assert child.stdout is not None
-            child.stdout.readline()
-            time.sleep(self._draw.uniform(0, 0.6 * self._seconds))
+            # by steps, not by time: however fast the device is, no kill comes too late
+            for _step in range(self._draw.randint(1, STEPS * 3 // (5 * times))):
+                child.stdout.readline()
+            time.sleep(self._draw.uniform(0, PAUSE))
             child.send_signal(signal.SIGKILL)
             child.communicate()
             struck += child.returncode == -signal.SIGKILL

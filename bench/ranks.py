@@ -23,7 +23,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from overhead import Batches, without_hooks
+from turns import Stream, without_hooks
 
 Block = Callable[[int], None]
 """Runs so many steps."""
@@ -70,9 +70,11 @@ def measure(options: argparse.Namespace) -> None:
         "by hand against by hand": None,
         "nothing due": False,
         "a metric each step": True,
+        f"VirtualShards({SHARDS})": "shards",
     }
     for name, collect in cases.items():
-        shared = everstep.torch.parallel(model())  # opens the process group
+        # opens the process group
+        shared = model() if collect == "shards" else everstep.torch.parallel(model())
         with block_of(Path(options.folder) / name.replace(" ", "-"), shared, collect) as block:
             hand = without_hooks(by_hand(everstep.torch.parallel(model())))
             times, ratios = [], []
@@ -92,7 +94,7 @@ def measure(options: argparse.Namespace) -> None:
             print(f"{name:31}{statistics.median(times):12.1f}{statistics.median(ratios):8.3f}{spread:>16}")
 
 
-class Same(Batches):
+class Same(Stream):
     """Ready batches, which each rank has made by itself."""
 
     def split(self, share: Any) -> Same:
@@ -112,10 +114,23 @@ def batches() -> Any:
     return [(torch.rand(32, 32), torch.rand(32, 1)) for _ in range(50)]
 
 
-def stepping(model: Any) -> tuple[Any, Callable[[Any], Any]]:
+SHARDS = 4
+"""Number of virtual shards; a multiple of the number of ranks."""
+
+
+def stepping(model: Any, shards: Any = None) -> tuple[Any, Callable[[Any], Any]]:
     import torch
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def in_shards(batch: Any) -> Any:
+        optimizer.zero_grad()
+        loss = shards.backward(batch, lambda part: torch.nn.functional.mse_loss(model(part[0]), part[1]))
+        optimizer.step()
+        return loss
+
+    if shards is not None:
+        return optimizer, in_shards
 
     def step(batch: Any) -> Any:
         x, y = batch
@@ -139,21 +154,22 @@ def by_hand(model: Any) -> Block:
 
 
 @contextmanager
-def block_of(run_dir: Path, model: Any, collect: bool | None) -> Iterator[Block]:
-    """Make the block of a case; None: by hand."""
+def block_of(run_dir: Path, model: Any, collect: bool | str | None) -> Iterator[Block]:
+    """Make the block of a case: whether a metric is collected, or "shards"; None: by hand."""
     import everstep
 
     if collect is None:
         yield by_hand(model)
         return
-    optimizer, step = stepping(model)
-    state = {"model": model, "optimizer": optimizer}
+    shards = everstep.torch.VirtualShards(model, SHARDS) if collect == "shards" else None
+    optimizer, step = stepping(model, shards)
+    state = {"model": model, "optimizer": optimizer} | ({} if shards is None else {"shards": shards})
     services = [everstep.Checkpoints(everstep.Never())]
     with everstep.TrainLoop(run_dir, state, default_services=False, services=services) as loop:
         for _epoch in loop.iter_epochs():
             steps = loop.iter_steps(Same(batches()))
 
-            yield everstep_block(loop, steps, step, collect)
+            yield everstep_block(loop, steps, step, collect is True)
             loop.request_stop("measured")
             next(steps, None)
 
@@ -166,14 +182,6 @@ def everstep_block(loop: Any, steps: Iterator[Any], step: Callable[[Any], Any], 
                 loop.collect_metrics(loss=loss)
 
     return run
-
-
-CASES: dict[str, bool | None] = {
-    "by hand against by hand": None,
-    "nothing due": False,
-    "a metric each step": True,
-}
-"""Whether a metric is collected; None: by hand."""
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures import Figure, Table, program
 from torch.nn.functional import cross_entropy
 
 import everstep
@@ -31,28 +31,31 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 from digits import network
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=100, help="steps in a block")
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> Iterator[Table]:
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    added, bare = compared(options.repeats, options.steps)
-    print(f"a step of the demo: {bare:.0f} us; with the trail {added:+.1f} us, {added / bare:+.2%}")
-    alone = calls_alone(20_000)
-    print(f"the calls alone: {alone:.1f} us a step, {alone / bare:.2%}")
+    keeping, without = compared(options.repeats, options.steps)
+    figures = [
+        Figure("a step of the demo with the trail, over one without", "us", keeping, without, 1.01),
+        Figure("the calls alone", "us", calls_alone(20_000)),
+    ]
+    yield Table("What a resume compares", "CPU time of a step; digests of batches and losses.", figures)
 
 
-def compared(repeats: int, steps: int) -> tuple[float, float]:
-    """Microseconds: (median difference, median step without)."""
-    differences, without = [], []
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=100, help="steps in a block")
+
+
+def compared(repeats: int, steps: int) -> tuple[list[float], list[float]]:
+    """Microseconds of a step: (with the trail, without), which alternate."""
+    keeping, without = [], []
     for number in range(repeats):
         order = (False, True) if number % 2 else (True, False)
         times = {keeps: step_time(keeps, steps) for keeps in order}
-        differences.append(times[True] - times[False])
+        keeping.append(times[True])
         without.append(times[False])
-    return statistics.median(differences), statistics.median(without)
+    return keeping, without
 
 
 def step_time(keeps: bool, steps: int) -> float:
@@ -97,11 +100,12 @@ def switched(keeps: bool) -> Iterator[None]:
     Verifier.drew, Verifier.step_done = kept  # type: ignore[method-assign]
 
 
-def calls_alone(steps: int) -> float:
+def calls_alone(steps: int) -> list[float]:
     """Microseconds of what a step calls, in a loop that does nothing else."""
     found = []
     with loop({"w": torch.zeros(1)}, 10) as run:
         verifier: Any = run._engine.verifier
+        drawn = verifier._drawn = {"train": []}  # the ledger's list of the stream
         several = cycle(batches()[:64])
         for _ in range(5):
             began = time.process_time_ns()
@@ -111,9 +115,10 @@ def calls_alone(steps: int) -> float:
                 verifier.step_done(step, 1)
             found.append((time.process_time_ns() - began) / steps / 1000)
             run._engine.collector.pending.clear()
+            drawn["train"].clear()
             verifier.committed(step), verifier.committed(step), verifier._trail.tidy()
-    return min(found)
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    program(__doc__, measure, add_arguments)

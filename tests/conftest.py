@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from everstep import hazard
 
 NOBODY = 65534
 HERE = str(Path(__file__).parent)
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
 MEMORY, ROOM = "/dev/shm", 4 * 2**30
 
 if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK):
@@ -44,14 +45,14 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     definition = metafunc.definition
     if tiers.TIERS.get(os.path.relpath(definition.path, HERE), {}).get(definition.name) == tiers.SHARE:
-        metafunc.fixturenames.append("extent")
         metafunc.parametrize("extent", [tiers.SHARE, tiers.WHOLE], indirect=True)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)  # pytest would leave out what a parametrization alone brings
 def extent(request: pytest.FixtureRequest) -> Iterator[None]:
     """How far the loop of a test goes that has a share in `make test`; see `tiers`."""
-    tiers.share_for(request.node.nodeid if request.param == tiers.SHARE else None)
+    is_share = getattr(request, "param", None) == tiers.SHARE
+    tiers.share_for(request.node.nodeid if is_share else None)
     yield
     tiers.share_for(None)
 
@@ -72,10 +73,51 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    """No hazard outlives the test that armed it."""
+def process_as_before() -> Iterator[None]:
+    """No hazard, signal handler, folder, environment variable or path of imports outlives its test.
+
+    The next test of this process may be of any file, as the workers share the tests.
+    """
+    handlers = {number: signal.getsignal(number) for number in HANDLED}
+    folder, path, environment = os.getcwd(), list(sys.path), dict(os.environ)
     yield
     hazard.arm(None)
+    for number, handler in handlers.items():
+        if signal.getsignal(number) != handler:
+            signal.signal(number, handler)
+    os.chdir(folder)
+    sys.path[:] = path
+    environment["PYTEST_CURRENT_TEST"] = os.environ["PYTEST_CURRENT_TEST"]  # it says "setup", then "teardown"
+    if os.environ != environment:
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+Tally = Callable[..., None]
+
+
+def counter(record_property: Callable[[str, object], None]) -> Tally:
+    def count(kind: str, n: int = 1, **of: str) -> None:
+        record_property("tally", {"kind": kind, "n": n, "of": of})
+
+    return count
+
+
+@pytest.fixture
+def tally(record_property: Callable[[str, object], None]) -> Tally:
+    """Count what a test has survived: `tally("kills", 12, phase="body", door="Trainer")`.
+
+    The closing line of `make torture` adds up the kinds: "kills", "crash points", "power-cut states",
+    "damages", "fuzz inputs".  A test counts after it has seen that nothing is lost, inexact or silent.
+    """
+
+    return counter(record_property)
+
+
+@pytest.fixture
+def tally_sample(record_property: Callable[[str, object], None]) -> Tally:
+    """Count as `tally`, in a sample of what another test strikes whole; the campaign leaves it out."""
+    return counter(record_property)
 
 
 @pytest.fixture
@@ -108,18 +150,27 @@ def server() -> Iterator[Any]:
         assert "terminated by signal" not in found.log.read_text()
 
 
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs, for several rooms: good, long, killed, failed and stopped; no test changes them."""
+    from index_runs import make_runs  # beside the tests of the index
+
+    folder = tmp_path_factory.mktemp("made") / "runs"
+    make_runs(folder)
+    return folder
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.write_line(
         f"EVERSTEP_SEED={tiers.today()} chose the cases whose turn it was (tests/tiers.py)"
     )
     properties = [each for report in terminalreporter.getreports("passed") for each in report.user_properties]
-    kills = [value for name, value in properties if name == "kills"]
-    if kills:
-        # In a run over all tests only the workers have this folder on their path.
-        sys.path.insert(0, str(Path(__file__).parent / "laws"))
-        from law_support.campaign import table
-
-        seeds = ", ".join(f"{found['scenario']}: {found['seed']}" for found in kills)
-        terminalreporter.section("kills after a committed checkpoint, all resumed exactly")
-        terminalreporter.write_line(table({found["scenario"]: Counter(found["counts"]) for found in kills}))
-        terminalreporter.write_line(f"seeds: {seeds}")
+    counted: dict[str, Counter[str]] = {}
+    for found in (value for name, value in properties if name == "tally"):
+        for phase in {found["of"].get("phase", "all"), "all"}:
+            counted.setdefault(found["kind"], Counter())[phase] += found["n"]
+    if counted:
+        terminalreporter.section("survived, and exact")
+        for kind, phases in counted.items():
+            of = ", ".join(f"{phase} {n}" for phase, n in sorted(phases.items()) if phase != "all")
+            terminalreporter.write_line(f"{phases['all']} {kind}" + f" ({of})" * bool(of))

@@ -27,21 +27,23 @@ SRC = ROOT / "src" / "everstep"
 
 FLOORS = (
     {"errors"},
-    {"arguments", "hazard", "lazy", "polling", "redaction"},
+    {"arguments", "display", "hazard", "lazy", "polling", "redaction"},
+    {"unattended", "drilled"},
     {"schedule"},
     {"contracts", "durable", "untrusted_files"},
-    {"timing", "backends"},
+    {"timing", "backends", "labels"},
     {"state"},
     {"checkpoint", "group", "metrics", "record", "data"},
-    {"index"},
+    {"index", "formats", "mirror"},
     {"services"},
     {"supervisor"},
     {"loop"},
     {"trainer"},
     {"experiment"},
     {"tfutils"},
-    {"testing", "proof", "torch"},
-    {"drill"},
+    {"testing", "proof", "torch", "views"},
+    {"drill", "importing", "ui"},
+    {"replaying"},
     {"cli"},
     {"__init__"},
     {"__main__"},
@@ -252,7 +254,8 @@ def test_a_trainloop_loads_no_framework() -> None:
 
 
 def test_import_everstep_takes_under_a_tenth_of_a_second() -> None:
-    program = "import time; t = time.perf_counter(); import everstep; print(time.perf_counter() - t)"
+    # Of the processor: a machine with other work to do lets everybody wait.
+    program = "import time; t = time.process_time(); import everstep; print(time.process_time() - t)"
     assert min(float(run(program)) for _ in range(5)) < 0.1
 
 
@@ -289,6 +292,9 @@ def test_an_unknown_name_is_an_error_with_the_nearest() -> None:
         everstep.TrainLop  # noqa: B018
 
 
+USED = ("__future__", "typing", "everstep.drilled", "everstep.lazy", "everstep.unattended")
+"""Modules of which a module of late names imports something for itself."""
+
 LATE = ("everstep", *(f"everstep.{room}" for room in ("data", "experiment", "services", "testing", "torch")))
 
 
@@ -298,7 +304,7 @@ def test_type_checkers_and_dir_see_every_public_name(name: str) -> None:
     assert module.__file__ is not None
     shown = set()
     for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module not in ("__future__", "typing", "everstep.lazy"):
+        if isinstance(node, ast.ImportFrom) and node.module not in USED:
             shown |= {alias.asname or alias.name for alias in node.names}
     assert shown == {*module.__all__, *(ROOMS if name == "everstep" else ())}
     listed = set(run(f"import {name}; print(*dir({name}))").split())

@@ -127,7 +127,7 @@ def read(descriptor: int) -> bytes:
 
 
 def start(run: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(PLAY), "--run", str(run), "--epochs", "4", *arguments]
+    command = [sys.executable, str(PLAY), "--run", str(run), "--epochs", "3", *arguments]
     return warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -165,7 +165,7 @@ def test_stopped_in_two_ways_it_ends_with_the_bits_of_the_run_that_was_not(tmp_p
     saved = re.search(r"saved \S+/(?:epoch-\d+-)?step-0*(\d+); start again to continue", output)
     assert saved, output
 
-    status, output = stop(run, 3, signal.SIGKILL)
+    status, output = stop(run, 2, signal.SIGKILL)
     assert status == -signal.SIGKILL
     assert f"step {saved[1]}, from" in output
 

@@ -44,28 +44,44 @@ class Fault(NamedTuple):
 
 
 SAVE = "supervisor/test_order_of_a_save.py::test_rows_then_the_checkpoint_then_retention"
+ORDER = "checkpoint/test_crash_points.py::test_data_then_the_name_then_its_folder"
 COMMIT = r"committed = self\._write_whole\("
 FAULTS = {
     "no fsync of the folder": Fault(
-        (Edit(r"files\.fsync_folder\(target\.parent\)", ""),),
+        (
+            Edit(
+                r"try:\n\s+files\.rename\(new, target\)\n\s+files\.fsync_folder\(target\.parent\)\nexcept",
+                "files.rename(new, target)",
+            ),
+        ),
         "checkpoint/test_checkpoint_crash.py::test_order_of_operations_data_then_rename_then_folder",
+    ),
+    "no fsync of the data": Fault(
+        (Edit(r"os\.fsync\(file\.fileno\(\)\)", "", beside=r"yield file"),),
+        ORDER,
+    ),
+    "no fsync of the folder that is renamed": Fault(
+        (Edit(r"files\.fsync_folder\(folder\)", "", beside=r"manifest = packed"),),
+        ORDER,
     ),
     "retention before the commit": Fault(
         (
             Edit(
-                r"if self\.\w+\.writer:\n\s+self\._opening\.store\.retain", "=", beside=r"with nullcontext\("
+                r"if self\.\w+\.writer:\n\s+self\._opening\.mirror\.committed",
+                "=",
+                beside=r"with self\._together\(snapshot\):\n\s+if",
             ),
         ),
         SAVE,
     ),
     "a checkpoint before its rows": Fault((Edit(r"self\._journal\.fsync_only\(snapshot", ""),), SAVE),
     "best weights named before they are there": Fault(
-        (Edit(r"if self\.\w+\.writer:\n\s+self\._opening\.lock", "=", behind=COMMIT),),
+        (Edit(r"if self\.\w+\.writer and \(?not spread", "=", behind=COMMIT),),
         SAVE,
     ),
     "random state before the iterator": Fault(
         (
-            Edit(r"if self\.\w+\.random is not None:", "=", beside=r"self\.\w+\.open_bound\(\)"),
+            Edit(r"if self\.\w+\.random is not None:", "=", beside=r"self\.\w+\.open_bound\("),
             Edit(
                 r"with isolated\(\):\n\s+cursor = ",
                 "cursor = self.stream.open(self.name, pass_index, position, seed=self._seed)",
@@ -96,6 +112,86 @@ FAULTS = {
             ),
         ),
         "loop/test_loop_leaving.py::test_head_metrics_are_not_written_twice_and_tails_write_the_same_keys",
+    ),
+    "random state of another moment": Fault(
+        (
+            Edit(
+                r"now, again = random_parts\(rank\)",
+                "now, again = random_parts(rank); capture = lambda: lines",
+                beside=r"return \{'progress': progress, \*\*user",
+            ),
+        ),
+        "laws/test_law1_any_step.py::test_crashed_anywhere",
+    ),
+    "a link of the ledger left out": Fault(
+        (
+            Edit(
+                r"for batch in batches:\n\s+chain = link",
+                "for batch in batches[1:]:\n    chain = link(batch, chain)",
+                behind=r"self\._of = of",
+            ),
+        ),
+        "record/test_audit.py::test_over_crashes_every_sample_is_used_once",
+    ),
+    "an fsync before the rows": Fault(
+        (Edit(r"self\._fsync\(self\.flush\(\)\.offset\)", "self._fsync(self._durable); self.flush()"),),
+        "record/test_journal_writing.py",
+    ),
+    "retention of what is needed": Fault(
+        (
+            Edit(
+                r"kept = \{facts\.name for facts in",
+                "kept = {facts.name for facts in (*newest, *present[-1:])}",
+            ),
+        ),
+        "checkpoint/test_checkpoint_retention.py",
+    ),
+    "a comparison of nothing": Fault(
+        (Edit(r"self\.differing \+= 1", ""), Edit(r"if self\.difference is None or step <", "")),
+        "record/test_step_comparison.py",
+    ),
+    "a batch twice behind a thread": Fault(
+        (Edit(r"self\._position = made\.position", "=", behind=r"yield made\.batch"),),
+        "data/test_prefetch.py",
+    ),
+    "the optimizer before the model": Fault(
+        (
+            Edit(
+                r"for name, entry in self\.entries\.items\(\):\n\s+if part is None or name in part:\n",
+                "for name, entry in reversed(self.entries.items()):\n"
+                "    if part is None or name in part:\n        entry.load(user[name])",
+            ),
+        ),
+        "supervisor/test_supervisor_start.py::test_objects_are_restored_in_the_order_of_the_state",
+    ),
+    "best weights of a later step": Fault(
+        (
+            Edit(
+                r"if place\.step == boundary\.step:",
+                "return Outcome(actions=(SaveBest(self.metric, place.value, tuple(self.kept)),))",
+            ),
+            Edit(r"for place in self\._top:\n\s+if place\.step == step:", "self._top[0].name = name"),
+        ),
+        "loop/test_loop_again.py::"
+        "test_weights_that_were_trained_on_since_the_measurement_are_not_kept_as_the_best",
+    ),
+    "the clock in the digest": Fault(
+        (
+            Edit(
+                r"facts: dict\[str, Any\] = \{'digest': digest\(mine\)",
+                "facts: dict[str, Any] = {'digest': digest(mine, ()), 'guarded': snapshot.guarded}",
+            ),
+        ),
+        "supervisor/test_slots.py::test_what_is_changed_in_place_is_restored_in_place",
+    ),
+    "the pieces of a rank left out": Fault(
+        (
+            Edit(
+                r"files, pieces = \(\[part\.files for part in parts\]",
+                "files, pieces = [part.files for part in parts[:1]], [part.pieces for part in parts[:1]]",
+            ),
+        ),
+        "group/test_rank_commit.py::test_three_ranks_make_one_checkpoint",
     ),
 }
 

@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -30,12 +31,21 @@ def in_make_test(path: str, name: str) -> bool:
     return name not in tiers.TORTURE.get(path, ()) and tiers.TIERS.get(path, {}).get(name) != tiers.NONE
 
 
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Two files of a name cannot be imported side by side: each runs alone, and not in the whole suite."""
+    names = Counter(path.name for path in TESTS.rglob("*.py") if path.name != "conftest.py")
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_every_name_is_a_test() -> None:
     named = [(path, name) for table in (tiers.TIERS, tiers.TORTURE) for path in table for name in table[path]]
     assert [f"{path}::{name}" for path, name in named if name not in names_in(path)] == []
     assert not any(
         name in tiers.TIERS.get(path, {}) for path in tiers.TORTURE for name in tiers.TORTURE[path]
     )
+    for beginning in tiers.TOGETHER:
+        assert list(TESTS.glob(f"{beginning}*.py"))
+        assert not any(path.startswith(beginning) for path in (*tiers.TIERS, *tiers.TORTURE))
 
 
 @pytest.mark.parametrize("kind", tiers.PROOFS)
@@ -74,6 +84,12 @@ def test_a_loop_goes_over_its_share_or_over_all() -> None:
     assert len(some) == 2 and some == sorted(some) and set(some) < set("abcdef")
 
 
+def test_a_test_with_a_share_gets_it(request: pytest.FixtureRequest) -> None:
+    """And not all cases: pytest once left out the fixture that counts them, and nothing failed."""
+    found = tiers.share(range(10), 3)
+    assert len(found) == (3 if request.node.callspec.params["extent"] == tiers.SHARE else 10)
+
+
 def test_what_make_test_leaves_out_make_test_all_adds() -> None:
     """The two expressions of the Makefile, over files of each kind."""
     short, rest = re.findall(r'-m "([^"]+)" \$\(ARGS\)', (TESTS.parent / "Makefile").read_text())
@@ -81,6 +97,7 @@ def test_what_make_test_leaves_out_make_test_all_adds() -> None:
         "record/test_journal_kills.py",
         "services/test_early_stop.py",
         "drill/test_drill.py",
+        "faults/test_faults_disk.py",
     )
 
     def collected(expression: str) -> set[str]:
@@ -95,6 +112,7 @@ def test_what_make_test_leaves_out_make_test_all_adds() -> None:
 
     everything = collected("not torture")
     assert collected(short) | collected(rest) == everything
-    for kind, in_short in ((r"test_a_kill_at_any_operation.*", 5), (r"early_stop.*\[whole", 0)):
+    counts = ((r"test_a_kill_at_any_operation.*", 5), (r"early_stop.*\[whole", 0), (r"test_fault_\d\d_", 5))
+    for kind, in_short in counts:
         chosen = [name for name in collected(short) if re.search(kind, name)]
         assert len(chosen) == in_short < sum(bool(re.search(kind, name)) for name in everything)

@@ -29,6 +29,9 @@ class Tiny:
         seen: (epoch, step, sample numbers) of every step whose body ran to its end.
         lines: what was printed, unless `say` takes it.
         loop: the TrainLoop.
+
+    Args:
+        also: further entries of the state.
     """
 
     def __init__(self, run_dir: Path, *, samples: int = 8, batch: int = 2, **arguments: Any) -> None:
@@ -37,7 +40,8 @@ class Tiny:
         self.data = everstep.data.arrays(np.arange(samples), batch_size=batch, shuffle=True)
         self.seen: list[tuple[int, int, tuple[int, ...]]] = []
         self.lines: list[str] = []
-        arguments = {"seed": 7, "state": {"w": self.w, "momentum": self.momentum}, **arguments}
+        state = {"w": self.w, "momentum": self.momentum, **arguments.pop("also", {})}
+        arguments = {"seed": 7, "state": state, **arguments}
         sink = arguments.pop("say", self.lines.append)
         services = [*arguments.pop("services", ()), everstep.Console(sink=sink)]
         self.loop = everstep.TrainLoop(run_dir, services=services, **arguments)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import functools
 import gc
 import importlib
@@ -55,22 +56,24 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         }
         assert job["command"][0] == sys.executable, f"{job['command'][0]} is not the server's interpreter"
         files = [number if said[name] == -1 else said[name] for number, name in enumerate(_STANDARD)]
-        self._line = socket.socket(socket.AF_UNIX)
-        self._line.connect(_address())
-        socket.send_fds(self._line, [b"+"], files)
-        self._answers = self._line.makefile("rw")
-        self._answers.write(json.dumps(job) + "\n")
-        self._answers.flush()
-        self.pid = json.loads(self._answers.readline())
+        address = _address()
+        with contextlib.ExitStack() as closed_if_it_fails:
+            self._line = closed_if_it_fails.enter_context(socket.socket(socket.AF_UNIX))
+            self._line.connect(address)
+            socket.send_fds(self._line, [b"+"], files)
+            self._answers = closed_if_it_fails.enter_context(self._line.makefile("rw"))
+            self._answers.write(json.dumps(job) + "\n")
+            self._answers.flush()
+            self.pid = json.loads(self._answers.readline())
+            closed_if_it_fails.pop_all()
         self._child_created = True
         self._close_pipe_fds(*(said[name] for name in _PIPES))
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         if wait_flags & os.WNOHANG and not select.select([self._line], [], [], 0)[0]:
             return 0, 0
-        status = json.loads(self._answers.readline())
-        self._answers.close()
-        self._line.close()
+        with self._line, self._answers:  # also if the server is gone, and has no answer
+            status = json.loads(self._answers.readline())
         return self.pid, status
 
     def _internal_poll(self, _deadstate: int | None = None, *_: Any) -> int | None:
@@ -181,6 +184,7 @@ def become(job: dict[str, Any]) -> NoReturn:
     for number, descriptor in enumerate(job["files"]):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    faulthandler.enable()  # a crash below Python leaves its stack on stderr
     sys.stdout.reconfigure(line_buffering=os.isatty(1))
     os.chdir(job["folder"])
     os.environ.clear()

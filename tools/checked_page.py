@@ -55,7 +55,8 @@ class Row(NamedTuple):
 # ---------------------------------------------------------------------------------------- data
 
 
-def samples(count: int = 400) -> list[torch.Tensor]:
+def samples(count: int = 400) -> Any:
+    """A list, which a DataLoader takes for data as well as a Dataset."""
     return list(torch.arange(float(count)).view(-1, 1))
 
 
@@ -100,7 +101,7 @@ DATA = [
     ),
     Row(
         "`DistributedSampler`",
-        lambda: DataLoader(samples(), 4, sampler=DistributedSampler(samples(), 1, 0)),  # type: ignore[arg-type]
+        lambda: DataLoader(samples(), 4, sampler=DistributedSampler(samples(), 1, 0)),
     ),
     Row(
         "torchdata `StatefulDataLoader`, `shuffle=True`",
@@ -108,7 +109,7 @@ DATA = [
     ),
     Row(
         "torchdata `StatefulDistributedSampler` in a `DataLoader`",
-        lambda: DataLoader(samples(), 4, sampler=StatefulDistributedSampler(samples(), 1, 0)),  # type: ignore[arg-type]
+        lambda: DataLoader(samples(), 4, sampler=StatefulDistributedSampler(samples(), 1, 0)),
     ),
     Row("datasets `Dataset` (map-style) in a `DataLoader`", lambda: DataLoader(table(), 4, shuffle=True)),
     Row("datasets `IterableDataset`", lambda: rows().batch(4)),
@@ -220,7 +221,7 @@ def update_swa(averaged: Any) -> None:
 
 def distributed() -> Any:
     if not torch.distributed.is_initialized():
-        store = torch.distributed.HashStore()
+        store = torch.distributed.HashStore()  # type: ignore[attr-defined]
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     torch.manual_seed(0)
     return nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
@@ -341,7 +342,8 @@ STATE = [
         "gymnasium `CartPole-v1`",
         lambda: gymnasium.make("CartPole-v1"),
         act,
-        "save `env.unwrapped.np_random` as an entry, and begin an episode at a resume",
+        "an entry with `state_dict` and `load_state_dict` for all that a step changes: "
+        "[an environment](guide/state.md#an-environment)",
     ),
 ]
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from everstep.drilled import note_files
 from everstep.lazy import exports
+from everstep.unattended import tell_of_errors
 
 if TYPE_CHECKING:
     from everstep import (
@@ -40,12 +42,15 @@ if TYPE_CHECKING:
     from everstep.index.query import query as query
     from everstep.loop import TrainLoop as TrainLoop
     from everstep.metrics import MetricFormatter as MetricFormatter, TimesFirst as TimesFirst
+    from everstep.proof.audit import audit as audit
     from everstep.record import Evaluation as Evaluation, evaluations as evaluations
-    from everstep.schedule import At as At, Every as Every, Never as Never
+    from everstep.replaying import replay as replay
+    from everstep.schedule import At as At, Auto as Auto, Every as Every, Never as Never
     from everstep.services.best import Best as Best
     from everstep.services.checkpoints import Checkpoints as Checkpoints
     from everstep.services.console import Console as Console
     from everstep.services.early_stop import EarlyStop as EarlyStop
+    from everstep.services.export_saved import export as export
     from everstep.services.evaluate import Evaluate as Evaluate
     from everstep.services.nan_guard import NaNGuard as NaNGuard
     from everstep.services.recovery import Recovery as Recovery
@@ -66,6 +71,7 @@ if TYPE_CHECKING:
         train_from_params as train_from_params,
     )
     from everstep.trainer import MultiRun as MultiRun, Trainer as Trainer
+    from everstep.views.notebook import compare as compare, show as show
 
     __all__: list[str]
 else:
@@ -90,12 +96,15 @@ else:
             "everstep.index.query": ("query",),
             "everstep.loop": ("TrainLoop",),
             "everstep.metrics": ("MetricFormatter", "TimesFirst"),
+            "everstep.proof.audit": ("audit",),
             "everstep.record": ("Evaluation", "evaluations"),
-            "everstep.schedule": ("At", "Every", "Never"),
+            "everstep.replaying": ("replay",),
+            "everstep.schedule": ("At", "Auto", "Every", "Never"),
             "everstep.services.best": ("Best",),
             "everstep.services.checkpoints": ("Checkpoints",),
             "everstep.services.console": ("Console",),
             "everstep.services.early_stop": ("EarlyStop",),
+            "everstep.services.export_saved": ("export",),
             "everstep.services.evaluate": ("Evaluate",),
             "everstep.services.nan_guard": ("NaNGuard",),
             "everstep.services.recovery": ("Recovery",),
@@ -113,9 +122,13 @@ else:
             ),
             "everstep.tfutils": ("test_from_params", "train_from_params"),
             "everstep.trainer": ("MultiRun", "Trainer"),
+            "everstep.views.notebook": ("compare", "show"),
         },
         rooms=("data", "drill", "errors", "experiment", "record", "schedule", "services", "testing", "torch"),
         beside="everstep.services",
     )
+
+tell_of_errors()
+note_files()
 
 __version__ = "0.1.0"

@@ -6,7 +6,6 @@ expect as a built-in error inherits from that built-in error, too.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 
 
@@ -44,6 +43,10 @@ class RunDirError(EverstepError, OSError):
 
 class RunLockedError(RunDirError):
     """Another live process, or another loop of this process, holds the run."""
+
+
+class MirrorError(EverstepError, OSError):
+    """The mirror of a run cannot be used, is of another run, or was trained apart from the run directory."""
 
 
 class RankSaveError(RunDirError):
@@ -182,6 +185,10 @@ class DrillError(EverstepError, RuntimeError):
     """A script cannot be drilled: the script fails undisturbed, opens no run, or does not end in time."""
 
 
+class ReplayError(EverstepError, RuntimeError):
+    """Steps of a run cannot be executed again: no checkpoint before them, no known program, several ranks."""
+
+
 class GroupError(EverstepError, RuntimeError):
     """The processes that train together cannot go on together.
 
@@ -281,7 +288,17 @@ class GuardStop(_Exit):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Make a hint for an unknown name, as a phrase: the nearest known name, and the list of all."""
     names = sorted(known)
-    return f"{alike(name, names, cutoff=0.5)}known: {', '.join(names) if names else 'none'}"
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    told = ", ".join(each[:_LONGEST_NAME] for each in names[:_MOST_NAMES]) if names else "none"
+    return f"{alike(name, names, cutoff=0.5)}known: {told}{more}"
+
+
+_MOST_NAMES = 200
+"""Most names in a message."""
+_LONGEST_NAME = 200
+"""Most characters of a name in a message, and of names that are compared."""
+_MOST_COMPARED = 2000
+"""Most names that are compared with a wrong one: each takes 20 microseconds or more."""
 
 
 def alike(name: str, known: Iterable[str], cutoff: float = 0.75) -> str:
@@ -291,5 +308,10 @@ def alike(name: str, known: Iterable[str], cutoff: float = 0.75) -> str:
         cutoff: least likeness, 0 to 1; by default "val_loss" and "valid_loss" are near, "train_loss" and
             "valid_loss" are not.
     """
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
+    import difflib  # late: an error of a name is rare
+
+    names = [each for each in sorted(known) if len(each) <= _LONGEST_NAME]
+    if len(names) > _MOST_COMPARED:  # those of nearly the same length, and then the first
+        names = sorted(names, key=lambda each: abs(len(each) - len(name)))[:_MOST_COMPARED]
+    close = difflib.get_close_matches(name[:_LONGEST_NAME], names, n=1, cutoff=cutoff)
     return f"did you mean {close[0]!r}? " if close else ""

@@ -8,14 +8,16 @@ the URL may be removed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 HIDDEN = "***"
 """String in place of a credential."""
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30})://(\S+)")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*\Z")
+_LONGEST_SCHEME = 31
+_REST = re.compile(r"\S+")
 _DATABASE = re.compile(r"(postgres|mysql|mariadb|mssql|oracle)", re.IGNORECASE)
 _USER_IS_A_NAME = re.compile(rf"{_DATABASE.pattern}|(git\+)?ssh|sftp|rsync", re.IGNORECASE)
 _PARAMETER = re.compile(r"([?&;#])([^=&;#?\s]+)=([^&\s]*)")
@@ -24,8 +26,14 @@ _SECRET_NAME = re.compile(
     r"^(sig|key|auth|authorization)$",
     re.IGNORECASE,
 )
-_REMOTE = re.compile(r"([\w.+%-]{1,128}):(?!//)(\S{1,1024})@([\w.-]{1,255})(?=[:/])")
-"""Form of git and scp: user:token@host:path.  All repetitions are bounded: a string may be a megabyte."""
+_BLANKS = re.compile(r"(\s+)")
+_AFTER_USER = re.compile(r"(?<=[\w.+%-]):(?!//)")
+_BEFORE_HOST = re.compile(r"@(?=[\w.-]+[:/])")
+"""Parts of the form of git and scp, user:token@host:path.
+
+A hostile string may have megabytes, and a search holds all threads: no pattern here may be tried from each
+character to the end.
+"""
 
 _Pattern = re.Pattern[str]
 _patterns: list[_Pattern] = []
@@ -39,6 +47,9 @@ def redact(pattern: str | re.Pattern[str]) -> None:
     Call this before the loop, or the Trainer, is made.  If the pattern has groups, only the groups are
     replaced.  It is applied to each string; to the command line, with blanks between the arguments; and to
     each value of a configuration, as "name=value".
+
+    Args:
+        pattern: regular expression of what must not be recorded.
 
     Raises:
         re.error: the pattern is not a regular expression.
@@ -74,7 +85,7 @@ def redacted_line(arguments: Sequence[str]) -> list[str]:
 
 def _redacted(value: Any, name: str, patterns: Sequence[_Pattern]) -> Any:
     if isinstance(value, str):
-        clean = _by_form(value)
+        clean = _by_form(value) if "@" in value or "=" in value else value
         return _told(clean, name, patterns) if patterns else clean
     if isinstance(value, Mapping):
         return {key: _redacted(part, str(key), patterns) for key, part in value.items()}
@@ -113,18 +124,38 @@ def _without(text: str, spans: Sequence[tuple[int, int]]) -> str:
 
 
 def _by_form(text: str) -> str:
-    if "@" not in text and "=" not in text:
-        return text
     text = _PARAMETER.sub(_parameter, text)
     told, at = [], 0
-    for match in _URL.finditer(text):
-        told += [_remotes(text[at : match.start()]), _url(match[1], match[2])]
-        at = match.end()
+    for begin, scheme, rest in _urls(text):
+        told += [_remotes(text[at:begin]), _url(scheme, rest)]
+        at = begin + len(scheme) + len("://") + len(rest)
     return "".join([*told, _remotes(text[at:])])
 
 
+def _urls(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield the URLs in a string: where each begins, its scheme, and what follows `://`."""
+    at, found = 0, text.find("://")
+    while found >= 0:
+        scheme = _SCHEME.search(text[max(at, found - _LONGEST_SCHEME) : found])
+        if scheme is not None and (rest := _REST.match(text, found + len("://"))):
+            yield found - len(scheme[0]), scheme[0], rest[0]
+            at = rest.end()
+        found = text.find("://", max(at, found + 1))
+
+
 def _remotes(text: str) -> str:
-    return _REMOTE.sub(rf"\1:{HIDDEN}@\3", text) if "@" in text else text
+    if "@" not in text:
+        return text
+    return "".join(_remote(word) if "@" in word else word for word in _BLANKS.split(text))
+
+
+def _remote(word: str) -> str:
+    """Hide what lies between the first user and the last host of a word."""
+    user = _AFTER_USER.search(word)
+    hosts = [found.start() for found in _BEFORE_HOST.finditer(word)]
+    if user is None or not hosts or hosts[-1] <= user.end():
+        return word
+    return f"{word[: user.end()]}{HIDDEN}{word[hosts[-1] :]}"
 
 
 def _url(scheme: str, rest: str) -> str:

@@ -86,7 +86,7 @@ class Estimator:
         samples = self._samples
         if step == samples[-1].step:
             return
-        sample = _Sample(step, self._trained())
+        sample = _Sample(step, self.trained)
         if len(samples) > 2 and samples[-1].seconds - samples[-2].seconds < sample.seconds / self.SAMPLES:
             samples[-1] = sample
         else:
@@ -99,7 +99,9 @@ class Estimator:
         self._excluded += seconds
         self._excluded_steps = self._samples[-1].step - self._first
 
-    def _trained(self) -> float:
+    @property
+    def trained(self) -> float:
+        """Seconds since the start, without those that were excluded."""
         return self._clock() - self._began - self._excluded
 
     def rate(self) -> float | None:
@@ -123,7 +125,7 @@ class Estimator:
         per_step = 1 / rate
         if self._excluded_steps > 0:
             per_step += self._excluded / self._excluded_steps
-        return max(left * per_step - (self._trained() - last.seconds), 0.0)
+        return max(left * per_step - (self.trained - last.seconds), 0.0)
 
 
 class TimeSpent:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from everstep.backends.torch.optimizers import MinibatchOptimizer as MinibatchOptimizer
     from everstep.backends.torch.parallel import parallel as parallel
     from everstep.backends.torch.task import Task as Task
+    from everstep.backends.torch.trained_part import trainable as trainable
+    from everstep.backends.torch.virtual_shards import VirtualShards as VirtualShards
 
     __all__: list[str]
 else:
@@ -21,5 +23,7 @@ else:
             "everstep.backends.torch.optimizers": ("Clip", "ClipOptimizer", "MinibatchOptimizer"),
             "everstep.backends.torch.parallel": ("parallel",),
             "everstep.backends.torch.task": ("Task",),
+            "everstep.backends.torch.trained_part": ("trainable",),
+            "everstep.backends.torch.virtual_shards": ("VirtualShards",),
         },
     )

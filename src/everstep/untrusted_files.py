@@ -10,27 +10,64 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Mapping, Sequence
 from io import FileIO
-from typing import Any
+from typing import Any, TypeGuard
 
 LARGEST_NOTE = 1 << 20
-"""Most bytes of a file with facts about a run: `run.json`, `lock.json`, `checkpoint`, `pins.json`."""
+"""Most bytes of a file with facts about a run, such as `run.json`, `lock.json` and `labels.json`."""
 
-LARGEST_HOLE = 64 << 20
-"""Most bytes of a hole, which are not on the disk: a crash leaves few."""
+LONGEST_ID = 1000
+"""Most characters of a run's id, which stands in each message about the run; those of everstep have 300."""
+
+LARGEST_HOLE = 1 << 20
+"""Bytes of all holes of a file, which are not on the disk, that are read anyway: a crash leaves few."""
+
+_SPARSEST = 4
+"""Bytes of holes beyond these for each byte on the disk: a copy may have left out zeros."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> FileIO:
     """Open a regular file for reading.
 
     Raises:
-        OSError: the file is not a regular file, or cannot be read.
+        OSError: the file is not a regular file, cannot be read, or no file can have the name.
     """
-    _require_regular(os.stat(path), path)
+    try:
+        found = os.stat(path)
+    except ValueError as error:  # a NUL, or half a character
+        raise OSError(errno.EINVAL, "is not a name of a file", os.fspath(path)) from error
+    _require_regular(found, path)
     file = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     try:
         # Checked again: another file may have got the name since the first check.
         _require_regular(os.fstat(file.fileno()), path)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def open_below(top: str | os.PathLike[str], parts: Sequence[str]) -> FileIO:
+    """Open a regular file below a folder for reading, through no link: each part is opened in the one before.
+
+    Raises:
+        OSError: the file is not a regular file, a part is a link, or it cannot be read.
+        ValueError: a part is not the name of a file.
+    """
+    folder = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in parts[:-1]:
+            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            os.close(folder)
+            folder = below
+        _require_regular(os.stat(parts[-1], dir_fd=folder, follow_symlinks=False), parts[-1])
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = FileIO(os.open(parts[-1], flags, dir_fd=folder))
+    finally:
+        os.close(folder)
+    try:
+        _require_regular(os.fstat(file.fileno()), parts[-1])
     except OSError:
         file.close()
         raise
@@ -61,18 +98,19 @@ def read_regular(path: str | os.PathLike[str], largest: int | None = None) -> by
 
 
 def require_no_hole(file: FileIO) -> None:
-    """Refuse a file with a large hole: its bytes are not on the disk, but would fill the memory.
+    """Refuse a file with large holes: their bytes are not on the disk, but would fill the memory.
 
     Raises:
-        OSError: a hole has more than `LARGEST_HOLE` bytes.
+        OSError: the holes have more than `LARGEST_HOLE` bytes, and more than four times those on the disk.
     """
     size = os.fstat(file.fileno()).st_size
-    at = 0
+    at = holes = 0
     while size > LARGEST_HOLE and at < size:
         hole = os.lseek(file.fileno(), at, os.SEEK_HOLE)
         at = _next_data(file, hole, size) if hole < size else size
-        if at - hole > LARGEST_HOLE:
-            raise OSError(errno.EINVAL, f"has a hole of {at - hole:,} bytes", str(file.name))
+        holes += at - hole
+        if holes > LARGEST_HOLE + _SPARSEST * (size - holes):
+            raise OSError(errno.EINVAL, f"has holes of {holes:,} bytes or more", str(file.name))
 
 
 def _next_data(file: FileIO, hole: int, size: int) -> int:
@@ -82,16 +120,53 @@ def _next_data(file: FileIO, hole: int, size: int) -> int:
         return size
 
 
-def parse_json(text: bytes | bytearray | memoryview | str) -> Any:
+def parse_json(text: bytes | bytearray | memoryview | str, *, once: bool = False) -> Any:
     """Parse a JSON string.
 
+    Args:
+        once: whether a name that comes twice in one object is an error; else its last value counts.
+
     Raises:
-        ValueError: the string is not JSON, or is nested too deeply.
+        ValueError: the string is not JSON, is nested too deeply, or has a name twice.
     """
     try:
-        return json.loads(text if isinstance(text, str) else bytes(text))
+        return json.loads(
+            text if isinstance(text, str) else bytes(text), object_pairs_hook=_named_once if once else None
+        )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the name {name!r:.200} comes twice")
+        found[name] = value
+    return found
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether a value is an integer from 0 to 2^63 - 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def is_file_name(value: object) -> TypeGuard[str]:
+    """Whether a value can be the name of a file in a folder: no path, nothing that the system refuses."""
+    if not isinstance(value, str) or value in ("", ".", "..") or "/" in value or "\0" in value:
+        return False
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:  # half of a character
+        return False
+    return True
+
+
+def facts_checksum(facts: Mapping[str, Any]) -> str:
+    """Compute the checksum (xxh3_64) that `run.json` has of its other facts."""
+    import xxhash
+
+    return xxhash.xxh3_64_hexdigest(json.dumps(facts, sort_keys=True).encode())
 
 
 def read_note(path: str | os.PathLike[str]) -> Any:

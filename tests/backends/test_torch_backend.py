@@ -108,6 +108,7 @@ class Driver:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: self.initialised)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: self.asked("H200"))
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: self.asked(0))
         monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: self.asked([torch.zeros(16).byte()]))
 
     def asked(self, answer: Any) -> Any:

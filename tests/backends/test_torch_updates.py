@@ -1,6 +1,7 @@
 """Updates are counted where they happen; gradients are saved exactly while they are still to be used."""
 
 import gc
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,32 @@ def test_an_optimizer_inside_an_optimizer_is_no_stranger(watch: Any) -> None:
     backward(model)
     optimizer.step()
     assert counting.strangers() == [] and counting.updates == 1
+
+
+class Wrapper:
+    """Hands on each name that it does not know, and warns, as the wrappers of gymnasium 0.29."""
+
+    def __init__(self, inner: object) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        warnings.warn(f"env.{name} is deprecated", DeprecationWarning, stacklevel=2)
+        return getattr(self.inner, name)
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+
+def test_a_wrapper_is_not_asked_for_names_that_it_does_not_have(watch: Any) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    inside = Wrapper(Wrapper(scheduler))
+    counting = watch(model=model, optimizer=optimizer, envs=Wrapper(Wrapper(object())), inside=inside)
+    assert counting.unscheduled() == [], "the scheduler is found inside"
+    assert counting.recomputing("optimizer", "lr") == []
 
 
 @pytest.mark.parametrize("extra", ["nothing", "scheduler"])

@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from everstep.checkpoint import Checkpoint, CheckpointName, CommittedCheckpoint, Retention, Store, save_apart
+from everstep.checkpoint import (
+    Checkpoint,
+    CheckpointName,
+    CommittedCheckpoint,
+    Retention,
+    Store,
+    audit,
+    save_apart,
+)
 from everstep.contracts.state import HostArray
 
 Log = Callable[[str], None]
@@ -28,9 +36,27 @@ def host(value: Any, **extra: Any) -> HostArray:
     return HostArray(names[value.dtype.name], value.shape, data, "numpy", extra)
 
 
+def logging_to(path: Path) -> Log:
+    def log(line: str) -> None:
+        with path.open("a") as file:
+            file.write(line + "\n")
+
+    return log
+
+
+FROZEN = 2**13
+"""Elements of the weights that do not change: as few as are shared."""
+
+
+def frozen_of(seed: int) -> np.ndarray[Any, Any]:
+    """Weights that are the same at all saves but the last, which is that of step 500."""
+    return np.arange(FROZEN) + 7 * (seed == 500)
+
+
 def arrays_of(seed: int) -> dict[str, HostArray]:
     rng = np.random.default_rng(seed)
     return {
+        "user/base/weight": host(frozen_of(seed)),
         "user/model/weight": host(rng.standard_normal((3, 4)).astype(np.float32) + 9),
         "user/model/mask": host(rng.random(5) < 2),
         "user/optimizer/step": host(np.int64(seed + 1)),
@@ -155,14 +181,75 @@ def act_supersede_all(run_dir: Path, log: Log) -> None:
     store_in(run_dir).supersede_all()
 
 
+def act_forget(run_dir: Path, log: Log) -> None:
+    """What the checkpoints of steps 10 to 30 share is not in the last one."""
+    store = store_in(run_dir)
+    log("begin 500")
+    commit(store, at(500))
+    log("end 500")
+    store.retain(Retention(keep_last=1))
+
+
+def act_heal(run_dir: Path, log: Log) -> None:
+    store = store_in(run_dir)
+    assert "made again" in store.find(True)[1][0]
+    store.check_shared()
+
+
+def act_mend(run_dir: Path, log: Log, harmed: slice = slice(2)) -> None:
+    """Copies of what two checkpoints share, by default both, are damaged while a run trains."""
+    store = store_in(run_dir)
+    store.facts()
+    for path in shared_files(run_dir)[harmed]:
+        damage(path)
+    rate, audit.RATE = audit.RATE, 1 << 60
+    try:
+        log("begin 40")
+        commit(store, at(40))
+        log("end 40")
+    finally:
+        audit.RATE = rate
+
+
+def act_mend_linked(run_dir: Path, log: Log) -> None:
+    """One copy, which best weights have, too, is damaged while a run trains."""
+    act_mend(run_dir, log, slice(1))
+
+
+def prepare_flaw(run_dir: Path) -> None:
+    """The first copy of what two checkpoints share is damaged."""
+    prepare_three(run_dir)
+    damage(shared_files(run_dir)[1])
+
+
+def shared_files(run_dir: Path) -> list[Path]:
+    """The copies of the one shared file: the second one, then the first."""
+    return sorted((run_dir / "shared").iterdir())
+
+
 def act_pin(run_dir: Path, log: Log) -> None:
     store = store_in(run_dir)
     store.pin(at(10))
     store.unpin(at(10))
 
 
-def act_best(run_dir: Path, log: Log, step: int = 2) -> None:
-    folder = run_dir / "best" / "valid" / "loss"
+def prepare_linked(run_dir: Path) -> None:
+    prepare_three(run_dir)
+    act_linked(run_dir, lambda line: None, step=1)
+
+
+def prepare_mend_linked(run_dir: Path) -> None:
+    prepare_three(run_dir)
+    act_linked(run_dir, lambda line: None, step=1, metric="valid_loss")
+
+
+def act_linked(run_dir: Path, log: Log, step: int = 2, metric: str = "valid/loss") -> None:
+    """Best weights get links to what the checkpoints share."""
+    act_best(run_dir, log, step, metric, writing=store_in(run_dir).writing_best)
+
+
+def act_best(run_dir: Path, log: Log, step: int = 2, metric: str = "valid/loss", **more: Any) -> None:
+    folder = run_dir / "best" / metric
     save_apart(
         folder,
         at(step),
@@ -172,6 +259,7 @@ def act_best(run_dir: Path, log: Log, step: int = 2) -> None:
         epoch=1,
         phase="step",
         top=run_dir,
+        **more,
     )
 
 
@@ -184,6 +272,11 @@ SCENARIOS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Log], None]]]
     "supersede": (prepare_edited, act_supersede),
     "choose": (prepare_three, act_supersede),
     "start_over": (prepare_three, act_supersede_all),
+    "forget": (prepare_three, act_forget),
+    "heal": (prepare_flaw, act_heal),
+    "mend": (prepare_three, act_mend),
+    "mend_linked": (prepare_mend_linked, act_mend_linked),
     "pin": (prepare_one, act_pin),
     "best": (prepare_best, act_best),
+    "linked": (prepare_linked, act_linked),
 }

@@ -13,17 +13,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from checkpoint_samples import SCENARIOS, Log
+from checkpoint_samples import SCENARIOS, Log, logging_to
 
 from everstep import hazard
-
-
-def logging_to(path: Path) -> Log:
-    def log(line: str) -> None:
-        with path.open("a") as file:
-            file.write(line + "\n")
-
-    return log
 
 
 def die(folder: Path, act: Callable[[Path, Log], None], spec: str) -> int:

@@ -126,6 +126,33 @@ def test_an_element_type_that_safetensors_lacks_is_written_as_bytes(store: Store
     assert safetensors.numpy.load_file(path / ARRAYS)["z"].view(np.complex128).tolist() == value.tolist()
 
 
+def test_equal_arrays_are_written_once_from_4_kib_on(store: Store) -> None:
+    tied, small = np.arange(512.0), np.arange(511.0)
+    values = {
+        "head": tied,
+        "embed": tied,
+        "small": small,
+        "other small": small,
+        "as integers": tied.view(np.int64),
+        "as a matrix": tied.reshape(2, 256),
+        "next": tied + 1,
+    }
+    arrays = {name: host(value) for name, value in values.items()}
+    path = put(store, arrays)
+    loaded = safetensors.numpy.load_file(path / ARRAYS)
+    assert values.keys() - loaded.keys() == {"head"}
+    described = json.loads((path / MANIFEST).read_bytes())["body"]["arrays"]
+    piece = {"file": ARRAYS, "key": "embed", "offset": [0], "shape": [512]}
+    assert [name for name in described if "pieces" in described[name]] == ["head"]
+    assert described["head"]["pieces"] == [piece]
+    digests = {name: xxhash.xxh3_128_hexdigest(value.tobytes()) for name, value in values.items()}
+    assert {name: facts["xxh3_128"] for name, facts in described.items()} == digests
+    found = store.read(at(1)).arrays
+    assert same(found, arrays)
+    found["head"].data[:] = 0
+    assert same({"embed": found["embed"]}, {"embed": arrays["embed"]})
+
+
 def test_no_arrays_at_all(store: Store) -> None:
     path = put(store, {})
     assert store.read(at(1)).arrays == {}
@@ -245,3 +272,10 @@ def test_only_guarded_arrays_must_be_finite(store: Store) -> None:
     with pytest.raises(NonFiniteError, match="after step 2, NaN or infinity in v, w: not saved"):
         put(store, {"mask": bad, "v": bad, "w": bad}, step=2, guarded=frozenset({"v", "w", "gone"}))
     assert store.names() == [at(1)]
+
+
+def test_a_first_state_that_is_not_finite_is_a_matter_of_first_values(store: Store) -> None:
+    with pytest.raises(
+        NonFiniteError, match=r"after step 0, NaN or infinity in w: not saved; no step has run"
+    ):
+        put(store, {"w": host(np.array([np.nan]))}, step=0, guarded=frozenset({"w"}))

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import everstep
 from everstep import Every
-from everstep.checkpoint import CheckpointName, Retention
+from everstep.checkpoint import CheckpointName, Retention, find_checkpoint
 from everstep.checkpoint.retention import Facts, expendable
 from everstep.cli.group import commands
 from everstep.proof.compare import compare_runs
@@ -155,4 +155,6 @@ def test_latest_is_one_that_was_asked_for(tmp_path: Path) -> None:
     commit(store, at(3))
     commit(store, at(5), meta={"interim": True})
     assert store.newest() == at(3)
-    assert store.find(True)[0].step == 5 and store.find(True, interim=False)[0].step == 3  # type: ignore[union-attr]
+    found, asked_for = store.find(True)[0], find_checkpoint(tmp_path, print, interim=False)
+    assert found is not None and found.step == 5
+    assert asked_for is not None and asked_for.step == 3

@@ -16,7 +16,7 @@ from checkpoint_samples import arrays_of, at, commit, damage, host, same, seed_o
 from everstep.checkpoint import Checkpoint, Store, format, read_checkpoint, read_own_tree, verify_checkpoint
 from everstep.checkpoint.array_file import write_arrays
 from everstep.checkpoint.manifest import ARRAYS, MANIFEST, packed
-from everstep.errors import CheckpointError, CheckpointVersionError, DamagedCheckpointError
+from everstep.errors import CheckpointError, DamagedCheckpointError
 from everstep.state import Encoded, decode, encode
 
 
@@ -160,7 +160,7 @@ def test_a_manifest_of_odd_content_is_one_error(
     three: Path, what: str, change: Callable[[Any], object]
 ) -> None:
     rewrite(three, change)
-    with pytest.raises(DamagedCheckpointError, match=f"does not have the content of format 6.*({what})"):
+    with pytest.raises(DamagedCheckpointError, match=f"does not have the content of format 7.*({what})"):
         read_checkpoint(three)
 
 
@@ -225,21 +225,8 @@ def test_an_array_in_pieces_is_put_together(three: Path, cuts: list[tuple[slice,
 def test_pieces_that_do_not_make_the_array_are_refused(three: Path, change: Callable[[Any], object]) -> None:
     in_pieces(three, WHOLE, HALVES)
     rewrite(three, lambda body: change(body["arrays"]["user/w"]["pieces"]))
-    with pytest.raises(DamagedCheckpointError, match="does not have the content of format 6"):
+    with pytest.raises(DamagedCheckpointError, match="does not have the content of format 7"):
         read_checkpoint(three)
-
-
-# ------------------------------------------------------------------------------------------ shared
-
-
-def test_content_that_other_checkpoints_share_is_refused_with_a_remedy(tmp_path: Path, three: Path) -> None:
-    def share(body: Any) -> None:
-        body["versions"]["everstep"] = "7.1"
-        body["files"][ARRAYS]["shared"] = "../../shared"
-
-    rewrite(three, share)
-    with pytest.raises(CheckpointVersionError, match=r"in ../../shared, together .*: install everstep 7\.1"):
-        store_in(tmp_path).find(True)
 
 
 # ------------------------------------------------------------------------------------------ copies

@@ -19,7 +19,8 @@ import pytest
 from cli_runs import as_json, completed, everstep
 from index_runs import journal_rows, start, train
 
-from everstep.record.journal_reader import segment_path
+from everstep.checkpoint import read_checkpoint
+from everstep.record.segment_file import segment_path
 from postgres_server import Server
 
 
@@ -67,9 +68,9 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["rusn"], "did you mean 'runs'"),
+        (["shwo"], "did you mean 'show'"),
         (["runs", "valid_los<1"], "did you mean 'valid_loss'"),
-        (["runs", "valid_loss"], "is not a comparison"),
+        (["runs", "valid_loss<"], "is not a comparison"),
         (["runs", "valid_loss<abc"], "valid_loss is a number"),
         (["runs", "--sort", "stpe"], "did you mean 'step'"),
         (["runs", "--where", '{"valid_los": 1}'], "did you mean 'valid_loss'"),
@@ -92,7 +93,10 @@ def test_help_imports_nothing_heavy() -> None:
         (["runs", "--where", '{"step": {"$gt": 1}, "step": {"$lt": 9}}'], "gives 'step' twice"),
         (["runs", "--where", "[1]"], "a filter is an object"),
         (["runs", "--index", "mysql://host/runs"], "give a file, or postgresql://"),
-        (["show", "goood"], "there is no run 'goood'"),
+        (["show", "goood"], "there is no run 'goood' in the index "),
+        (["show", "goood"], "everstep.db, and no run directory at that path; give the directory of a run"),
+        (["report", "goood"], "everstep.db, and no run directory at that path; give the directory of a run"),
+        (["query"], "everstep runs --where"),
         (["show", "good", "--metric", "valid_los"], "did you mean 'valid_loss'"),
         (["show", "good", "--metric", "valid_loss", "--phase", "step"], "in phase 'step'"),
         (["show", "./runs"], "is not a run directory"),
@@ -163,6 +167,8 @@ def test_runs_are_filtered_and_sorted(made: Path) -> None:
     ]
     assert names(as_json("runs", "reason='ValueError: at the step'", cwd=made)) == ["failed"]
     assert as_json("runs", "valid_loss<0", cwd=made) == []
+    assert [run["ranks"] for run in every] == [1] * 5
+    assert "ranks" not in everstep("runs", cwd=made)[0], "a column where a run has several"
 
 
 def test_runs_are_asked_for_in_mongodbs_language(made: Path, server: Server) -> None:
@@ -188,7 +194,9 @@ def test_runs_are_asked_for_in_mongodbs_language(made: Path, server: Server) -> 
 
 def test_runs_are_named_without_their_digits(made: Path) -> None:
     assert names(as_json("runs", "name=good", cwd=made)) == ["good"]
-    assert everstep("runs", "name=goo", cwd=made)[0] == "no run matches name=goo\n"
+    said, _ = everstep("runs", "name=goo", cwd=made)
+    assert said.startswith("no run matches name=goo (") and "goo alone finds" in said
+    assert names(as_json("runs", "goo", cwd=made)) == ["good"]
 
 
 def test_a_filter_means_the_same_runs_by_a_name_as_a_comparison(made: Path, server: Server) -> None:
@@ -245,15 +253,29 @@ def test_show_by_directory_needs_no_index_and_writes_nothing(here: Path) -> None
     run = as_json("show", "runs/long", cwd=here)
     assert (run["status"], run["step"], run["epoch"], run["seed"]) == ("finished", 16, 4, 7)
     assert [start["status"] for start in run["segments"]] == ["killed", "finished"]
+    assert [start["verified"] for start in run["segments"]] == [None, "verified"]
+    assert [start["step"] for start in run["segments"]] == [10, 16]  # the journal has 8 steps of the first
     assert run["segments"][1]["from"].startswith("epoch-000")
     metrics = {(one["phase"], one["name"]): one for one in run["metrics"]}
     assert metrics["tail", "valid_loss"]["best"] == 0.25
     assert metrics["tail", "valid_loss"]["best_step"] == 16
     assert [one["name"] for one in run["checkpoints"]][-1] == "epoch-0004-step-00000016"
     told, _ = everstep("show", "runs/long", cwd=here)
-    for part in ("finished: max_epoch 4 is reached", "starts", "metrics", "checkpoints", "seed       7"):
+    for part in (
+        "finished: max_epoch 4 is reached",
+        "starts",
+        "  verified  ",
+        "metrics",
+        "checkpoints",
+        "seed       7",
+    ):
         assert part in told
     assert {path: path.stat().st_mtime_ns for path in here.rglob("*")} == before
+
+
+def test_show_reads_from_the_trail_where_a_start_was_killed(made: Path) -> None:
+    (start,) = as_json("show", "runs/killed", cwd=made)["segments"]
+    assert (start["status"], start["step"]) == ("killed", 5)
 
 
 @pytest.mark.parametrize("run", ["long", "runs/long"])
@@ -542,6 +564,18 @@ def test_a_damaged_checkpoint_is_found_by_verify(here: Path) -> None:
     assert "epoch-0002-step-00000008 is damaged" in problem
     told, _ = everstep("checkpoints", "runs/good", "verify", "epoch-0001-step-00000004", cwd=here)
     assert "whole" in told
+
+
+def test_a_checkpoint_is_copied_out_of_its_run(here: Path) -> None:
+    command = ("checkpoints", "runs/long", "copy", "8", "latest", "--to", "copies")
+    copies = [Path(one["path"]) for one in as_json(*command, cwd=here)]
+    assert [path.relative_to(here) for path in copies] == [
+        *(Path("copies/epoch-0002-step-00000008"), Path("copies/epoch-0004-step-00000016"))
+    ]
+    shutil.rmtree(here / "runs" / "long")
+    assert [read_checkpoint(path).step for path in copies] == [8, 16]
+    for wrong in (("8",), ("--to", "copies"), ("9", "--to", "copies")):
+        everstep("checkpoints", "runs/good", "copy", *wrong, cwd=here, status=2)
 
 
 @pytest.fixture

@@ -89,6 +89,19 @@ def test_it_loads_without_everstep(trained: Path) -> None:
     assert "All keys matched" in done.stdout
 
 
+def test_shards_of_a_checkpoint_by_its_step(trained: Path) -> None:
+    said, _ = everstep(
+        *("export", "small", "--checkpoint", "3", "--max-shard-size", "100", "--out", "shards"), cwd=trained
+    )
+    assert "7 arrays of 'model' at step 3" in said
+    index = json.loads((trained / "shards" / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 1 and len(index["weight_map"]) == 7
+    everstep(
+        *("export", "small", "--format", "torch.distributed.checkpoint", "--out", "distributed"), cwd=trained
+    )
+    assert (trained / "distributed" / ".metadata").exists()
+
+
 def test_an_earlier_export_is_replaced_and_nothing_else(trained: Path) -> None:
     everstep("export", "small", "--out", "twice", cwd=trained)
     before = content(trained / "twice")
@@ -108,6 +121,8 @@ def test_an_earlier_export_is_replaced_and_nothing_else(trained: Path) -> None:
         (["smoll", "--out", "a"], 2, "there is no run 'smoll'"),
         (["small", "--out", "a", "--best", "valid/los"], 2, "did you mean 'valid/loss'"),
         (["small", "--out", "a", "--entry", "modle"], 2, "did you mean 'model'"),
+        (["small", "--out", "a", "--checkpoint", "77"], 2, "77"),
+        (["small", "--out", "a", "--max-shard-size", "x"], 2, "'x' is not a size"),
         (["none", "--out", "a"], 1, "has no checkpoint yet"),
     ],
 )

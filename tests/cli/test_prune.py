@@ -13,9 +13,9 @@ from index_runs import start, train
 
 from everstep import hazard
 from everstep.cli.find_run import find
-from everstep.cli.show import describe
 from everstep.errors import ConfigError, RunDirError
 from everstep.record import Journal, RunDir, RunLock, remove, why_stays
+from everstep.views.describe_run import describe
 from tiny_runs import Tiny
 
 
@@ -55,9 +55,11 @@ def test_it_deletes_what_was_chosen_and_the_index_forgets_it(here: Path) -> None
 
 def test_by_name_and_by_directory(here: Path) -> None:
     before = there(here)
+    assert len(as_json("runs", cwd=here)) == 5
     rows = as_json("prune", "good", "runs/long", "--delete", cwd=here)
     assert [row["deleted"] for row in rows] == [True, True]
     assert there(here) == before - {"good", "long"}
+    assert {run["status"] for run in as_json("runs", cwd=here)} == {"failed", "killed", "stopped"}
 
 
 def test_a_run_whose_name_only_begins_so_is_not_deleted(here: Path) -> None:

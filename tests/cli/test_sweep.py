@@ -47,8 +47,8 @@ def test_a_grid_in_parallel_and_every_value_with_its_type(here: Path) -> None:
         given, expected = (tree["optimizer"]["lr"], tree["group"]), tuple(row["settings"].values())
         assert given == expected and [type(value) for value in given] == [float, str]
         assert RunJournal(here / row["run"]).ended() is not None
-    found = as_json("runs", "config.optimizer.lr=0.1", cwd=here)
-    assert len(found) == 2
+    assert len(as_json("runs", "config.optimizer.lr=0.1", cwd=here)) == 2
+    assert len(as_json("runs", "sweep=tiny", cwd=here)) == 4
 
 
 def test_a_run_is_named_by_its_settings_and_is_that_of_train(here: Path) -> None:
@@ -61,6 +61,19 @@ def test_a_run_is_named_by_its_settings_and_is_that_of_train(here: Path) -> None
         for name in ("tiny-lr-0.1-seed-7", "tiny")
     ]
     assert rows[0] == rows[1]
+
+
+def test_the_same_command_again_opens_no_run_that_is_finished(here: Path) -> None:
+    line = ("sweep", *SMALL, "--grid", "optimizer.lr=[0.1]")
+    everstep(*line, cwd=here)
+    before = sorted((path, path.stat().st_mtime_ns) for path in (here / "runs").rglob("*"))
+    said, beside = everstep(*line, cwd=here)
+    assert beside == "[1/1] runs/tiny-lr-0.1: finished, before this sweep\n"
+    assert said.splitlines()[1].split() == ["runs/tiny-lr-0.1", "0.1", "finished"]
+    assert sorted((path, path.stat().st_mtime_ns) for path in (here / "runs").rglob("*")) == before
+    everstep("sweep", "tiny.yaml", "trainer.max_epoch=2", "--grid", "optimizer.lr=[0.1]", cwd=here)
+    (run,) = as_json("runs", "--columns", "status,starts,epoch", cwd=here)
+    assert run == {"status": "finished", "starts": 2, "epoch": 2}, "a raised limit is something to train"
 
 
 def test_a_metric_is_shown_in_the_table(here: Path) -> None:
@@ -224,9 +237,16 @@ def test_what_was_cut_off_goes_on(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "status", "reason"),
+    [
+        (signal.SIGINT, 130, "Ctrl-C (SIGINT)"),
+        (signal.SIGTERM, 143, "SIGTERM"),
+        (signal.SIGHUP, 129, "SIGHUP"),
+    ],
 )
-def test_a_signal_stops_the_trainings_and_saves_them(here: Path, number: int, status: int) -> None:
+def test_a_signal_stops_the_trainings_and_saves_them(
+    here: Path, number: int, status: int, reason: str
+) -> None:
     slow = "import tiny_experiment, time, pathlib\n\nclass Slow(tiny_experiment.TinyTask):\n"
     slow += "    def train_step(self, batch):\n        pathlib.Path('training').touch()\n"
     slow += "        time.sleep(0.05)\n        return super().train_step(batch)\n"
@@ -245,13 +265,18 @@ def test_a_signal_stops_the_trainings_and_saves_them(here: Path, number: int, st
         time.sleep(0.02)
     sweep.send_signal(number)
     told, beside = sweep.communicate()
-    assert sweep.returncode == 128 + number and "Traceback" not in beside
+    assert sweep.returncode == status and "Traceback" not in beside
     _, first, second = told.splitlines()
-    assert "stopped by SIGTERM" in first
+    assert f"stopped by {signal.Signals(number).name}" in first
     assert second.split()[:4] == ["runs/tiny-seed-2", "2", "not", "begun"]
-    assert "note: the same command again resumes every run\n" in beside
+    assert "note: the same command again resumes every run that is not finished\n" in beside
     assert runs(here) == {"tiny-seed-1"}
-    assert as_json("show", "runs/tiny-seed-1", cwd=here)["status"] == "stopped"
+    told = as_json("show", "runs/tiny-seed-1", cwd=here)
+    assert (told["status"], told["reason"]) == ("stopped", reason)
+    short = [*line[:3], f"trainer.max_step={told['step'] + 2}", *line[4:-1], "seed=[1]"]
+    everstep(*short, cwd=here)  # resumes where the trial was saved
+    (run,) = as_json("runs", "--columns", "status,starts,step", cwd=here)
+    assert run == {"status": "finished", "starts": 2, "step": told["step"] + 2}
 
 
 @pytest.mark.parametrize(

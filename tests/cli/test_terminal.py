@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from cli_runs import completed, everstep
 
-from everstep.cli.output import in_line, print_table, shown
+from everstep.cli.output import print_table
+from everstep.display.cells import in_line, shown
 from everstep.experiment.optuna_sweep import last_value
 from everstep.record import Block, Journal, RunDir
 
@@ -55,12 +56,17 @@ def test_a_multi_line_reason_does_not_break_a_table(capsys: pytest.CaptureFixtur
         ("runs", "--columns", "name,status,reason,path,host"),
         ("show", "runs/many0"),
         ("compare", "runs/many0", "runs/many1"),
+        ("watch", "runs/many0"),
+        ("du", "runs"),
+        ("tag", "runs/many0", "seen"),
+        ("tag", "runs/many0", "\x1b[2J"),
         ("show", "runs/none\x1b[2J"),
         ("runs", "no\x1bsuch<1"),
     ],
 )
 def test_no_control_character_of_a_run_reaches_the_terminal(here: Path, command: tuple[str, ...]) -> None:
-    status = 2 if "none" in command[1] or "such" in command[1] else 0
+    status = 2 if "none" in command[1] or "such" in command[1] or "\x1b" in command[-1] else 0
+    status = 1 if command[0] == "watch" else status  # the run has failed
     out, err = everstep(*command, cwd=here, status=status)
     assert clean(out + err)
     if command[0] == "runs" and status == 0:

@@ -43,6 +43,34 @@ def test_batches_are_copies(shuffle):
     assert np.array_equal(x, X) and torch.equal(y, Y)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.rand(11),
+        lambda: torch.rand(11, 3, 4, 4),
+        lambda: torch.rand(11, 3, 4, 4).to(memory_format=torch.channels_last),
+        lambda: torch.rand(2, 11).T,
+        lambda: torch.rand(22, 2)[::2],
+        lambda: torch.rand(11, 2) > 0.5,
+        lambda: torch.rand(11, 2, dtype=torch.complex64),
+        lambda: torch.nn.Parameter(torch.rand(11, 2)),
+        lambda: np.random.default_rng(0).random((11, 2), np.float32)[:, ::-1],
+        lambda: np.array([f"word {n}" for n in range(11)]),
+        lambda: np.ma.masked_less(np.arange(11), 4),
+    ],
+    ids=[f"layout-{number}" for number in range(11)],
+)
+def test_a_batch_is_what_an_index_in_brackets_gives(make):
+    samples = make()
+    stream = arrays(samples, batch_size=4, shuffle=True, seed=3)
+    for at, [batch] in enumerate(stream.open("train", 0, seed=0)):
+        expected = samples[stream.sample_ids("train", 0, at, seed=0)]
+        assert type(batch) is type(expected) and batch.dtype == expected.dtype
+        assert batch.tolist() == expected.tolist()
+        if isinstance(batch, torch.Tensor):
+            assert batch.stride() == expected.stride() and batch.requires_grad == expected.requires_grad
+
+
 def test_own_seed_wins_and_purpose_matters():
     def order(stream, purpose="train", pass_index=0, seed=0):
         return [int(i) for [y] in stream.open(purpose, pass_index, seed=seed) for i in y]

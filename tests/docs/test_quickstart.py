@@ -57,6 +57,7 @@ def test_the_page_is_walked(tmp_path: Path) -> None:
         "everstep drill --kills 1 train.py",
         "everstep show runs/quick",
         "everstep runs --sort valid_accuracy",
+        "everstep runs 'config.lr<0.01 best/valid_accuracy>0.8'",
     ]
     script = SCRIPT.replace("max_epoch=40", "max_epoch=8")
     assert script != SCRIPT
@@ -88,7 +89,7 @@ def test_the_page_is_walked(tmp_path: Path) -> None:
     )
 
     index = {**os.environ, "EVERSTEP_INDEX": ""}
-    for line in ("everstep show runs/quick", "everstep runs --sort valid_accuracy"):
+    for line in list(lines)[-3:]:
         done = subprocess.run(
             command(line), cwd=tmp_path, env=index, capture_output=True, text=True, check=False
         )

@@ -9,9 +9,11 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from drill_counts import count_strikes
 from everstep.drill import DrillReport, drill
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -34,7 +36,7 @@ NONDETERMINISM = {
     "clock_augmentation": ("samples", "train"),
     "set_order": ("samples", "train"),
     "thread": ("weights", "w"),
-    "unseeded": ("samples", "train"),
+    "unseeded_start": ("weights", "w"),
 }
 
 
@@ -64,7 +66,7 @@ def test_two_undisturbed_runs_that_differ_are_no_fault_of_the_resume(name: str) 
     assert report.nondeterminism is not None
     assert (report.nondeterminism.component, report.nondeterminism.name) == NONDETERMINISM[name], report
     assert not report.ordeals
-    assert ("give seed=" in str(report)) == (name == "unseeded")
+    assert ("give seed=" in str(report)) == (name == "unseeded_start")
 
 
 @pytest.mark.parametrize("name", ["supervisor", "bare_evaluation", "lines_again", "two_runs"])
@@ -90,11 +92,12 @@ def test_a_program_of_one_epoch_has_no_head_to_strike() -> None:
 
 
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", ["bare_evaluation", "everything", "lines_again", "supervisor", "two_runs"])
-def test_sound_scripts_are_exact_at_every_hazard_many_times(name: str) -> None:
-    for seed in range(8):
-        report = drill(SCRIPTS / f"{name}.py", kills=5, seed=seed)
-        assert report.exit_code == 0, report
+def test_sound_scripts_are_exact_at_every_hazard_many_times(name: str, seed: int, tally: Any) -> None:
+    report = drill(SCRIPTS / f"{name}.py", kills=5, seed=seed)
+    assert report.exit_code == 0, report
+    count_strikes(report, tally)
 
 
 def test_a_resume_from_step_0_has_what_the_lines_before_the_loop_have_done() -> None:
@@ -103,19 +106,21 @@ def test_a_resume_from_step_0_has_what_the_lines_before_the_loop_have_done() -> 
 
 
 @pytest.mark.timeout(3600)
-def test_a_rate_by_hand_spoils_the_optimizer() -> None:
+def test_a_rate_by_hand_spoils_the_optimizer(tally: Any) -> None:
     first = drill(SCRIPTS / "torch_rate.py", hazards=["last step"]).first_divergence
     assert first is not None
     assert (first.component, first.name) == ("optimizer", "optimizer"), first
+    tally("planted faults named", component=first.component)
 
 
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", FAULTS)
-def test_faults_are_named_at_every_seed(name: str) -> None:
-    for seed in range(8):
-        first = drill(SCRIPTS / f"{name}.py", seed=seed).first_divergence
-        assert first is not None
-        assert (first.component, first.name) == FAULTS[name], first
+def test_faults_are_named_at_every_seed(name: str, seed: int, tally: Any) -> None:
+    first = drill(SCRIPTS / f"{name}.py", seed=seed).first_divergence
+    assert first is not None
+    assert (first.component, first.name) == FAULTS[name], first
+    tally("planted faults named", component=first.component)
 
 
 def test_exact_says_where_no_kill_was_followed_by_a_resume_from_a_later_checkpoint() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
+from drill_counts import count_strikes
 from everstep.drill import HAZARDS, RANK_HAZARDS, DrillReport, drill
 from everstep.drill.program import Strike
 from everstep.drill.strike_plans import Landmarks, aim
@@ -54,9 +56,10 @@ def test_it_names_what_a_resume_spoils_and_the_rank(fault: str) -> None:
 
 
 @pytest.mark.timeout(3600)
-def test_a_sound_script_is_exact_at_every_hazard_of_ranks() -> None:
+def test_a_sound_script_is_exact_at_every_hazard_of_ranks(tally: Any) -> None:
     report = drill(SCRIPT, ranks=3)
     assert report.exit_code == 0, report
+    count_strikes(report, tally)
 
 
 @pytest.mark.timeout(600)

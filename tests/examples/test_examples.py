@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from drill_counts import count_strikes
 from everstep.drill import DrillReport, drill
 from everstep.record import RunJournal
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = {
     "ddp": ("--epochs", "2"),
+    "fsdp": ("--small",),
     "digits": ("--epochs", "2"),
     "digits_trainer": ("--epochs", "2"),
     "digits.yaml": ("trainer.max_epoch=2", "--skip-check"),
@@ -155,5 +157,5 @@ def test_each_line_of_the_readme_is_understood(
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", SMALL)
-def test_at_every_hazard(name: str) -> None:
-    exact(name)
+def test_at_every_hazard(name: str, tally: Any) -> None:
+    count_strikes(exact(name), tally)

@@ -16,7 +16,7 @@ import pytest
 import everstep
 from everstep.errors import ConfigError
 from everstep.experiment.config import Call, as_yaml, free, resolve
-from everstep.experiment.experiment_config import MAIN_SERVICES, ExperimentConfig, TrainerConfig
+from everstep.experiment.experiment_config import MAIN_SERVICES, ExperimentConfig, ServiceCall, TrainerConfig
 from everstep.schedule import At, Every, Never, Schedule
 
 HERE = __name__
@@ -392,6 +392,11 @@ def test_all_mistakes_are_told_at_once(write: Callable[..., str]) -> None:
         "  a.yaml, line 2",
         "  override 'layer.width=y'",
     ]
+
+
+def test_a_service_that_is_written_as_a_call_is_told_its_own_form() -> None:
+    with pytest.raises(ConfigError, match=r"import path: give \{mine:Beep: \{'every': 3\}\}"):
+        ServiceCall.of({"call": "mine:Beep", "every": 3})
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -69,8 +70,30 @@ def outputs(program: str, size: int) -> list[str]:
     """Run a program in `size` processes that all have to succeed; return what each has printed."""
     with started(program, size) as processes:
         printed = ended(processes)
-        assert [process.returncode for process in processes] == [0] * size, "\n".join(printed)
+        codes = [process.returncode for process in processes]
+        assert codes == [0] * size, f"they ended with {codes}\n" + "\n".join(printed)
     return printed
+
+
+def strike(program: str, size: int, run: Path, chosen: random.Random, within: float) -> int:
+    """Start ranks that train, and kill all of them or one; return 1 if a rank was killed, 0 if all had ended.
+
+    Args:
+        program: makes the file RUN.PID when the loop of its process is entered.
+        chosen: chooses when, and whom.
+        within: seconds after the run's first checkpoint until the latest kill.
+    """
+    with started(program, size) as processes:
+        until = time.monotonic() + 60
+        while not list(run.glob("checkpoints/*")) and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(chosen.random() * within)
+        began = all(Path(f"{run}.{process.pid}").exists() for process in processes)
+        victims = processes if chosen.random() < 0.5 or not began else [chosen.choice(processes)]
+        for victim in victims:
+            victim.send_signal(signal.SIGKILL)
+        ended(processes)
+        return int(any(victim.returncode == -signal.SIGKILL for victim in victims))
 
 
 def lines_by_rank(text: str) -> dict[int, list[str]]:

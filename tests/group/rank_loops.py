@@ -19,13 +19,13 @@ x, y = numbers.standard_normal((64, 5)), numbers.standard_normal((64, 1))
 def nothing(loop, step=0):
     pass
 
-def trained(name, inside=nothing, tail=nothing, epochs=3, seconds=0.0, seed=7, keep=None, **given):
+def trained(name, inside=nothing, tail=nothing, epochs=3, seconds=0.0, seed=7, keep=None, own=None, **given):
     # 8 steps in each epoch; `inside` is called in each step before its end, `tail` after the steps
     torch.manual_seed(0)
     model = torch.nn.Linear(5, 1).double()
     parallel = everstep.torch.parallel(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    state = {"model": model, "optimizer": optimizer}
+    state = {"model": model, "optimizer": optimizer, **(own or {})}
     with everstep.TrainLoop(folder / name, state, max_epoch=epochs, seed=seed, **given) as loop:
         if keep is not None:
             keep.append(loop)

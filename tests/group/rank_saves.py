@@ -36,12 +36,17 @@ from everstep.state import Encoded, decode, encode
 PARENT = os.getpid()
 
 
+BASE, MEMORY = np.arange(9_000), np.arange(10_000)
+"""What does not change: of all ranks, and of each rank."""
+
+
 def common_of(seed: int) -> Encoded:
-    return encode({"user": {"w": np.full(1000, seed)}, "progress": {"step": seed}})
+    return encode({"user": {"w": np.full(1000, seed), "base": BASE}, "progress": {"step": seed}})
 
 
 def own_of(seed: int, rank: int) -> Encoded:
-    return encode({"rng": {f"rank{rank}": np.arange(5) + 10 * seed + rank}})
+    new = {f"rank{rank}": np.arange(5) + 10 * seed + rank}
+    return encode({"rng": new, "memory": {f"rank{rank}": MEMORY + rank}})
 
 
 class Rank:
@@ -57,13 +62,14 @@ class Rank:
         self, step: int, before: Callable[[], object] = lambda: None, **more: Any
     ) -> CommittedCheckpoint:
         common, rank = more.pop("common", common_of(step)), self.group.rank
-        told = {"digest": f"{step} of {rank}", "epoch": 1, "phase": "step", "own": own_of(step, rank)}
-        told |= {"replicated": {"user/w": f"{step}"}, **more}
+        told: dict[str, Any] = {"digest": f"{step} of {rank}", "own": own_of(step, rank)}
+        told |= {"replicated": {"user/w": f"{step}"}, "ranks": self.exchange, **more}
         with self.exchange.save():
             before()
-            return self.store.commit(
-                CheckpointName(step), common.structure, common.arrays, **told, ranks=self.exchange
-            )
+            if isinstance(self.store, RankStore):
+                return self.store.write_part(CheckpointName(step), common, **told)
+            told |= {"epoch": 1, "phase": "step"}
+            return self.store.commit(CheckpointName(step), common.structure, common.arrays, **told)
 
 
 def step_of(found: Checkpoint | None, size: int) -> int:
@@ -75,6 +81,9 @@ def step_of(found: Checkpoint | None, size: int) -> int:
         mine = found if rank == 0 else Store(found.path.parent.parent).read(found.name, rank)
         tree = decode(Encoded(mine.structure, mine.arrays))
         assert (tree["user"]["w"] == found.step).all() and tree["progress"] == {"step": found.step}
+        assert (tree["user"]["base"] == BASE).all()
+        if rank < size:
+            assert (tree["memory"][f"rank{rank}"] == MEMORY + rank).all()
         own = {f"rank{rank}": list(np.arange(5) + 10 * found.step + rank)} if rank < size else {}
         assert {name: list(value) for name, value in tree.get("rng", {}).items()} == own
     return found.step
@@ -85,7 +94,7 @@ def step_of(found: Checkpoint | None, size: int) -> int:
 
 def act(folder: Path, group: Group) -> None:
     rank = Rank(folder / "run", group)
-    for step in (20, 30):
+    for step in (20, 30, 40):
         note(folder, f"begin {step}")
         rank.save(step)
         note(folder, f"end {step}")

@@ -94,8 +94,10 @@ calls = []
 class Counting:
     def __init__(self, store):
         self.store = store
-    def clone(self, prefix=""):
-        return Counting(self.store.clone(prefix))
+    def clone(self):
+        return Counting(self.store.clone())
+    def below(self, prefix):
+        return Counting(self.store.below(prefix))
     def __getattr__(self, name):
         calls.append(name)
         return getattr(self.store, name)

@@ -93,6 +93,24 @@ say(*ended("time", seconds=0.03, max_time=0.2))
     assert time.startswith("Interrupted: time budget of 0.2 s is used up (exit code 3)")
 
 
+def test_saves_that_choose_their_times_by_the_writers_figures(folder: Path) -> None:
+    said = said_alike("""
+class Slow:
+    def state_dict(self):
+        time.sleep(0.02 * rank)
+        return {}
+    def load_state_dict(self, state):
+        pass
+
+saves = everstep.Checkpoints(everstep.Auto(share=0.9, lose_at_most=0.05), keep_last=None)
+loop = trained("auto", seconds=0.02, services=[saves], own={"slow": Slow()})
+say(len(checkpoints("auto")) > 2)
+""")
+    assert said == ["True"]
+    first = next(iter(RunJournal(folder / "auto", None).events("cadence"))).data
+    assert 0 < first["seconds"] <= first["duration"] + 0.05
+
+
 def test_a_rank_that_waits_for_those_that_have_passed_names_them_at_once(folder: Path) -> None:
     """One rank asks for a stop in a step; the others stand in the next step's collective with it."""
     program = """

@@ -185,8 +185,10 @@ def test_an_operation_costs_five_requests_and_leaves_no_keys() -> None:
     class Counting:
         def __init__(self, store):
             self.store, self.counts = store, {}
-        def clone(self, prefix=""):
-            return Counting(self.store.clone(prefix))
+        def clone(self):
+            return Counting(self.store.clone())
+        def below(self, prefix):
+            return Counting(self.store.below(prefix))
         def __getattr__(self, name):
             self.counts[name] = self.counts.get(name, 0) + 1
             return getattr(self.store, name)
@@ -196,7 +198,7 @@ def test_an_operation_costs_five_requests_and_leaves_no_keys() -> None:
     for number in range(20):
         group.barrier("a barrier")
         if number in (3, 19):
-            keys.append(store._store.num_keys())
+            keys.append(store.store.num_keys())
             group.store.counts.pop("has") # as many as the wait is long
             say(dict(sorted(group.store.counts.items())))
             group.store.counts.clear()
@@ -206,6 +208,68 @@ def test_an_operation_costs_five_requests_and_leaves_no_keys() -> None:
     printed = [lines_by_rank(text)[rank] for rank, text in enumerate(outputs(program, 2))]
     assert printed[1][1] == "{'delete': 16, 'get': 16, 'set': 16}"
     assert printed[0][1] == "{'delete': 32, 'get': 16, 'set': 32}"
+
+
+def test_a_process_opens_one_connection_for_its_requests_and_one_that_blocks() -> None:
+    """With torch's process group there are three; each costs two questions to a name server."""
+    program = """
+    import torch, everstep
+    from everstep.backends.torch.parallel import open_group
+    from everstep.group import Agreement, GroupNews
+    from everstep.checkpoint.exchange import Exchange
+    def connections():
+        port = f":{int(os.environ['MASTER_PORT']):04X}"
+        sockets = {os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if n.isdecimal()
+                   and os.path.lexists(f"/proc/self/fd/{n}")}
+        lines = [line.split() for kind in ("tcp", "tcp6") for line in open(f"/proc/self/net/{kind}")]
+        return sum(line[2].endswith(port) and f"socket:[{line[9]}]" in sockets for line in lines[1:])
+    for make in (find_group, lambda: open_group(False) or find_group()):
+        group = make()
+        agreement = Agreement(group, lambda: 0, lambda: None)
+        users = Exchange(group), GroupNews(group)
+        say(connections())
+        group.barrier("both have counted")
+        agreement.close()
+        group.close()
+    """
+    assert outputs(program, 2) == ["0: 2\n0: 3\n", "1: 2\n1: 3\n"]
+
+
+def test_a_rank_that_opens_a_group_alone_hears_that_the_others_have_ended() -> None:
+    """As by `if rank == 0: trainer.evaluate("test")` after the training."""
+    program = """
+    find_group(limit=60).close()
+    if rank == 1:
+        time.sleep(0.5)
+        sys.exit()
+    began = time.monotonic()
+    try:
+        find_group(limit=60)
+    except Exception as error:
+        say(type(error).__name__, error)
+    say(time.monotonic() - began < 20)
+    """
+    first, *_, last = outputs(program, 2)[0].splitlines()
+    assert first.startswith("0: DisagreementError the program of rank 1 has ended, and rank 0 waits"), first
+    assert last == "0: True"
+
+
+def test_metrics_of_any_number_of_steps_are_reduced() -> None:
+    """Gathered at once they have 20 MB, where the store takes 8 MiB for a value."""
+    program = """
+    from everstep.metrics.across_ranks import AcrossRanks
+    group = find_group(limit=100)
+    values = [(step // 2, "loss", step + rank / 3) for step in range(200_000 + 50_000 * rank)]
+    found = AcrossRanks(group).steps(values, {step: 1.5 - rank for step in range(125_000)})
+    sizes = {len(found), sum(name == "loss" for _, name, _ in found), [step for step, *_ in found] == sorted(
+        step // 2 for step in range(250_000))}
+    say(sizes, found[199_999][2] == (199_999 * 1.5 + (199_999 + 1 / 3) * 0.5) / 2, found[200_000])
+    assert [len(each) for each in group.gather_lists([1] * 7 * rank, "lists")] == [0, 7]
+    group.close()
+    """
+    assert [text[3:] for text in outputs(program, 2)] == [
+        "{250000, True} True (100000, 'loss', 200000.33333333334)\n"
+    ] * 2
 
 
 def test_a_signal_is_handled_while_a_rank_waits() -> None:

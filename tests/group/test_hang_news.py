@@ -69,7 +69,7 @@ def until(ready):
 if rank == 1:
     until(lambda: group.store.has(["hang"]))
     moving.set()
-    until(lambda: not group.store.has(["hang"]))
+    until(lambda: group.store.get(["hang"])[0].endswith('""]'))
     say("moved")
 group.barrier("rank 1 has moved on")
 time.sleep(1)

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 import everstep
 from everstep import backends
 from everstep.contracts.data import Share
+from everstep.contracts.group import DataRanks
 from everstep.state import digest, encode, make_entry
 from everstep.torch import Clip, MinibatchOptimizer, Task, parallel
 
@@ -73,8 +74,8 @@ def ours(task, batch):
 def trained(task, part):
     task.build()
     if part:
-        backend.require_synchronised(task.state(), size)
-        backend.prepare_ranks(task.state())
+        backend.require_synchronised(task.state(), DataRanks(range(size)))
+        backend.prepare_ranks(task.state(), DataRanks(range(size)))
     found = {}
     for epoch in range(2):
         for batch in BATCHES:
@@ -118,7 +119,7 @@ for kind, make in (KINDS | STATIC | SPARE).items():
 
 task = Squares(accumulate=3, parallel=True)
 task.build()
-backend.prepare_ranks(task.state())
+backend.prepare_ranks(task.state(), DataRanks(range(size)))
 counts = []
 for batch in BATCHES[:4]:
     with profile(activities=[ProfilerActivity.CPU]) as profiler:

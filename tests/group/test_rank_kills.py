@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import signal
 import time
+from collections import Counter
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import ended, started
@@ -75,9 +77,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ranks")
 
 
-def strike(seed: int, folder: Path, run: Path) -> None:
-    """Disturb a run twice, at times and ranks that the seed chooses; then let it end, and compare."""
-    chosen = random.Random(seed)
+def strike(seed: int, folder: Path, run: Path) -> Counter[str]:
+    """Disturb a run twice, at times and ranks that the seed chooses; then let it end, and compare.
+
+    Returns:
+        How many kills and signals have ended a rank.
+    """
+    chosen, struck = random.Random(seed), Counter[str]()
     size = 2 + seed % 3
     for _ in range(2):
         how = chosen.choice(["kill one", "kill all", "SIGTERM one"])
@@ -96,6 +102,8 @@ def strike(seed: int, folder: Path, run: Path) -> None:
                     process.kill()
             said = ended(processes)
             codes = [process.returncode for process in processes]
+        if any(victim.returncode for victim in victims):
+            struck["signals" if how == "SIGTERM one" else "kills"] += 1
         if how == "SIGTERM one" and began and 0 not in codes:
             assert set(codes) == {143}, (how, codes, said)  # all ranks, with one checkpoint
     straight, expected = undisturbed(size, folder)
@@ -104,6 +112,7 @@ def strike(seed: int, folder: Path, run: Path) -> None:
         assert [process.returncode for process in processes] == [0] * size, "\n".join(said)
     assert _last(said) == expected
     assert compare_runs(straight, run) == []
+    return struck
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -112,5 +121,8 @@ def test_disturbed_ranks_end_as_the_undisturbed(seed: int, folder: Path, tmp_pat
 
 
 @pytest.mark.parametrize("seed", range(20, 80))
-def test_disturbed_ranks_end_as_the_undisturbed_often(seed: int, folder: Path, tmp_path: Path) -> None:
-    strike(seed, folder, tmp_path / "run")
+def test_disturbed_ranks_end_as_the_undisturbed_often(
+    seed: int, folder: Path, tmp_path: Path, tally: Any
+) -> None:
+    for kind, n in strike(seed, folder, tmp_path / "run").items():
+        tally(kind, n, phase="ranks, at any time", door="DistributedDataParallel")

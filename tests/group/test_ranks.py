@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 import everstep
 from everstep import backends
+from everstep.contracts.group import DataRanks
 from everstep.errors import ConfigError
 from everstep.state import capture, decode, digest, encode, make_entry
 
@@ -98,7 +99,7 @@ for kind in MAKE:
         for name, tree in torch.load(path, weights_only=False).items():
             entries[name].load(tree)
         begin = 3
-    backend.prepare_ranks({"model": model, "optimizer": optimizer})
+    backend.prepare_ranks({"model": model, "optimizer": optimizer}, DataRanks(range(size)))
     for step in range(begin, 6):
         if step == 3 and phase == "whole" and rank == 0:
             torch.save({name: entry.save() for name, entry in entries.items()}, path)
@@ -131,7 +132,7 @@ def gradients(prepared, **options):
     torch.manual_seed(3)
     model = DDP(Net(), bucket_cap_mb=0.01, **options)
     if prepared:
-        backend.prepare_ranks({"model": model})
+        backend.prepare_ranks({"model": model}, DataRanks(range(size)))
     found = []
     for _ in range(4):
         model.zero_grad()
@@ -175,7 +176,7 @@ def state():
     return digest(encode([saved[0] if rank == 0 else 0, saved[1], grads, capture()]))
 before = state()
 for _ in range(2):  # as two loops of one process do
-    backend.prepare_ranks({"optimizer": optimizer, "model": net})
+    backend.prepare_ranks({"optimizer": optimizer, "model": net}, DataRanks(range(size)))
 assert state() == before and len(fired) == 2 and len(model._forward_hooks) == 1
 model(inputs(1)).sum().backward()
 assert len(fired) == 4
@@ -202,7 +203,7 @@ def trained(prepared, kind, steps=4):
     model = DDP(net, bucket_cap_mb=0.01)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     if prepared:
-        backend.prepare_ranks({"model": model, "optimizer": optimizer})
+        backend.prepare_ranks({"model": model, "optimizer": optimizer}, DataRanks(range(size)))
     seen = []
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for step in range(steps):
@@ -239,7 +240,8 @@ for kind in ("plain", "evaluated", "adversaries"):
 # an average of the model, and one process that loads the weights of the writer
 average = torch.optim.swa_utils.AveragedModel(net := Net())
 model = DDP(net)
-backend.prepare_ranks({"model": net, "optimizer": torch.optim.SGD(net.parameters(), 0.1)})
+sgd = torch.optim.SGD(net.parameters(), 0.1)
+backend.prepare_ranks({"model": net, "optimizer": sgd}, DataRanks(range(size)))
 for step in range(2):
     model(inputs(step)).square().mean().backward()
     for ours, theirs in zip(average.module.buffers(), net.buffers()):
@@ -260,7 +262,7 @@ REFUSED = (
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 def refused(**objects):
     try:
-        backend.require_synchronised(objects, size)
+        backend.require_synchronised(objects, DataRanks(range(size)))
     except ConfigError as error:
         return str(error)
     return "taken"
@@ -310,7 +312,7 @@ def test_what_ranks_would_train_by_themselves_is_refused_by_name() -> None:
         "model/third.bias by itself",
         "averages over 1 of 2 ranks: leave out its process_group=",
         "powerSGD_hook keeps a PowerSGDState",
-        "FullyShardedDataParallel, and sharded models are not yet supported",
+        "FullyShardedDataParallel, which keeps its weights in flat parameters; use torch.distributed.fsdp",
     ]
     for line, text in zip(said[0], wanted, strict=True):
         assert text in line

@@ -87,10 +87,10 @@ found = {
 found["predicted"] = [value for batch in trainer.predict("valid") for value in batch]
 found["steps"] = ending.step
 found["weights"] = torch.cat([p.detach().flatten() for p in net.parameters()]).tolist()
-found["rows"] = [
+found["rows"] = sorted(  # which metric's rows come first in the file depends on when it was flushed
     [row.step, row.phase, row.name, row.value]
     for row in RunJournal(os.environ["RUN"]).rows() if not row.wall
-]
+)
 recorded = everstep.evaluations(os.environ["RUN"])
 found["recorded"] = [[each.stream, each.num_steps, each.step, each.metrics] for each in recorded]
 if rank == 0:

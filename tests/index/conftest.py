@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from index_runs import make_runs
 
 from everstep.index.database import Database
 from everstep.index.location import Location
@@ -19,14 +18,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
         return tmp_path / "everstep.db"
     found: Server = request.getfixturevalue("server")
     return found.database()
-
-
-@pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs: good, long, killed, failed and stopped ones; no test changes them."""
-    folder = tmp_path_factory.mktemp("made")
-    make_runs(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

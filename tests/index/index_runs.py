@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import warm
 from everstep.index.database import Database
 from everstep.index.location import Location
 from everstep.index.run_queries import find_run, metric_names, metric_rows
-from everstep.record import RunJournal
+from everstep.index.shipping import sync
+from everstep.record import Block, Journal, RunDir, RunJournal
 
 HERE = Path(__file__).parent
 VICTIM = """
@@ -99,6 +101,28 @@ def make_runs(root: Path) -> None:
     assert train(root / "long", 4) == 0
 
 
+def written(run_dir: Path, *, id: str | None = None, steps: int = 3, **facts: Any) -> Path:
+    """A run that nobody trained: a journal with a metric, finished."""
+    run = RunDir.open(run_dir, seed=1, about={"id": id} if id else None)
+    journal = Journal.open(
+        run.path, run.next_segment(), None, {"host": platform.node(), "lock": False, **facts}
+    )
+    ones = [1] * steps
+    journal.append(
+        Block(1, "step", "loss", False, list(range(1, steps + 1)), [0.5] * steps, ones, [0] * steps)
+    )
+    journal.event("ended", {"reason": "done", "step": steps, "epoch": 1})
+    journal.close()
+    return run.path
+
+
+def indexed(folder: Path) -> Path:
+    """A folder with one run, and its index."""
+    written(folder / "run")
+    sync(Database(folder / "everstep.db"), [folder])
+    return folder
+
+
 def index_rows(database: Database, run: str) -> list[tuple[Any, ...]]:
     """Every valid row of a run as the index has it, with the bits of its value."""
     with database.read() as connection:
@@ -130,6 +154,7 @@ def everything(place: Location) -> dict[str, list[tuple[Any, ...]]]:
         "checkpoints": "r.name, segment, c.offset, c.name, bytes, time, c.step",
         "metrics": "r.name, s.phase, s.name, segment, m.offset, m.row, m.epoch, m.step, seq, count, value, "
         "wall",
+        "blocks": "r.name, s.phase, s.name, segment, b.offset, b.packed",
     }
     sources = {
         "fields": "fields f JOIN runs r ON r.id = f.run",
@@ -137,6 +162,7 @@ def everything(place: Location) -> dict[str, list[tuple[Any, ...]]]:
         "events": "events e JOIN runs r ON r.id = e.run",
         "checkpoints": "checkpoints c JOIN runs r ON r.id = c.run",
         "metrics": "metrics m JOIN series s ON s.id = m.series JOIN runs r ON r.id = s.run",
+        "blocks": "blocks b JOIN series s ON s.id = b.series JOIN runs r ON r.id = s.run",
     }
     with Database(place).read() as connection:
         return {

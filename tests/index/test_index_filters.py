@@ -26,10 +26,15 @@ def test_a_text_is_conditions_that_must_all_hold() -> None:
     ):
         assert parse(text) == expected
     assert parse("") == []
+    assert parse("loss<3 sweep 7") == [
+        Comparison("loss", "<", 3.0),
+        Comparison("name", "~", "sweep"),
+        Comparison("name", "~", "7"),
+    ]
     assert parse("reason='no steps left' step>=1e3")[0].value == "no steps left"
 
 
-@pytest.mark.parametrize("text", ["loss", "loss<", "<3", "loss<3 status", "loss 3", "status=finished &"])
+@pytest.mark.parametrize("text", ["loss<", "<3", "loss<3 <", "status=finished &", "a && b"])
 def test_what_is_no_comparison_is_an_error_that_shows_one(text: str) -> None:
     with pytest.raises(ConfigError, match=r"is not a comparison; give NAME<VALUE"):
         parse(text)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import sqlite3
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -237,3 +238,27 @@ def test_a_folder_that_cannot_be_written_is_listed_all_the_same(
     with pytest.warns(RuntimeWarning, match="cannot be made: Permission denied.*the journals in .* are read"):
         assert names(folder) == ["a", "b", "c"]
     assert not (folder / "everstep.db").exists()
+
+
+def test_a_reader_opens_while_the_last_connection_closes(tmp_path: Path) -> None:
+    """SQLite deletes the files beside the index then: a reader that looks at them finds them gone."""
+    place = tmp_path / "everstep.db"
+    with Database(place).write():
+        pass
+    faults: list[Exception] = []
+
+    def read() -> None:
+        mine = Database(place)
+        try:
+            for _ in range(300):
+                with mine.read():
+                    pass
+        except Exception as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults

@@ -21,6 +21,7 @@ import everstep
 from everstep.errors import RunIndexError
 from everstep.index import shipping_thread
 from everstep.index.database import Database
+from everstep.index.postgres import _WATCHING
 from everstep.index.shipping import ship, sync
 from everstep.record import Block, Journal, RunDir
 from postgres_server import NOBODY, Server, running_server
@@ -101,6 +102,57 @@ def test_a_server_that_is_away_at_the_end_gets_the_rows_by_sync(fragile: Server,
     assert index_rows(Database(url), "run") == journal_rows(tmp_path / "run")
 
 
+def test_a_training_keeps_its_connection_and_makes_another_where_it_was_ended(
+    server: Server, tmp_path: Path
+) -> None:
+    url = server.database()
+    victim = start(tmp_path / "run", 6, 6, "ask", TEST_SECONDS="0.01", EVERSTEP_INDEX=url)
+    lines = read_until(victim, lambda line: line == "asks at 6\n")
+    rows_there(url, "run")
+
+    def connected() -> set[int]:
+        others = (
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        with psycopg.connect(url) as connection:
+            return {pid for (pid,) in connection.execute(f"{others} AND pid <> pg_backend_pid()")}
+
+    (kept,) = connected()
+    for step in range(7, 11):
+        before = rows_there(url, "run")
+        print(file=victim.stdin, flush=True)
+        lines += read_until(victim, lambda line, step=step: line == f"asks at {step}\n")  # type: ignore[misc]
+        rows_there(url, "run", before)
+        assert connected() == {kept}
+    with psycopg.connect(url) as connection:
+        connection.execute("SELECT pg_terminate_backend(%s, 60000)", [kept])
+    before = rows_there(url, "run")
+    print(file=victim.stdin, flush=True)
+    rows_there(url, "run", before)
+    (again,) = connected()
+    assert again != kept
+    output, errors = victim.communicate("\n" * 20)
+    assert victim.returncode == 0 and not errors and not warnings([*lines, *output.splitlines()])
+    assert connected() == set()
+
+
+def test_whoever_looks_at_a_run_waits_for_no_lock(server: Server) -> None:
+    """Another session may have the lock alone, for ever: the run is told when it is free."""
+    url = server.database()
+    page, training = Database(url), Database(url)
+    with psycopg.connect(url) as other, page.kept_open():
+        other.execute("SELECT pg_advisory_lock(%s, hashtext('run'))", [_WATCHING])
+        page.watch(frozenset({"run", "more"}))
+        assert training.is_watched("more")
+        other.execute("SELECT pg_advisory_unlock_all()")
+        assert not training.is_watched("run")
+        page.watch(frozenset({"run", "more"}))
+        assert training.is_watched("run") and training.is_watched("more")
+        page.watch(frozenset({"run"}))
+        assert training.is_watched("run") and not training.is_watched("more")
+    assert not training.is_watched("run")
+
+
 def test_a_server_that_was_never_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its password is not shown."""
     straight = Tiny(tmp_path / "a" / "run", max_epoch=2).train().result()
@@ -178,7 +230,8 @@ def small_disk() -> Iterator[Path]:
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("no file system may be mounted here; the other outages test the same path")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    # lazily: a process that the test has ended may not be gone, and holds the disk until it is
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
     folder.rmdir()
 
 
@@ -238,7 +291,7 @@ def test_who_may_only_read_gets_his_list_with_a_note(
     monkeypatch.chdir(tmp_path)
     Tiny(tmp_path / "first", max_epoch=1).train()
     sync(Database(url), [tmp_path])
-    Tiny(tmp_path / "second", max_epoch=1).train()
+    Tiny(tmp_path / "first", max_epoch=2).train()  # has more now
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("DROP ROLE IF EXISTS reader")
         connection.execute("CREATE ROLE reader LOGIN")

@@ -10,8 +10,8 @@ import mongo_reference as reference
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from query_samples import METRICS, same, store
-from sqlalchemy import select
+from query_samples import METRICS, a_run, same, store
+from sqlalchemy import select, update
 
 from everstep.errors import ConfigError
 from everstep.index.database import Database
@@ -19,8 +19,9 @@ from everstep.index.documents import Asked, ask
 from everstep.index.fields import fields_of, leads, typed, values_at
 from everstep.index.mongo import parse
 from everstep.index.query_checks import require_there
-from everstep.index.run_queries import FACTS, all_runs
-from everstep.index.sql_tables import fields
+from everstep.index.run_facts import FACTS
+from everstep.index.run_queries import all_runs
+from everstep.index.sql_tables import fields, series
 
 # ------------------------------------------------------------------------ documents and filters
 
@@ -187,6 +188,23 @@ def rows_of_metrics(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for row in range(2)
     ]
     return sorted(rows, key=lambda row: (row["run"], row["phase"], row["name"], row["seq"]))
+
+
+@pytest.mark.parametrize("phase", ["tail", "eval/valid"])
+def test_a_metric_is_found_by_its_phase_where_names_have_slashes(both: list[Database], phase: str) -> None:
+    for database in both:
+        with database.write() as connection:
+            store(connection, [a_run(**{"Loss/train": 0.25, "loss": 0.5, "a//b/": 0.75})])
+            connection.execute(update(series).values(phase=phase))
+        with database.read() as connection:
+            for name, value in (("Loss/train", 0.25), ("loss", 0.5), ("a//b/", 0.75)):
+                for asked in (name, f"{phase}/{name}"):
+                    (run,) = all_runs(connection, [asked])
+                    assert run[asked] == value
+                    (found,) = ask(connection, "runs", Asked(parse({asked: value})))
+                    assert found["name"] == "run1"
+            with pytest.raises(ConfigError, match="no run has 'train'"):
+                all_runs(connection, ["train"])
 
 
 # ------------------------------------------------------------------------------------ lists in lists

@@ -17,10 +17,10 @@ import everstep
 from everstep.errors import RunIndexError
 from everstep.index.database import Database
 from everstep.index.location import Location
-from everstep.index.run_queries import all_runs, find_run, metric_rows, summaries
+from everstep.index.run_queries import all_runs, find_run, last_values, metric_rows, summaries
 from everstep.index.shipping import forget_gone, ship, sync
 from everstep.record import Block, Journal, Position, RunDir
-from everstep.record.journal_reader import segment_path
+from everstep.record.segment_file import segment_path
 from postgres_server import Server
 from tiny_runs import Boom, Tiny, boom_at
 
@@ -226,10 +226,8 @@ def test_what_cannot_be_indexed_is_no_obstacle_for_other_runs(tmp_path: Path, pl
     for run_dir in (tmp_path / "runs" / "fine", tmp_path / "runs" / "other", odd):
         run_dir.parent.mkdir(exist_ok=True)
         write(run_dir, [1.0])
-    run = RunDir.open(tmp_path / "runs" / "large", seed=1)
-    journal = Journal.open(run.path, 1, None, {"host": platform.node()})
-    journal.event("checkpoint", {"name": "epoch-1-step-1", "bytes": 1 << 70})
-    journal.close()
+    run = RunDir.open(tmp_path / "runs" / "large", seed=1, about={"id": "no name \ud800"})
+    Journal.open(run.path, 1, None, {"host": platform.node()}).close()
     database = Database(place)
     for _ in range(2):
         shipped = sync(database, [tmp_path / "runs"])
@@ -287,7 +285,7 @@ def test_a_journal_that_cannot_be_read_is_told_and_no_obstacle(tmp_path: Path, p
     write(tmp_path / "b", [1.0])
     found = sync(database, [tmp_path])
     (problem,) = found.problems
-    assert found.rows == 1 and "the journal cannot be read: Too many levels" in problem
+    assert found.rows == 1 and "the journal cannot be read: segment-0002.evj is not a regular file" in problem
     with pytest.raises(FileNotFoundError), database.read():
         (tmp_path / "none").stat()  # no fault of the index
 
@@ -378,3 +376,15 @@ def test_an_index_of_a_newer_version_is_not_touched(tmp_path: Path, place: Locat
 def test_a_folder_that_cannot_be_written(read_only_dir: Path) -> None:
     with pytest.raises(RunIndexError), Database(read_only_dir / "everstep.db").write():
         pass
+
+
+def test_a_segment_of_another_run_has_no_row_in_the_index(tmp_path: Path, place: Location) -> None:
+    mine, other = write(tmp_path / "mine", [1.0, 2.0]), write(tmp_path / "other", [3.0])
+    mine.write_bytes(other.read_bytes())
+    database = Database(place)
+    found = sync(database, [tmp_path])
+    assert any("has written it, and this is mine-" in problem for problem in found.problems)
+    with database.read() as connection:
+        names = {run["id"]: Path(run["path"]).name for run in all_runs(connection)}
+        kept = {names[run]: value for run, value in last_values(connection, "loss").items()}
+    assert sorted(names.values()) == ["mine", "other"] and kept == {"other": 3.0}

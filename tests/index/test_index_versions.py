@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from struct import pack
 from typing import Any
 
+import psycopg
 import pytest
-from index_runs import everything, index_rows
+from index_runs import everything, index_rows, written
+from sqlalchemy import make_url, select
 
 from everstep.errors import ConfigError, RunIndexError
 from everstep.index.database import Database
@@ -20,7 +24,10 @@ from everstep.index.location import Location
 from everstep.index.location import as_location as place_of
 from everstep.index.run_queries import all_runs
 from everstep.index.shipping import sync
-from everstep.index.sql_tables import VERSION
+from everstep.index.sql_tables import VERSION, fields, is_label, runs
+from everstep.record import Block, Journal, RunDir
+from everstep.ui.stored_rows import StoredRows
+from postgres_server import Server
 
 FIXTURE = Path(__file__).parent / "fixtures" / "index-version-1.sql"
 OLD = {
@@ -63,12 +70,87 @@ def test_version_2_is_migrated_in_both_databases(place: Location, made: Path) ->
     with Database(place).write() as connection:
         connection.exec_driver_sql("ALTER TABLE runs DROP COLUMN diverged")
         connection.exec_driver_sql("UPDATE segments SET step = 0 WHERE status IS NOT NULL")
+        connection.exec_driver_sql("DROP TABLE blocks")
+        connection.exec_driver_sql("DROP INDEX labels")
         connection.exec_driver_sql(
             "PRAGMA user_version = 2" if isinstance(place, Path) else "UPDATE version SET number = 2"
         )
-    assert everything(place) == now
+    then = everything(place)
+    assert without_times(then.pop("blocks")) == without_times(now.pop("blocks"))
+    assert then == now
     with Database(place).read() as connection:
         assert {run["diverged"] for run in all_runs(connection)} == {None}
+
+
+def without_times(blocks: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Rows of blocks, but for the time at which each block was written: older versions did not store it."""
+    return [(*place, bytes(packed)[8:]) for *place, packed in blocks]
+
+
+def test_version_3_is_migrated_in_both_databases_and_its_curves_stay(place: Location, tmp_path: Path) -> None:
+    """Version 3 had the times of starts alone: a chart spread the rows of a start evenly between its ends."""
+    database, run = Database(place), RunDir.open(tmp_path / "a")
+    values = [0.5, -0.0, math.nan, math.inf, 1e-300, 3.0]
+    journal = Journal.open(run.path, 1, None, {}, warn=print)
+    for first in (1, 3, 5):
+        steps = [first, first + 1]
+        journal.append(Block(2, "step", "loss", False, steps, values[first - 1 : first + 1], [3, 4], [0, 1]))
+        journal.flush()
+    sync(database, [run.path])
+    now = everything(place)
+    with database.write() as connection:
+        connection.exec_driver_sql("DROP TABLE blocks")
+        connection.exec_driver_sql("DROP INDEX labels")
+        connection.exec_driver_sql("UPDATE runs SET path = '/nowhere', host = 'another'")
+        connection.exec_driver_sql("UPDATE segments SET started = 1000, last = 1600")
+        connection.exec_driver_sql(
+            "PRAGMA user_version = 3" if isinstance(place, Path) else "UPDATE version SET number = 3"
+        )
+    with database.read() as connection:
+        (row,) = connection.execute(select(runs)).mappings()
+        (found,) = StoredRows().read(database, connection, [row], "step", "loss")
+    assert found.steps.tolist() == [1, 2, 3, 4, 5, 6] and found.times.tolist() == [*range(1100, 1700, 100)]
+    assert [*map(repr, found.values.tolist())] == [*map(repr, [0.5, 0.0, *values[2:]])]
+    plain = [*map(bytes, (place[-1] for place in now["blocks"]))]
+    again = [*map(bytes, (place[-1] for place in everything(place)["blocks"]))]
+    assert [one[8:] for one in again] == [one[8:].replace(pack("<d", -0.0), pack("<d", 0.0)) for one in plain]
+    journal.close()
+
+
+def test_who_could_read_version_3_can_read_what_it_was_migrated_to(server: Server, tmp_path: Path) -> None:
+    url = server.database()
+    written(tmp_path / "run")
+    sync(Database(url), [tmp_path])
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in (
+            'DROP ROLE IF EXISTS "Odd reader"',
+            'CREATE ROLE "Odd reader" LOGIN',
+            'GRANT USAGE ON SCHEMA everstep TO "Odd reader"',
+            "DROP TABLE everstep.blocks",
+            "DROP INDEX everstep.labels",
+            "UPDATE everstep.version SET number = 3",
+            'GRANT SELECT ON ALL TABLES IN SCHEMA everstep TO "Odd reader"',
+        ):
+            connection.execute(statement)  # type: ignore[arg-type]
+    with Database(url).write():
+        pass
+    reading = make_url(url).set(username="Odd reader").render_as_string(hide_password=False)
+    with Database(reading).read() as found:
+        assert found.exec_driver_sql("SELECT count(*) FROM blocks").scalar_one() == 1
+        may = "SELECT has_table_privilege('Odd reader', 'everstep.blocks', 'INSERT')"
+        assert found.exec_driver_sql(may).scalar_one() is False
+
+
+def test_labels_are_found_without_a_look_at_every_row_of_the_records() -> None:
+    with Database(None).read() as connection:
+        asked = "SELECT run FROM fields WHERE path IN ('tags', 'note')"
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {asked}").all()
+        assert "USING INDEX labels" in plan[0][-1], plan
+        said = str(select(fields.c.run).where(is_label).compile(connection, compile_kwargs=LITERAL))
+        assert " ".join(said.split()).replace("fields.", "") == asked
+
+
+LITERAL = {"render_postcompile": True}
 
 
 def index_of(dump: Path, folder: Path) -> Path:

@@ -12,13 +12,18 @@ from law_support.points import Points
 SHARDS = 4
 """Tests that share the points, for pytest-xdist."""
 
-STARTS = {"first start": None, "resumed start": "checkpoint.fsync:20"}
+STARTS = {
+    "first start": (None,),
+    "resumed start": ("checkpoint.fsync:20",),
+    "first start, live arrays": (None, "--live"),
+    "resumed start, live arrays": ("checkpoint.fsync:20", "--live"),
+}
 """Which start is struck; the resumed one goes on from a start that was killed inside a commit."""
 
 
 @pytest.fixture(params=STARTS)
 def points(request: pytest.FixtureRequest, server: ForkServer, tmp_path: Path) -> Points:
-    return Points(server, tmp_path, STARTS[request.param])
+    return Points(server, tmp_path, *STARTS[request.param])
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))

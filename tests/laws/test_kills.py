@@ -17,15 +17,17 @@ Strike = Callable[..., None]
 
 
 @pytest.fixture
-def strike(server: ForkServer, tmp_path: Path, kill_seed: int, name: str, record_property: Any) -> Strike:
-    """Kills the scenario until so many kills counted, and notes them for the closing table."""
+def strike(
+    server: ForkServer, tmp_path: Path, kill_seed: int, name: str, tally: Any, record_property: Any
+) -> Strike:
+    """Kills the scenario until so many kills counted, and counts them for the closing table."""
 
     def until(**enough: int) -> None:
         print(f"{name}: seed {kill_seed}")
         campaign = Campaign(server, SCENARIOS[name], tmp_path, kill_seed)
         campaign.prepare()
         campaign.until(**enough)
-        record_property("kills", {"scenario": name, "seed": kill_seed, "counts": dict(campaign.counts())})
+        campaign.report(tally, record_property)
 
     return until
 

@@ -46,6 +46,8 @@ CADENCES = {
     "5 steps": lambda: everstep.Every(steps=5),
     "each epoch": lambda: everstep.Every(epochs=1),
     "both": lambda: everstep.Every(steps=3) | everstep.Every(epochs=1),
+    "5 steps, live arrays": lambda: everstep.Every(steps=5),
+    "both, live arrays": lambda: everstep.Every(steps=3) | everstep.Every(epochs=1),
 }
 
 SHAPES = {
@@ -73,7 +75,10 @@ def program(shape: str, data: str, accumulate: int, evaluate: str, services: str
     given = SHAPES[shape]
     return Program(
         arguments=(*SHORT, *DATA[data], "--accumulate", str(accumulate), "--evaluate", evaluate),
-        services=lambda: [*SERVICES[services](), everstep.Checkpoints(CADENCES[cadence]())],
+        services=lambda: [
+            *SERVICES[services](),
+            everstep.Checkpoints(CADENCES[cadence](), copy="live" not in cadence),
+        ],
         **{**given, "loop": {"default_services": False, **given.get("loop", {})}},
     )
 
@@ -94,16 +99,20 @@ def undisturbed(shape: str, data: str, accumulate: int, evaluate: str, services:
     return run_dir
 
 
-def check(crashes: list[Crash], cadence: str, **chosen: Any) -> None:
+def check(crashes: list[Crash], cadence: str, **chosen: Any) -> int:
+    """Crash a run and compare it with the one that was not; return how often it crashed."""
     crashed = program(**chosen, cadence=cadence)
     run_dir = _new_run()
+    happened = 0
     for crash in [*crashes, None]:
         try:
             crashed.run(run_dir, crash)
         except CrashError:
+            happened += 1
             continue
         break
     assert compare_runs(undisturbed(**chosen), run_dir) == []
+    return happened
 
 
 choices = {
@@ -116,8 +125,11 @@ choices = {
 }
 
 
-@settings(deadline=None, max_examples=40)
-@given(data=st.sampled_from(IN_PROCESS), **choices)
+in_process = given(data=st.sampled_from(IN_PROCESS), **choices)
+
+
+@settings(deadline=None, max_examples=20)
+@in_process
 @example(  # opening the pass anew draws from the program's generators
     data="plain",
     shape="a limit of steps",
@@ -127,7 +139,22 @@ choices = {
     cadence="3 steps",
     crashes=[Crash("start", 5)],
 )
+@example(  # the end of a pass draws from its generator, after a resume inside it too
+    data="plain, own generator",
+    shape="epochs across passes",
+    accumulate=2,
+    evaluate="bare",
+    services="early stop",
+    cadence="3 steps",
+    crashes=[Crash("tail", 9)],
+)
 def test_crashed_anywhere(**chosen: Any) -> None:
+    check(**chosen)
+
+
+@settings(deadline=None, max_examples=40)
+@in_process
+def test_crashed_anywhere_often(**chosen: Any) -> None:
     check(**chosen)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from law_support.forkserver import ForkServer
@@ -34,29 +35,37 @@ ACTIONS = ("kill", "SIGTERM", "ENOSPC")
 def test_struck_at_every_third_point_around_a_rollback(
     server: ForkServer, tmp_path: Path, action: str
 ) -> None:
-    strike_around(server, tmp_path, action, 3)
+    strike_around(server, tmp_path, action, range(len(action) % 3, 99, 3))
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_struck_at_each_point_around_a_rollback(server: ForkServer, tmp_path: Path, action: str) -> None:
-    strike_around(server, tmp_path, action, 1)
+def test_struck_at_each_point_around_a_rollback(
+    server: ForkServer, tmp_path: Path, action: str, tally: Any
+) -> None:
+    struck = strike_around(server, tmp_path, action, range(99))
+    kind = {"kill": "crash points", "SIGTERM": "signals", "ENOSPC": "refused operations"}[action]
+    tally(kind, struck, door="TrainLoop", by="points of everstep.hazard", how="around a rollback")
 
 
-def strike_around(server: ForkServer, tmp_path: Path, action: str, nth: int) -> None:
+def strike_around(server: ForkServer, tmp_path: Path, action: str, which: range) -> int:
+    """Strike at these points; return how many starts did not end as if nothing had been."""
     points = Points(server, tmp_path, None, *BAD)
     undone = RunJournal(points.undisturbed).rollbacks()
     assert len(undone) == 2, points.log.read_text()
     strikes = around_the_rollback(points.course())
-    assert len(strikes) > 9
-    for strike in strikes[len(action) % nth :: nth]:
+    assert 9 < len(strikes) < 99
+    struck = 0
+    for strike in strikes[which.start :: which.step]:
         run_dir = points.fresh()
         status = points.start(run_dir, f"{action}:{strike}")
         assert status in {"kill": (-9, 0), "SIGTERM": (143, -15, 0), "ENOSPC": (0, 1)}[action], (
             points.log.read_text()
         )
+        struck += status != 0
         go_on(points, run_dir, f"{action}:{strike}")
         again = RunJournal(run_dir).rollbacks()
         assert [one.batches for one in again] == [one.batches for one in undone]
+    return struck
 
 
 @pytest.mark.parametrize("door", ["loop", "supervisor", "trainer"])

@@ -28,11 +28,12 @@ Disturb = Callable[[Any, int], object]
 
 
 @contextmanager
-def nothing_at_all_left(run_dir: Path) -> Iterator[None]:
+def nothing_at_all_left(run_dir: Path, workers: int = 0) -> Iterator[None]:
     """Besides what `nothing_left` sees: worker processes, torch's hooks, Python's own, and the lock."""
     streams = (sys.stdout, sys.stderr, sys.excepthook)
     hooks = set(torch_optimizer._global_optimizer_post_hooks)
-    with nothing_left():
+    # torch closes the queues to its workers without waiting for the threads that feed them
+    with nothing_left(settle=5.0 if workers else 0.0):
         yield
         gc.collect()  # torch leaves the pipes of workers that have ended to the garbage collector
     assert multiprocessing.active_children() == []
@@ -154,7 +155,7 @@ ENDS: list[tuple[Disturb, type[BaseException] | None]] = [
 def test_nothing_outlives_the_block(
     tmp_path: Path, door: Any, workers: int, disturb: Disturb, error: type[BaseException] | None
 ) -> None:
-    with nothing_at_all_left(tmp_path):
+    with nothing_at_all_left(tmp_path, workers):
         if error is None:
             door(tmp_path, disturb, workers)
         else:

@@ -94,7 +94,7 @@ def test_a_second_signal_ends_it_at_once(
     program = Program(server, tmp_path, *OPTIONS["arrays"])
     victim = program.start()
     program.wait_for(victim, "body", step=12)
-    os.kill(victim.pid, signal.SIGKILL)
+    victim.kill()
     victim.wait(30)
     victim = program.start("--sleep", "60")  # so that the step cannot end
     program.wait_for(victim, "body")
@@ -133,7 +133,7 @@ def test_sigterm_and_after_a_short_grace_sigkill(
         time.sleep(draw.uniform(0, 0.05))
         signal_group(victim, signal.SIGTERM)
         time.sleep(draw.uniform(0, 0.03))
-        os.kill(victim.pid, signal.SIGKILL)
+        victim.kill()
         assert victim.wait(30) in (-signal.SIGKILL, 128 + signal.SIGTERM)
     program.finish("--sleep", "0")
     program.require_equal(undisturbed("loader"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import everstep
+import warm
 from everstep.errors import Interrupted, ProgressError, StateError
 from everstep.record import RunJournal
 from everstep.testing import ManualClock
@@ -28,6 +30,20 @@ def test_ctrl_c_in_the_middle_of_an_epoch_loses_no_step(tmp_path: Path) -> None:
     again = Tiny(tmp_path / "run", max_epoch=3).train()
     assert again.seen == straight.seen[6:]
     assert again.result() == straight.result()
+
+
+def test_a_script_that_imports_jupyter_ends_by_ctrl_c_as_a_script(tmp_path: Path) -> None:
+    """As libraries do: a script is not a notebook for that."""
+    program = f"""
+import ipykernel.ipkernel, os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
+from pathlib import Path
+from tiny_runs import Tiny
+ctrl_c = lambda loop, step: step == 6 and os.kill(os.getpid(), signal.SIGINT)
+Tiny(Path({str(tmp_path / "run")!r}), max_epoch=3).train(inside=ctrl_c)
+"""
+    assert warm.run([sys.executable, "-c", program]).returncode == 130
+    assert RunJournal(tmp_path / "run").status().step == 6
 
 
 def test_several_reasons_to_save_at_one_step_are_one_checkpoint(tmp_path: Path) -> None:

@@ -87,7 +87,8 @@ def test_a_run_that_other_batches_stopped_goes_on_once_they_are_accepted(tmp_pat
     assert tiny.loop.ending.finished and tiny.loop.ending.warnings == ()
     assert status(run_dir) == ("finished", None)
     (said,) = [line for line in tiny.lines if line.startswith("resume ")]
-    assert "not compared with earlier executions: a divergence was accepted" in said
+    assert "not compared with earlier executions: a divergence was accepted at step 7" in said
+    assert "start" not in said.partition("executions: ")[2]
 
 
 def test_only_what_has_diverged_can_be_accepted(diverged: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from everstep.errors import ConfigError, RunDirError
 from everstep.record import Block, Journal, Position, RunDir, RunJournal, read_earlier_steps
 from everstep.record.journal_format import float_bits
-from everstep.record.journal_reader import segment_path
+from everstep.record.segment_file import segment_path
 
 EVENTS = st.one_of(
     st.tuples(st.just("rows"), st.integers(1, 4), st.booleans()),
@@ -167,8 +167,8 @@ def test_a_run_has_ended_only_if_its_newest_start_did(tmp_path):
             Position(1, 10**6),
             "segment-0002.evj continues segment-0001.evj from 1000000, but that file ends at",
         ),
-        (Position(9, 50), "segment-0002.evj continues segment 9, which is missing"),
-        (Position(2, 50), "segment-0002.evj continues segment 2, which is missing"),
+        (Position(9, 50), "segment-0002.evj continues segment-0009.evj, which is missing"),
+        (Position(2, 50), "segment-0002.evj continues segment-0002.evj, which is missing"),
     ],
 )
 def test_a_broken_chain_is_noticed(tmp_path, parent, problem):
@@ -196,3 +196,47 @@ def test_an_unknown_metric_names_the_nearest(tmp_path):
         RunJournal(tmp_path).series("valid_loss", "step")
     assert RunJournal(tmp_path).series("valid_loss") == ([1], [0.0])  # its only phase
     assert RunJournal(tmp_path).series("valid_loss", "tail") == ([1], [0.0])
+
+
+def test_a_metric_and_its_phase_may_have_slashes(tmp_path):
+    segment(tmp_path, 1, None, block(1, name="Loss/train"), block(2, name="Loss/train", phase="eval/valid"))
+    run = RunJournal(tmp_path)
+    assert run.series("step/Loss/train") == run.series("Loss/train", "step") == ([1], [0.0])
+    assert run.series("eval/valid/Loss/train")[0] == [2]
+
+
+def test_a_segment_under_another_number_counts_for_nothing(tmp_path):
+    (tmp_path / "journal").mkdir()
+    for segment in (1, 2):
+        journal = Journal.open(tmp_path, segment, None, {})
+        record(journal, segment, [("rows", 2, False)])
+        journal.close()
+    segment_path(tmp_path, 1).rename(segment_path(tmp_path, 3))
+    run = RunJournal(tmp_path)
+    assert [row.value for row in run.rows()] == [200.0, 200.0]
+    (told,) = run.problems
+    assert told.startswith("segment-0003.evj: its header says segment 1; was it renamed?")
+    segment_path(tmp_path, 3).rename(segment_path(tmp_path, 1))
+    assert RunJournal(tmp_path).problems == []
+
+
+def test_a_segment_of_another_run_counts_for_nothing(tmp_path):
+    """It has the right number: only its first event says whose it is."""
+    runs = [RunDir.open(tmp_path / name, seed=1) for name in ("mine", "other")]
+    for value, run in enumerate(runs):
+        journal = Journal.open(run.path, 1, None, {})
+        record(journal, value, [("rows", 2, False)])
+        journal.close()
+    mine, other = (segment_path(run.path, 1) for run in runs)
+    own = mine.read_bytes()
+    mine.write_bytes(other.read_bytes())
+    read = RunJournal(runs[0].path)
+    assert list(read.rows()) == [] and read.segments()[0].started is False
+    (told,) = read.problems
+    said = f"the run {runs[1].id} has written it, and this is {runs[0].id}; no row of it is read"
+    assert told == f"segment-0001.evj: {said}"
+    (runs[0].path / "run.json").unlink()
+    (runs[0].path / ".run.json").unlink(missing_ok=True)
+    assert len(list(RunJournal(runs[0].path).rows())) == 2, "a run that has lost its name refuses nothing"
+    mine.write_bytes(own)
+    assert RunJournal(runs[0].path).problems == []

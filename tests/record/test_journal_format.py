@@ -151,7 +151,7 @@ def test_a_stored_block_knows_its_place_and_time(tmp_path):
     read = read_segment(path)
     assert [stored.offset for stored in read.blocks] == [positions[0].offset, positions[1].offset]
     assert read.events[0].time <= read.blocks[0].time <= read.blocks[1].time
-    assert read.events[0].data == {"parent": None, "facts": {"seed": 1}}
+    assert read.events[0].data == {"run": None, "parent": None, "facts": {"seed": 1}}
 
 
 def test_a_journal_of_version_1_is_read_for_ever():

@@ -1,14 +1,17 @@
 """The writer: what is durable when, and a disk that refuses."""
 
+import contextlib
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 from everstep import hazard
 from everstep.errors import JournalError, UsageError
-from everstep.record import Block, Journal, RunJournal, read_segment
+from everstep.record import Block, Journal, RunJournal, journal_format, read_segment
+from everstep.record.journal_links import check_links
 
 
 def block(*steps, name="loss"):
@@ -40,6 +43,19 @@ def test_nothing_reaches_the_file_before_a_flush(journal):
     position = journal.flush()
     assert position == (1, journal.path.stat().st_size)
     assert [event.kind for event in read_segment(journal.path).events] == ["segment", "hello"]
+
+
+def test_a_block_has_the_time_of_its_own_newest_row(journal):
+    """Not that of another metric, which may have been read much later."""
+    ends = []
+    for step, name in ((1, "valid_loss"), (1, "loss"), (2, "loss")):
+        journal.append(block(step, name=name))
+        ends.append(time.time())
+        while time.time() <= ends[-1]:
+            pass
+    journal.flush()
+    first, second = (found.time for found in read_segment(journal.path).blocks)
+    assert first <= ends[0] < ends[1] < second <= ends[2]
 
 
 def test_an_empty_block_is_no_row(journal):
@@ -246,6 +262,57 @@ def test_each_lost_row_is_declared_once_when_a_gap_is_written_and_more_is_lost(t
     lost = [event.data["rows"] for event in RunJournal(tmp_path).events("gap")]
     assert len(lost) > 1
     assert len(steps_of(tmp_path)) + sum(lost) == step
+
+
+@pytest.mark.parametrize("failing", ["ENOSPC:journal.write:2-1000", "EIO:journal.fsync:2-1000"])
+def test_behind_lost_rows_the_links_go_on(tmp_path, told, failing):
+    """An audit checks each frame that is left, and finds one that was taken away behind the gap."""
+    journal = Journal.open(tmp_path, 1, None, {}, warn=told.append, limit=3000)
+    journal.append(block(1))
+    journal.sync()
+    for again in range(3):  # a gap that is written and taken back, and a further one
+        hazard.arm(failing)
+        for step in range(60 * again + 2, 60 * again + 62):
+            journal.append(block(step))
+            if step % 7 == 0:
+                journal.event("kept", {"step": step})
+            with contextlib.suppress(OSError):
+                journal.sync() if step % 3 else journal.flush()
+        hazard.arm(None)
+        journal.append(block(60 * again + 62))
+        journal.event("later", {})
+        if again != 1:
+            journal.sync()
+    journal.close()
+    run = RunJournal(tmp_path)
+    assert len(list(run.events("gap"))) >= 2 and run.problems == []
+    found = check_links(journal.path)
+    assert found.linked and found.problems == []
+    assert sum("a full disk has cost" in note for note in found.notes) == len(list(run.events("gap")))
+
+    data = journal.path.read_bytes()
+    frames = list(journal_format.scan(data, journal_format.HEADER_SIZE))
+    for gone in frames[:-1]:  # nothing that is written later tells of the last one
+        journal.path.write_bytes(data[: gone.start] + data[gone.end :])
+        assert check_links(journal.path).problems, f"the frame at {gone.start} of {len(frames)} frames"
+
+
+def test_behind_a_decision_that_was_withdrawn_the_links_go_on(tmp_path):
+    """The message of the refusal is recorded, too, behind the decision."""
+    journal = Journal.open(tmp_path, 1, None, {}, warn=lambda message: journal.event("warned", {}))
+    journal.sync()
+    hazard.arm("ENOSPC:journal.write:1-1000")
+    with pytest.raises(OSError, match="waits to be written"):
+        journal.decide({"what": "something"})
+    hazard.arm(None)
+    journal.append(block(1))
+    journal.event("later", {})
+    journal.close()
+    kinds = [event.kind for event in RunJournal(tmp_path).events(valid=False)]
+    assert kinds == ["segment", "gap", "warned", "later"]
+    found = check_links(journal.path)
+    assert found.problems == []
+    assert ["refused a decision" in note for note in found.notes] == [True]
 
 
 def test_a_position_stays_true_when_rows_before_it_are_dropped(tmp_path, told):

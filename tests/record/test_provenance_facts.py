@@ -9,7 +9,8 @@ import numpy
 import pytest
 
 import everstep.record.provenance as provenance
-from everstep.record import facts
+from everstep.record import RunJournal, facts
+from tiny_runs import Boom, Tiny, boom_at
 
 
 @pytest.fixture
@@ -47,6 +48,20 @@ def test_a_start_is_described(monkeypatch):
     assert "everstep" in got["packages"] and "pytest" in got["packages"]
     assert not {"os", "json", "subprocess"} & set(got["packages"])
     assert "hunter2" not in json.dumps(got)
+
+
+def test_a_trial_that_is_started_again_by_hand_is_still_one_of_its_sweep(tmp_path, monkeypatch):
+    monkeypatch.setenv("EVERSTEP_SWEEP", "rates")
+    with pytest.raises(Boom):
+        Tiny(tmp_path / "run", max_epoch=3).train(boom_at(7))
+    monkeypatch.delenv("EVERSTEP_SWEEP")
+    Tiny(tmp_path / "run", max_epoch=3).train()
+    monkeypatch.setenv("EVERSTEP_SWEEP", "another")
+    Tiny(tmp_path / "run", max_epoch=4).train()
+    assert [one["sweep"] for one in RunJournal(tmp_path / "run").facts_since(1)] == ["rates"] * 3
+    monkeypatch.delenv("EVERSTEP_SWEEP")
+    Tiny(tmp_path / "other", max_epoch=1).train()
+    assert "sweep" not in RunJournal(tmp_path / "other").facts()
 
 
 def test_a_module_without_a_version_is_looked_up_once_per_process(monkeypatch):

@@ -140,6 +140,20 @@ def test_a_lost_copy_is_made_again(tmp_path):
     assert RunDir.open(tmp_path).notes
 
 
+def test_a_file_of_another_run_is_refused_and_takes_no_place(tmp_path):
+    run, other = RunDir.open(tmp_path / "a"), RunDir.open(tmp_path / "b")
+    whole = (run.path / "run.json").read_bytes()
+    for name in ("run.json", ".run.json"):
+        (run.path / name).write_bytes((other.path / "run.json").read_bytes())
+        for create in (True, False):
+            with pytest.raises(
+                RunDirError, match=r"run.json names the run .*, and its copy \.run\.json the run"
+            ):
+                RunDir.open(run.path, create=create)
+        (run.path / name).write_bytes(whole)
+        assert RunDir.open(run.path).notes == ()
+
+
 def test_a_run_that_lost_both_is_refused(tmp_path):
     RunDir.open(tmp_path)
     (tmp_path / "checkpoints").mkdir()

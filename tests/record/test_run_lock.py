@@ -6,6 +6,7 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -69,6 +70,15 @@ def test_a_holder_that_has_not_said_its_name_still_holds(tmp_path, holder):
     (tmp_path / "lock.json").unlink()
     with pytest.raises(RunLockedError, match="another process"):
         RunLock(tmp_path).acquire()
+
+
+def test_a_holder_that_began_in_the_same_moment_is_waited_for_until_it_has_said_its_name(tmp_path, holder):
+    (tmp_path / "lock.json").rename(tmp_path / "later")
+    timer = threading.Timer(0.2, (tmp_path / "later").rename, [tmp_path / "lock.json"])
+    timer.start()
+    with pytest.raises(RunLockedError, match=f"in use by process {holder.pid}"):
+        RunLock(tmp_path).acquire()
+    timer.join()
 
 
 def test_a_dead_holders_lock_is_taken_over_saying_so(tmp_path, holder):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import xxhash
 
+import warm
 from everstep import hazard
 from everstep.metrics.collector import is_wall
 from everstep.record import Block, Trail, read_trail, trail_path
@@ -361,3 +363,16 @@ def test_values_of_one_name_are_folded_as_the_journal_folds_them(trail: Trail) -
     ((key, row),) = _folded(found.marks)
     assert key == (1, 1, "step", "loss", 0)
     assert row == (int(np.float64((0.3 + 0.1 + 0.2 + 0.7) / 5).view(np.uint64)), 5)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["killed", "and its journal lost"])
+def test_a_trail_that_a_killed_start_was_making_is_deleted_by_the_next(tmp_path: Path, lost: bool) -> None:
+    program = Path(__file__).parent.parent / "laws" / "law_support" / "victim_numpy.py"
+    command = [sys.executable, str(program), str(tmp_path / "run"), "--steps", "4", "--sleep", "0"]
+    armed = {**os.environ, "EVERSTEP_HAZARD": "kill:trail.rename:1"}
+    assert warm.run(command, env=armed).returncode == -9
+    assert list((tmp_path / "run" / "journal").glob(".tmp-*"))
+    if lost:  # as by a power cut: the next start has the same number
+        (tmp_path / "run" / "journal" / "segment-0001.evj").unlink()
+    assert warm.run(command).returncode == 0
+    assert not list((tmp_path / "run").rglob(".tmp-*"))

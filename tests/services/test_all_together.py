@@ -48,6 +48,8 @@ listed = [
     services.LogVariables(["*loss"], every=Every(steps=5)),
     services.FinalValues(lambda: {"norm": model.weight.norm().item()}),
     services.Throughput(2, every=Every(steps=3)),
+    services.Notify(command=["cat"]),
+    services.System(every=Every(steps=4)),
     services.Profile(Every(steps=6), steps=2, keep=1),
     everstep.Checkpoints(Every(steps=4) | Every(epochs=1)),
 ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from click.testing import CliRunner
 import everstep
 from everstep.checkpoint.manifest import ARRAYS, FORMAT, MANIFEST, OLDEST, packed
 from everstep.cli.group import commands
-from tiny_runs import Boom, Tiny, boom_at
+from everstep.errors import Interrupted
+from tiny_runs import Boom, Tiny, boom_at, events
 
 VALUES = {1: 0.5, 2: 0.2, 3: 0.3, 4: 0.9}
 """Of each epoch, of four steps: the best two are of epochs 2 and 3."""
@@ -147,3 +150,106 @@ def test_what_a_trainer_evaluates_after_the_end_is_what_was_loaded(tmp_path: Pat
     tiny = train(best_run(run, keep=2))
     assert tiny.loop._engine.restored is not None and tiny.loop._engine.restored.path is not None
     assert Path(tiny.loop._engine.restored.path).name == NEXT
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_what_the_disk_refused_is_said_and_named_by_no_later_checkpoint(tmp_path: Path, copy: bool) -> None:
+    """The save of the best value fails, and the saves that follow do not."""
+    run = tmp_path / "run"
+    best = everstep.Best("valid_loss", keep=2, restore_at_end=True)
+    tiny = Tiny(run, services=[best, everstep.Checkpoints(everstep.Every(epochs=1), copy=copy)], max_epoch=4)
+
+    def tail(loop: Any, epoch: int) -> None:
+        loop.collect_metrics(valid_loss=VALUES[epoch])
+        refuse_at(epoch)
+
+    try:
+        tiny.train(tail=tail)
+    finally:
+        everstep.hazard.arm(None)
+    refused, lost, end = tiny.loop.ending.warnings
+    assert "a save failed" in refused
+    assert f"the weights of the best valid_loss in {BEST} are not kept" in lost
+    assert "(0.3, step 12); not those of 0.2, step 8: they were not kept" in end
+    assert tiny.loop.best is not None and (tiny.loop.best.value, tiny.loop.best.path) == (0.2, None)
+    assert kept_in(run) == {"valid_loss": [NEXT]}
+
+
+def kept_in(run_dir: Path) -> Any:
+    """What the newest checkpoint says of best weights."""
+    newest = sorted((run_dir / "checkpoints").iterdir(), key=lambda path: path.name[-8:])[-1]
+    return json.loads((newest / MANIFEST).read_text())["body"]["meta"]["kept"]
+
+
+def refuse_at(epoch: int) -> None:
+    """Refuse the folder of the best weights, which is the first that a save makes."""
+    everstep.hazard.arm("ENOSPC:checkpoint.mkdir:1" if epoch == 2 else None)
+
+
+def test_what_the_disk_refused_is_not_named_by_the_checkpoint_of_an_interruption(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    saves = everstep.Checkpoints(everstep.Every(epochs=1))
+    tiny = Tiny(run, services=[everstep.Best("valid_loss"), saves], max_epoch=4)
+
+    def tail(loop: Any, epoch: int) -> None:
+        loop.collect_metrics(valid_loss=VALUES[epoch])
+        refuse_at(epoch)
+        if epoch == 3:  # the state that was kept after the steps is committed
+            os.kill(os.getpid(), signal.SIGTERM)
+            loop.collect_metrics(test_loss=1.0)
+
+    with pytest.raises(Interrupted):
+        tiny.train(tail=tail)
+    assert kept_in(run) == {}
+    assert any("in epoch-0002-step-00000008 are not kept" in told for told in tiny.loop.ending.warnings)
+
+
+def test_what_an_earlier_timeline_kept_does_not_stand_for_what_the_disk_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    saves = everstep.Checkpoints(everstep.Every(epochs=1), keep_last=None)
+    with pytest.raises(Boom):
+        train(best_run(run, keep=2), crash_at=15)
+    best = everstep.Best("valid_loss", keep=2, restore_at_end=True)
+    tiny = Tiny(run, services=[best, saves], max_epoch=4, resume=4)
+
+    def tail(loop: Any, epoch: int) -> None:
+        loop.collect_metrics(valid_loss=VALUES[epoch] / 2)
+        refuse_at(epoch)
+        assert epoch > 3 or (run / "best" / "valid_loss" / BEST).is_dir()
+
+    tiny.train(tail=tail)
+    assert kept_in(run) == {"valid_loss": [NEXT]}
+    assert "(0.15, step 12); not those of 0.1, step 8" in tiny.loop.ending.warnings[-1]
+
+
+def test_weights_of_another_value_are_not_loaded_at_the_end(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(best_run(run, keep=2))
+    manifest = run / "best" / "valid_loss" / BEST / MANIFEST
+    body = json.loads(manifest.read_bytes())["body"]
+    manifest.write_bytes(packed({**body, "meta": {**body["meta"], "value": 0.25}}))
+    again = train(best_run(run, keep=2))
+    told = again.loop.ending.warnings[-1]
+    assert "(0.3, step 12); not those of 0.2, step 8" in told and "has the weights of 0.25" in told
+
+
+def test_a_disk_that_refuses_to_delete_fails_no_save(tmp_path: Path) -> None:
+    """The commit stands, is announced, and the best weights that it names are kept."""
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "step-00000001-00000000.safetensors").touch()
+
+    def link(loop: Any, epoch: int) -> None:
+        loop.collect_metrics(valid_loss=VALUES[epoch])
+        if epoch == 2:
+            (run / "shared").symlink_to(elsewhere)  # in which old files are to be deleted
+        if epoch == 3:
+            (run / "shared").unlink()
+
+    tiny = Tiny(run, services=[everstep.Best("valid_loss", keep=2)], max_epoch=4).train(tail=link)
+    (told,) = tiny.loop.ending.warnings
+    assert "what no rule keeps could not be deleted" in told and "it is a link" in told
+    assert tiny.loop.ending.failed_saves == 0 and list(elsewhere.iterdir())
+    names = [f"epoch-{epoch:04d}-step-{4 * epoch:08d}" for epoch in range(5)]
+    assert [data["name"] for data in events(run, "checkpoint")] == names
+    assert kept_in(run) == {"valid_loss": [BEST, NEXT]}

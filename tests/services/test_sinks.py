@@ -200,7 +200,10 @@ def test_a_sink_that_comes_later_or_lost_its_files_writes_all_there_was(tmp_path
         tiny(tmp_path / "run", sinks=()).train(boom_at(5), tail=evaluated)
     with pytest.raises(Boom):
         tiny(tmp_path / "run").train(boom_at(8), tail=evaluated)
-    for path in [*(tmp_path / "run" / "logs").glob("metrics.*"), *(tmp_path / "run").rglob("*.everstep")]:
+    for path in [
+        *(tmp_path / "run" / "logs").glob("metrics.*"),
+        *(tmp_path / "run" / "logs").rglob("*.everstep"),
+    ]:
         path.unlink()
     tiny(tmp_path / "run").train(tail=evaluated)
     require_same_files(tmp_path / "whole", tmp_path / "run")
@@ -281,7 +284,7 @@ def test_files_that_are_harmed_meanwhile_are_made_anew(
         if step == at:
             for file in [
                 *(tmp_path / "run" / "logs").glob("metrics.*"),
-                *(tmp_path / "run").rglob("*.everstep"),
+                *(tmp_path / "run" / "logs").rglob("*.everstep"),
             ]:
                 harm(tmp_path / "run", file)
 
@@ -378,6 +381,41 @@ WRONG: dict[str, Any] = {
 def test_a_wrong_summary_is_a_warning(tmp_path: Path, message: str) -> None:
     run = tiny(tmp_path / "run").train(tail=lambda loop, epoch: loop.add_summary(WRONG[message]))
     assert len(run.loop.ending.warnings) == 3 and message in run.loop.ending.warnings[0]
+
+
+class Texts(Service):
+    """Adds a summary after each third step, and after each epoch."""
+
+    stage = everstep.Stage.MEASURE
+
+    def open(self, run: Any) -> None:
+        self.loop = run
+
+    def run(self, boundary: everstep.Boundary) -> None:
+        self.loop.add_summary({boundary.moment.value: f"after {boundary.step}"})
+
+
+def test_a_service_adds_summaries_once_also_after_a_crash(tmp_path: Path) -> None:
+    found = []
+    for name, crashes in (("undisturbed", False), ("resumed", True)):
+
+        def start(run_dir: Path = tmp_path / name) -> Tiny:
+            texts = Texts("texts", Every(steps=3) | Every(epochs=1))
+            services = [texts, TensorBoard(), Checkpoints(every=Every(steps=2))]
+            return Tiny(run_dir, max_epoch=2, services=services)
+
+        if crashes:
+            with pytest.raises(Boom):
+                start().train(boom_at(6))
+        start().train()
+        written = {tag: values for tag, values in points(tmp_path / name).items() if tag.startswith("after")}
+        found.append(written)
+    assert found[0] == found[1]
+    told = {tag: [(step, text.decode()) for step, text in values] for tag, values in found[0].items()}
+    assert told == {
+        "after_step": [(step, f"after {step}") for step in (3, 6)],
+        "after_epoch": [(step, f"after {step}") for step in (4, 8)],
+    }
 
 
 def test_a_table_of_some_metrics_with_another_delimiter(tmp_path: Path) -> None:

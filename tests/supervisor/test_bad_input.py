@@ -106,7 +106,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("no file system may be mounted here; the armed hazards test the same paths")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    # lazily: a process that the test has ended may not be gone, and holds the disk until it is
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_a_read_only_disk(disk: Path) -> None:

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 import everstep
 from everstep.backends.torch.backend import TorchBackend
 from everstep.cli.show import command as show
+from everstep.contracts.group import DataRanks
 from everstep.supervisor.opening.machine import changes, fingerprint
 from tiny_runs import Boom, Tiny, boom_at
 
@@ -72,7 +73,10 @@ def test_the_run_stays_marked(tmp_path: Path) -> None:
     longer = Here(tmp_path, 2, max_epoch=3).train()
     assert not longer.said("machine") and not longer.loop.ending.one_fingerprint
     shown = CliRunner().invoke(show, [str(tmp_path)]).output
-    assert f"{longer.loop.ending.digest} (computed on more than one kind of machine)" in shown
+    assert (
+        f"{longer.loop.ending.digest} (computed on more than one kind of machine, number or layout of ranks)"
+        in shown
+    )
 
 
 def test_a_finished_run_computes_nothing_and_says_nothing(tmp_path: Path) -> None:
@@ -101,7 +105,7 @@ def test_under_the_same_one_a_difference_is_the_program_s(tmp_path: Path) -> Non
 
 
 def test_a_framework_that_one_side_has_not_imported_is_no_difference() -> None:
-    here = fingerprint({})
+    here = fingerprint({}, DataRanks([0]))
     assert changes({"numpy": here["numpy"], "machine": here["machine"]}, here) == []
     assert changes(None, here) == []
     other = {**here, "machine": {**here["machine"], "processor": "abacus"}}

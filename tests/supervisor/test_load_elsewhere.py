@@ -214,3 +214,24 @@ def test_a_choice_that_takes_nothing_is_an_error(tmp_path: Path) -> None:
     for wrong in ({"include": "^modle/"}, {"include": "^old/", "rename": {"^model": "m"}}, {"exclude": "."}):
         with pytest.raises(ConfigError, match=r"takes nothing of .*after rename=: .*0\.weight"):
             everstep.load(InitFrom(tmp_path, **wrong), {"model": Net().model})
+
+
+def test_only_the_bytes_of_the_entry_are_read(tmp_path: Path, trained: Trained) -> None:
+    """The optimizer is damaged, and the model is loaded; a resume would pass the checkpoint over."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(trained[0] / "checkpoints" / "epoch-0004-step-00000008", folder)
+    path = folder / "arrays.safetensors"
+    raw = bytearray(path.read_bytes())
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    start = 8 + int.from_bytes(raw[:8], "little")
+    raw[start + header["user/optimizer/state/0/exp_avg"]["data_offsets"][0]] ^= 1
+    path.write_bytes(raw)
+    net = Net()
+    everstep.load(folder, {"model": net.model})
+    assert torch.equal(net.model.state_dict()["0.weight"], trained[1][4]["0.weight"])
+    with pytest.raises(everstep.errors.DamagedCheckpointError, match="has changed"):
+        everstep.load(folder, {"optimizer": net.optimizer})
+    raw[start + header["user/model/0.weight"]["data_offsets"][0]] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(everstep.errors.DamagedCheckpointError, match="has changed"):
+        everstep.load(folder, {"model": net.model})

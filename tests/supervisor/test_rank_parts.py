@@ -20,12 +20,28 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import everstep
 from everstep.checkpoint import format, read_checkpoint
 from everstep.contracts.data import Cursor, Share, Stream
+from everstep.contracts.group import DataRanks, Group
 from everstep.contracts.state import HostArray
 from everstep.data.adapt import as_stream
 from everstep.errors import RestoreError
-from everstep.state import Encoded, capture, decode, digest, encode, isolated, merge, rekey, restore, split
+from everstep.state import (
+    Encoded,
+    PerRank,
+    Slot,
+    capture,
+    decode,
+    digest,
+    encode,
+    isolated,
+    merge,
+    portable,
+    rekey,
+    restore,
+    split,
+)
 from everstep.supervisor.saving.rank_parts import for_rank, own_paths
 from everstep.supervisor.saving.replicas import digests
+from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.streams.run_streams import Streams
 
 names = st.sampled_from(["a", "b", "a/b", "$a", "", "%", "a~", "\ud800", "#", "state"])
@@ -98,6 +114,9 @@ def test_two_parts_with_the_same_value_are_refused() -> None:
 # ------------------------------------------------------------------------------------ a rank's tree
 
 
+BRANCH = {"pass": 0, "left": None, "generators": [], "data": None, "varies": False, "opened": [], "given": []}
+
+
 def saved(rank: int, size: int, memory: bool = False, state: Any = None) -> tuple[Encoded, Encoded]:
     """Save a small state of one rank, with its own generators."""
     with isolated():
@@ -107,7 +126,7 @@ def saved(rank: int, size: int, memory: bool = False, state: Any = None) -> tupl
         tree = {
             "progress": {"seed": 7, "step": 5},
             "user": {"w": np.arange(3.0), **({"memory": [rank]} if memory else {})},
-            "streams": {"train": {"pass": 0, "position": {"batches": 2, "state": state}}},
+            "streams": {"train": {**BRANCH, "position": {"batches": 2, "state": state}}},
             "rng": {f"rank{rank}": capture(), f"lines{rank}": {}},
             "wall": {"seconds": 1.0 + rank},
         }
@@ -115,7 +134,7 @@ def saved(rank: int, size: int, memory: bool = False, state: Any = None) -> tupl
     return split(encode(tree), own if size > 1 else [])
 
 
-def written(folder: Path, both: list[tuple[Encoded, Encoded]]) -> Path:
+def written(folder: Path, both: list[tuple[Encoded, Encoded]], meta: Any = None) -> Path:
     """Write a checkpoint as its ranks do: the common tree of rank 0, and the own tree of each."""
     folder = folder / f"of-{len(both)}" / "step-00000005"
     if not folder.exists():
@@ -123,22 +142,23 @@ def written(folder: Path, both: list[tuple[Encoded, Encoded]]) -> Path:
         common = both[0][0]
         file = format.write_common(folder, common)
         ranks = [format.write_own(folder, rank, own, common) for rank, (_, own) in enumerate(both)]
-        facts = {"epoch": 1, "phase": "step", "partial": False, "segment": 1, "meta": None, "digest": ""}
+        facts = {"epoch": 1, "phase": "step", "partial": False, "segment": 1, "meta": meta, "digest": ""}
         format.write_manifest(folder, {"name": folder.name, "step": 5, **facts}, common, file, ranks)
     return folder
 
 
-def opened_by(path: Path, rank: int, size: int, declared: tuple[str, ...] = ()) -> tuple[Encoded, str | None]:
-    found, note = for_rank(read_checkpoint(path, rank), rank=rank, size=size, per_rank=declared)
-    return Encoded(found.structure, found.arrays), note
+def opened_by(path: Path, rank: int, size: int, memory: Any = None) -> Encoded:
+    """Open a checkpoint as a rank of a program whose `memory` is declared, if one is given."""
+    user = UserState({"w": np.zeros(3)} | ({} if memory is None else {"memory": memory}))
+    found = for_rank(read_checkpoint(path, rank), Group(rank, size, None), user)
+    return Encoded(found.structure, found.arrays)
 
 
 def opened(
-    folder: Path, size_saved: int, size: int, rank: int, declared: tuple[str, ...] = (), **facts: Any
-) -> tuple[Any, str | None]:
+    folder: Path, size_saved: int, size: int, rank: int, declared: Any = None, **facts: Any
+) -> tuple[Any, Path]:
     path = written(folder, [saved(each, size_saved, **facts) for each in range(size_saved)])
-    encoded, note = opened_by(path, rank, size, declared)
-    return decode(encoded), note
+    return decode(opened_by(path, rank, size, declared)), path
 
 
 def draws(tree: Any, rank: int) -> tuple[float, float]:
@@ -149,66 +169,220 @@ def draws(tree: Any, rank: int) -> tuple[float, float]:
 
 def test_each_rank_gets_its_own_back_and_the_rest_from_the_writer(tmp_path: Path) -> None:
     path = written(tmp_path, [saved(rank, 4, memory=True, state=rank) for rank in range(4)])
-    found = [opened_by(path, rank, 4, ("memory",)) for rank in range(4)]
-    trees, notes = [decode(tree) for tree, _ in found], {note for _, note in found}
+    trees = [decode(opened_by(path, rank, 4, PerRank([]))) for rank in range(4)]
     assert [tree["user"]["memory"] for tree in trees] == [[0], [1], [2], [3]]
     assert [tree["streams"]["train"]["position"]["state"] for tree in trees] == [0, 1, 2, 3]
     assert {tree["wall"]["seconds"] for tree in trees} == {1.0}
     assert len({draws(tree, rank) for rank, tree in enumerate(trees)}) == 4
-    assert notes == {None}
 
 
-@pytest.mark.parametrize(("before", "now"), [(1, 4), (4, 8), (2, 3)])
-def test_further_ranks_have_keyed_generators_as_noted(tmp_path: Path, before: int, now: int) -> None:
+@pytest.mark.parametrize(("before", "now"), [(1, 4), (4, 8), (2, 3), (4, 2), (4, 1)])
+def test_another_number_of_ranks_has_keyed_generators(tmp_path: Path, before: int, now: int) -> None:
     here = digest(encode(capture()))
-    trees, notes = zip(*(opened(tmp_path, before, now, rank) for rank in range(now)), strict=True)
+    trees = [opened(tmp_path, before, now, rank)[0] for rank in range(now)]
     assert digest(encode(capture())) == here, "to read a checkpoint draws nothing"
     found = [draws(tree, rank) for rank, tree in enumerate(trees)]
     assert len(set(found)) == now, "each rank draws other numbers"
-    assert found[:before] == [draws(opened(tmp_path, before, before, r)[0], r) for r in range(before)]
-    assert found[-1] == draws(opened(tmp_path, before, now, now - 1)[0], now - 1), "equal at each start"
-    (note,) = set(notes)
-    assert f"is of {before} rank" in note and f"has {now} ranks" in note and "not to the bit" in note
-    assert f"ranks from {before} on" in note
+    assert found[0] == draws(opened(tmp_path, before, before, 0)[0], 0), "rank 0 keeps its own"
+    again = opened(tmp_path, before, now, now - 1)[0]
+    assert found[-1] == draws(again, now - 1), "equal at each start"
+    if 1 < now < before:
+        assert found[1] != draws(opened(tmp_path, before, before, 1)[0], 1)
+    assert found[1:] == [draws(opened(tmp_path, 5, now, each)[0], each) for each in range(1, now)]
 
 
-def test_fewer_ranks_get_theirs(tmp_path: Path) -> None:
-    tree, note = opened(tmp_path, 4, 1, 0)
-    assert draws(tree, 0) == draws(opened(tmp_path, 4, 4, 0)[0], 0)
-    assert note is not None and "of 4 ranks, and this start has 1 rank" in note and "keyed" not in note
+def test_the_first_part_draws_on_as_the_rank_that_read_it(tmp_path: Path) -> None:
+    both = [saved(rank, 2) for rank in range(2)]
+    path = written(tmp_path, both, {"data_ranks": [1, 0]})
+    assert draws(decode(opened_by(path, 0, 3)), 0) == draws(decode(both[1][1]), 1)
 
 
-def test_what_is_equal_on_all_saved_ranks_is_that_of_further_ranks(tmp_path: Path) -> None:
-    tree, _ = opened(tmp_path, 4, 8, 7, state={"epoch": 3})
-    assert tree["streams"]["train"]["position"] == {"batches": 2, "state": {"epoch": 3}}
+def test_lines_that_run_again_draw_the_same_at_each_start(tmp_path: Path) -> None:
+    def lines(rank: int) -> tuple[Encoded, Encoded]:
+        common, own = saved(rank, 2)
+        with isolated():
+            random.seed(rank)
+            marks = {place: {"global": capture(), "state": {"g": rank}} for place in ("enter", "epoch")}
+        branch = {f"rank{rank}": capture(), f"lines{rank}": marks}
+        return common, encode({**decode(own), "rng": branch})
+
+    path = written(tmp_path, [lines(rank) for rank in range(2)])
+    first, second = (decode(opened_by(path, rank, 3))["rng"] for rank in (0, 2))
+    assert digest(encode(second["lines2"]["enter"])) == digest(encode(first["lines0"]["enter"]))
+    assert digest(encode(second["lines2"]["epoch"]["global"])) == digest(encode(second["rank2"]))
 
 
-@pytest.mark.parametrize("size", [1, 3, 8])
-def test_what_differs_by_rank_is_not_given_to_other_ranks(tmp_path: Path, size: int) -> None:
-    path = written(tmp_path, [saved(rank, 4, state={"seed": rank}) for rank in range(4)])
+# ------------------------------------------------------------- the devices of ranks that see all of them
+
+
+class Devices:
+    """Two CUDA devices that each process sees, as torch.cuda tells; their generators are of the CPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.generators, self.current = [torch.Generator(), torch.Generator()], 0
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: self.current)
+        states = lambda: [each.get_state() for each in self.generators]  # noqa: E731
+        monkeypatch.setattr(torch.cuda, "get_rng_state_all", states)
+        monkeypatch.setattr(torch.cuda, "set_rng_state", self.set)
+
+    def set(self, state: torch.Tensor, device: int | str = "cuda") -> None:
+        self.generators[self.current if device == "cuda" else int(device)].set_state(state)
+
+    def process(self, device: int) -> None:
+        """Begin a process of which this is the device."""
+        self.current = device
+        for each in self.generators:
+            each.manual_seed(5)
+
+    def dropout(self) -> float:
+        return float(torch.rand((), generator=self.generators[self.current]))
+
+
+def test_ranks_with_one_part_are_compared_by_what_their_own_devices_drew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    devices = Devices(monkeypatch)
+    told = []
+    for rank, drawn in ((0, 1), (1, 1), (1, 2)):
+        devices.process(rank)
+        for _ in range(drawn):
+            devices.dropout()
+        own = encode({"rng": {f"rank{rank}": capture(), f"lines{rank}": {}}})
+        told.append(digests(Encoded({}), own, (0, 1)))
+    assert told[0] == told[1] != told[2]
+
+
+@pytest.mark.parametrize("place", ["now", "enter"])
+def test_ranks_of_the_first_part_draw_on_their_own_devices(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = Devices(monkeypatch)
+    devices.process(0)
+    devices.dropout()
+    common = saved(0, 1)[0]
+    drawn = capture()
+    marks = {"enter": {"global": drawn, "state": {}}}
+    whole = encode({**decode(common), "rng": {"rank0": drawn, "lines0": marks}})
+    expected = devices.dropout()
+    path = written(tmp_path, [(whole, Encoded({}))])
+    group = Group(1, 2, None)
+    group.data = DataRanks([0, 0])
+    devices.process(1)
+    found = for_rank(read_checkpoint(path, 1), group, UserState({"w": np.zeros(3)}))
+    tree = decode(Encoded(found.structure, found.arrays))["rng"]
+    with isolated():
+        restore(tree["rank1"] if place == "now" else tree["lines1"]["enter"]["global"])
+        assert devices.dropout() == expected
+
+
+def test_a_rank_gets_the_states_of_all_its_devices_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = Devices(monkeypatch)
+    devices.process(1)
+    devices.dropout()
+    kept = capture()
+    states = [each.get_state() for each in devices.generators]
+    older = {**kept, "torch": {name: kept["torch"][name] for name in ("cpu", "cuda")}}
+    for state in (kept, older, portable(older)):  # the device was not always saved
+        devices.process(0)
+        restore(state)
+        assert all(map(torch.equal, (each.get_state() for each in devices.generators), states))
+
+
+# --------------------------------------------------------------------------- entries of each rank
+
+
+def taken(states: list[list[int]], rank: int, size: int) -> list[int]:
+    """Divide the members of all memories by their place."""
+    return [each for state in states for each in state][rank::size]
+
+
+@pytest.mark.parametrize(("before", "now"), [(4, 8), (4, 1), (1, 3), (3, 2)])
+def test_a_function_merges_an_entry_of_each_rank(tmp_path: Path, before: int, now: int) -> None:
+    memory = PerRank([], merge=taken)
+    found = [opened(tmp_path, before, now, rank, memory, memory=True)[0] for rank in range(now)]
+    assert sorted(each for tree in found for each in tree["user"]["memory"]) == list(range(before))
+    assert [tree["user"]["memory"] for tree in found] == [
+        taken([[each] for each in range(before)], rank, now) for rank in range(now)
+    ]
+
+
+def test_a_function_is_not_asked_where_the_number_is_the_same(tmp_path: Path) -> None:
+    memory = PerRank([], merge=lambda states, rank, size: 1 / 0)
+    assert opened(tmp_path, 2, 2, 1, memory, memory=True)[0]["user"]["memory"] == [1]
+
+
+def test_a_function_gets_the_value_of_a_slot_and_copies(tmp_path: Path) -> None:
+    def emptied(states: list[Any], rank: int, size: int) -> Any:
+        assert [each.tolist() for each in states] == [[0.0], [10.0]]
+        total = sum(states)
+        for each in states:
+            each[:] = 0  # a copy, which the second call has not seen
+        return total
+
+    def of_slot(rank: int) -> tuple[Encoded, Encoded]:
+        common, own = saved(rank, 2)
+        slot = {"value": np.array([10.0 * rank]), "replaced": False}
+        return common, encode({**decode(own), "user": {"memory": slot}})
+
+    path = written(tmp_path, [of_slot(rank) for rank in range(2)])
+    memory = PerRank(Slot(np.zeros(1)), merge=emptied)
+    found = decode(opened_by(path, 0, 3, memory))["user"]["memory"]
+    assert found["value"].tolist() == [10.0] and found["replaced"] is False
+
+
+WRONG: dict[str, Any] = {
+    "a dict for a list": lambda states, rank, size: {"a": 1},
+    "KeyError: 'x'": lambda states, rank, size: {}["x"],
+    "cannot be saved": lambda states, rank, size: [object()],
+    "another state the second time": lambda states, rank, size: [random.random()],
+    "a NoneType for a list": lambda states, rank, size: states.clear(),
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_a_function_that_fails_or_does_not_fit_is_refused(tmp_path: Path, said: str) -> None:
+    with pytest.raises(RestoreError, match=r"of 4 ranks, and this start has 2 ranks.*'memory'") as caught:
+        opened(tmp_path, 4, 2, 1, PerRank([], merge=WRONG[said]), memory=True)
+    assert said in str(caught.value), caught.value
+
+
+@pytest.mark.parametrize(("before", "now"), [(4, 8), (4, 1), (1, 2)])
+def test_an_entry_without_a_function_is_refused_by_name(tmp_path: Path, before: int, now: int) -> None:
     with pytest.raises(
-        RestoreError,
-        match=r"'streams/train/position/state/seed' is not the same on all saved ranks.*start with 4 ranks",
+        RestoreError, match=rf"of {before} rank.*cannot be divided.*merge=function.*start with {before}"
     ):
-        opened_by(path, 0, size)
+        opened(tmp_path, before, now, 0, PerRank([]), memory=True)
 
 
-@pytest.mark.parametrize(("before", "now"), [(4, 8), (4, 1)])
-def test_an_entry_of_each_rank_is_not_divided_among_others(tmp_path: Path, before: int, now: int) -> None:
-    with pytest.raises(
-        RestoreError, match=r"of 4 ranks, and this .*own cannot be divided.*'memory'; start with 4"
-    ):
-        opened(tmp_path, before, now, 0, ("memory",), memory=True)
-
-
-def test_an_entry_of_one_process_is_not_given_to_several_ranks(tmp_path: Path) -> None:
-    with pytest.raises(RestoreError, match=r"is of 1 rank, and this start has 2 ranks.*'memory'"):
-        opened(tmp_path, 1, 2, 1, ("memory",), memory=True)
-
-
-def test_an_entry_that_was_each_ranks_own_must_be_declared_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("now", [4, 3])
+def test_an_entry_that_was_each_ranks_own_must_be_declared_again(tmp_path: Path, now: int) -> None:
     with pytest.raises(RestoreError, match=r"step-00000005: .*not declared so now: 'memory'.*PerRank"):
-        opened(tmp_path, 4, 4, 1, (), memory=True)
+        opened(tmp_path, 4, now, 1, [], memory=True)
+
+
+def test_an_open_window_is_refused(tmp_path: Path) -> None:
+    def window(rank: int) -> tuple[Encoded, Encoded]:
+        common, own = saved(rank, 2)
+        return common, encode({**decode(own), "gradients": {"torch": {"grad": {"model": {"w": np.ones(2)}}}}})
+
+    path = written(tmp_path, [window(rank) for rank in range(2)])
+    with pytest.raises(RestoreError, match=r"window of accumulated gradients.*of 2 ranks; start with 2"):
+        opened_by(path, 0, 1)
+    opened_by(path, 0, 2)
+
+
+def test_what_has_to_be_equal_is_compared(tmp_path: Path) -> None:
+    def odd(rank: int) -> tuple[Encoded, Encoded]:
+        common, own = saved(rank, 2)
+        return common, encode({**decode(own), "progress": {"window": rank}})
+
+    path = written(tmp_path, [odd(rank) for rank in range(2)])
+    with pytest.raises(
+        RestoreError, match=r"'progress/window' is not the same on all saved ranks.*start with 2"
+    ):
+        opened_by(path, 0, 3)
 
 
 @pytest.mark.parametrize(("rank", "device"), [(0, "cuda:0"), (1, "cuda")])
@@ -218,7 +392,7 @@ def test_each_rank_loads_what_is_in_common_onto_its_device(tmp_path: Path, rank:
         return Encoded({"user": {name: {"$array": f"user/{name}"}}}, {f"user/{name}": array})
 
     path = written(tmp_path, [(on("cuda:0", "w"), on(f"cuda:{each}", "memory")) for each in range(2)])
-    tree, _ = opened_by(path, rank, 2, ("memory",))
+    tree = opened_by(path, rank, 2, PerRank([]))
     assert tree.arrays["user/w"].extra == {"device": device, "parameter": True}
     assert tree.arrays["user/memory"].extra["device"] == f"cuda:{rank}"
 

@@ -49,6 +49,29 @@ class Locked(Average):
         self.lock = threading.Lock()
 
 
+class Inner:
+    """An environment in an environment, as gymnasium's wrappers are; `generator` is not saved."""
+
+    def __init__(self, inner: Inner | None = None) -> None:
+        self.inner, self.elapsed = inner, [0, 0]
+        self.generator = np.random.default_rng(0)
+
+
+class Nested(Average):
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.envs = [Inner(Inner())]
+        self.seen: dict[str, Any] = {"last": {"reward": 0}, "first": 0}
+
+    def update(self) -> None:
+        super().update()
+        inner = self.envs[0].inner
+        assert inner is not None
+        inner.elapsed[1] += 1
+        inner.generator.random()
+        self.seen["last"]["reward"] += 1
+
+
 class Raises(Average):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         raise AttributeError("there is no inner state")
@@ -74,6 +97,11 @@ def run(run_dir: Path, kind: Any) -> tuple[list[str], list[dict[str, Any]]]:
     [
         (Average, True, "a copy that was given its state had all"),
         (Forgets, False, "training changed updates, generator, and load_state_dict did not"),
+        (
+            Nested,
+            False,
+            "training changed envs[0].inner.elapsed[1], envs[0].inner.generator, seen['last']['reward'], and",
+        ),
         (Raises, False, "cannot be loaded (AttributeError: there is no inner state)"),
         (Locked, None, "it cannot be copied (TypeError: cannot pickle '_thread.lock' object)"),
     ],

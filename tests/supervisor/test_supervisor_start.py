@@ -51,6 +51,30 @@ def checkpoints(run_dir: Path) -> list[str]:
 # ---------------------------------------------------------------------------- initialise or recover
 
 
+def test_objects_are_restored_in_the_order_of_the_state(tmp_path: Path) -> None:
+    """An average may copy its model when it is loaded, and an optimizer the parameters."""
+    loaded: list[str] = []
+
+    class Noting:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def state_dict(self) -> dict[str, int]:
+            return {"of": 1}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            loaded.append(self.name)
+
+    names = ["model", "average", "optimizer"]  # neither sorted, nor sorted backwards
+    for max_step in (2, 4):
+        loaded.clear()
+        with Supervisor(tmp_path, {name: Noting(name) for name in names}, max_step=max_step) as sv:
+            while not sv.should_stop():
+                sv.advance()
+    assert loaded
+    assert loaded == names * (len(loaded) // 3)
+
+
 def test_init_fn_only_when_there_is_nothing_to_recover_local_init_fn_always(tmp_path: Path) -> None:
     calls: list[str] = []
     hooks: dict[str, Any] = {

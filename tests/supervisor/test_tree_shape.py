@@ -16,7 +16,7 @@ from everstep.state import Encoded, decode
 from tiny_runs import Tiny
 
 SHAPE = {
-    6: {
+    7: {
         "gradients": [],
         "progress": [
             *("batch_in_epoch", "call_start", "calls", "epoch", "epoch_loop", "epoch_start", "iterating"),
@@ -32,7 +32,8 @@ SHAPE = {
         "services/metrics/state/epoch": ["nonfinite", "values", "windows"],
         "streams": ["train"],
         "streams/train": [
-            *("data", "generators", "given", "left", "opened", "pass", "position", "touched", "varies"),
+            *("data", "generators", "given", "ledger", "left", "opened", "pass", "position", "touched"),
+            "varies",
         ],
         "user": ["momentum", "w"],
         "wall": ["seconds", "segment"],
@@ -74,7 +75,7 @@ def rewritten(path: Path, change: Any) -> None:
 def test_a_run_of_an_earlier_everstep_is_refused_with_one_clear_error(tmp_path: Path) -> None:
     trained(tmp_path).train()
     rewritten(newest(tmp_path), lambda body: body.update(format=1))
-    with pytest.raises(CheckpointVersionError, match=r"format version 1, .* reads 3 to 6: continue with the"):
+    with pytest.raises(CheckpointVersionError, match=r"format version 1, .* reads 3 to 7: continue with the"):
         trained(tmp_path).train()
 
 

@@ -14,7 +14,7 @@ import torch
 
 from everstep.backends.numpy import NumpyBackend
 from everstep.backends.torch.backend import TorchBackend
-from everstep.contracts.state import Backend, HostArray
+from everstep.contracts.state import ArrayFacts, Backend, HostArray
 from everstep.testing import check_backend
 
 NUMPY_DTYPES = [*"?bBhHiIqQefdFD", ">f4", "M8[s]"]
@@ -136,6 +136,21 @@ class SharesMemory(NumpyBackend):
         return host.data.view(np.float32).reshape(host.shape) if plain else array
 
 
+class TakesCopiesForTheSame(TorchBackend):
+    def facts(self, array: Any) -> ArrayFacts:
+        return super().facts(array)._replace(place=tuple(array.shape) or None)
+
+
+class LooksAtRows(NumpyBackend):
+    def rows(self, array: Any, order: Any) -> Any:
+        return lambda places: array[places]
+
+
+class ReadsOtherRows(TorchBackend):
+    def rows(self, array: Any, order: Any) -> Any:
+        return lambda places: array[places.start + 1 : places.stop + 1].clone()
+
+
 class ForgetsItsBuffer(TorchBackend):
     def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
         return super().to_host(array, None)
@@ -224,6 +239,9 @@ FAULTS: list[tuple[type[Any], str]] = [
     (LosesABit, "float32.*bits are lost"),
     (InMemoryOrder, "the host bytes read"),
     (SharesMemory, "float32.*shares memory"),
+    (TakesCopiesForTheSame, r"facts\(\) gives the place"),
+    (LooksAtRows, r"rows\(\) shares memory"),
+    (ReadsOtherRows, r"rows\(\) gives"),
     (ForgetsItsBuffer, "must be used again"),
     (ConstantRandomState, "does not bring back"),
     (IgnoresSeeds, "another seed"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from everstep.backends.host_memory import WHOLE, layout_number, small_digest
 from everstep.backends.python import same_state
-from everstep.contracts.state import Entry, HostArray, Mismatch, UpdateCounter
+from everstep.contracts.group import DataRanks
+from everstep.contracts.state import ArrayFacts, Entry, HostArray, LazyArray, Mismatch, Unread, UpdateCounter
 from everstep.errors import MetricError, StateError
 
 _NAMES = {
@@ -39,6 +40,10 @@ class NumpyBackend:
         """Restore what `random_state` returned."""
         np.random.set_state(state)
 
+    def portable_random(self, state: Any) -> Any:
+        """Return what `random_state` returned: there are no devices."""
+        return state
+
     def seed(self, seed: int) -> None:
         """Seed `np.random`'s module-level functions, with the seed's lower 32 bits."""
         np.random.seed(seed % 2**32)
@@ -57,19 +62,53 @@ class NumpyBackend:
             _clear_padding(elements)
         return host
 
+    def in_place(self, array: Any) -> HostArray:
+        """Describe an array without a copy of it, but for one that does not lie in C order."""
+        _refuse_array(array)
+        name, extra = _describe(array)
+        if not array.flags.c_contiguous or array.dtype.char in "gG":
+            return LazyArray(
+                name,
+                array.shape,
+                self.name,
+                extra,
+                None,
+                array.nbytes,
+                lambda: self.to_host(array, None).data,
+            )
+        return HostArray(name, array.shape, array.reshape(-1).view(np.uint8), self.name, extra)
+
     def from_host(self, host: HostArray) -> NDArray[Any]:
         """Make an array with memory of its own."""
         described = host.extra.get("dtype")
         dtype = _DTYPES[host.dtype] if described is None else _dtype(described)
-        if dtype.hasobject or dtype.itemsize * math.prod(host.shape) != host.data.size:
+        if dtype.hasobject or dtype.itemsize * math.prod(host.shape) != host.nbytes:
             raise StateError(
-                f"{host.data.size} saved bytes are not an array of {dtype} {host.shape}: "
+                f"{host.nbytes} saved bytes are not an array of {dtype} {host.shape}: "
                 "the checkpoint is damaged or was not written by everstep; resume from another one"
             )
         order = host.extra.get("order", list(range(len(host.shape))))
         array = np.empty([host.shape[axis] for axis in order], dtype).transpose(np.argsort(order))
         np.copyto(array, host.data.view(dtype).reshape(host.shape))
         return array
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any] | None:
+        """Make an array of zeros; None for a type that NumPy does not know, or of Python objects."""
+        try:
+            kind = None if dtype is None else np.dtype(dtype)
+        except TypeError:
+            return None
+        return None if kind is None or kind.hasobject or not kind.itemsize else np.zeros(shape, kind)
+
+    def late(self, array: Unread) -> NDArray[Any]:
+        """Read an array now: NumPy has no arrays that are read later."""
+        return self.from_host(array.read())
+
+    def facts(self, array: Any) -> ArrayFacts:
+        """Return the facts of an array."""
+        interface = array.__array_interface__
+        place = (interface["data"], array.shape, array.strides, array.dtype.str) if array.size else None
+        return ArrayFacts(_NAMES.get(array.dtype.name, array.dtype.str), place)
 
     def pack(self, value: Any) -> tuple[str, Any] | None:
         """Describe a NumPy scalar by its dtype (the kind) and its bytes (the tree); None for other values."""
@@ -91,6 +130,9 @@ class NumpyBackend:
         if kind == "bytes":
             return np.bytes_(tree)
         return np.frombuffer(tree, np.dtype(kind))[0]
+
+    def region(self, array: Any) -> None:
+        """Return None: each process has its arrays whole."""
 
     def scalar(self, value: Any) -> float:
         """Return a NumPy scalar, or an array of one element, as a float."""
@@ -127,6 +169,10 @@ class NumpyBackend:
         """Return the array; None for a masked array, whose masked elements may be anything."""
         return None if isinstance(array, np.ma.MaskedArray) else np.asarray(array)
 
+    def rows(self, array: Any, order: NDArray[np.int64]) -> Callable[[slice], Any]:
+        """Return a function that copies rows: an index array copies also where rows are adjacent."""
+        return lambda places: array[order[places]]
+
     def is_deterministic(self) -> bool:
         """Return True: NumPy computes the same each time."""
         return True
@@ -160,10 +206,17 @@ class NumpyBackend:
         """Return 1: NumPy computes in a single process."""
         return 1
 
-    def require_synchronised(self, objects: Mapping[str, Any], size: int) -> None:
+    def mesh(self, value: Any) -> None:
+        """Return None: NumPy has no meshes."""
+
+    def require_synchronised(self, objects: Mapping[str, Any], data: DataRanks) -> None:
         """Refuse nothing: NumPy has no optimizers."""
 
-    def prepare_ranks(self, objects: Mapping[str, Any]) -> None:
+    def exact_on_any_ranks(self, objects: Mapping[str, Any]) -> bool:
+        """Return False: NumPy does not know how a program sums over processes."""
+        return False
+
+    def prepare_ranks(self, objects: Mapping[str, Any], data: DataRanks) -> None:
         """Do nothing: NumPy does not communicate."""
 
     def describe(self) -> dict[str, str]:

@@ -7,16 +7,18 @@ from everstep.checkpoint.exchange import RankExchange, WriterExchange
 from everstep.checkpoint.files import forecast, trial_write
 from everstep.checkpoint.finite import finite
 from everstep.checkpoint.format import Checkpoint, Phase
-from everstep.checkpoint.format import read as read_checkpoint
-from everstep.checkpoint.format import read_own as read_own_tree
-from everstep.checkpoint.format import verify as verify_checkpoint
 from everstep.checkpoint.lookup import find_checkpoint
 from everstep.checkpoint.manifest import FORMAT
 from everstep.checkpoint.manifest import read_body as read_manifest
-from everstep.checkpoint.rank_store import RankStore
+from everstep.checkpoint.rank_store import RankStore, leading_apart
+from everstep.checkpoint.reading import read as read_checkpoint
+from everstep.checkpoint.reading import read_all_own as read_own_trees
+from everstep.checkpoint.reading import read_own as read_own_tree
+from everstep.checkpoint.reading import verify as verify_checkpoint
 from everstep.checkpoint.retention import Retention, is_interim, names_inside
+from everstep.checkpoint.save_errors import first_error
 from everstep.checkpoint.store import Store
-from everstep.checkpoint.writer import Writer
+from everstep.checkpoint.writer import Writer, disk_failed
 
 __all__ = [
     "FORMAT",
@@ -30,15 +32,19 @@ __all__ = [
     "Store",
     "Writer",
     "WriterExchange",
+    "disk_failed",
     "find_checkpoint",
     "finite",
+    "first_error",
     "forecast",
     "is_interim",
+    "leading_apart",
     "names_inside",
     "place_apart",
     "read_checkpoint",
     "read_manifest",
     "read_own_tree",
+    "read_own_trees",
     "retire_others",
     "save_apart",
     "trial_write",

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from io import FileIO
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -41,11 +42,11 @@ class ArrayFile(NamedTuple):
     """Content of a file whose every byte was verified.
 
     Attributes:
-        arrays: the bytes of the wanted arrays by name, each in memory of its own.
+        arrays: what was kept of the wanted arrays by name; their bytes, each in memory of its own.
         metadata: strings beside the arrays.
     """
 
-    arrays: dict[str, Bytes]
+    arrays: dict[str, Any]
     metadata: dict[str, str]
 
 
@@ -62,9 +63,7 @@ ALL = _All()
 def is_record(value: object) -> bool:
     """Whether a value has the size and the checksum of a file."""
     return (
-        isinstance(value, dict)
-        and isinstance(value.get("bytes"), int)
-        and isinstance(value.get("xxh3_128"), str)
+        isinstance(value, dict) and type(value.get("bytes")) is int and isinstance(value.get("xxh3_128"), str)
     )
 
 
@@ -92,7 +91,8 @@ def write_arrays(
     header = _header(arrays, metadata)
     digest = xxhash.xxh3_128()
     with files.create(path) as out:
-        for data in (memoryview(header), *(a.data.data for a in arrays.values())):
+        # one after the other: the bytes of some are fetched only when they are asked for
+        for data in chain([memoryview(header)], (a.data.data for a in arrays.values())):
             for chunk in chunks(data):
                 digest.update(chunk)
                 files.write(out, chunk)
@@ -109,7 +109,7 @@ def _header(arrays: Mapping[str, HostArray], metadata: Mapping[str, str] | None)
     entries: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     start = 0
     for name, array in arrays.items():
-        end = start + array.data.nbytes
+        end = start + array.nbytes
         entries[name] = {"dtype": array.dtype, "shape": _shape(name, array), "data_offsets": [start, end]}
         start = end
     text = json.dumps(entries, separators=(",", ":")).encode()
@@ -120,21 +120,29 @@ def _header(arrays: Mapping[str, HostArray], metadata: Mapping[str, str] | None)
 def _shape(name: str, array: HostArray) -> list[int]:
     """Return the shape for the header; of elements unknown to safetensors, the number of bytes."""
     items = ITEM_BYTES.get(array.dtype)
-    if items is not None and math.prod(array.shape) * items == array.data.nbytes and name != _METADATA:
+    if items is not None and math.prod(array.shape) * items == array.nbytes and name != _METADATA:
         return list(array.shape)
     if array.dtype == "U8" and "dtype" in array.extra:
-        return [array.data.nbytes]
+        return [array.nbytes]
     raise CheckpointError(
         f"array {name!r} cannot be written: dtype {array.dtype!r} and shape {array.shape} do not fit its "
-        f"{array.data.nbytes} bytes; known dtypes: {', '.join(sorted(ITEM_BYTES))}"
+        f"{array.nbytes} bytes; known dtypes: {', '.join(sorted(ITEM_BYTES))}"
     )
 
 
 # ------------------------------------------------------------------------------------- reading
 
 
-def read_arrays(path: Path, record: Record, wanted: Container[str]) -> ArrayFile:
+def read_arrays(
+    path: Path,
+    record: Record,
+    wanted: Container[str],
+    keep: Callable[[str, Bytes], Any] = lambda name, data: data,
+) -> ArrayFile:
     """Verify every byte of a file, and return the arrays whose names are in `wanted`.
+
+    Args:
+        keep: returns what is kept of an array, by its name; called before the next one is read.
 
     Raises:
         DamagedCheckpointError: the file is not the file of the record, or is not a safetensors file.
@@ -147,11 +155,11 @@ def read_arrays(path: Path, record: Record, wanted: Container[str]) -> ArrayFile
             length = int.from_bytes(_read(file, min(8, size), digest), "little")
             text = _read(file, length if length <= size - 8 else 0, digest)
             layout = _layout(bytes(text), size - 8 - len(text))
-            found: dict[str, Bytes] = {}
+            found: dict[str, Any] = {}
             # what is not wanted, or not understood, is read for the checksum
             for name, count in layout.arrays.items() if layout else [("", size - file.tell())]:
                 if layout and name in wanted:
-                    found[name] = _read(file, count, digest)
+                    found[name] = keep(name, _read(file, count, digest))
                 else:
                     _pass_over(file, count, digest)
     except OSError as error:
@@ -159,6 +167,44 @@ def read_arrays(path: Path, record: Record, wanted: Container[str]) -> ArrayFile
     check_digest(path, digest, record)
     if layout is None:
         damaged(path, "is not a safetensors file")
+    return ArrayFile(found, layout.metadata)
+
+
+def read_some(
+    path: Path,
+    record: Record,
+    checksums: Mapping[str, str],
+    keep: Callable[[str, Bytes], Any] = lambda name, data: data,
+) -> ArrayFile:
+    """Return arrays of a file, of which only these are read, each verified by a checksum of its own.
+
+    Args:
+        checksums: xxh3_128 in hex of each wanted array's bytes, by its name.
+        keep: as in `read_arrays`.
+
+    Raises:
+        DamagedCheckpointError: the file is not that of the record, or an array not that of its checksum.
+    """
+    found: dict[str, Any] = {}
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            check_size(path, size, record)
+            length = int.from_bytes(file.read(8), "little")
+            layout = _layout(file.read(length), size - 8 - length) if length <= size - 8 else None
+            if layout is None or not checksums.keys() <= layout.arrays.keys():
+                damaged(path, f"is not a safetensors file with {', '.join(sorted(checksums)[:3])}")
+            start = 8 + length
+            for name, count in layout.arrays.items():
+                if name in checksums:
+                    file.seek(start)
+                    digest = xxhash.xxh3_128()
+                    data = _read(file, count, digest)
+                    check_digest(path, digest, {"xxh3_128": checksums[name]})
+                    found[name] = keep(name, data)
+                start += count
+    except OSError as error:
+        unreadable(path, error)
     return ArrayFile(found, layout.metadata)
 
 
@@ -226,19 +272,53 @@ def verify_file(path: Path, record: Record) -> None:
     check_digest(path, digest, record)
 
 
+def read_on(path: Path, start: int, count: int, digest: xxhash.xxh3_128) -> None:
+    """Add bytes of a file to a checksum, as the disk has them.
+
+    Raises:
+        DamagedCheckpointError: the file cannot be read, or ends before that.
+    """
+    try:
+        with open_regular(path) as file:
+            # what memory remembers of a file says nothing of the disk
+            if hasattr(os, "posix_fadvise"):  # macOS has none
+                os.posix_fadvise(file.fileno(), start, count, os.POSIX_FADV_DONTNEED)
+            file.seek(start)
+            _pass_over(file, count, digest)
+    except OSError as error:
+        unreadable(path, error)
+
+
 def copy_file(source: Path, target: Path, record: Record) -> None:
     """Copy a file durably, and verify the bytes that are copied.
 
     Raises:
-        DamagedCheckpointError: the source is not the file of the record.
-        OSError: the disk failed.
+        DamagedCheckpointError: the source is not the file of the record, or cannot be read.
+        OSError: the copy cannot be written.
     """
-    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(_CHUNK))
-    with open_regular(source) as file, files.create(target) as out:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-            files.write(out, buffer[:count])
+    digest = xxhash.xxh3_128()
+    try:
+        file = open_regular(source)
+    except OSError as error:
+        unreadable(source, error)
+    with file, files.create(target) as out:
+        for chunk in _chunks_of(file, source):
+            digest.update(chunk)
+            files.write(out, chunk)
     check_digest(source, digest, record)
+
+
+def _chunks_of(file: FileIO, source: Path) -> Iterator[memoryview]:
+    """Yield the bytes of a file, each chunk in the same memory."""
+    buffer = memoryview(bytearray(_CHUNK))
+    while True:
+        try:
+            count = file.readinto(buffer)
+        except OSError as error:
+            unreadable(source, error)
+        if not count:
+            return
+        yield buffer[:count]
 
 
 def check_size(path: Path, found: int, record: Record) -> None:

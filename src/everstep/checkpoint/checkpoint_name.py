@@ -8,7 +8,7 @@ from functools import total_ordering
 
 from everstep.errors import ConfigError
 
-_NAME = re.compile(r"(?:epoch-(\d{4,})-)?step-(\d{8,})")
+_NAME = re.compile(r"(?:epoch-(\d{4,18})-)?step-(\d{8,18})")
 
 
 @total_ordering

@@ -6,11 +6,14 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-from everstep.checkpoint import files, format
+from everstep.checkpoint import files, format, reading
 from everstep.checkpoint.checkpoint_name import CheckpointName
+from everstep.checkpoint.content import Linked, Sharing
 from everstep.checkpoint.finite import finite
-from everstep.checkpoint.format import Phase
+from everstep.checkpoint.format import Checkpoint, Phase
+from everstep.checkpoint.manifest import read_body
 from everstep.contracts.state import HostArray, Json
 from everstep.durable import require_no_link, temporary
 from everstep.errors import CheckpointError, NonFiniteError
@@ -49,10 +52,15 @@ def require_finite(name: CheckpointName, arrays: Mapping[str, HostArray], guarde
     bad = [key for key in arrays if key in guarded and not finite(arrays[key])]
     if bad:
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+        remedy = (
+            "the checkpoint before is intact: resume from that with a lower learning rate, clipped "
+            "gradients or other data"
+            if name.step
+            else "no step has run: give each of these its first values (memory that was only allocated, by "
+            "to_empty(), holds anything), or see to the weights that were loaded"
+        )
         raise NonFiniteError(
-            f"after step {name.step}, NaN or infinity in {', '.join(bad[:5])}{more}: not saved; the "
-            "checkpoint before is intact: resume from that with a lower learning rate, clipped "
-            "gradients or other data",
+            f"after step {name.step}, NaN or infinity in {', '.join(bad[:5])}{more}: not saved; {remedy}",
             step=name.step,
         )
 
@@ -86,7 +94,7 @@ def place(
     return size
 
 
-def place_apart(target: Path, write: Callable[[Path], int], *, top: Path) -> int:
+def place_apart(target: Path, write: Callable[[Path], int], *, top: Path, token: str = "") -> int:
     """Place a folder and its parents; an old folder of that name is deleted after the new folder is there.
 
     Raises:
@@ -101,7 +109,7 @@ def place_apart(target: Path, write: Callable[[Path], int], *, top: Path) -> int
         trash = files.to_trash(target) if target.exists() else None
         return trash
 
-    size = place(target, write, make_room)
+    size = place(target, write, make_room, token)
     # only after the swap: a swap that fails puts the old folder back
     if trash is not None:
         files.discard(trash)
@@ -126,14 +134,42 @@ def writing(
     facts: Mapping[str, Json],
     common: Encoded,
     own: Encoded | None = None,
-    others: Path | None = None,
+    sharing: Sharing | None = None,
 ) -> Callable[[Path], int]:
     """Make the function that fills a checkpoint's folder, as `format.write` does.
 
     Args:
         facts: values of the manifest beside the name.
     """
-    return lambda folder: format.write(folder, body_of(name, facts), common, own, others)
+    return lambda folder: format.write(folder, body_of(name, facts), common, own, sharing)
+
+
+def copying(checkpoint: Checkpoint, **facts: Json) -> Callable[[Path], int]:
+    """Make the function that fills a folder with a copy of a checkpoint.
+
+    Args:
+        facts: values of the manifest that replace those of the same name.
+    """
+    divided = any(array.region is not None for array in checkpoint.common.arrays.values())
+    if checkpoint.ranks > 1 or divided:
+        # this process has not read all that the files have: they are copied as they are
+        return lambda folder: format.copy(checkpoint.path, folder, without_credentials(dict(facts)))
+    # what was read is written, in today's format
+    told = {name: getattr(checkpoint, name) for name in ("epoch", "phase", "partial", "digest")}
+    return writing(checkpoint.name, {**told, **facts}, checkpoint.common, checkpoint.own)
+
+
+Writing: TypeAlias = Callable[[CheckpointName, Mapping[str, Json], Encoded], Callable[[Path], int]]
+
+
+def writing_best(sharing: Sharing) -> Writing:
+    """Make a `writing` for best weights that share content with the checkpoints of their run."""
+
+    def writing(name: CheckpointName, facts: Mapping[str, Json], user: Encoded) -> Callable[[Path], int]:
+        body = body_of(name, facts)
+        return lambda folder: format.write(folder, body, user, sharing=Linked(sharing, folder))
+
+    return writing
 
 
 def body_of(name: CheckpointName, facts: Mapping[str, Json]) -> dict[str, Json]:
@@ -167,6 +203,8 @@ def save_apart(
     guarded: Collection[str] = (),
     keep: Collection[str] = (),
     top: Path,
+    writing: Writing = writing,
+    token: str = "",
 ) -> CommittedCheckpoint:
     """Commit best weights, which lie apart from the checkpoints of a run.
 
@@ -175,6 +213,8 @@ def save_apart(
         digest, epoch, phase, meta, guarded: as in `Store.commit`.
         keep: names of older weights in `folder` that stay; all others are deleted after the commit.
         top: the run directory; no link below it is followed.
+        writing: makes the function that fills the folder; see `writing`.
+        token: as in `place`.
 
     Raises:
         NonFiniteError, CheckpointError, OSError: as `Store.commit`.
@@ -182,7 +222,7 @@ def save_apart(
     """
     require_finite(name, arrays, guarded)
     target = folder / str(name)
-    kept, size = is_equal(target, digest), 0
+    kept, size = is_equal(target, digest, meta), 0
     if not kept:
         facts: dict[str, Json] = {
             "epoch": epoch,
@@ -192,15 +232,21 @@ def save_apart(
             "segment": 0,
             "meta": meta,
         }
-        size = place_apart(target, writing(name, facts, Encoded(structure, dict(arrays))), top=top)
+        size = place_apart(
+            target, writing(name, facts, Encoded(structure, dict(arrays))), top=top, token=token
+        )
     # last: older weights stay until the new weights are durable
     retire_others(folder, {target.name, *keep}, top=top)
     return CommittedCheckpoint(name, target, size, kept, digest)
 
 
-def is_equal(target: Path, digest: str) -> bool:
-    """Whether `target` holds a whole checkpoint with this digest."""
+def is_equal(target: Path, digest: str, meta: Json) -> bool:
+    """Whether `target` holds a whole checkpoint with this digest, of this run and value by its `meta`."""
     try:
-        return target.exists() and format.read(target).digest == digest
+        if not target.exists():
+            return False
+        reading.verify(target)
+        body = read_body(target)
+        return bool(body["digest"] == digest and body["meta"] == meta)
     except CheckpointError:
         return False

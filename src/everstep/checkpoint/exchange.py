@@ -4,13 +4,18 @@ Save number n (1, 2 ... on every rank alike) has these keys below "saves/n/":
 
     folder      by the writer: the name of the new folder; or the error by which the save fails
     part/R      by rank R: size and checksum of the file that it wrote there, digests; or its error
+    boxes/R/H   by rank R, whose part/R names the hash H: names, offsets, shapes and places of its pieces;
+                told once and kept, as they rarely change
     verdict     by whoever is first: "commit" by the writer, when everything but the rename is done; or the
                 error by which the writer, or a rank that has waited for too long, ends the save
     done        by the writer: what was committed; or the error by which the save fails
 
-So every save ends in the same way on all ranks.  No collective is used, and no main thread takes part.  Each
-rank deletes its keys of save n when it begins save n + 2: it has then left save n + 1, for which all ranks
-had left save n.
+So every save ends in the same way on all ranks.  No collective is used, and no main thread takes part.
+
+A save that fails on the writer ends there at once, and so may several in a row, while a slow rank has still
+to read how the first one ended.  So keys of earlier saves are deleted when their readers are known to have
+left those saves: the writer's when all ranks have reported their parts of a later one, a rank's when the
+writer has named the folder of a later one.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from typing import Any, NamedTuple, NoReturn
 import xxhash
 
 from everstep.checkpoint.array_file import Record
+from everstep.checkpoint.pieces import RankPiece
 from everstep.checkpoint.save_errors import for_all, packed, unpacked
 from everstep.contracts.group import Group, named
 from everstep.errors import (
@@ -45,12 +51,15 @@ class Part(NamedTuple):
     Attributes:
         files: the record of each file that the rank wrote into the folder, by name.
         digest: digest of the rank's whole state.
-        replicated: digest of each thing that must be the same on all ranks, by name.
+        replicated: digest of each thing that must be the same on all ranks, by name.  A name with "#" is of
+            what only some ranks hold, and must be the same on the ranks that tell it.
+        pieces: what the rank wrote of arrays that the ranks hold together.
     """
 
     files: dict[str, Record]
     digest: str
     replicated: dict[str, str]
+    pieces: dict[str, RankPiece]
 
 
 class Done(NamedTuple):
@@ -75,15 +84,19 @@ class Exchange:
         assert group.store is not None
         self.rank, self.size = group.rank, group.size
         self._group, self._limit = group, group.limit if limit is None else limit
-        self._store = group.store.clone("saves/")
+        self._store = group.store.below("saves/")
         self._count = 0
+        self._oldest = 1
+        """The first save of which this rank has not deleted its keys."""
         self._own = ("folder", "verdict", "done") if group.writer else (f"part/{self.rank}",)
         """Names of the keys that this rank deletes."""
 
-    def _begin(self) -> None:
-        self._count += 1
-        for name in self._own:
-            self._store.delete(f"{self._count - 2}/{name}")
+    def _forget(self) -> None:
+        """Delete own keys of all saves before this one, which those who read them have left."""
+        for count in range(self._oldest, self._count):
+            for name in self._own:
+                self._store.delete(f"{count}/{name}")
+        self._oldest = self._count
 
     def _key(self, name: str) -> str:
         return f"{self._count}/{name}"
@@ -136,6 +149,11 @@ class WriterExchange(Exchange):
     """Whether the other ranks know the folder of this save, or that there is none."""
     _done: Done | None = None
 
+    def __init__(self, group: Group, limit: float | None = None) -> None:
+        super().__init__(group, limit)
+        self._boxes: dict[int, tuple[str, Any]] = {}
+        """Hash and boxes by rank, as heard last."""
+
     @contextmanager
     def save(self) -> Iterator[None]:
         """Make one save together: an error in the block fails the save on all ranks, and so do theirs.
@@ -147,8 +165,8 @@ class WriterExchange(Exchange):
             PeerFailedError: another rank had an error of another kind.
         """
         self._announced, self._done = False, None
+        self._count += 1
         try:
-            self._begin()
             yield
             self._tell("done", self._done)
         except Exception as error:
@@ -186,12 +204,25 @@ class WriterExchange(Exchange):
             came = [self._store.has([self._key(name)]) for name in names]
             self._late("did not report its part", [rank for rank, there in enumerate(came, 1) if not there])
         heard = self._heard(names)
+        self._forget()
         for told in heard:
             if isinstance(told, dict):
                 raise _OfAnotherRankError(unpacked(told))
-        parts = [own, *(Part(*told) for told in heard)]
+        parts = [own, *(self._part(rank, told) for rank, told in enumerate(heard, 1))]
         _require_replicas([part.replicated for part in parts])
         return parts
+
+    def _part(self, rank: int, told: list[Any]) -> Part:
+        """Return what a rank told, with its boxes, which are read where they are new."""
+        files, digest, replicated, boxes, digests = told
+        if self._boxes.get(rank, ("",))[0] != boxes:
+            (text,) = self._store.get([f"boxes/{rank}/{boxes}"])
+            self._boxes[rank] = boxes, json.loads(text)
+        pieces = {
+            name: RankPiece(offset, shape, file, key, content)
+            for (name, offset, shape, file, key), content in zip(self._boxes[rank][1], digests, strict=True)
+        }
+        return Part(files, digest, replicated, pieces)
 
     def decide(self) -> None:
         """Make sure that no rank has given up; from here on none can, so the rename must follow at once."""
@@ -215,6 +246,8 @@ class RankExchange(Exchange):
 
     _over = False
     """Whether this rank knows how the save ended."""
+    _told_boxes: str | None = None
+    """Hash of the boxes that are in the store."""
 
     @contextmanager
     def save(self) -> Iterator[None]:
@@ -223,7 +256,7 @@ class RankExchange(Exchange):
         Raises:
             Exception: as `WriterExchange.save`.
         """
-        self._begin()
+        self._count += 1
         self._over = False
         try:
             yield
@@ -252,14 +285,21 @@ class RankExchange(Exchange):
         if not self._wait(["folder"], self._look):
             self._late("did not begin the save", [0])
         (told,) = self._heard(["folder"])
+        self._forget()
         if isinstance(told, dict):
             self._over = True
             raise unpacked(told)
         return str(told)
 
     def report(self, part: Part) -> None:
-        """Tell the writer that this rank's part is written."""
-        self._tell(f"part/{self.rank}", part)
+        """Tell the writer that this rank's part is written; its boxes are told once."""
+        text = json.dumps([[name, *each[:-1]] for name, each in part.pieces.items()])
+        boxes = xxhash.xxh3_128_hexdigest(text.encode())
+        if boxes != self._told_boxes:
+            self._store.set(f"boxes/{self.rank}/{boxes}", text)
+            self._told_boxes = boxes
+        digests = [each.xxh3_128 for each in part.pieces.values()]
+        self._tell(f"part/{self.rank}", [part.files, part.digest, part.replicated, boxes, digests])
 
     def outcome(self, own: Exception | None = None) -> Done | None:
         """Return what was committed, once it is; None for a save without a checkpoint.
@@ -320,12 +360,14 @@ def _local(error: Exception, common: Exception, rank: int) -> Exception:
 
 
 def _require_replicas(ranks: Sequence[Mapping[str, str]]) -> None:
-    first = ranks[0]
     for name in sorted({name for found in ranks for name in found}):
-        differing = [rank for rank, found in enumerate(ranks) if found.get(name) != first.get(name)]
+        telling = [rank for rank, found in enumerate(ranks) if name in found or "#" not in name]
+        first = ranks[telling[0]].get(name)
+        differing = [rank for rank in telling if ranks[rank].get(name) != first]
         if differing:
+            who = f"rank {telling[0]}" if telling[0] else "the writer"
             raise DivergedRanksError(
-                f"{name!r} is not the same on all ranks: {named(differing)} and the writer have different "
+                f"{name!r} is not the same on all ranks: {named(differing)} and {who} have different "
                 "values; declare what is each rank's own, as in state={'memory': everstep.PerRank(memory)}, "
                 "or find out why they differ",
                 name=name,

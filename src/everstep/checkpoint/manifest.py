@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -15,11 +16,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from everstep.checkpoint.array_file import check_size, damaged, is_record, unreadable
+from everstep.checkpoint.array_file import damaged, is_record, unreadable
+from everstep.checkpoint.meta_fields import misfits
+from everstep.checkpoint.shared import check_there, is_shared, leads_up
 from everstep.errors import CheckpointError, CheckpointVersionError
-from everstep.untrusted_files import parse_json, read_regular
+from everstep.untrusted_files import is_count, is_file_name, parse_json, read_regular
 
-FORMAT = 6
+FORMAT = 7
 """Version of these files and of the state tree in them, as written; raised with every change of the tree's
 shape (tests/supervisor/test_tree_shape.py).  Version 1 was never released."""
 OLDEST = 3
@@ -97,18 +100,15 @@ def read_body(folder: Path) -> dict[str, Any]:
         body["ranks"] = [None]
     if odd := list(_oddities(body)):
         damaged(path, f"does not have the content of format {FORMAT} ({', '.join(odd)})")
-    _require_nothing_shared(folder, body)
     return body
 
 
 _KINDS = {
     "name": str,
-    "epoch": int,
     "phase": str,
     "partial": bool,
     "digest": str,
     "created": str,
-    "segment": int,
     "meta": dict | None,
     "arrays": dict,
     "ranks": list,
@@ -116,28 +116,42 @@ _KINDS = {
 }
 """Facts that every manifest must have, with their types."""
 
+_COUNTS = ("step", "epoch", "segment")
+"""Facts that every manifest must have, and that are integers from 0."""
+
 
 def _oddities(body: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of facts that are missing or of a wrong kind."""
-    if wrong := [name for name, kind in _KINDS.items() if not isinstance(body.get(name), kind)]:
+    wrong = [name for name, kind in _KINDS.items() if name not in body or not isinstance(body[name], kind)]
+    wrong += [name for name in _COUNTS if not is_count(body.get(name))]
+    if wrong:
         yield from wrong
         return
+    yield from misfits(body["meta"])
+    if not _is_time(body["created"]):
+        yield "created"
+    if body["phase"] not in ("step", "epoch"):
+        yield "phase"
     listed = body["files"]
     # a name with a folder in it could lead anywhere
-    yield from (name for name, record in listed.items() if not is_record(record) or Path(name).name != name)
-    yield from (str(name) for name in (ARRAYS, *body["ranks"]) if name is not None and name not in listed)
-    if not body["ranks"]:
+    yield from (
+        name
+        for name, record in listed.items()
+        if not is_record(record) or not is_file_name(name) or not leads_up(record)
+    )
+    own = body["ranks"]
+    if not own or not all(name is None or isinstance(name, str) for name in own):
         yield "ranks"
+        return
+    yield from (name for name in (ARRAYS, *own) if name is not None and name not in listed)
 
 
-def _require_nothing_shared(folder: Path, body: Mapping[str, Any]) -> None:
-    shared = [name for name, record in body["files"].items() if "shared" in record]
-    if shared:
-        place, writer = body["files"][shared[0]]["shared"], body["versions"].get("everstep", "of its time")
-        raise CheckpointVersionError(
-            f"checkpoint {folder} keeps {shared[0]} in {place}, together with other checkpoints, and this "
-            f"everstep ({version('everstep')}) does not read that: install everstep {writer} or newer"
-        )
+def _is_time(text: str) -> bool:
+    """Whether a text is a time that a clock can show, in ISO form."""
+    try:
+        return datetime.fromisoformat(text).timestamp() >= 0
+    except (ValueError, OverflowError):
+        return False
 
 
 def _require_version(folder: Path, body: Mapping[str, Any]) -> None:
@@ -162,14 +176,14 @@ def check_sizes(folder: Path, body: Mapping[str, Any]) -> None:
         DamagedCheckpointError: a file is missing or has another size.
     """
     for name, record in body["files"].items():
-        path = folder / name
-        try:
-            found = path.stat().st_size
-        except OSError as error:
-            unreadable(path, error)
-        check_size(path, found, record)
+        check_there(folder, name, record)
 
 
 def size(body: Mapping[str, Any]) -> int:
-    """Number of bytes of all files of a checkpoint but the manifest."""
-    return sum(record["bytes"] for record in body["files"].values())
+    """Number of bytes of the files in the folder of a checkpoint, without the manifest."""
+    return sum(record["bytes"] for record in body["files"].values() if not is_shared(record))
+
+
+def shared_size(body: Mapping[str, Any]) -> int:
+    """Number of bytes of the files that a checkpoint shares with others, each counted once."""
+    return sum(record["bytes"] for record in body["files"].values() if is_shared(record))

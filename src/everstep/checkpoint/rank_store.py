@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from everstep.checkpoint import files, format
+from everstep.checkpoint import files, format, reading
 from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.commit import CommittedCheckpoint, body_of, require_finite
+from everstep.checkpoint.content import Known, Sharing
 from everstep.checkpoint.exchange import Done, Part, RankExchange, WriterExchange, combined
-from everstep.checkpoint.format import Checkpoint, Phase
-from everstep.contracts.state import HostArray, Json
+from everstep.checkpoint.format import Checkpoint
+from everstep.checkpoint.pieces import write_pieces
+from everstep.contracts.state import Json
 from everstep.state import Encoded
 
 
@@ -22,24 +24,29 @@ def leading(
     own: Encoded,
     replicated: Mapping[str, str],
     held: Checkpoint | None,
+    sharing: Sharing | None,
 ) -> Callable[[Path], int]:
     """Make the function by which the writer fills a folder together with all ranks.
 
     Args:
         facts: values of the manifest, with the digest of the writer's state.
         held: the whole checkpoint that has the name; an equal one is kept, and the function returns 0.
+        sharing: what this save may share with the one before; None to share nothing.
     """
 
     def write(folder: Path) -> int:
+        if sharing is not None:
+            sharing.make_folder()  # before another rank can: each kill in a save has a place of its own
         ranks.announce(folder.name)
-        record = format.write_common(folder, common)
-        mine = Part(format.write_own(folder, 0, own, common), str(facts["digest"]), dict(replicated))
+        written = format.write_common(folder, common, sharing)
+        mine = _part(folder, 0, own, common, str(facts["digest"]), replicated, sharing)
         parts = ranks.collect(mine)
         digest = combined([part.digest for part in parts])
         size = 0
         if held is None or held.digest != digest:
             body = body_of(name, {**facts, "digest": digest})
-            size = format.write_manifest(folder, body, common, record, [part.files for part in parts])
+            files, pieces = [part.files for part in parts], [part.pieces for part in parts]
+            size = format.write_manifest(folder, body, common, written, files, pieces)
         ranks.finish(Done(size, size == 0, digest))
         # last: when the verdict is commit, nothing is left but the rename
         ranks.decide()
@@ -48,27 +55,54 @@ def leading(
     return write
 
 
+def leading_apart(
+    ranks: WriterExchange, name: CheckpointName, facts: Mapping[str, Json], user: Encoded
+) -> Callable[[Path], int]:
+    """Make the function by which the writer fills a folder of best weights together with all ranks."""
+    return leading(ranks, name, facts, user, Encoded({}), {}, None, None)
+
+
+def _part(
+    folder: Path,
+    rank: int,
+    own: Encoded,
+    common: Encoded,
+    digest: str,
+    replicated: Mapping[str, str],
+    sharing: Sharing | None,
+) -> Part:
+    """Write a rank's files, and return what the writer is told of them."""
+    written = format.write_own(folder, rank, own, common, sharing)
+    more, pieces = write_pieces(folder, rank, common.arrays, sharing)
+    return Part(written | more, digest, dict(replicated), pieces)
+
+
 class RankStore:
     """Checkpoints of a run for a rank that is not the writer, which owns them.
 
     Args:
         run_dir: the run directory, which the writer has opened.
+        apart: the folder of best weights that are written; None for checkpoints.
+        say: takes sentences for the user; by default nobody reads them.
     """
 
-    def __init__(self, run_dir: Path) -> None:
-        self._folder = Path(run_dir) / "checkpoints"
+    def __init__(
+        self, run_dir: Path, apart: Path | None = None, say: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._folder = Path(run_dir) / "checkpoints" if apart is None else apart
+        self._sharing = Sharing(Path(run_dir), self._known, say) if apart is None else None
 
-    def commit(
+    def _known(self, file: str) -> Known | None:
+        names = (path.name for path in self._folder.iterdir() if CheckpointName.matches(path.name))
+        newest = max(names, key=CheckpointName.parse, default=None)
+        return None if newest is None else reading.known_in(self._folder / newest, file)
+
+    def write_part(
         self,
         name: CheckpointName,
-        structure: Json,
-        arrays: Mapping[str, HostArray],
+        common: Encoded,
         *,
         digest: str,
-        epoch: int,
-        phase: Phase,
-        partial: bool = False,
-        meta: Json = None,
         guarded: Collection[str] = (),
         own: Encoded | None = None,
         replicated: Mapping[str, str] | None = None,
@@ -76,18 +110,25 @@ class RankStore:
     ) -> CommittedCheckpoint:
         """Write this rank's part of a checkpoint, inside `ranks.save()`; arguments are as in `Store.commit`.
 
-        The common tree, and what only the manifest has, are the writer's: they are not looked at here.
+        Args:
+            common: the common tree; only what the ranks hold together is looked at, the rest is the writer's.
 
         Raises:
             Exception: as `WriterExchange.save`.
         """
-        mine = own or Encoded({})
-        require_finite(name, mine.arrays, guarded)
+        mine, sharing = own or Encoded({}), self._sharing
+        held = {name: array for name, array in common.arrays.items() if array.region is not None}
+        require_finite(name, {**mine.arrays, **held}, guarded)
         folder = self._folder / ranks.folder()
-        written = format.write_own(folder, ranks.rank, mine, Encoded(structure, dict(arrays)))
-        if written:
+        # only now: before the writer has made the folder, it may delete what no checkpoint refers to
+        if sharing is not None:
+            sharing.begin(str(name))
+        part = _part(folder, ranks.rank, mine, common, digest, replicated or {}, sharing)
+        if part.files:
             files.fsync_folder(folder)
-        ranks.report(Part(written, digest, dict(replicated or {})))
+        ranks.report(part)
         done = ranks.outcome()
         assert done is not None, "the writer has made a save without a checkpoint"
+        if sharing is not None:
+            sharing.end(committed=not done.kept)
         return CommittedCheckpoint(name, self._folder / str(name), done.bytes, done.kept, done.digest)

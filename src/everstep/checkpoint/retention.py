@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from everstep.arguments import integer
 from everstep.checkpoint.checkpoint_name import CheckpointName
+from everstep.checkpoint.shared import is_shared
 from everstep.errors import ConfigError
 from everstep.schedule import Every, Schedule
 
@@ -26,6 +27,7 @@ class Facts(NamedTuple):
         kept: names of all best weights that are kept, by metric, the best first.
         segment: number of the start that wrote the checkpoint.
         interim: whether the checkpoint only stands in for the end of its epoch.
+        shared: names of the shared files to which the checkpoint refers.
     """
 
     name: CheckpointName
@@ -36,6 +38,7 @@ class Facts(NamedTuple):
     kept: dict[str, list[str]]
     segment: int = 0
     interim: bool = False
+    shared: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, name: CheckpointName, body: dict[str, Any]) -> Facts:
@@ -47,7 +50,9 @@ class Facts(NamedTuple):
         }
         kept = kept_best(meta)
         best = {metric: names[0] for metric, names in kept.items() if names}
-        return cls(name, body["partial"], created, metrics, best, kept, body["segment"], is_interim(body))
+        shared = frozenset(file for file, record in body["files"].items() if is_shared(record))
+        told = body["segment"], is_interim(body), shared
+        return cls(name, body["partial"], created, metrics, best, kept, *told)
 
 
 def kept_best(meta: Any) -> dict[str, list[str]]:
@@ -97,8 +102,9 @@ class Retention:
     def __post_init__(self) -> None:
         keep_last = integer("keep_last", self.keep_last, none="to keep every checkpoint")
         object.__setattr__(self, "keep_last", keep_last)
-        if self.keep_every is not None and not isinstance(self.keep_every, Every):
-            raise ConfigError(f"keep_every={self.keep_every!r}: give a schedule such as Every(steps=1000)")
+        every = self.keep_every
+        if every is not None and (not isinstance(every, Every) or every.learns):
+            raise ConfigError(f"keep_every={every!r}: give a schedule such as Every(steps=1000)")
         if self.keep_best is not None:
             _check_best(self.keep_best)
 

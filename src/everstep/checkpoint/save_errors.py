@@ -6,6 +6,7 @@ import errno
 from typing import Any
 
 from everstep.checkpoint.writer import disk_failed
+from everstep.contracts.group import Group
 from everstep.durable import remedy
 from everstep.errors import (
     CheckpointError,
@@ -32,6 +33,18 @@ def for_all(error: Exception, rank: int) -> Exception:
         "all ranks again",
         ranks=[rank],
     )
+
+
+def first_error(group: Group, error: Exception | None, what: str) -> Exception | None:
+    """Return the error of the first rank that has one, alike on all ranks; None where no rank has one.
+
+    An error of a disk goes before others.  An operation of the group: `what` names it.
+    """
+    if group.size == 1:
+        return error
+    told = group.gather(None if error is None else packed(for_all(error, group.rank)), what)
+    found = [unpacked(each) for each in told if each is not None]
+    return min(found, key=lambda each: not isinstance(each, RankSaveError), default=None)
 
 
 def packed(error: Any) -> dict[str, Any]:

@@ -65,9 +65,13 @@ class Writer:
         self._idle.clear()  # before the job is queued: nobody may see an idle writer in between
         self._jobs.put(lambda: self._run(job, done, failed or self._say_failed))
 
+    def wait_idle(self) -> None:
+        """Wait until no job runs; an unexpected error stays for `poll`."""
+        self._idle.wait()
+
     def wait(self) -> None:
         """Wait until no job runs, then `poll`."""
-        self._idle.wait()
+        self.wait_idle()
         self.poll()
 
     def poll(self) -> None:

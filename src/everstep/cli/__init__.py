@@ -22,6 +22,10 @@ EXTRAS = {
     "alembic": "cli",
     "plotext": "plot",
     "matplotlib": "plot",
+    "starlette": "ui",
+    "uvicorn": "ui",
+    "orjson": "ui",
+    "tensorboard": "tensorboard",
 }
 """Package -> the extra of everstep that brings it."""
 
@@ -62,10 +66,11 @@ def _run() -> int:
     import click
 
     from everstep.cli.group import commands
-    from everstep.cli.output import note, say, shown
+    from everstep.cli.output import note, say
+    from everstep.display.cells import shown
     from everstep.errors import ConfigError, EverstepError
     from everstep.index.index_errors import again_if_malformed
-    from everstep.redaction import redacted
+    from everstep.unattended import tell_error
 
     def run() -> int:
         return commands.main(prog_name="everstep", standalone_mode=False) or 0
@@ -75,11 +80,16 @@ def _run() -> int:
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption):
             error = click.UsageError(_unknown(error), error.ctx)
+        from everstep.redaction import redacted
+
         click.UsageError(shown(redacted(error.format_message())), getattr(error, "ctx", None)).show()
         return error.exit_code
     except click.exceptions.Abort:
         return 130
     except EverstepError as error:
+        from everstep.redaction import redacted
+
+        tell_error(error)
         say(f"everstep: {redacted(str(error))}", err=True)
         return 2 if isinstance(error, ConfigError) else 1
 

@@ -6,8 +6,8 @@ import click
 
 from everstep.cli.common_options import index_option, run_argument
 from everstep.cli.find_run import find
-from everstep.cli.output import in_line, say
-from everstep.record import accept
+from everstep.cli.output import say
+from everstep.display.cells import in_line
 
 
 @click.command("accept")
@@ -28,6 +28,8 @@ def command(run: str, divergence: int, index: str | None) -> None:
     step and the steps after it with earlier executions.  The decision is written to the journal; no process
     may hold the run.
     """
+    from everstep.record import accept
+
     found = find(run, index)
     accept(found.path, divergence)
     say(f"{in_line(found.facts['name'])}: the divergence at step {divergence} is accepted")

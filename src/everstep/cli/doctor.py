@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -18,11 +17,9 @@ from typing import NamedTuple
 
 import click
 
-from everstep import backends
 from everstep.cli.common_options import json_option
-from everstep.cli.output import in_line, print_json, say, size
-from everstep.record import RunJournal, RunLock, failures
-from everstep.supervisor.checks.stream_trial import Verdict
+from everstep.cli.output import print_json, say
+from everstep.display.cells import in_line, size
 
 _PACKAGES = ("everstep", "numpy", "torch", "sqlalchemy", "click", "plotext", "matplotlib")
 _WRITE = 64 << 20
@@ -65,12 +62,15 @@ def _trials(folder: Path) -> Iterator[Finding]:
     """List the trials of the newest start of a run."""
     if not (folder / "journal").is_dir():
         return
+    from everstep.record import RunJournal
+    from everstep.supervisor.checks.stream_trial import Verdict
+
     events = list(RunJournal(folder).events())
     newest = max((event.segment for event in events), default=0)
     for event in events:
         if event.kind == "tried" and event.segment == newest:
             what = "stream" if "stream" in event.data else "state"
-            verdict = Verdict(*(event.data[name] for name in Verdict._fields))
+            verdict = Verdict(**{name: event.data[name] for name in Verdict._fields if name in event.data})
             again = "; its batches are drawn again" if verdict.replays else ""
             ok = None if verdict.replays else verdict.kept
             yield Finding(f"{what} {event.data[what]}", f"{verdict.told}{again}", ok)
@@ -80,6 +80,8 @@ def _failures(folder: Path) -> Iterator[Finding]:
     """List what went wrong in the newest start of a run."""
     if not (folder / "journal").is_dir():
         return
+    from everstep.record import RunJournal, failures
+
     newest = max((segment.number for segment in RunJournal(folder).segments()), default=0)
     for page in failures(folder):
         if page.segment == newest:
@@ -87,6 +89,8 @@ def _failures(folder: Path) -> Iterator[Finding]:
 
 
 def _environment() -> Iterator[Finding]:
+    from importlib import metadata
+
     yield Finding("python", f"{platform.python_version()} on {platform.platform()}")
     for name in _PACKAGES:
         try:
@@ -96,6 +100,8 @@ def _environment() -> Iterator[Finding]:
 
 
 def _determinism() -> Iterator[Finding]:
+    from everstep import backends
+
     cuda = None
     if find_spec("torch") is not None:
         facts = backends.get("torch").describe()
@@ -165,6 +171,8 @@ def _fsync_time(place: Path) -> Finding:
 
 def _locks(place: Path) -> Finding:
     """Test whether another process sees a lock that this process holds."""
+    from everstep.record import RunLock
+
     lock = RunLock(place)
     lock.acquire()
     try:

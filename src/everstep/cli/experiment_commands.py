@@ -13,9 +13,6 @@ import click
 from everstep.cli.common_options import index_option
 from everstep.cli.output import say
 from everstep.errors import ChangedError, ConfigError
-from everstep.index.location import INDEX_VARIABLE
-from everstep.index.query import index_place
-from everstep.record import values_line
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,6 +47,9 @@ def training_options(function: F) -> F:
 def ship_to(index: str | None) -> None:
     """Ship the runs of this process and its children to the index that --index names."""
     if index is not None:
+        from everstep.index.location import INDEX_VARIABLE
+        from everstep.index.query import index_place
+
         os.environ[INDEX_VARIABLE] = str(index_place(index))
 
 
@@ -106,6 +106,8 @@ def train(experiment: Any, schedule: str, dry_run: bool, *, resumed: bool = Fals
 def print_metrics(metrics: Mapping[str, float]) -> None:
     """Print metrics in one line, if there are any."""
     if metrics:
+        from everstep.record import values_line
+
         say(values_line(metrics))
 
 

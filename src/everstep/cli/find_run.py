@@ -1,18 +1,21 @@
-"""Find the index and the run that a command means."""
+"""Find the index and the run that a command means.
+
+The index is imported in the functions: most commands have this module, and their help needs no index.
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from everstep.cli.output import note
-from everstep.errors import ConfigError, EverstepError
-from everstep.index import query
-from everstep.index.database import Database
-from everstep.index.run_queries import GONE, find_run, run_names
-from everstep.index.shipping import gone_runs, id_at, run_dirs, ship
+from everstep.errors import EverstepError, RunIndexError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from everstep.index.database import Database
+    from everstep.views.find_run import Found
 
 
 def open_index(index: str | None) -> Database:
@@ -21,41 +24,11 @@ def open_index(index: str | None) -> Database:
     Raises:
         RunIndexError: there is neither an index nor a run.
     """
+    from everstep.index import query
+
     database, problems = query.open_index(index)
     note(problems)
     return database
-
-
-class Found(NamedTuple):
-    """A run, and the index that has it: `facts` includes its `id` there."""
-
-    database: Database
-    facts: dict[str, Any]
-
-    @property
-    def id(self) -> int:
-        """Key of the run in the index."""
-        return int(self.facts["id"])
-
-    @property
-    def path(self) -> Path:
-        """Directory of the run.
-
-        Raises:
-            ConfigError: the directory is gone, or is now that of another run.
-        """
-        path, name = self.facts["path"], self.facts["name"]
-        there = id_at(path)
-        if there not in (None, name):
-            raise ConfigError(f"the directory of {name} is gone: {path} is now the run {there}; give {there}")
-        if self.is_gone:
-            raise ConfigError(f"the directory of {name}, {path}, is gone; give another run")
-        return Path(path)
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the directory of the run is gone."""
-        return bool(self.facts["status"] == GONE)
 
 
 def find(text: str, index: str | None) -> Found:
@@ -64,50 +37,50 @@ def find(text: str, index: str | None) -> Found:
 
 
 def find_all(texts: Sequence[str], index: str | None, *, exactly: bool = False) -> list[Found]:
-    """Find runs by directory (read from the journal alone) or by name in the index.
+    """Find runs as `everstep.views.find_run.find_all` does; print faults as notes."""
+    from everstep.views import find_run
+
+    return find_run.find_all(texts, index, note, exactly=exactly)
+
+
+def ship_labels(found: Found, index: str | None) -> None:
+    """Ship the labels of a run, which have changed, to its index, if there is one.
 
     Args:
-        exactly: refuse the beginning of a name.
-
-    Raises:
-        ConfigError: a run is unknown.
-        RunDirError, JournalError, RunIndexError: a run cannot be read.
+        index: what --index names.
     """
-    named = [text for text in texts if not _is_run_dir(text)]
-    database = open_index(index) if named else None
-    found = []
-    for text in texts:
-        if database is not None and text in named:
-            with database.read() as connection:
-                gone = gone_runs(database, connection)
-                run = find_run(connection, text, gone, exactly=exactly)
-                found.append(Found(database, run | ({"status": GONE} if run["id"] in gone else {})))
-        else:
-            found.append(_read_alone(Path(text).absolute()))
-    return found
+    from everstep.index.shipping import ship
+
+    database = index_with(found.path, index)
+    if database is None:
+        return
+    try:
+        if database.exists():
+            note(ship(database, found.path).problems)
+    except RunIndexError as error:
+        note([f"the index does not have them yet: {error}"])
 
 
-def _is_run_dir(text: str) -> bool:
-    folder = Path(text)
-    if folder.suffix in (".yaml", ".yml") and folder.is_file():
-        raise ConfigError(f"{text} is a config file; give a run, or train it: everstep train {text}")
-    if folder.is_dir() and run_dirs(folder) == [folder]:
-        return True
-    if folder.is_dir() and os.sep in text:
-        raise ConfigError(f"{text} is not a run directory: it has no run.json; give a run directory")
-    return False
+def index_with(run_dir: Path, index: str | None) -> Database | None:
+    """Return the index to which a run is shipped, which may not exist; None if it is off.
 
+    Args:
+        index: what --index names.
+    """
+    from everstep.index import query
+    from everstep.index.database import Database
+    from everstep.index.location import index_of
 
-def _read_alone(run_dir: Path) -> Found:
-    """Read a run from its journal, into an index in memory."""
-    database = Database(None)
-    note(ship(database, run_dir).problems)
-    with database.read() as connection:
-        return Found(database, find_run(connection, str(run_dir)))
+    place = index_of(run_dir) if index is None else query.index_place(index)
+    return None if place is None else Database(place)
 
 
 def names_beginning(text: str, index: str | None) -> list[str]:
     """Return the names in the index that begin with a string, sorted; empty if there is no index."""
+    from everstep.index import query
+    from everstep.index.database import Database
+    from everstep.index.run_queries import run_names
+
     try:
         database = Database(query.index_place(index))
         with database.read() as connection:

@@ -1,20 +1,25 @@
-"""List of the commands.  Each is in a module of its name, imported when the command is called."""
+"""List of the commands.  Each is in a module of its name, imported when the command is called.
+
+The module of a command imports at its top what its help and its options need, which is little; its function
+imports the rest.  So help, completion and wrong usage are answered at once.
+"""
 
 from __future__ import annotations
 
 import gc
 import importlib
-import traceback
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from everstep.errors import EverstepError, RunDirError, nearest
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 COMMANDS = {
     "train": "Train a config file, or resume its run.",
+    "run": "Start a command again until it is finished: after a crash, a kill, a time budget.",
     "sweep": "Train a config with many settings, several at once.",
     "resume": "Resume a run with the config that it recorded.",
     "eval": "Evaluate the newest checkpoint of a run, or its best weights.",
@@ -23,22 +28,45 @@ COMMANDS = {
     "data": "Print the first batches of a stream.",
     "runs": "List runs: filter, sort, choose columns.",
     "show": "Show one run: facts, starts, metrics, best weights, checkpoints.",
+    "watch": "Follow a run until it ends.",
     "compare": "Compare runs: facts that differ, last and best metrics.",
+    "tag": "Give a run tags, or take them away.",
+    "note": "Give a run a note.",
+    "report": "Write runs as one HTML file that opens from disk.",
     "plot": "Plot a metric of one or more runs.",
+    "ui": "Show runs in the browser, live.",
     "checkpoints": "List, verify, pin or prune the checkpoints of a run.",
     "export": "Write the weights of a run for programs without everstep.",
     "accept": "Accept a divergence of a run.",
+    "audit": "Prove that a run used every sample once in each pass; say which resumes were verified.",
     "prune": "Delete runs.",
     "drill": "Test whether a script resumes exactly: kill it at every hazard.",
+    "replay": "Execute steps of a run again: look at a step, or verify a stretch.",
+    "diverge": "Find where two runs, or a run and its replay, part.",
     "check": "Test whether an object comes back from what it saves.",
+    "import": "Bring runs of TensorBoard, MLflow or W&B into the index.",
+    "du": "Show what takes the space, by run and kind.",
     "sync": "Update the index from the journals, or make it.",
     "doctor": "Check this machine: devices, determinism, disk, locks.",
 }
 """Name -> help in one line.  The module `everstep.cli.NAME` has the command as `command`."""
 
 
-_LOOKING = ("runs", "show", "compare", "plot", "checkpoints", "export", "prune", "sync", "config")
+_ELSEWHERE = {
+    "query": "to find runs: everstep runs 'valid_loss<0.3', or everstep runs --where FILTER in MongoDB's "
+    "language; to find rows, checkpoints or events: everstep.query(...) in Python"
+}
+"""Name that people look for among the commands -> what to do instead."""
+
+_LOOKING = (
+    *("runs", "show", "compare", "plot", "checkpoints", "export", "prune", "import", "sync", "config"),
+    *("report", "ui", "tag", "note", "du", "watch", "audit"),
+)
 """Commands that only read run directories, whoever wrote them, and call no code of a user."""
+
+_SELDOM = 10_000
+"""Objects that are made between two looks for garbage.  Imports leave little; to look as often as usual would
+take a tenth of their time."""
 
 _ODD = (
     ArithmeticError,
@@ -76,21 +104,22 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        gc.disable()  # imports leave little garbage, and looking for it takes a tenth of their time
-        try:
-            command: click.Command = importlib.import_module(f"everstep.cli.{cmd_name}").command
-        finally:
-            gc.enable()
+        if cmd_name in _LOOKING:
+            gc.set_threshold(_SELDOM)
+        command: click.Command = importlib.import_module(f"everstep.cli.{cmd_name}").command
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise click.UsageError(f"no command {args[0]!r}; {nearest(args[0], COMMANDS)}", ctx)
+            hint = _ELSEWHERE.get(args[0]) or nearest(args[0], COMMANDS)
+            raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
         names = [name for name in COMMANDS if name.startswith(incomplete)]
         options = click.Command.shell_complete(self, ctx, incomplete)
         return [*(CompletionItem(name, help=COMMANDS[name]) for name in names), *options]
@@ -102,10 +131,12 @@ class _Commands(click.Group):
 
 def _told(error: Exception) -> str:
     """Describe an error in one line, with the place where it was raised."""
+    import os
+    import traceback
+
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return (
-        f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno}); check the run's files"
-    )
+    file = os.path.basename(place.filename)
+    return f"{type(error).__name__}: {error} ({file}:{place.lineno}); check the run's files"
 
 
 @click.command(cls=_Commands, epilog="Exit status: 0 done, 1 something is wrong or failed, 2 wrong usage.")

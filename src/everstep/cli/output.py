@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 import click
 
-from everstep.redaction import redacted
+from everstep.display.cells import TIMES, cell, in_line, is_number_column, shown
 
 _NARROWEST, _READABLE = 8, 20
 """Characters that a string keeps at least, and should keep, in a table that is too wide."""
-TIMES = {"created", "started", "heartbeat", "time", "last_seen"}
-"""Names of values that are seconds since 1970."""
-
-
-_CONTROL = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-"""Characters that move the cursor, change colours or the writing direction, or are not valid."""
-
-
-def shown(text: str) -> str:
-    """Escape control characters, except line ends and tabs, so that any string is safe in a terminal."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-
-
-def in_line(text: str) -> str:
-    """Escape as `shown` does, for a part of a line: line ends and tabs, too."""
-    return shown(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def say(text: str = "", *, err: bool = False) -> None:
@@ -45,37 +23,15 @@ def say(text: str = "", *, err: bool = False) -> None:
 
 def print_json(value: Any) -> None:
     """Print strict JSON: "nan", "inf" and "-inf" are strings, which every language can read back."""
-    click.echo(json.dumps(_strict(value), indent=1))
+    import json
+
+    from everstep.display.json_trees import with_leaves
+
+    click.echo(json.dumps(with_leaves(value, _strict), indent=1))
 
 
 def _strict(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
-    return value
-
-
-def cell(name: str, value: Any) -> str:
-    """Format a value for people."""
-    if value is None or (name == "epoch" and value == 0):  # a run without epochs, or before the first
-        return "-"
-    if name in TIMES and isinstance(value, int | float):
-        return datetime.fromtimestamp(value).strftime("%Y-%m-%d %H:%M:%S")
-    if name == "bytes" and isinstance(value, int):
-        return size(value)
-    return f"{value:.6g}" if isinstance(value, float) else in_line(str(value))
-
-
-def size(count: float) -> str:
-    """Format a number of bytes with a unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_table(
@@ -104,7 +60,7 @@ class _TextTable:
     def __init__(self, rows: list[Mapping[str, Any]], columns: Sequence[str]) -> None:
         self._cells = [[cell(name, row.get(name)) for name in columns] for row in rows]
         self._columns = [in_line(name) for name in columns]
-        self._right = [_is_number_column(name, rows) for name in columns]
+        self._right = [is_number_column(name, rows) for name in columns]
         self._numbers = [
             max((len(line[at]) for line in self._cells), default=0) if right or name in TIMES else 0
             for at, (name, right) in enumerate(zip(columns, self._right, strict=True))
@@ -142,6 +98,8 @@ class _TextTable:
 def _room() -> int | None:
     """Return the width of the terminal in characters; None for no limit."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS"):
+        import shutil
+
         return shutil.get_terminal_size().columns
     return None
 
@@ -153,13 +111,10 @@ def _cut(text: str, width: int) -> str:
     return f"{text[:head]}…{text[head + 1 - width :]}"
 
 
-def _is_number_column(name: str, rows: Sequence[Mapping[str, Any]]) -> bool:
-    values = [row.get(name) for row in rows if row.get(name) is not None]
-    return name not in TIMES and bool(values) and all(isinstance(value, int | float) for value in values)
-
-
 def note(problems: Iterable[str]) -> None:
     """Print the faults of journals to stderr."""
+    from everstep.redaction import redacted
+
     for problem in problems:
         say(f"note: {in_line(redacted(problem))}", err=True)
 

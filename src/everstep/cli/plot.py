@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
@@ -11,15 +12,15 @@ import click
 
 from everstep.cli.common_options import complete_run, index_option
 from everstep.cli.find_run import find_all
-from everstep.cli.output import in_line
+from everstep.display.cells import in_line
+from everstep.display.line_chart import round_numbers
 from everstep.errors import ConfigError
-from everstep.index.run_queries import metric_rows
 
 _MARKERS = "●+xo*#"
 _COLORS = ("blue", "orange", "green", "red", "magenta", "cyan")
 
 
-class _Line(NamedTuple):
+class Line(NamedTuple):
     title: str
     steps: list[int]
     values: list[float]
@@ -45,32 +46,34 @@ def command(runs_and_metric: tuple[str, ...], phase: str | None, out: Path | Non
         raise click.UsageError("give at least one RUN, and the METRIC after it")
     if out is not None and out.suffix not in (".png", ".svg"):
         raise ConfigError(f"--out {str(out)!r}: give a file that ends in .png or .svg")
+    from everstep.index.run_queries import metric_rows
+
     lines = []
     for found in find_all(runs, index):
         with found.database.read() as connection:
             rows = metric_rows(connection, found.id, metric, phase)
         rows = [row for row in rows if row.phase == rows[0].phase and math.isfinite(row.value)]
         title = str(found.facts["name"])
-        lines.append(_Line(title, [row.step for row in rows], [row.value for row in rows]))
+        lines.append(Line(title, [row.step for row in rows], [row.value for row in rows]))
     if not any(line.steps for line in lines):
         raise ConfigError(
             f"{metric!r} has no finite value; choose another metric: everstep show RUN lists them"
         )
     if out is None:
-        _draw(lines, metric)
+        wide, high = shutil.get_terminal_size((100, 30))
+        # without colours where the output is not a terminal
+        click.echo(drawn(lines, metric, min(wide, 160), max(10, min(high - 2 - len(lines), 30))))
     else:
         _write(lines, metric, out)
         click.echo(str(out))
 
 
-def _draw(lines: list[_Line], metric: str) -> None:
-    import shutil
-
+def drawn(lines: list[Line], metric: str, columns: int, rows: int) -> str:
+    """Draw the values over the steps as characters, with a line for each run below."""
     import plotext
 
     plotext.clear_figure()
-    columns, rows = shutil.get_terminal_size((100, 30))
-    plotext.plotsize(min(columns, 160), max(10, min(rows - 2 - len(lines), 30)))
+    plotext.plotsize(columns, rows)
     plotext.theme("clear")
     plotext.title(metric)
     plotext.xlabel("step")
@@ -81,12 +84,14 @@ def _draw(lines: list[_Line], metric: str) -> None:
             plotext.plot(line.steps, line.values, marker=chosen, color=color)
         told = in_line(line.title) + ("" if line.steps else ": no value")
         legend.append(f"{plotext.colorize(marker, color)} {told}")
-    click.echo(
-        "\n".join([plotext.build().rstrip("\n"), *legend])
-    )  # without colours where the output is not a terminal
+    steps = [step for line in lines for step in line.steps]
+    if steps:
+        ticks = [round(tick) for tick in round_numbers(min(steps), max(steps)) if tick == round(tick)]
+        plotext.xticks(ticks, list(map(str, ticks)))
+    return "\n".join([plotext.build().rstrip("\n"), *legend])
 
 
-def _write(lines: list[_Line], metric: str, out: Path) -> None:
+def _write(lines: list[Line], metric: str, out: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")

@@ -6,19 +6,18 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from everstep.cli.common_options import complete_run, index_option, json_option, where_option
-from everstep.cli.find_run import find_all
+from everstep.cli.find_run import find_all, index_with
 from everstep.cli.output import note, print_json, print_table, say
-from everstep.cli.search_runs import search
-from everstep.errors import RunDirError
-from everstep.index.database import Database
-from everstep.index.run_queries import GONE
-from everstep.index.shipping import forget_gone, is_here
-from everstep.record import remove, why_stays
+from everstep.errors import RunDirError, RunIndexError
+from everstep.index.run_facts import GONE
+
+if TYPE_CHECKING:
+    from everstep.index.database import Database
 
 _COLUMNS = ("name", "status", "step", "epoch", "started", "bytes", "path")
 
@@ -56,7 +55,7 @@ def command(
         if names
         else _searched(index, conditions, filter_text)
     )
-    rows = [_pruned(database, run, delete) for database, run in found]
+    rows = [_pruned(database, run, delete, index) for database, run in found]
     stay = [row for row in rows if row["stays"]]
     if as_json:
         print_json(rows)
@@ -71,13 +70,17 @@ def _searched(
     index: str | None, conditions: Sequence[str], filter_text: str | None
 ) -> list[tuple[Database, Mapping[str, Any]]]:
     """Find the runs whose directories exist; records of evaluations are deleted with their run."""
+    from everstep.cli.search_runs import search
+
     searched = search(index, conditions, filter_text)
     there = [run for run in searched.runs if run["status"] != GONE]
     return [(searched.database, run) for run in there if Path(run["path"]).name != "evaluations"]
 
 
-def _pruned(database: Database, run: Mapping[str, Any], delete: bool) -> dict[str, Any]:
+def _pruned(database: Database, run: Mapping[str, Any], delete: bool, index: str | None) -> dict[str, Any]:
     """Delete a run if `delete`; return its row, with the reason if it stays."""
+    from everstep.record import remove
+
     path = Path(run["path"])
     row = {name: run.get(name) for name in _COLUMNS} | {"stays": _why_stays(database, run), "deleted": False}
     if row["stays"]:
@@ -89,11 +92,26 @@ def _pruned(database: Database, run: Mapping[str, Any], delete: bool) -> dict[st
         except RunDirError as error:
             return row | {"stays": str(error)}
         row["deleted"] = True
-        forget_gone(database, [path])
+        _forget(database, path, index)
     return row
 
 
+def _forget(database: Database, path: Path, index: str | None) -> None:
+    """Take a deleted run out of the index; a run that was given by its directory was read without it."""
+    from everstep.index.shipping import forget_gone
+
+    for place in (database, index_with(path, index)):
+        try:
+            if place is not None:
+                forget_gone(place, [path])
+        except RunIndexError as error:
+            note([f"the index still has {path}: {error}; everstep sync takes the run out"])
+
+
 def _why_stays(database: Database, run: Mapping[str, Any]) -> str:
+    from everstep.index.shipping import is_here
+    from everstep.record import why_stays
+
     if run["status"] == GONE:
         return "its directory is gone; everstep sync removes it from the index"
     if not is_here(database, run["host"]):

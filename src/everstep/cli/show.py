@@ -5,25 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from sqlalchemy import Connection
 
-from everstep.cli.checkpoint_tables import (
-    BEST,
-    asked_for,
-    best_values,
-    best_weights,
-    checkpoints_of,
-    digest_of,
-)
 from everstep.cli.common_options import index_option, json_option, run_argument
-from everstep.cli.find_run import Found, find
-from everstep.cli.output import cell, in_line, print_json, print_table, say, status_of
-from everstep.index.run_queries import FACTS, GONE, metric_rows, rollbacks, starts, summaries
-from everstep.index.shipping import is_run
-from everstep.record import Rollback, evaluations, failures
+from everstep.cli.find_run import find
+from everstep.cli.output import print_json, print_table, say, status_of
+from everstep.display.cells import cell, in_line
+from everstep.index.run_facts import GONE
 
 _METRIC = ("phase", "name", "rows", "last", "step", "smallest", "largest", "best", "best_step")
-_START = ("number", "started", "from", "status", "step", "reason")
+_START = ("number", "started", "from", "ranks", "status", "step", "verified", "reason")
 _EVALUATION = ("stream", "checkpoint", "step", "time", "found")
 _FAILURE = ("segment", "rank", "kind", "step", "time", "what", "cause")
 _ROLLBACK = ("number", "step", "checkpoint", "quarantined", "reason")
@@ -44,6 +34,9 @@ def command(run: str, metric: str | None, phase: str | None, index: str | None, 
 
     If RUN is a directory, only its journal is read: no index is needed, nothing is written.
     """
+    from everstep.index.run_queries import metric_rows
+    from everstep.views.describe_run import describe
+
     found = find(run, index)
     with found.database.read() as connection:
         if metric is not None:
@@ -60,57 +53,22 @@ def command(run: str, metric: str | None, phase: str | None, index: str | None, 
         _print(described)
 
 
-def describe(connection: Connection, found: Found) -> dict[str, Any]:
-    """Return everything about a run except its rows, as JSON."""
-    begun = starts(connection, found.id)
-    best = best_values(connection, found.id)
-    metrics = [
-        {
-            **one._asdict(),
-            **dict(zip(("best", "best_step"), best.get((one.phase, one.name), ()), strict=False)),
-        }
-        for one in summaries(connection, found.id)
-    ]
-    return {
-        **{name: found.facts[name] for name in FACTS},
-        "facts": begun[-1]["facts"] if begun else {},
-        "segments": [
-            _start(start, found.facts["status"] if start is begun[-1] else "killed") for start in begun
-        ],
-        "metrics": metrics,
-        "rollbacks": [_rollback(one) for one in rollbacks(connection, found.id)],
-        "digest": None if found.is_gone else digest_of(found.path),
-        "checkpoints": [] if found.is_gone else asked_for(checkpoints_of(found.path)),
-        "best": [] if found.is_gone else best_weights(found.path),
-        "evaluations": _evaluations(found),
-        "failures": [] if found.is_gone else [one._asdict() for one in failures(found.path)],
-        "problems": [problem for start in begun for problem in start["problems"]]
-        + [start["torn"] for start in begun if start["torn"]],
-    }
-
-
-def _evaluations(found: Found) -> list[dict[str, Any]]:
-    there = not found.is_gone and is_run(found.path)
-    return [one._asdict() for one in evaluations(found.path)] if there else []
-
-
-def _rollback(one: Rollback) -> dict[str, Any]:
-    return {**one._asdict(), "batches": [b._asdict() for b in one.batches], "quarantined": len(one.batches)}
-
-
-def _start(start: dict[str, Any], silent: str) -> dict[str, Any]:
-    """Return a start of the run; `silent` is its status if it did not record how it ended."""
-    told = {name: value for name, value in start.items() if name != "facts"}
-    return {"from": start["facts"].get("resumed_from"), **told, "status": start["status"] or silent}
+def _ranks(start: dict[str, Any]) -> str:
+    """Say the number of ranks of a start, and that of the checkpoint if it was another."""
+    before = f"{start['ranks_before']} -> " if start["ranks_before"] else ""
+    return f"{before}{start['ranks'] or '-'}"
 
 
 def _digest(run: dict[str, Any]) -> str | None:
     newest = next((one for one in reversed(run["checkpoints"]) if one["whole"]), None)
     mixed = newest is not None and not newest["one_fingerprint"]
-    return f"{run['digest']} (computed on more than one kind of machine)" if mixed else run["digest"]
+    told = "computed on more than one kind of machine, number or layout of ranks"
+    return f"{run['digest']} ({told})" if mixed else run["digest"]
 
 
 def _print(run: dict[str, Any]) -> None:
+    from everstep.views.checkpoint_tables import BEST
+
     reason = in_line(f": {run['reason']}") if run["reason"] else ""
     say(f"{in_line(run['name'])}  {status_of(run)}{reason}")
     if run["status"] == GONE:
@@ -127,6 +85,8 @@ def _print(run: dict[str, Any]) -> None:
         "created": cell("created", run["created"]),
         "last seen": cell("heartbeat", run["heartbeat"]),
         "seed": run["seed"],
+        "tags": " ".join(map(str, run["tags"])),
+        "note": run["note"],
         "command": " ".join(map(str, facts.get("argv", []))),
         "code": " ".join(
             [str(git.get("commit") or "")[:12], git.get("branch") or "", "dirty" if git.get("dirty") else ""]
@@ -136,7 +96,9 @@ def _print(run: dict[str, Any]) -> None:
     for name, value in lines.items():
         if value not in ("", None):
             say(f"  {name:10} {in_line(str(value))}")
-    _section("starts", run["segments"], _START)
+    begun = [{**start, "ranks": _ranks(start)} for start in run["segments"]]
+    several = any(start["ranks"] not in ("-", "1") for start in begun)
+    _section("starts", begun, _START if several else tuple(name for name in _START if name != "ranks"))
     _section("metrics", run["metrics"], _METRIC, spare=("smallest", "largest", "rows", "step"))
     _section("failures", run["failures"], _FAILURE)
     _section("rollbacks", run["rollbacks"], _ROLLBACK)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ import click
 
 from everstep.cli import experiment_commands
 from everstep.cli.common_options import json_option
-from everstep.cli.exit_signals import leave_in_order
+from everstep.cli.exit_signals import in_words, leave_in_order, number_of
 from everstep.cli.output import note, print_json, print_table, say
 from everstep.errors import EverstepError
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from everstep.experiment.optuna_sweep import Search
     from everstep.experiment.sweep import Trial
 
-_STATUS = {0: "finished", 3: "out of time", 4: "requirement not met"}
 _DRY, _WAITS = "not run (--dry-run)", "not begun"
 _TAIL = 2000
 """Characters shown from the end of a failed training's output."""
@@ -119,7 +117,7 @@ def command(
 
     Every config is checked before it is trained; those of a grid or of draws, before the first training.  A
     run directory is named by its settings: runs/digits-lr-0.1-seed-1.  The same command again resumes every
-    run.  A failed run does not stop the others; the exit status is then 1.
+    run that is not finished.  A failed run does not stop the others; the exit status is then 1.
 
     Optuna chooses as many settings at once as there are --jobs, and the next when these are trained; so the
     same command chooses the same settings.
@@ -156,13 +154,13 @@ def command(
         trainings = _Trainings(options, jobs, count if search else len(found))
         try:
             if search is None:
-                rows = [_row(trial, _told(code)) for trial, code in trainings.run(found)]
+                rows = [_row(trial, in_words(code)) for trial, code in trainings.run(found)]
             else:
                 rows = _searched(search, found, trainings, count)
         except (KeyboardInterrupt, SystemExit):
             with suppress(OSError):  # the terminal may be gone
                 _print(trainings.standing(), shown, as_json)
-                note(["the same command again resumes every run"])
+                note(["the same command again resumes every run that is not finished"])
             raise
     _print(rows, shown, as_json)
     if any(row["status"] not in ("finished", _DRY) for row in rows):
@@ -204,7 +202,7 @@ def _searched(search: Search, asked: list[Trial], trainings: _Trainings, count: 
         values = search.tell({path: code == 0 for path, code in codes.items()})
         for trial in asked:
             path = str(trial.run_dir)
-            rows.append({**_row(trial, _told(codes[path])), search.metric: values[path]})
+            rows.append({**_row(trial, in_words(codes[path])), search.metric: values[path]})
         left = count - len(rows)
         if not left:
             return rows
@@ -215,15 +213,8 @@ def _row(trial: Trial, status: str) -> dict[str, Any]:
     return {"run": str(trial.run_dir), "settings": trial.settings, "status": status}
 
 
-def _told(code: int) -> str:
-    with suppress(ValueError):  # the status is not a signal's
-        name = signal.Signals(-code if code < 0 else code - 128).name
-        return f"{'killed' if code < 0 else 'stopped'} by {name}"
-    return _STATUS.get(code, "failed")
-
-
 class _Trainings:
-    """Trainings, each in a process; if this process is interrupted, it terminates them, and each saves.
+    """Trainings, each in a process; a signal to this process is passed on to them, and each saves.
 
     Args:
         options: options of `everstep train`, the same for all.
@@ -235,9 +226,11 @@ class _Trainings:
         self._options, self._jobs, self._total, self._done = options, jobs, total, 0
         self._asked: dict[Path, Trial] = {}
         self._codes: dict[Path, int] = {}
+        self._before: set[Path] = set()
+        """Runs that were finished before."""
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = Lock()
-        self._stopping = False
+        self._stopped_by: int | None = None
 
     def run(self, trials: Sequence[Trial]) -> list[tuple[Trial, int]]:
         """Train trials; return each with its exit status, in their order."""
@@ -248,11 +241,11 @@ class _Trainings:
             for future in as_completed(waiting):
                 self._say(waiting[future], *future.result())
             return [(trial, future.result()[0]) for future, trial in waiting.items()]
-        except BaseException:
+        except BaseException as error:
             with self._lock:
-                self._stopping = True
+                self._stopped_by = number_of(error)
                 for process in self._running:
-                    process.terminate()
+                    process.send_signal(self._stopped_by)  # recorded in the run as the reason of its end
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -260,25 +253,33 @@ class _Trainings:
     def standing(self) -> list[dict[str, Any]]:
         """Return a row for each trial asked for so far, in their order."""
         return [
-            _row(trial, _told(self._codes[path]) if path in self._codes else _WAITS)
+            _row(trial, in_words(self._codes[path]) if path in self._codes else _WAITS)
             for path, trial in self._asked.items()
         ]
 
     def _train(self, trial: Trial) -> tuple[int, str]:
         """Train a trial; return its exit status, and the end of its output if it failed."""
+        from everstep.record.provenance import SWEEP_VARIABLE
+
+        if trial.is_finished():
+            with self._lock:
+                self._before.add(trial.run_dir)
+                self._codes[trial.run_dir] = 0
+            return 0, ""
         here = (
             [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
         )  # the child looks for modules where this process does
         line = [sys.executable, *here, "-m", "everstep", "train", *self._options, *trial.overrides]
         with tempfile.TemporaryFile() as printed:
             with self._lock:
-                if self._stopping:
-                    return 128 + signal.SIGTERM, ""
+                if self._stopped_by is not None:
+                    return 128 + self._stopped_by, ""
                 process = subprocess.Popen(
                     [*line, "--run-dir", str(trial.run_dir)],
                     stdin=subprocess.DEVNULL,
                     stdout=printed,
                     stderr=subprocess.STDOUT,
+                    env={**os.environ, SWEEP_VARIABLE: trial.sweep},
                     start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
                 )
                 self._running.add(process)
@@ -290,7 +291,8 @@ class _Trainings:
 
     def _say(self, trial: Trial, code: int, printed: str) -> None:
         self._done += 1
-        say(f"[{self._done}/{self._total}] {trial.run_dir}: {_told(code)}", err=True)
+        told = f"{in_words(code)}, before this sweep" if trial.run_dir in self._before else in_words(code)
+        say(f"[{self._done}/{self._total}] {trial.run_dir}: {told}", err=True)
         for line in printed.splitlines():
             say(f"  {line}", err=True)
 

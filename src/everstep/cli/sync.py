@@ -7,11 +7,8 @@ from pathlib import Path
 import click
 
 from everstep.cli.common_options import index_option, json_option
-from everstep.cli.output import in_line, note, print_json, say
-from everstep.index.database import Database
-from everstep.index.location import FILE, is_said, runs_of
-from everstep.index.query import index_place
-from everstep.index.shipping import forget_gone, sync
+from everstep.cli.output import note, print_json, say
+from everstep.display.cells import in_line
 
 
 @click.command("sync")
@@ -27,6 +24,11 @@ def command(folders: tuple[Path, ...], index: str | None, as_json: bool) -> None
     index.  A torn last record is dropped; damage in the middle of a journal is reported with its place, and
     the rest is indexed.  All of this is printed.
     """
+    from everstep.index.database import Database
+    from everstep.index.location import FILE, is_said, runs_of
+    from everstep.index.query import index_place
+    from everstep.index.shipping import forget_gone, sync
+
     place = index_place(index)
     meant = index is not None or is_said()
     if len(folders) == 1 and not meant and isinstance(place, Path) and not place.exists():
@@ -40,5 +42,7 @@ def command(folders: tuple[Path, ...], index: str | None, as_json: bool) -> None
         return
     note(found.problems)
     say(f"{database.name}: {found.runs} runs, {found.rows} new rows")
+    if index is None and place != index_place(None):
+        say(f"to list them: everstep runs --index {database.name}")
     for name, where in forgotten.items():
         say(f"forgotten: {in_line(name)}, whose directory {in_line(where)} is gone")

@@ -140,6 +140,19 @@ class Cursor(ABC):
         """
         return None
 
+    def sample_numbers(self, first: int, end: int) -> Sequence[Any] | None:
+        """Return the numbers of the samples in batches `first` to `end` - 1 of this pass, for the ledger.
+
+        Returns:
+            For each batch, what all ranks together are handed of it: int64, shape (samples,), contiguous.
+            None where the cursor does not know them.
+        """
+        return None
+
+    def passed_over(self) -> list[int]:
+        """Return the numbers of the batches that were passed over since the last call, from 0, ascending."""
+        return []
+
     def close(self) -> None:  # noqa: B027
         """Stop workers and threads.  May be called twice."""
 
@@ -237,6 +250,25 @@ class Stream(ABC):
             "use everstep.data.arrays, everstep.data.loader or a DataLoader with a DistributedSampler, or "
             "give the stream a method split(share)"
         )
+
+    def of_other_ranks(self, what: str, saved: Sequence[Any], key: int) -> Any:
+        """Return this rank's value of a position, from those of another number of ranks.
+
+        Args:
+            what: one of `rank_keys`.
+            saved: the saved values, in the order of ranks; a single value where all of them were equal.
+            key: 64-bit key of the run, the stream and the pass, to make random state from; the same on all
+                ranks.
+
+        Raises:
+            DataError: no value of this rank can be made of these.
+        """
+        if len(saved) > 1:
+            raise DataError(
+                f"its {what!r} was another on each rank, and a {self.kind} cannot make that of another "
+                "number of ranks"
+            )
+        return saved[0]
 
     def place_kept(self) -> AbstractContextManager[object]:
         """Return a context that puts the data back to its place, whatever the block draws."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from everstep.errors import DisagreementError
@@ -12,18 +12,27 @@ LIMIT = 600.0
 """Seconds that an operation of a group waits for the other ranks, if nothing else is given."""
 
 
+PIECE = 20_000
+"""Number of values of all ranks that one message carries; torch's store takes 8 MiB."""
+
+
 class KeyValueStore(Protocol):
     """Strings under keys that all processes of a group see.
 
-    Each method but `block` is one short request.  A connection carries one request at a time, so a thread
-    that blocks needs a connection of its own, made by `clone`.
+    Each method but `block` is one short request, and threads may share a connection.  It carries one request
+    at a time, so a thread that blocks needs a connection of its own, made by `clone`.  Connections are few:
+    torch asks a name server for the names of both ends of each, which takes seconds where none answers.
 
     Every method raises `StoreLostError` when the store cannot be reached any more; `set`, which waits for no
     answer, may leave this to the request after it.
     """
 
-    def clone(self, prefix: str = "") -> KeyValueStore:
-        """Open another connection, whose keys all begin with this store's prefix and `prefix`."""
+    def clone(self) -> KeyValueStore:
+        """Open another connection, to the same keys."""
+        ...
+
+    def below(self, prefix: str) -> KeyValueStore:
+        """Return this connection with keys that all begin with this store's prefix and `prefix`."""
         ...
 
     def set(self, key: str, value: str) -> None:
@@ -55,6 +64,49 @@ class KeyValueStore(Protocol):
         ...
 
 
+class DataRanks:
+    """Which part of each batch every rank reads, by the number of the part: the *data rank*.
+
+    Ranks that compute with one batch together (tensor parallelism) have the same data rank.  Each of the
+    numbers 0 to `size` - 1 is that of equally many ranks.
+
+    Args:
+        of: the data rank of each rank, in the order of ranks.
+
+    Attributes:
+        size: number of parts, 1 to the number of ranks.
+        shared: whether several ranks read the same part.
+        in_order: whether each rank reads the part of its own number.
+        first: the first rank of each part, in the order of parts.
+    """
+
+    def __init__(self, of: Sequence[int]) -> None:
+        self.of = tuple(of)
+        self.size = max(self.of) + 1
+        self.shared = self.size < len(self.of)
+        self.in_order = self.of == tuple(range(len(self.of)))
+        self.first = tuple(self.of.index(part) for part in range(self.size))
+
+    def together(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that read the same part as `rank`, which is one of them."""
+        return tuple(other for other, part in enumerate(self.of) if part == self.of[rank])
+
+    def covered_by(self, ranks: Iterable[int]) -> bool:
+        """Whether a mean over these ranks is the mean over the batch: each part counts equally often."""
+        counts = [0] * self.size
+        for rank in ranks:
+            counts[self.of[rank]] += 1
+        return 0 < min(counts) == max(counts)
+
+    def unlike(self, values: Sequence[Any]) -> tuple[int, ...]:
+        """Return the ranks whose value is not that of the first rank with their part; () if there are none.
+
+        Args:
+            values: a value of each rank, in the order of ranks.
+        """
+        return tuple(rank for rank, part in enumerate(self.of) if values[rank] != values[self.first[part]])
+
+
 class Group:
     """The processes that train one run together; each is a *rank*, and rank 0 is the *writer*.
 
@@ -77,19 +129,45 @@ class Group:
         size: number of processes, 1 or more.
         store: the group's own part of the store; None in a group of one.
         limit: seconds that an operation waits for the other ranks.
+
+    Attributes:
+        data: which part of each batch every rank reads; each rank a part of its own, until a loop says else.
     """
 
     def __init__(self, rank: int, size: int, store: KeyValueStore | None, limit: float = LIMIT) -> None:
         self.rank, self.size, self.store, self.limit = rank, size, store, limit
+        self.data = DataRanks(range(size))
 
     @property
     def writer(self) -> bool:
         """Whether this process owns the run directory: rank 0."""
         return self.rank == 0
 
+    @property
+    def data_rank(self) -> int:
+        """Number of the part of each batch that this rank reads."""
+        return self.data.of[self.rank]
+
     def gather(self, value: Any, what: str, limit: float | None = None) -> list[Any]:
         """Return the values of all ranks, in the order of ranks, on every rank."""
         raise NotImplementedError(type(self).__name__)
+
+    def gather_lists(self, values: Sequence[Any], what: str) -> list[list[Any]]:
+        """Return the lists of all ranks, in the order of ranks; lists may have any length.
+
+        Args:
+            values: numbers, or rows of a few numbers and names.
+        """
+        step = max(PIECE // self.size, 1)
+        found: list[list[Any]] = [[] for _ in range(self.size)]
+        first = longest = 0
+        while not first or first < longest:
+            pieces = self.gather([len(values), values[first : first + step]], what)
+            for theirs, (_, piece) in zip(found, pieces, strict=True):
+                theirs += piece
+            longest = max(length for length, _ in pieces)
+            first += step
+        return found
 
     def share(self, value: Any, what: str, limit: float | None = None) -> Any:
         """Return the writer's value on every rank; what other ranks give is not used."""

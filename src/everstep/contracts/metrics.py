@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 
 class Block(NamedTuple):
@@ -29,3 +30,16 @@ class Block(NamedTuple):
     values: list[float]
     counts: list[int]
     seqs: list[int]
+
+
+def phases_and_names(text: str) -> Iterator[tuple[str, str]]:
+    """Yield (phase, name) for each way to read "PHASE/NAME": either may have a "/" in it."""
+    parts = text.split("/")
+    for at in range(1, len(parts)):
+        yield "/".join(parts[:at]), "/".join(parts[at:])
+
+
+def better_when(metric: str) -> Literal["min", "max"] | None:
+    """Return which value of a metric is better, by its name; None where the name does not tell."""
+    last = metric.replace("/", "_").replace(" ", "_").rpartition("_")[2]
+    return {"loss": "min", "acc": "max", "accuracy": "max"}.get(last)  # type: ignore[return-value]

@@ -106,7 +106,12 @@ class Stop:
 
 @dataclass(frozen=True)
 class Interrupt:
-    """Action: save at this boundary and leave through `Interrupted` with exit status `code`."""
+    """Action: save at this boundary and leave through `Interrupted` with exit status `code`.
+
+    Args:
+        reason: why, as the run's log and its end tell.
+        code: exit status of the process.
+    """
 
     reason: str
     code: int = 3
@@ -313,8 +318,17 @@ class RunView(Protocol):
     def flush(self) -> object:
         """Hand every row and event so far to the journal's file."""
 
-    def note(self, kind: str, data: dict[str, Any]) -> None:
-        """Add an event to the journal; `data` is JSON."""
+    def is_watched(self) -> bool:
+        """Whether somebody looks at the run now, and waits for rows to reach the journal's file."""
+
+    def add_summary(self, summary: Any) -> None:
+        """Hand a summary to the services that asked for SUMMARY_ADDED, such as `services.TensorBoard`."""
+
+    def note(self, kind: str, data: dict[str, Any], wall: bool = False) -> None:
+        """Add an event to the journal; `data` is JSON.  `wall`: it depends on the clock or on the start."""
+
+    def listen(self, heard: Callable[[str, Mapping[str, Any]], None]) -> None:
+        """Call `heard` with kind and data of each event of the journal, in the thread that adds it."""
 
 
 class Service:
@@ -344,6 +358,8 @@ class Service:
     """Whether global random state is put back after the service ran; built-in services draw none."""
     every_rank: ClassVar[bool] = False
     """Whether the service runs on all ranks although its stage is REPORT, which is the writer's."""
+    measured: ClassVar[bool] = False
+    """Whether the schedule is told what the service costs, as `Auto` needs."""
     watches: Sequence[str] = ()
     sets: Sequence[str] = ()
     outputs: Sequence[str] = ()
@@ -369,10 +385,15 @@ class Service:
             given = "every" if "every" in inspect.signature(type(self)).parameters else "schedule"
             raise ConfigError(
                 f"{given}={schedule!r} of service {self.name!r} is not a schedule; give Every(steps=...), "
-                "Every(epochs=...) or Every(seconds=...)"
+                "Every(epochs=...) or Every(seconds=...)" + (', or "auto"' if self.measured else "")
             )
         # A copy, because a schedule in seconds remembers when it was due, and two services may share one.
         self.schedule = copy.deepcopy(self.default_schedule if schedule is None else schedule)
+        if self.schedule.learns and not self.measured:
+            raise ConfigError(
+                f"{self.schedule!r} chooses its times by what saves cost, and {self.name!r} saves no "
+                "checkpoints; give a schedule such as Every(seconds=60)"
+            )
 
     def config(self) -> Json:
         """Return the arguments that change the result; None for none.

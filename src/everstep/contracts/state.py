@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from everstep.contracts.group import DataRanks
 from everstep.errors import RestoreError
 
 Json: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
@@ -28,6 +29,27 @@ class Stateful(Protocol):
         """Take the state that `state_dict` returned."""
 
 
+@dataclass(frozen=True)
+class Region:
+    """Box of a large array that this process holds, where several processes hold the array together.
+
+    Attributes:
+        offset: index, in the whole array, of the box's first element.
+        shape: shape of the box; a process may hold no element of an array.
+        whole: shape of the whole array.
+        holders: ranks that hold this very box, in ascending order.
+    """
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    whole: tuple[int, ...]
+    holders: tuple[int, ...]
+
+
+Regions: TypeAlias = Callable[[str, tuple[int, ...]], Region | None]
+"""Function that tells which region of an array, given by name and whole shape, is wanted; None for all."""
+
+
 @dataclass
 class HostArray:
     """Bytes of an array in host memory, and how to make the array again.
@@ -39,6 +61,9 @@ class HostArray:
         data: the array's bytes in C order, uint8, 1-D, contiguous and writable.
         backend: name of the backend that copied the array and makes it again ("numpy", "torch").
         extra: further facts that the backend needs to make the array, JSON only (device, memory order ...).
+        region: of which part of a larger array these are the elements; None for an array that is whole.
+        xxh3_128: digest of `data` in hex, where it is noted; None where `data` may have changed since.
+        stamp: stamp of the array that was copied (`everstep.state.stamps`); None if it had none.
     """
 
     dtype: str
@@ -46,6 +71,87 @@ class HostArray:
     data: NDArray[np.uint8]
     backend: str
     extra: dict[str, Any] = field(default_factory=dict)
+    region: Region | None = None
+    xxh3_128: str | None = field(default=None, kw_only=True, compare=False, repr=False)
+    stamp: object | None = field(default=None, kw_only=True, compare=False, repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes, without a look at them."""
+        return self.data.nbytes
+
+    def with_extra(self, extra: dict[str, Any]) -> HostArray:
+        """Return the same array with other facts; both have the same bytes."""
+        return replace(self, extra=extra)
+
+
+class LazyArray(HostArray):
+    """Array whose bytes are fetched each time `data` is asked for: they take no memory meanwhile.
+
+    Args:
+        nbytes: number of bytes.
+        fetch: returns the bytes, in new memory.
+        xxh3_128: their digest, if it is known.
+    """
+
+    def __init__(
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        backend: str,
+        extra: dict[str, Any],
+        region: Region | None,
+        nbytes: int,
+        fetch: Callable[[], NDArray[np.uint8]],
+        xxh3_128: str | None = None,
+    ) -> None:
+        self.dtype, self.shape, self.backend, self.extra = dtype, shape, backend, extra
+        self.region = region
+        self._nbytes, self._fetch = nbytes, fetch
+        self.xxh3_128, self.stamp = xxh3_128, None
+
+    @property
+    def data(self) -> NDArray[np.uint8]:  # type: ignore[override]
+        """The array's bytes, fetched now."""
+        return self._fetch()
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes, without a look at them."""
+        return self._nbytes
+
+    def with_extra(self, extra: dict[str, Any]) -> HostArray:
+        """Return the same array with other facts."""
+        return LazyArray(
+            self.dtype, self.shape, self.backend, extra, self.region, self._nbytes, self._fetch, self.xxh3_128
+        )
+
+
+@dataclass(frozen=True)
+class Unread:
+    """Array in a file, which nobody has read yet.
+
+    Attributes:
+        dtype: safetensors' name of the element type, or the framework's own name of another type.
+        shape: the array's shape.
+        read: reads the elements, into memory of their own.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    read: Callable[[], HostArray]
+
+
+class ArrayFacts(NamedTuple):
+    """Facts of a live array.
+
+    Attributes:
+        dtype: name of the element type, as in `Unread`.
+        place: equal for two arrays that are the same elements of the same memory; None for an empty array.
+    """
+
+    dtype: str
+    place: Any
 
 
 class Mismatch(NamedTuple):
@@ -65,7 +171,9 @@ class Mismatch(NamedTuple):
             raise RestoreError("the saved state does not fit", **self._asdict())
 
 
-BESIDE = frozenset({"_metadata", "_buffers", "_flags", "_attributes"})
+BASE = "_base"
+"""Key of the descriptions of what a model's tree does not have, because it was not trained."""
+BESIDE = frozenset({"_metadata", "_buffers", "_flags", "_attributes", BASE})
 """Keys of a model's tree that hold other things than weights."""
 
 
@@ -74,6 +182,8 @@ class Entry(ABC):
 
     is_random: ClassVar[bool] = False
     """Whether the object is a generator of random numbers."""
+    copies: ClassVar[bool] = False
+    """Whether `load` only copies the elements of arrays, so that they may be read from a file just then."""
     rank_keys: Collection[str] = ()
     """Keys of `save()`'s tree whose values are a rank's own, where the rest is the same on all ranks."""
 
@@ -93,6 +203,13 @@ class Entry(ABC):
         """Return `check` for the object as it is now, to be called after training added parts to it."""
         return self.check
 
+    def proof(self) -> Callable[[], None] | None:
+        """Return a function that tries what the last `save` claims of live arrays; None if it claims nothing.
+
+        The writer thread calls it before the commit, while training continues; it raises StateError.
+        """
+        return None
+
     @abstractmethod
     def load(self, tree: Any) -> None:
         """Take the state that `save` returned; the object stays the same object."""
@@ -103,6 +220,10 @@ class Entry(ABC):
 
     def inner(self) -> Iterator[tuple[Any, Entry]]:
         """Yield (key, entry) for each item of a container."""
+        return iter(())
+
+    def layouts(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        """Yield (path, live array): saved arrays at and below the path are held as that array is held."""
         return iter(())
 
     def enter(self) -> None:  # noqa: B027
@@ -126,6 +247,20 @@ class Entry(ABC):
 
     def use_options(self, names: Collection[str]) -> None:  # noqa: B027
         """Use these options as the program gave them; called after `load`."""
+
+
+class OwnEntry(ABC):
+    """Object that makes its own entry: one that can refuse a state before anything is loaded."""
+
+    @abstractmethod
+    def entry(self) -> Entry:
+        """Make the object's entry."""
+
+
+class Declaration(OwnEntry):
+    """Object of the state with a word on how it is saved: the loop uses `value`, the bare object."""
+
+    value: Any
 
 
 class UnsavedObjects(Protocol):
@@ -189,7 +324,13 @@ class Backend(Protocol):
         """Return the framework's global random state as a tree."""
 
     def set_random_state(self, state: Any) -> None:
-        """Restore a result of `random_state`."""
+        """Restore a result of `random_state` or of `portable_random`."""
+
+    def portable_random(self, state: Any) -> Any:
+        """Return of a result of `random_state` what another rank can have, on the device that it computes on.
+
+        It is equal on ranks that have drawn the same numbers, whatever the number of their device.
+        """
 
     def seed(self, seed: int) -> None:
         """Seed the framework's global generators."""
@@ -197,14 +338,36 @@ class Backend(Protocol):
     def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
         """Copy an array to host memory, into `reuse`'s buffer where the buffer fits."""
 
+    def in_place(self, array: Any) -> HostArray:
+        """Describe an array without a copy of it, to be read while nobody writes to it.
+
+        The bytes are the array's own where they lie in host memory as `HostArray.data` has them; else they
+        are fetched when they are asked for.
+        """
+
     def from_host(self, host: HostArray) -> Any:
         """Make the array again, equal in type, dtype, shape and memory order, on the host or its device."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any | None:
+        """Make an array of zeros in host memory; None for an element type that is not the framework's."""
+
+    def late(self, array: Unread) -> Any:
+        """Make an array on the host whose elements are read by the operation that needs them, and not kept.
+
+        A framework that has no such arrays reads the elements now.
+        """
+
+    def facts(self, array: Any) -> ArrayFacts:
+        """Return the facts of an array; never waits."""
 
     def pack(self, value: Any) -> tuple[str, Any] | None:
         """Pack a value that is not a dense array (a NumPy scalar ...) as (kind, tree); None if foreign."""
 
     def unpack(self, kind: str, tree: Any) -> Any:
         """Make the value again, equal in type and bits."""
+
+    def region(self, array: Any) -> Region | None:
+        """Return the region of a larger array that this process holds; None if it holds all of it."""
 
     def scalar(self, value: Any) -> Any:
         """Keep a metric value for later: a float where that needs no waiting, else a detached copy.
@@ -233,6 +396,14 @@ class Backend(Protocol):
         keeps its memory.  An element type that NumPy lacks may be given as integers of its size.
         """
 
+    def rows(self, array: Any, order: NDArray[np.int64]) -> Callable[[slice], Any]:
+        """Return a function from places in an order of rows to a copy of these rows, in a new array.
+
+        Args:
+            array: shape (rows, ...).
+            order: numbers of rows.
+        """
+
     def is_deterministic(self) -> bool:
         """Whether, by the settings, the same operations on the same values give the same bits."""
 
@@ -257,19 +428,31 @@ class Backend(Protocol):
     def processes(self) -> int:
         """Count the processes that compute together by the framework's own means, this process included."""
 
-    def require_synchronised(self, objects: Mapping[str, Any], size: int) -> None:
+    def mesh(self, value: Any) -> tuple[int | None, list[int]] | None:
+        """Return this process's place in a mesh of processes, and their ranks; None for other objects.
+
+        The place is None for a process that is not in the mesh.
+        """
+
+    def require_synchronised(self, objects: Mapping[str, Any], data: DataRanks) -> None:
         """Refuse objects of the state that several processes would train each by itself, or inexactly.
 
         Objects that may differ between the processes are not among `objects`.
 
         Args:
-            size: number of processes, 2 or more.
+            data: which samples each of the processes reads; there are two or more.
 
         Raises:
             ConfigError: names what is trained, and the line to add.
         """
 
-    def prepare_ranks(self, objects: Mapping[str, Any]) -> None:
+    def exact_on_any_ranks(self, objects: Mapping[str, Any]) -> bool:
+        """Whether a step has the same bits, and gradients are equal, on any number of processes.
+
+        False where that is not known.
+        """
+
+    def prepare_ranks(self, objects: Mapping[str, Any], data: DataRanks) -> None:
         """Make training on several processes exact: a step has the same bits in every start of the run.
 
         All processes call this at the same place, with equal objects, between entry and the first step;
@@ -286,5 +469,5 @@ class Backend(Protocol):
         The versions of the framework and its libraries, the processor's features in use, threads, flags, and
         the devices on which the state's `objects` lie.  Two processes with equal fingerprints compute equal
         bits from equal input, as far as the framework promises.  Settings that only change speed are left
-        out.
+        out.  "layout", if given, is how the state is divided among the ranks: the same text on all of them.
         """

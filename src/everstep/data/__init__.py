@@ -9,6 +9,7 @@ from everstep.data.adapters import replay
 from everstep.data.arrays import arrays
 from everstep.data.checked import checked
 from everstep.data.prefetch import prefetch
+from everstep.data.ring_buffer import RingBuffer
 from everstep.lazy import exports
 
 if TYPE_CHECKING:
@@ -17,4 +18,4 @@ else:
     # Loaded late, because `loader` imports torch: other users do not pay for that.
     __getattr__, __dir__, _ = exports(__name__, {"everstep.backends.torch.keyed_loader": ("loader",)})
 
-__all__ = ["arrays", "as_stream", "checked", "loader", "prefetch", "replay"]
+__all__ = ["RingBuffer", "arrays", "as_stream", "checked", "loader", "prefetch", "replay"]

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from everstep import backends
 from everstep.arguments import checked_keywords
+from everstep.contracts.state import Backend
 from everstep.data.cursor import SampledCursor, SampledStream
 from everstep.data.order import Plan, Sampling
 from everstep.errors import DataError
@@ -51,7 +53,7 @@ def arrays(
 
 
 def _length(array: Any) -> int:
-    known = isinstance(array, np.ndarray) or _is_tensor(array)
+    known = backends.of(array) is not None and not isinstance(array, np.generic)
     if not known or not array.shape:
         what = f"an array of shape {tuple(array.shape)}" if known else f"a {type(array).__name__}"
         raise DataError(
@@ -59,11 +61,6 @@ def _length(array: Any) -> int:
             "as numpy.asarray(...) makes them"
         )
     return int(array.shape[0])
-
-
-def _is_tensor(value: Any) -> bool:
-    """Whether a value is a torch tensor; does not import torch."""
-    return any(cls.__module__ == "torch" and cls.__name__ == "Tensor" for cls in type(value).__mro__)
 
 
 class Arrays(SampledStream):
@@ -87,7 +84,14 @@ class Arrays(SampledStream):
 
 
 def _batches(arrays: tuple[Any, ...], plan: Plan, start: int) -> Iterator[tuple[Any, ...]]:
+    readers = [_backend(array).rows(array, plan.order) for array in arrays]
     for batch in range(start, len(plan)):
-        _, indices = plan.part(batch)
-        # An index array, not a slice: indexing with it copies, even where the samples are adjacent.
-        yield tuple(array[indices] for array in arrays)
+        part = plan.part(batch)
+        # A list first: while a tuple grows in prefetch's thread, gc.get_objects() in another would break it.
+        yield tuple([read(part) for read in readers])
+
+
+def _backend(array: Any) -> Backend:
+    found = backends.of(array)
+    assert found is not None
+    return found

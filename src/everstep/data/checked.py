@@ -199,6 +199,7 @@ class CheckedCursor(CursorWrapper):
         self._checks, self._what = checks, what
         self._opened_at = cursor.done or 0
         self._drawn = 0
+        self._left_out: list[int] = []
         self._empty = fresh or cursor.done == 0
         """Whether the pass has handed out no batch, as far as can be told."""
 
@@ -213,11 +214,17 @@ class CheckedCursor(CursorWrapper):
             if self._checks.passes(batch, f"{self._what}, batch {self._opened_at + self._drawn}"):
                 self._empty = False
                 return batch
+            if self.cursor.done is not None:
+                self._left_out.append(self.cursor.done - 1)
 
     def _report_end(self) -> None:
         if self._empty:
             self._empty = False  # reported once, though the end may be asked for again
             self._checks.report("empty_stream", f"{self._what}: no batch in a whole pass; give it data")
+
+    def passed_over(self) -> list[int]:
+        found, self._left_out = sorted([*self.cursor.passed_over(), *self._left_out]), []
+        return found
 
     def remaining(self) -> int | None:
         """Batches left in the source; None where batches may be left out."""

@@ -121,6 +121,9 @@ class SampledCursor(PassCursor):
     def position(self) -> dict[str, Any]:
         return {"batches": self.done}
 
+    def sample_numbers(self, first: int, end: int) -> list[Any]:
+        return [self._plan.used(batch) for batch in range(first, end)]
+
 
 class SampledStream(Stream):
     """Stream over samples.  Immutable.

@@ -48,9 +48,25 @@ def permutation(length: int, seed: int, purpose: str, pass_index: int) -> Indice
         int64, shape (length,): each of 0 .. length-1 once.
     """
     key = xxhash.xxh3_128_intdigest(_text("order", seed, purpose, pass_index))
-    raw = np.random.Philox(key=key).random_raw(length)
-    # Stable, so that equal raw numbers have a fixed order under every version of NumPy.
-    return np.argsort(raw, kind="stable").astype(np.int64, copy=False)
+    return stable_order(np.random.Philox(key=key).random_raw(length))
+
+
+def stable_order(raw: NDArray[np.uint64]) -> Indices:
+    """Return `argsort(raw, kind="stable")`, three times as fast for a million random numbers.
+
+    Stable, so that equal raw numbers have a fixed order under every version of NumPy, whose stable sort of
+    16 bits is a radix sort.  Two of these order the upper 32 bits, and few numbers share them.
+    """
+    upper = (raw >> np.uint64(32)).astype(np.uint32)
+    order = np.argsort(upper.astype(np.uint16), kind="stable")
+    order = order[np.argsort((upper >> 16).astype(np.uint16)[order], kind="stable")]
+    ordered = upper[order]
+    same = ordered[1:] == ordered[:-1]
+    if same.any():
+        places = np.flatnonzero(np.append(same, False) | np.append(False, same))
+        tied = order[places]
+        order[places] = tied[np.lexsort((tied, raw[tied]))]
+    return order.astype(np.int64, copy=False)
 
 
 @dataclass(frozen=True)
@@ -142,14 +158,20 @@ class Sampling:
 
 
 class Plan:
-    """Batches of one pass, by index, and this rank's part of each."""
+    """Batches of one pass, by index, and this rank's part of each.
+
+    Attributes:
+        order: the numbers of all samples in the order of the pass: int64, shape (length,).
+    """
 
     def __init__(self, sampling: Sampling, purpose: str, pass_index: int, seed: int) -> None:
         self.purpose, self.pass_index, self.seed = purpose, pass_index, seed
         self.batch_size, self.share = int(sampling.batch_size), sampling.share
         self._sampling = sampling
         self._batches = sampling.batches
-        self._order = (
+        self._drops = self.share.uneven == "drop"
+        self._own = self.share.of(self.batch_size)[0]  # of each batch but a smaller last one
+        self.order = (
             permutation(sampling.length, self.seed, purpose, pass_index)
             if sampling.shuffle
             else np.arange(sampling.length, dtype=np.int64)
@@ -162,13 +184,19 @@ class Plan:
     def indices(self, batch: int) -> Indices:
         """Return the samples of a batch, of all ranks: int64, shape (batch size,), the last maybe shorter."""
         start = batch * self.batch_size
-        return self._order[start : start + self.batch_size]
+        return self.order[start : start + self.batch_size]
 
-    def part(self, batch: int) -> tuple[int, Indices]:
-        """Return this rank's part of a batch: the place of its first sample in the pass, and its samples."""
+    def part(self, batch: int) -> slice:
+        """Return the places in `order` of this rank's part of a batch."""
+        start = batch * self.batch_size
+        count = min(self.batch_size, len(self.order) - start)
+        own = self._own if count == self.batch_size else self.share.of(count)[0]
+        return slice(start + own.start, start + own.stop)
+
+    def used(self, batch: int) -> Indices:
+        """Return the samples of a batch that some rank is handed: all, unless the rule is "drop"."""
         samples = self.indices(batch)
-        own, _ = self.share.of(len(samples))
-        return batch * self.batch_size + own.start, samples[own.start : own.stop]
+        return samples[: len(samples) // self.share.size * self.share.size] if self._drops else samples
 
     def weight(self, batch: int) -> float:
         """Return the weight of the mean over this rank's part of a batch; see `Cursor.weight`."""

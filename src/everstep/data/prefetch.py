@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from everstep.arguments import checked_keywords, integer
@@ -64,6 +64,8 @@ class _Made(NamedTuple):
     batch: Any
     position: Any  # the position after the batch, or the NotResumableError that asking for it raised
     weight: float = 1.0
+    done: int | None = None  # `Cursor.done` after the batch
+    passed_over: Sequence[int] = ()
     error: BaseException | None = None  # the end of the pass (StopIteration) or an error of the source
 
 
@@ -107,9 +109,11 @@ def _produce(cursor: Cursor, buffer: _Buffer) -> None:
     try:
         for batch in cursor:
             # The position goes with its batch: the cursor runs ahead of the batches handed out.
-            if not buffer.put(_Made(batch, _position(cursor), cursor.weight)):
+            place = _position(cursor), cursor.weight, cursor.done, cursor.passed_over()
+            if not buffer.put(_Made(batch, *place)):
                 return
-        buffer.put(_Made(None, _position(cursor), error=StopIteration()))
+        place = _position(cursor), 1.0, cursor.done, cursor.passed_over()
+        buffer.put(_Made(None, *place, error=StopIteration()))
     except BaseException as error:  # any error belongs to the thread that asks for the batch
         buffer.put(_Made(None, None, error=error))
 
@@ -120,6 +124,7 @@ class PrefetchCursor(PassCursor):
     def __init__(self, what: str, cursor: Cursor, buffer: int) -> None:
         self._cursor, self._buffer = cursor, _Buffer(buffer)
         self._position = _position(cursor)  # before the thread starts, which moves the cursor
+        self._passed_over: list[int] = []
         done, left = cursor.done or 0, cursor.remaining()
         total = None if left is None else done + left
         counts = cursor.done is not None
@@ -136,13 +141,25 @@ class PrefetchCursor(PassCursor):
     def _take(self) -> Iterator[Any]:
         while True:
             made = self._buffer.take()
-            if isinstance(made.error, StopIteration):
-                self._position = made.position
-                return
-            if made.error is not None:
+            if made.error is not None and not isinstance(made.error, StopIteration):
                 raise made.error
-            self._position, self.weight = made.position, made.weight
+            self._position = made.position
+            self._passed_over += made.passed_over
+            if made.error is not None:
+                if self._counts:
+                    self.done = made.done
+                return
+            self.weight = made.weight
+            if made.done is not None:
+                self._count = made.done - 1  # which the batch itself makes `done`
             yield made.batch
+
+    def sample_numbers(self, first: int, end: int) -> Sequence[Any] | None:
+        return self._cursor.sample_numbers(first, end)
+
+    def passed_over(self) -> list[int]:
+        found, self._passed_over = self._passed_over, []
+        return found
 
     def position(self) -> Any:
         if isinstance(self._position, NotResumableError):

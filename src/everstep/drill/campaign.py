@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
-import signal
-import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from everstep.arguments import integer, number
+from everstep.checkpoint import CheckpointName
+from everstep.drill.coverage import Aims, window
 from everstep.drill.divergence import DrillDivergence, Undisturbed
+from everstep.drill.draw_lines import line_that_draws, resumed_before
+from everstep.drill.outside_files import changed, listing, outside
+from everstep.drill.owned_folder import owned_folder
 from everstep.drill.program import Program, ProgramStart, Strike, command
-from everstep.drill.report import DrillReport, Ordeal, StartSummary, Verdict
-from everstep.drill.strike_plans import Landmarks, aim, chosen
+from everstep.drill.report import CHANCE, HASH_ORDER, DrillReport, Ordeal, Verdict
+from everstep.drill.strike_plans import Landmarks, aim, chosen, most_telling_first
+from everstep.drill.struck import first_divergence, last_step, run_left_early, struck_at, summaries, where
 from everstep.drill.timeline import draw_timeline, executed_again, positions
-from everstep.errors import ConfigError, DrillError, EverstepError
+from everstep.drilled import LIMIT, SEED
+from everstep.errors import ConfigError, DrillError
 from everstep.record import RunDir
 
 LAST_STARTS = 3
@@ -23,6 +34,14 @@ LAST_STARTS = 3
 
 ATTEMPTS = 3
 """Number of tries for a hazard that comes too late."""
+
+PARTS = 16
+"""Part of the budget after which the first run is left, if no number of steps is given: one in so many."""
+
+SAVES = 4
+"""Number of checkpoints that the drill adds to a run that it leaves before the script has saved."""
+
+HASH_SEED = "PYTHONHASHSEED"
 
 
 def drill(
@@ -34,6 +53,9 @@ def drill(
     seed: int = 0,
     hazards: Sequence[str] = (),
     timeout: float = 600.0,
+    budget: float | None = None,
+    max_steps: int | None = None,
+    fail_fast: bool = False,
     keep: str | Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> DrillReport:
@@ -41,7 +63,7 @@ def drill(
 
     The script runs as it is, in processes of its own, in the current directory.  Its run directories,
     relative and absolute, are moved below a folder of the drill by EVERSTEP_ROOT; all other files are
-    written where the script always writes them.
+    written where the script always writes them, and the report names them.
 
     Args:
         script: the file; it opens one or more `Supervisor` or `TrainLoop` runs.  A config file (.yaml) is
@@ -53,214 +75,333 @@ def drill(
         hazards: the hazards to try (`everstep.drill.HAZARDS`, on several ranks `RANK_HAZARDS`); empty for
             all.
         timeout: seconds that a start may take, more than 0.
+        budget: seconds that the drill may take, more than 0; None for no limit.  On one rank and without
+            `max_steps`, runs are left after the steps that fit into a sixteenth.
+        max_steps: step at which the drill leaves each run, 1 or more; None: runs go on to their end.
+        fail_fast: end at the first resume that differs or fails.
         keep: a folder that does not exist yet, for run directories and logs; None: they are deleted.
         say: called with the lines of the report as they come.
 
     Raises:
         ConfigError: an argument is wrong.
-        DrillError: the script fails undisturbed, opens no run, or takes longer than `timeout`.
+        DrillError: the script fails undisturbed, opens no run, or takes longer than `timeout`; or the
+            budget ends before anything is struck.
     """
     path = Path(script)
     if not path.is_file():
         raise ConfigError(f"{path} is not a file; give the path of a Python script")
+    if path.suffix == ".ipynb":
+        raise ConfigError(
+            f"{path} is a notebook, and a drill starts a script again and again: write the script by "
+            f"`jupyter nbconvert --to script {path}`, and drill {path.with_suffix('.py')}"
+        )
     kills, ranks = integer("kills", kills, 0), integer("ranks", ranks, 1)
+    max_steps = integer("max_steps", max_steps, none="for no limit")
     timeout = number("timeout", timeout, of="seconds")
+    budget = number("budget", budget, of="seconds", none="for no limit")
     names = chosen(hazards, ranks)
-    folder = Path(tempfile.mkdtemp(prefix="everstep-drill-") if keep is None else keep).resolve()
-    if keep is not None and folder.exists():
-        raise ConfigError(f"{folder} exists; give --keep a folder that can be made")
-    try:
-        made = _Drill(path, tuple(args), ranks, folder, keep is not None, kills, seed, timeout, say)
-        return made.run(names)
-    finally:
-        if keep is None:
-            shutil.rmtree(folder, ignore_errors=True)
+    if keep is not None and Path(keep).exists():
+        raise ConfigError(f"{Path(keep).resolve()} exists; give --keep a folder that can be made")
+    with owned_folder("everstep-drill-") if keep is None else nullcontext(Path(keep).resolve()) as folder:
+        asked = (path, tuple(args), ranks, kills, seed, timeout, budget, max_steps, fail_fast)
+        plan = _Plan(*asked, folder, keep is not None)
+        return _Drill(plan, say).run(names if budget is None else most_telling_first(names))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Arguments of `drill`, checked."""
+
+    script: Path
+    args: tuple[str, ...]
+    ranks: int
+    kills: int
+    seed: int
+    timeout: float
+    budget: float | None
+    max_steps: int | None
+    fail_fast: bool
+    folder: Path
+    keep: bool
+
+    @property
+    def drawn_seed(self) -> int:
+        """Seed of the runs that are given none."""
+        return Random(f"{self.seed}/seed of a run").getrandbits(31)
 
 
 class _Drill:
-    def __init__(
-        self,
-        script: Path,
-        args: tuple[str, ...],
-        ranks: int,
-        folder: Path,
-        keep: bool,
-        kills: int,
-        seed: int,
-        timeout: float,
-        say: Callable[[str], None],
-    ) -> None:
-        self.script, self.args, self.ranks, self.folder, self.keep = script, args, ranks, folder, keep
-        self.kills, self.seed, self.timeout, self.say = kills, seed, timeout, say
+    def __init__(self, plan: _Plan, say: Callable[[str], None]) -> None:
+        self.plan, self.say = plan, say
+        budget = float("inf") if plan.budget is None else plan.budget
+        self.ends = time.monotonic() + budget - min(1.0, budget / 20)  # the rest is for the verdict
+        self.limit: dict[str, Any] = {} if plan.max_steps is None else {"steps": plan.max_steps}
+        """Arguments of `everstep.services.drill_limit.DrillLimit`."""
         self.number = 0
+        self.aims = Aims()
+        self.resumed: dict[DrillDivergence, CheckpointName | None] = {}
+        """Checkpoint from which the start resumed in which a difference was found."""
 
     def run(self, names: list[str]) -> DrillReport:
         """Run the program twice undisturbed, then try each hazard."""
-        trace = self.folder / ("trace" if self.ranks == 1 else "trace-{rank}")
-        first, second = self.program("undisturbed-1"), self.program("undisturbed-2")
-        for program in (first, second):
-            self.require_sound(program, program.start(trace=trace if program is second else None))
-        undisturbed = Undisturbed(first)
-        start = second.starts[0]
-        points = [
-            Path(str(trace).replace("{rank}", str(rank))).read_text().split() for rank in range(self.ranks)
-        ]
-        landmarks = [Landmarks(start.of_rank(rank), passed) for rank, passed in enumerate(points)]
-        report = DrillReport(
-            script=str(self.script),
-            args=list(self.args),
-            seed=self.seed,
+        plan = self.plan
+        first, written, meanwhile = self._first()
+        cut = None if (left := run_left_early(first)) is None else last_step(first, left)
+        if cut is not None and not self._landmarks(first)[0].first_saved:
+            # else no kill is followed by a resume from a later checkpoint than that of step 0
+            self.limit["save_every"] = max(1, cut // SAVES)
+        second = self.program("undisturbed-2")
+        start = self._undisturbed(second)
+        self._require_sound(second, start)
+        self.landmarks = self._landmarks(second)
+        self.undisturbed = Undisturbed(first)
+        self.place = positions(self.undisturbed)
+        self.report = report = DrillReport(
+            script=str(plan.script),
+            args=list(plan.args),
+            seed=plan.seed,
             runs=[f"/{run}" for run in first.runs],
-            steps=landmarks[0].steps,
+            steps=self.landmarks[0].steps,
             seconds=start.seconds,
-            ranks=self.ranks,
-            nondeterminism=first_divergence(undisturbed, second),
-            seeded=all(RunDir.open(first.root / run, create=False).facts["seed_given"] for run in first.runs),
+            ranks=plan.ranks,
+            seeded=all(
+                RunDir.open(first.root / run, create=False).seed != plan.drawn_seed for run in first.runs
+            ),
+            cut=cut,
+            save_every=self.limit.get("save_every"),
+            budget=plan.budget,
+            outside=written,
+            meanwhile=meanwhile,
         )
+        if (difference := self._difference(second)) is not None:
+            report.nondeterminism = self._hash_order(difference, [first, second])
+            self.resumed[report.nondeterminism] = None
         self.say(report.header())
-        if report.nondeterminism is None:
-            for name in names:
-                for turn in range(self.kills if name == "random instant" else 1):
-                    report.ordeals.append(self.ordeal(name, turn, undisturbed, landmarks))
-                    self.say(report.ordeals[-1].line)
+        for name in names:
+            for turn in range(plan.kills if name == "random instant" else 1):
+                if report.nondeterminism is None:
+                    self._try(name, turn)
+        self._require_struck()
+        self._name_line()
         self.say(f"\n{report.verdict()}")
         return report
 
-    def program(self, name: str) -> Program:
-        line = command(self.script, self.args, self.ranks)
-        return Program(line, self.folder / name, self.timeout, self.ranks)
+    # ------------------------------------------------------------------------------ undisturbed
 
-    def require_sound(self, program: Program, start: ProgramStart) -> None:
+    def _first(self) -> tuple[Program, list[str], list[str]]:
+        """Run the first program; list the files that it writes outside, and those that change meanwhile."""
+        plan = self.plan
+        by_time = plan.budget is not None and plan.max_steps is None and plan.ranks == 1
+        if by_time:
+            assert plan.budget is not None
+            self.limit = {"seconds": plan.budget / PARTS}
+        first = self.program("undisturbed-1")
+        folders = [Path.cwd(), plan.script.resolve().parent]
+        before = listing(folders, plan.folder)
+        start = self._undisturbed(first)
+        meanwhile = outside(changed(before, listing(folders, plan.folder)), plan.folder)
+        self._require_sound(first, start)
+        if by_time:
+            left = run_left_early(first)
+            self.limit = {} if left is None else {"steps": last_step(first, left), "run": f"/{left}"}
+        written = outside(start.wrote, plan.folder)
+        return first, written, [path for path in meanwhile if path not in written]
+
+    def _landmarks(self, program: Program) -> list[Landmarks]:
+        """Return the landmarks of each rank of an undisturbed start."""
+        start = program.starts[0]
+        traces = [Path(str(_trace(program)).replace("{rank}", str(rank))) for rank in range(program.ranks)]
+        return [
+            Landmarks(start.of_rank(rank), trace.read_text().split()) for rank, trace in enumerate(traces)
+        ]
+
+    def _undisturbed(self, program: Program) -> ProgramStart:
+        try:
+            return self._start(program, trace=_trace(program))
+        except DrillError:
+            if self._left() > 0:
+                raise
+            raise DrillError(
+                f"the budget of {self.plan.budget:g} s ended before two undisturbed runs were complete; give "
+                "more, or let each run be shorter by --max-steps"
+            ) from None
+
+    def program(self, name: str, env: Mapping[str, str] | None = None) -> Program:
+        """Make a program, with the limits and the seed that all programs of this drill have."""
+        plan = self.plan
+        line = command(plan.script, plan.args, plan.ranks)
+        limit = {LIMIT: json.dumps(self.limit)} if self.limit else {}
+        env = {SEED: str(plan.drawn_seed), **limit, **(env or {})}
+        return Program(line, plan.folder / name, plan.timeout, plan.ranks, env=env)
+
+    def _start(
+        self, program: Program, strike: Strike | None = None, trace: Path | None = None
+    ) -> ProgramStart:
+        """Start a program, for as long as the budget lasts."""
+        program.timeout = max(0.0, min(self.plan.timeout, self._left()))
+        return program.start(strike, trace)
+
+    def _left(self) -> float:
+        """Seconds of the budget that are left."""
+        return self.ends - time.monotonic()
+
+    def _require_sound(self, program: Program, start: ProgramStart) -> None:
         """Refuse a script that cannot be drilled."""
+        script, ranks = self.plan.script, self.plan.ranks
         if start.status:
             raise DrillError(
-                f"{self.script} ended with status {start.status} although nobody struck it; make it run "
+                f"{script} ended with status {start.status} although nobody struck it; make it run "
                 f"before it is drilled:\n{start.tail}"
             )
         if not program.runs:
             raise DrillError(
-                f"{self.script} opened no run; drill a script that uses everstep.Supervisor or TrainLoop"
+                f"{script} opened no run; drill a script that uses everstep.Supervisor or TrainLoop"
             )
         if not any(record.at == "step" for record in start.records):
-            raise DrillError(f"{self.script} completed no step; give it arguments with which it trains")
+            raise DrillError(f"{script} completed no step; give it arguments with which it trains")
         seen = {record.rank for record in start.witnessed}
-        if len(seen) < self.ranks:
+        if len(seen) < ranks:
             raise DrillError(
-                f"{self.script} trains on {len(seen)} of {self.ranks} ranks; open the run on each of them: "
+                f"{script} trains on {len(seen)} of {ranks} ranks; open the run on each of them: "
                 "everstep.torch.parallel(model), and no `if rank == 0` around the loop"
             )
 
-    def ordeal(
-        self, hazard: str, turn: int, undisturbed: Undisturbed, landmarks: Sequence[Landmarks]
-    ) -> Ordeal:
+    def _difference(self, program: Program) -> DrillDivergence | None:
+        return first_divergence(self.undisturbed, program)
+
+    def _hash_order(self, where: DrillDivergence, differing: list[Program]) -> DrillDivergence:
+        """Run one more pair with PYTHONHASHSEED fixed, and name hash order where that makes them equal."""
+        fixed = os.environ.get(HASH_SEED, "random") != "random"
+        if fixed or where.note or self._left() < 2 * self.report.seconds:
+            return where
+        pair = [self.program(f"hash-seed-{number}", {HASH_SEED: "0"}) for number in (1, 2)]
+        for program in pair:
+            if self._undisturbed(program).status:
+                return where
+        alike = Undisturbed(pair[0])
+        if first_divergence(alike, pair[1]) is not None:
+            return where
+        # were it chance, one of the first two would probably equal the pair
+        certain = all(first_divergence(alike, program) is not None for program in differing)
+        return replace(where, note=HASH_ORDER[certain])
+
+    # ------------------------------------------------------------------------------ the hazards
+
+    def _try(self, hazard: str, turn: int) -> None:
+        """Try a hazard, unless the budget is used up or the drill ends at the first failure."""
+        report = self.report
+        if not aim(hazard, self.landmarks, Random(0)):
+            tried = Ordeal(hazard, "no such place")
+        elif self.plan.fail_fast and any(one.verdict in ("differs", "failed") for one in report.ordeals):
+            tried = Ordeal(hazard, "not reached", message="the drill ended at the first failure")
+        elif self._left() < report.seconds:
+            tried = self._out_of_budget(hazard)
+        else:
+            tried = self._ordeal(hazard, turn)
+        report.ordeals.append(tried)
+        if tried.verdict != "not reached":
+            self.say(tried.line)
+
+    def _out_of_budget(self, hazard: str) -> Ordeal:
+        return Ordeal(hazard, "not reached", message=f"the budget of {self.plan.budget:g} s was used up")
+
+    def _require_struck(self) -> None:
+        """Refuse to say anything of a script where the budget ended before anything was struck.
+
+        Raises:
+            DrillError: says how long an ordeal takes.
+        """
+        report = self.report
+        verdicts = {one.verdict for one in report.ordeals}
+        if "not reached" in verdicts and verdicts <= {"not reached", "no such place"}:
+            raise DrillError(
+                f"the budget of {self.plan.budget:g} s ended before anything was struck: an undisturbed run "
+                f"takes {report.seconds:.1f} s, and a struck one at least that; give more, or let each run "
+                "be shorter by --max-steps"
+            )
+
+    def _ordeal(self, hazard: str, turn: int) -> Ordeal:
         """Strike a program and start it again until it ends; take another program if no strike hit."""
-        draw = Random(f"{self.seed}/{hazard}/{turn}")
+        draw = Random(f"{self.plan.seed}/{hazard}/{turn}")
         for _ in range(ATTEMPTS):
-            strikes = aim(hazard, landmarks, draw)
-            if not strikes:
-                return Ordeal(hazard, "no such place")
-            found = self.attempt(hazard, strikes, undisturbed)
+            strikes = self.aims.choose(self.landmarks, lambda: aim(hazard, self.landmarks, draw))
+            try:
+                found = self._attempt(hazard, strikes)
+            except DrillError:
+                if self._left() > 0:
+                    raise
+                return self._out_of_budget(hazard)
             if found.verdict != "not hit":
+                self.aims.note(self.landmarks, strikes)
                 break
         return found
 
-    def attempt(self, hazard: str, strikes: list[Strike], undisturbed: Undisturbed) -> Ordeal:
+    def _attempt(self, hazard: str, strikes: list[Strike]) -> Ordeal:
         self.number += 1
         program = self.program(f"{self.number:02d}-{hazard.replace(' ', '-')}")
         hit = 0
         for strike in strikes:
-            if not program.start(strike).status:
+            if not self._start(program, strike).status:
                 break
             hit += 1
         while program.starts[-1].status and len(program.starts) < hit + LAST_STARTS:
-            program.start()
-        judged = self.judged(hazard, hit, program, undisturbed)
-        if not self.keep:
+            self._start(program)
+        judged = self._judged(hazard, hit, program)
+        if not self.plan.keep:
             shutil.rmtree(program.folder, ignore_errors=True)
         return judged
 
-    def judged(self, hazard: str, hit: int, program: Program, undisturbed: Undisturbed) -> Ordeal:
-        place = positions(undisturbed)
+    def _judged(self, hazard: str, hit: int, program: Program) -> Ordeal:
         last = program.starts[-1]
-        divergence = None if last.status else first_divergence(undisturbed, program)
+        divergence = None if last.status else self._difference(program)
+        if divergence is not None:
+            self._exclude_chance()
+            self.resumed[divergence] = resumed_before(program, divergence)
         verdict: Verdict = "failed" if last.status else "differs" if divergence else "exact"
+        again = executed_again(program.starts, self.place)
+        self.report.steps_again |= set(again)
         return Ordeal(
             hazard,
             "not hit" if verdict == "exact" and not hit else verdict,
-            struck=_struck(program.starts[:hit]),
-            again=executed_again(program.starts, place),
-            timeline=draw_timeline(program.starts, place),
-            starts=_summaries(program),
+            struck=struck_at(program.starts[:hit]),
+            again=again.total(),
+            timeline=draw_timeline(program.starts, self.place),
+            starts=summaries(program),
             divergence=divergence,
             message=f"status {last.status}\n{last.tail}" if last.status else "",
+            windows=[window(start, hazard, where(start)) for start in program.starts[:hit]],
         )
 
+    def _exclude_chance(self) -> None:
+        """Run once more undisturbed before the state is blamed for what may be chance."""
+        report = self.report
+        if report.undisturbed > 2 or self._left() < report.seconds:
+            return
+        third = self.program("undisturbed-3")
+        try:
+            ended = self._undisturbed(third)
+        except DrillError:  # without the answer, what was found stands
+            return
+        if ended.status:
+            return
+        report.undisturbed += 1
+        if (first := self._difference(third)) is not None:
+            report.nondeterminism = replace(first, note=CHANCE)
 
-def first_divergence(undisturbed: Undisturbed, program: Program) -> DrillDivergence | None:
-    """Find the first divergence as `Undisturbed` does; a run that cannot be read counts as a divergence."""
-    try:
-        return undisturbed.first_divergence(program)
-    except EverstepError as error:
-        return DrillDivergence("journal", str(error), "", "end", 0, 0, "a whole run", "damaged")
-
-
-def _struck(starts: list[ProgramStart]) -> str:
-    """Describe the first strike, and count the later ones."""
-    if not starts:
-        return ""
-    more = f", and {len(starts) - 1} more" if len(starts) > 1 else ""
-    target = "" if starts[0].strike is None else starts[0].strike.target
-    return f"{target} {_where(starts[0])}{_operation(starts[0])}{more}".lstrip()
-
-
-def _where(start: ProgramStart) -> str:
-    strike = start.strike or Strike()
-    records = [record for record in start.of_rank(strike.rank) if record.at != "before"]
-    killed = start.status == -signal.SIGKILL
-    if not killed:  # the run was closed in order, so that the exit says nothing about the place
-        records = [record for record in records if record.at != "exit"]
-    if not records or records[-1].at == "enter":
-        return "start-up"
-    last = records[-1]
-    if last.at == "exit":
-        return "shutdown"
-    return f"{'after' if last.at == 'epoch' else 'at'} step {last.step}"
-
-
-def _operation(start: ProgramStart) -> str:
-    """Name the operation at which a start was killed, or that failed; "" if there is none."""
-    if start.strike is None or not start.strike.spec or start.status > 128:
-        return ""
-    name = start.strike.spec.split(" then ")[-1].split(":")[1]
-    if start.strike.target:  # a rank's name leaves less space
-        name = name.removeprefix("checkpoint.")
-    return "" if name.startswith("witness.") else f", {_NAMES.get(name, name)}"
+    def _name_line(self) -> None:
+        """Name the line that draws in one program alone, where the random state is what differs first."""
+        report, plan = self.report, self.plan
+        first = report.first_divergence
+        if first is None or first.component != "random state" or first.note or plan.ranks > 1:
+            return
+        if self._left() < 3 * report.seconds or first not in self.resumed:
+            return
+        try:
+            found = line_that_draws(first, self.resumed[first], self.undisturbed, self.program, self._start)
+        except DrillError:  # the budget has ended, or it takes too long to trace
+            found = ""
+        report.blame(first, found or f"{first.cause}; the line that draws was not found")
 
 
-_NAMES = {"loop.tail": "tail begins", "loop.tail_end": "tail ends", "loop.exit": "block ends"}
-
-
-def _summaries(program: Program) -> list[StartSummary]:
-    """Describe each start by the journals and its witness; a start that wrote no segment by the witness."""
-    segments = [
-        (event.time, event.data, [e.data["report"] for e in segment.events if e.kind == "verified"])
-        for run in program.runs
-        for segment in program.journal(run).segments()
-        for event in segment.events
-        if event.kind == "segment"
-    ]
-    found = []
-    for start in program.starts:
-        within = [one for one in segments if start.began <= one[0] <= start.began + start.seconds]
-        resumed = [data["facts"]["resumed_from"] for _, data, _ in within]
-        found.append(
-            StartSummary(
-                strike=None if start.strike is None else str(start.strike),
-                status=start.status,
-                seconds=round(start.seconds, 3),
-                resumed_from=[name for name in resumed if name is not None],
-                steps=sum(record.at == "step" for record in start.records),
-                said=[report for _, _, reports in within for report in reports],
-            )
-        )
-    return found
+def _trace(program: Program) -> Path:
+    return program.folder / ("trace" if program.ranks == 1 else "trace-{rank}")

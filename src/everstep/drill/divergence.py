@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -47,6 +47,7 @@ TOUCHED = (
     "it changed between two steps, where no line of the loop runs: a thread, or the data, writes into it. "
     "Change the state in the loop"
 )
+TOUCHED_LATER = "; later, {what} changed between two steps {where}, where no line of the loop runs"
 
 _Key: TypeAlias = tuple[str, int, str, int, int]
 _KINDS = {"samples": "samples", "random": "random state", "weights": "weights", "optimizer": "optimizer"}
@@ -74,6 +75,7 @@ class DrillDivergence:
         expected, found: values or digests, in a few words.
         note: a cause that was seen; "" if the cause is only likely.
         rank: the first rank that differs; 0 is the writer, and the only one on one process.
+        later: a difference at a later place that may have the same cause, as a clause; else "".
     """
 
     component: str
@@ -86,11 +88,12 @@ class DrillDivergence:
     found: str
     note: str = ""
     rank: int = 0
+    later: str = ""
 
     @property
     def cause(self) -> str:
         """Likely cause and remedy, for people."""
-        return self.note or CAUSES[self.component]
+        return (self.note or CAUSES[self.component]) + self.later
 
     @property
     def where(self) -> str:
@@ -138,17 +141,26 @@ class Undisturbed:
         Raises:
             EverstepError: a file in its run directories cannot be read.
         """
-        # State that changed outside the loop comes first: all later differences may follow from that.
-        if found := list(self._of_touches(other)):
-            return min(found, key=lambda one: one.order)
-        found = [*self._of_runs(other), *self._of_records(other)]
+        touched = list(self._of_touches(other))
+        # before the rest: of differences at one place the first counts, and this one names its cause
+        found = [*touched, *self._of_runs(other), *self._of_records(other)]
         for run in other.runs:
             if run in self.program.runs:
                 found += self._of_rows(other, run)
         if not found:
             for run in other.runs:
                 found += self._of_ends(other, run)
-        return min(found, key=lambda one: one.order, default=None)
+        first = min(found, key=self._order, default=None)
+        later = min(touched, key=self._order, default=None)
+        if first is None or first.note or later is None:
+            return first
+        what = f"{later.component} ({later.name})"
+        return replace(first, later=TOUCHED_LATER.format(what=what, where=later.where))
+
+    def _order(self, one: DrillDivergence) -> tuple[int, ...]:
+        """Sort key: runs in the order in which the program opens them, then as `DrillDivergence.order`."""
+        runs = self.program.runs
+        return runs.index(one.run) if one.run in runs else len(runs), *one.order
 
     @cached_property
     def touches(self) -> dict[_Key, frozenset[str]]:

@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from everstep.drill.marked_processes import kill_marked, with_environment, with_parent
+from everstep.drilled import FILES
 from everstep.errors import DrillError
 from everstep.record import RunJournal
 from everstep.record.rundir import ROOT
@@ -22,9 +24,6 @@ from everstep.services.witness import FILE
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that may end a drill."""
-
-_DYING = 10.0
-"""Seconds to wait until killed processes have disappeared."""
 
 LEAVING = 30.0
 """Seconds within which ranks have to leave whose torchrun was killed."""
@@ -57,6 +56,17 @@ class Strike(NamedTuple):
     def rank(self) -> int:
         """Number of the rank whose steps tell the place of the strike."""
         return int(self.target.removeprefix("rank ")) if self.target.startswith("rank ") else 0
+
+    @property
+    def aimed_at(self) -> tuple[str, int]:
+        """Point of the first hazard, and how often it is passed until then; needs a `spec`."""
+        _, name, times = self.spec.split(" then ")[0].split(":")
+        return name, int(times.partition("-")[0])
+
+    @property
+    def point(self) -> str:
+        """Point of the last hazard; "" for a kill after `seconds`."""
+        return self.spec.split(" then ")[-1].split(":")[1] if self.spec else ""
 
     @property
     def kills(self) -> bool:
@@ -93,6 +103,7 @@ class ProgramStart:
         began, seconds: time of the start (seconds since 1970), and its duration.
         witnessed: lines of the witness, of all ranks.
         log: file with the output.
+        wrote: paths of the files that its processes opened for writing, as far as Python was asked.
     """
 
     strike: Strike | None
@@ -101,6 +112,7 @@ class ProgramStart:
     seconds: float
     witnessed: list[WitnessLine]
     log: Path
+    wrote: tuple[str, ...] = ()
 
     @property
     def records(self) -> list[WitnessLine]:
@@ -127,6 +139,7 @@ class Program:
         timeout: seconds that a start may take.
         ranks: number of processes that the command starts to train; the command is torchrun's if more than 1.
         starts: starts of the chain, in order.
+        env: variables of the environment that each start has besides.
     """
 
     command: tuple[str, ...]
@@ -134,6 +147,7 @@ class Program:
     timeout: float
     ranks: int = 1
     starts: list[ProgramStart] = field(default_factory=list)
+    env: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.root.mkdir(parents=True)
@@ -160,7 +174,8 @@ class Program:
         """
         number = len(self.starts) + 1
         log, witness = self.folder / f"start-{number}.log", self.folder / f"start-{number}.jsonl"
-        env = {**os.environ, ROOT: str(self.root), FILE: str(witness)}
+        files = self.folder / f"start-{number}.files"
+        env = {**os.environ, **self.env, ROOT: str(self.root), FILE: str(witness), FILES: str(files)}
         spec = f"trace:{trace}" if trace else strike.hazard if strike else ""
         env[INDEX] = "off"  # drilled runs do not belong in the user's index
         env.pop(HAZARD, None)
@@ -175,7 +190,7 @@ class Program:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=_hear_signals,
+                preexec_fn=_first(with_parent(signal.SIGKILL)),
             )
             try:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
@@ -188,7 +203,8 @@ class Program:
                 _end_all(witness)
         self.__dict__.pop("runs", None)
         status = status if self.ranks == 1 else self._of_ranks(status, strike, began)
-        start = ProgramStart(strike, status, began, time.monotonic() - clock, self._read(witness), log)
+        seconds, wrote = time.monotonic() - clock, _lines(files)
+        start = ProgramStart(strike, status, began, seconds, self._read(witness), log, wrote)
         self.starts.append(start)
         return start
 
@@ -234,7 +250,7 @@ class Program:
         """
         mark = os.fsencode(f"{FILE}={witness}")
         until = time.monotonic() + LEAVING
-        while left := set(pids) & set(_with_environment(mark)):
+        while left := set(pids) & set(with_environment(mark)):
             if time.monotonic() > until:
                 raise DrillError(
                     f"{len(left)} of {self.ranks} ranks still run {LEAVING:g} s after their torchrun was "
@@ -269,6 +285,10 @@ class Program:
         return RunJournal(self.root / run)
 
 
+def _lines(file: Path) -> tuple[str, ...]:
+    return tuple(file.read_text(errors="surrogateescape").splitlines()) if file.exists() else ()
+
+
 def command(script: Path, args: tuple[str, ...], ranks: int = 1) -> tuple[str, ...]:
     """Return the command that starts a script by the drill's own Python; a config by `everstep train`.
 
@@ -289,28 +309,20 @@ def _held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _hear_signals() -> None:
-    """Let a new process hear signals: a shell may have it ignore Ctrl-C, and `_held_back` blocks them."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+def _first(end_with_parent: Callable[[], None]) -> Callable[[], None]:
+    """Make the function that a new process calls first.
+
+    It hears signals: a shell may have it ignore Ctrl-C, and `_held_back` blocks them.
+    """
+
+    def prepare() -> None:
+        end_with_parent()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+    return prepare
 
 
 def _end_all(witness: Path) -> None:
     """Kill the processes that a start left in other sessions; found by their environment, if /proc exists."""
-    mark = os.fsencode(f"{FILE}={witness}")
-    until = time.monotonic() + _DYING
-    while (left := _with_environment(mark)) and time.monotonic() < until:
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-
-
-def _with_environment(mark: bytes) -> list[int]:
-    """List the processes of this user that were started with a variable."""
-    found = []
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # the process ended meanwhile, or belongs to another user
-            if mark in environment.read_bytes().split(b"\0"):
-                found.append(int(environment.parent.name))
-    return found
+    kill_marked(os.fsencode(f"{FILE}={witness}"))

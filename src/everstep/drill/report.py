@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import signal
 import textwrap
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
 from everstep.checkpoint import CheckpointName
 from everstep.drill.divergence import DrillDivergence
+from everstep.drill.strike_plans import WINDOWS
 from everstep.drill.timeline import AGAIN, ONCE, STRUCK, WIDTH
 
-Verdict = Literal["exact", "differs", "failed", "not hit", "no such place"]
+Verdict = Literal["exact", "differs", "failed", "not hit", "no such place", "not reached"]
 
 EXACT, NOT_EXACT, NONDETERMINISTIC, NOT_DRILLED = 0, 1, 3, 4
 """Exit statuses; 2 means a wrong command line."""
 
 UNSEEDED = (
-    "the run has no seed: give seed= to the loop; if the runs differ then, too: the clock, the order of "
-    "a set, a generator that is not seeded"
+    "the run has no seed, so the drill gave it one as it was opened; what the lines before that draw is not "
+    "seeded: give seed= to the loop, and seed the generators where the program begins; if the runs differ "
+    "then, too: "
 )
 UNSTABLE = (
     "the clock, a generator that is not seeded, the order of a set (of strings it hangs on PYTHONHASHSEED, "
     "of objects on their addresses), a thread, or a kernel that is not deterministic"
+)
+HASH_ORDER = (
+    "perhaps hash order: two more runs, both with PYTHONHASHSEED=0, are equal. Sort the set of strings that "
+    "is iterated over",
+    "hash order: two more runs, both with PYTHONHASHSEED=0, are equal, and differ from the first two. Sort "
+    "the set of strings that is iterated over, or draw nothing from hash()",
+)
+"""Cause where a pair with one PYTHONHASHSEED is equal: likely, and certain."""
+CHANCE = (
+    "chance: of three undisturbed runs two are equal and one differs, so what differs now and then is no "
+    "fault of the resume. A thread, the clock, the order of a set, or a kernel that is not deterministic"
 )
 
 NOT_RESUMED = (
@@ -36,8 +49,16 @@ NOT_COVERED_ON_RANKS = (
     "meet at every step"
 )
 
-_MARKS = {"exact": "✓", "differs": "✗", "failed": "✗", "not hit": " ", "no such place": " "}
+_MARKS = {"exact": "✓", "differs": "✗", "failed": "✗"}
+_NEVER_STRUCK = ("not hit", "no such place", "not reached")
+_MOST_NAMED = 5
+"""Most files that the verdict names."""
 _HAZARD, _STRUCK = 16, 34
+
+
+def _named(files: list[str]) -> str:
+    more = len(files) - _MOST_NAMED
+    return ", ".join(files[:_MOST_NAMED]) + f" and {more} more" * (more > 0)
 
 
 def _is_first(checkpoint: str) -> bool:
@@ -72,13 +93,15 @@ class Ordeal:
     Attributes:
         hazard: name of the hazard.
         verdict: "exact"; "differs", with `divergence`; "failed": a start that was left alone did not end
-            with status 0; "not hit": the program ended before a strike; "no such place".
+            with status 0; "not hit": the program ended before a strike; "no such place"; "not reached": the
+            drill ended before, for the reason in `message`.
         struck: description of the place of the strike.
         again: number of steps that were executed again.
         timeline: a line of characters, steps from left to right.
         starts: summaries of the starts, in order.
         divergence: first difference from the undisturbed program.
         message: last lines of the output, if the program failed.
+        windows: the window (`everstep.drill.strike_plans.WINDOWS`) of each strike that hit.
     """
 
     hazard: str
@@ -89,6 +112,7 @@ class Ordeal:
     starts: list[StartSummary] = field(default_factory=list)
     divergence: DrillDivergence | None = None
     message: str = ""
+    windows: list[str] = field(default_factory=list)
 
     @property
     def line(self) -> str:
@@ -97,7 +121,7 @@ class Ordeal:
         again = self.again if self.starts else ""
         return (
             f"{self.hazard:<{_HAZARD}} {self.struck:<{_STRUCK}} {self.timeline:<{WIDTH}} {again:>5}  "
-            f"{_MARKS[self.verdict]} {what}"
+            f"{_MARKS.get(self.verdict, ' ')} {what}"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -120,7 +144,16 @@ class DrillReport:
         steps, seconds: number of steps and duration of an undisturbed start.
         nondeterminism: first difference between two undisturbed programs; the hazards are not tried then.
         ranks: number of processes that trained together.
+        seeded: whether every run was given a seed; else the drill gave one.
         ordeals: an `Ordeal` for each program that was struck.
+        undisturbed: number of programs that ran undisturbed and were compared.
+        cut: step at which the drill left a run that would have gone on; None if all came to their end.
+        save_every: number of steps between the checkpoints that the drill added; None if it added none.
+        budget: seconds that the drill was given; None for no limit.
+        steps_again: the steps, by their number over all runs, that were executed again.
+        outside: files outside the run directories that an undisturbed start wrote.
+        meanwhile: files that changed meanwhile in the current folder or the script's, written by the start
+            without Python's knowledge, or by another program.
     """
 
     script: str
@@ -132,13 +165,19 @@ class DrillReport:
     ranks: int = 1
     nondeterminism: DrillDivergence | None = None
     seeded: bool = True
-    """Whether every run was given a seed."""
     ordeals: list[Ordeal] = field(default_factory=list)
+    undisturbed: int = 2
+    cut: int | None = None
+    save_every: int | None = None
+    budget: float | None = None
+    steps_again: set[int] = field(default_factory=set)
+    outside: list[str] = field(default_factory=list)
+    meanwhile: list[str] = field(default_factory=list)
 
     @property
     def exact(self) -> bool:
         """Whether at least one program was struck, and all ended as the undisturbed program."""
-        struck = [one.verdict for one in self.ordeals if one.verdict not in ("not hit", "no such place")]
+        struck = [one.verdict for one in self.ordeals if one.verdict not in _NEVER_STRUCK]
         return self.nondeterminism is None and bool(struck) and set(struck) == {"exact"}
 
     @property
@@ -161,16 +200,29 @@ class DrillReport:
     def first_divergence(self) -> DrillDivergence | None:
         """Divergence of two undisturbed programs if they differ, else the earliest of all ordeals."""
         found = [one.divergence for one in self.ordeals if one.divergence is not None]
-        return self.nondeterminism or min(found, key=lambda one: one.order, default=None)
+        return self.nondeterminism or min(found, key=self._order, default=None)
+
+    def _order(self, one: DrillDivergence) -> tuple[int, ...]:
+        """Sort key: runs in the order in which the program opens them, then as `DrillDivergence.order`."""
+        run = f"/{one.run}"
+        return self.runs.index(run) if run in self.runs else len(self.runs), *one.order
+
+    def blame(self, found: DrillDivergence, cause: str) -> None:
+        """Give a difference the cause that was seen."""
+        told = replace(found, note=cause)
+        if self.nondeterminism == found:
+            self.nondeterminism = told
+        self.ordeals = [
+            replace(one, divergence=told) if one.divergence == found else one for one in self.ordeals
+        ]
 
     def header(self) -> str:
         """Lines above the table."""
         what = " ".join([self.script, *self.args])
         runs = f"{len(self.runs)} runs, " if len(self.runs) > 1 else ""
         on = f"{self.ranks} ranks, " if self.ranks > 1 else ""
-        title = (
-            f"{what}: {on}{runs}{self.steps} steps, {self.seconds:.1f} s undisturbed; drill seed {self.seed}"
-        )
+        steps = f"{self.steps} steps" + " (left there by the drill)" * (self.cut is not None)
+        title = f"{what}: {on}{runs}{steps}, {self.seconds:.1f} s undisturbed; drill seed {self.seed}"
         if self.nondeterminism is not None:
             return title
         legend = f"{ONCE} done  {AGAIN} again  {STRUCK} struck"
@@ -179,7 +231,7 @@ class DrillReport:
     def verdict(self) -> str:
         """Lines below the table."""
         if self.nondeterminism is not None:
-            return self._nondeterministic(self.nondeterminism)
+            return "\n".join([self._nondeterministic(self.nondeterminism), *self._outside()])
         count = {
             verdict: sum(one.verdict == verdict for one in self.ordeals)
             for verdict in ("exact", "differs", "failed", "not hit")
@@ -188,8 +240,8 @@ class DrillReport:
         if self.exact:
             on = f" on {self.ranks} ranks" if self.ranks > 1 else ""
             told = f"{count['exact']} of {count['exact']} ended as the run that nobody killed{on}{missed}"
-            lines = [f"exact: {told}", *[NOT_RESUMED] * (not self.kills_resumed)]
-            return "\n".join([*lines, *[NOT_COVERED_ON_RANKS] * (self.ranks > 1)])
+            lines = [f"exact: {told}", *self.covered(), *[NOT_RESUMED] * (not self.kills_resumed)]
+            return "\n".join([*lines, *[NOT_COVERED_ON_RANKS] * (self.ranks > 1), *self._notes()])
         lines = []
         if count["failed"]:
             failed = next(one for one in self.ordeals if one.verdict == "failed")
@@ -199,13 +251,80 @@ class DrillReport:
             lines.append(f"{count['differs']} of {count['differs'] + count['exact']} resumes differ{missed}")
             lines.append(f"first: {first}: {first.expected} undisturbed, {first.found} here")
             lines.append(f"likely: {first.cause}")
-        return "\n".join(lines) or f"nothing was struck{missed}"
+            lines += [f"not chance: {self.undisturbed} undisturbed runs are equal"] * (self.undisturbed > 2)
+        lines = lines or [f"nothing was struck{missed}"]
+        return "\n".join([*lines, *self.covered(), *self._notes()])
+
+    def covered(self) -> list[str]:
+        """Lines that say what was struck, how much ran again, and what was not reached, with the reason."""
+        struck = [one for ordeal in self.ordeals for one in ordeal.windows]
+        if not struck:
+            return []
+        part = 100 * len(self.steps_again) / max(1, self.steps)
+        seen = ", ".join(one for one in WINDOWS if one in struck)
+        strikes = f"{len(struck)} strike" + "s" * (len(struck) > 1)
+        lines = [f"covered: {strikes}, {part:.0f} % of the steps executed again; struck: {seen}"]
+        left = self.not_struck
+        for why in dict.fromkeys(left.values()):
+            ones = ", ".join(one for one in left if left[one] == why)
+            lines.append(f"not struck: {ones} ({why})")
+        untried = {one.hazard: one.message for one in self.ordeals if one.verdict == "not reached"}
+        if untried:
+            lines.append(f"not tried: {', '.join(untried)} ({next(iter(untried.values()))})")
+        return lines
+
+    @property
+    def not_struck(self) -> dict[str, str]:
+        """Window -> why it was not struck."""
+        struck = {one for ordeal in self.ordeals for one in ordeal.windows}
+        return {one: self._why_not(hazard) for one, hazard in WINDOWS.items() if one not in struck}
+
+    def _why_not(self, hazard: str) -> str:
+        """Say why the window of a hazard was not struck."""
+        one = next((one for one in self.ordeals if one.hazard == hazard), None)
+        if one is None:
+            return "not asked for"
+        if one.verdict == "no such place":
+            return "the script has none" if self.cut is None else "not reached before the drill left"
+        return one.message if one.verdict == "not reached" else "ended before the strike"
+
+    def _notes(self) -> list[str]:
+        """Lines about the limits of what was found."""
+        lines = []
+        if self.cut is not None:
+            lines.append(
+                f"left at step {self.cut}: later steps, the tail of that epoch and the lines after the loop "
+                "are not covered"
+            )
+        if self.save_every is not None:
+            lines.append(
+                f"before step {self.cut} the script saves nothing, so the drill asked for a checkpoint every "
+                f"{self.save_every} steps"
+            )
+        if not self.seeded:
+            lines.append(
+                "no seed=: the drill gave each run the same seed, where the script draws a new one. A resume "
+                "keeps the seed that was drawn; two runs of the script will not be equal without seed="
+            )
+        return [*lines, *self._outside()]
+
+    def _outside(self) -> list[str]:
+        lines = []
+        if self.outside:
+            lines.append(
+                f"written outside the run directory: {_named(self.outside)}: neither saved nor compared, so "
+                "what a start reads there is not what it was at the checkpoint"
+            )
+        if self.meanwhile:
+            lines.append(f"changed while the script ran, by the script or not: {_named(self.meanwhile)}")
+        return lines
 
     def _nondeterministic(self, where: DrillDivergence) -> str:
-        likely = where.note or UNSEEDED * (not self.seeded) or UNSTABLE
+        likely = (where.note or UNSEEDED * (not self.seeded) + UNSTABLE) + where.later
+        runs = "two of three" if self.undisturbed > 2 else "two"
         return (
-            "two undisturbed runs of this script differ, so its resume cannot be judged\n"
-            f"first: {where}: {where.expected} in the first, {where.found} in the second\n"
+            f"{runs} undisturbed runs of this script differ, so its resume cannot be judged\n"
+            f"first: {where}: {where.expected} in the first, {where.found} in the last\n"
             f"likely: {likely}"
         )
 
@@ -227,6 +346,17 @@ class DrillReport:
             "exact": self.exact,
             "exit_code": self.exit_code,
             "kills_resumed": self.kills_resumed,
+            "undisturbed": self.undisturbed,
+            "cut": self.cut,
+            "save_every": self.save_every,
+            "budget": self.budget,
+            "seeded": self.seeded,
+            "outside": self.outside,
+            "meanwhile": self.meanwhile,
+            "strikes": sum(len(one.windows) for one in self.ordeals),
+            "steps_again": len(self.steps_again),
+            "struck": [one for one in WINDOWS if any(one in ordeal.windows for ordeal in self.ordeals)],
+            "not_struck": self.not_struck,
             "nondeterminism": nondeterminism,
             "ordeals": [one.as_dict() for one in self.ordeals],
         }

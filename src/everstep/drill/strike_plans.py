@@ -32,6 +32,11 @@ class Landmarks:
         """Number of completed steps, over all runs."""
         return self.points.count("witness.step")
 
+    @property
+    def seconds(self) -> float:
+        """Seconds from the first record to the last."""
+        return self.records[-1].time - self.records[0].time if self.records else 0.0
+
     @cached_property
     def last_steps(self) -> list[int]:
         """Ordinals, from 1, of the steps that end an epoch or a run."""
@@ -67,8 +72,7 @@ class Landmarks:
 
 
 def _random_instant(landmarks: Landmarks, draw: Random) -> list[Strike]:
-    records = landmarks.records
-    return [Strike(seconds=draw.uniform(0, records[-1].time - records[0].time))]
+    return [Strike(seconds=draw.uniform(0, landmarks.seconds))]
 
 
 def _start_up(landmarks: Landmarks, draw: Random) -> list[Strike]:
@@ -208,6 +212,29 @@ def aim(hazard: str, ranks: Sequence[Landmarks], draw: Random) -> list[Strike]:
         ranks: landmarks of each rank.
     """
     return HAZARDS[hazard](ranks[0], draw) if len(ranks) == 1 else RANK_HAZARDS[hazard](ranks, draw)
+
+
+WINDOWS = {
+    "start-up": "start-up",
+    "step": "last step",
+    "commit": "commit",
+    "tail": "tail",
+    "head": "head",
+    "shutdown": "shutdown",
+}
+"""Windows of a run, in the order of their time -> the hazard that aims at the window."""
+
+MOST_TELLING = (
+    *("SIGTERM", "last step", "head", "tail", "commit", "resume", "SIGTERM+SIGKILL", "start-up"),
+    *("shutdown", "disk full", "SIGINT"),
+)
+"""Hazards in the order in which a drill with a budget tries them; the others come after them."""
+
+
+def most_telling_first(names: Iterable[str]) -> list[str]:
+    """Sort hazards so that those which find most come first, and random instants last."""
+    order = [*MOST_TELLING, *(name for name in RANK_HAZARDS if name not in MOST_TELLING)]
+    return sorted(names, key=lambda name: (name == "random instant", order.index(name)))
 
 
 def chosen(names: Iterable[str], ranks: int = 1) -> list[str]:

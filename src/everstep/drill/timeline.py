@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from everstep.drill.divergence import Undisturbed
 from everstep.drill.program import ProgramStart
 
@@ -23,10 +25,10 @@ def done_by(start: ProgramStart, place: dict[tuple[str, int, int], int]) -> list
     return [place[key] for key in keys if key in place]
 
 
-def executed_again(starts: list[ProgramStart], place: dict[tuple[str, int, int], int]) -> int:
-    """Count the steps that were completed more than once."""
-    done = [step for start in starts for step in done_by(start, place)]
-    return len(done) - len(set(done))
+def executed_again(starts: list[ProgramStart], place: dict[tuple[str, int, int], int]) -> Counter[int]:
+    """Count, for each step that was completed more than once, how often it was executed again."""
+    done = Counter(step for start in starts for step in done_by(start, place))
+    return Counter({step: times - 1 for step, times in done.items() if times > 1})
 
 
 def draw_timeline(

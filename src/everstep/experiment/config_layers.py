@@ -179,6 +179,10 @@ def parsed(text: str, name: str) -> Layers:
         raise ConfigError(f"{name}: {error}; correct the YAML there") from None
     except RecursionError:
         raise ConfigError(f"{name} is nested too deeply; give fewer levels") from None
+    except ConfigError:
+        raise
+    except ValueError as error:  # a number of more digits than Python reads
+        raise ConfigError(f"{name}: {error}; give a shorter number") from None
     return layers
 
 
@@ -220,7 +224,11 @@ def _plain(value: Any, place: Place, line: int, name: str, origins: dict[Place, 
 
 
 def as_yaml(tree: Any) -> str:
-    """Write a tree as YAML that reads back as the same tree."""
+    """Write a tree as YAML that reads back as the same tree.
+
+    Args:
+        tree: mappings, lists, strings, numbers, booleans and None.
+    """
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.width = 100

@@ -13,6 +13,7 @@ from everstep.arguments import checked_keywords, integer, number
 from everstep.contracts.services import Service
 from everstep.contracts.tasks import Task
 from everstep.data.order import pass_key
+from everstep.drilled import seed_or_drilled
 from everstep.errors import ConfigError, UsageError, nearest
 from everstep.experiment.import_paths import imported
 from everstep.record.provenance import code_folder, git_facts
@@ -107,7 +108,7 @@ class Experiment:
             each if isinstance(each, Service) else _maker("a service", each)
             for each in (*services, *export_strategies)
         ]
-        self.seed = integer("seed", seed, 0, none="to draw one")
+        self.seed = seed_or_drilled(integer("seed", seed, 0, none="to draw one"))
         self._strict_git, self._skip_check = strict_git, skip_check
         self._options = trainer
         """Further arguments of the Trainer."""

@@ -47,8 +47,17 @@ class ServiceCall(Call):
             return given
         if isinstance(given, str):
             given = {given: {}}
+        if isinstance(given, Mapping) and isinstance(path := given.get("call"), str):
+            others = {name: value for name, value in given.items() if name != "call"}
+            raise ConfigError(
+                f"{dict(given)!r} is the form of a call; a service is named by its class or import path: "
+                f"give {{{path}: {others}}}"
+            )
         if not isinstance(given, Mapping) or len(given) != 1:
-            raise ConfigError(f"{given!r} is not a service; give {{Name: {{argument: value}}}}")
+            raise ConfigError(
+                f"{given!r} is not a service; give {{Name: {{argument: value}}}}, where Name is a class of "
+                "everstep or an import path, module:Name"
+            )
         ((name, arguments),) = given.items()
         if not isinstance(arguments, Mapping | None):
             raise ConfigError(f"the service {name} has {arguments!r}; give {{argument: value}}")

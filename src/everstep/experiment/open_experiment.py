@@ -177,6 +177,7 @@ def open_config(
         everstep.experiment.open_config("digits.yaml", ["optimizer.lr=3e-4"]).train()
 
     Args:
+        files: one path, or several; a later file is laid over the earlier ones.
         overrides: PATH=VALUE each, as in `resolve`.
         run_dir: run directory, instead of the config's.
         on_change: what to do if the config of the run in that directory differs in keys that change training:

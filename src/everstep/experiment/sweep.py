@@ -10,18 +10,21 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import xxhash
 
-from everstep.errors import ConfigError, nearest
+from everstep.errors import ConfigError, EverstepError, nearest
 from everstep.experiment.config import resolve
 from everstep.experiment.config_layers import Place, assignment, dotted, layered
 from everstep.experiment.experiment_config import ExperimentConfig
 from everstep.experiment.open_experiment import findable
+from everstep.record import RunJournal, located
+from everstep.record.provenance import as_json
+from everstep.redaction import without_credentials
 
 _LONGEST = 100
 """Most characters of a run directory's name that describe the settings."""
@@ -34,10 +37,23 @@ class Trial:
     Attributes:
         settings: dotted path to JSON value.
         run_dir: run directory of the trial.
+        sweep: name of the sweep, with which the run directories' names begin.
+        tree: the whole config.
     """
 
     settings: dict[str, Any]
     run_dir: Path
+    sweep: str
+    tree: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def is_finished(self) -> bool:
+        """Whether its run has come to its end with this very config, so that a training would add nothing."""
+        try:
+            journal = RunJournal(located(self.run_dir))
+            recorded = journal.facts().get("config")
+            return journal.ended() is not None and recorded == without_credentials(as_json(self.tree))
+        except (EverstepError, OSError):
+            return False
 
     @property
     def overrides(self) -> list[str]:
@@ -70,15 +86,16 @@ class Base:
             ConfigError: the config with these settings would be wrong.
         """
         given = [*self.overrides, *(_override(path, value) for path, value in settings.items())]
-        config = resolve(ExperimentConfig, self.files, given, profile=self.profile).config
+        resolved = resolve(ExperimentConfig, self.files, given, profile=self.profile)
+        config = resolved.config
         base = self.run_dir or Path(config.run_dir or f"runs/{config.name or Path(self.files[-1]).stem}")
         # Sorted: the same settings are the same trial, whatever the order of the options was.
         sorted_settings = dict(sorted(settings.items()))
         name = _name(sorted_settings, self._words(sorted_settings))
         # `.` and `..` have no name to extend: the run directory lies inside.
         if base.name in ("", ".."):
-            return Trial(settings, base / name)
-        return Trial(settings, base.parent / f"{base.name}-{name}")
+            return Trial(settings, base / name, base.resolve().name, resolved.tree)
+        return Trial(settings, base.parent / f"{base.name}-{name}", base.name, resolved.tree)
 
     def _words(self, settings: Iterable[str]) -> list[str]:
         """Words for the settings in a name: the last key if the config has it only once, else the path."""

@@ -61,7 +61,7 @@ class Agreement:
         self._error: BaseException | None = None
         self._closing = False
         self._threads = [
-            self._thread("everstep-wishes", self._send, group.store.clone()),
+            self._thread("everstep-wishes", self._send, group.store),
             self._thread("everstep-agreement", self._watch, group.store.clone()),
         ]
 

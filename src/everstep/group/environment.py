@@ -32,6 +32,7 @@ def find_group(limit: float | None = None) -> Group:
     Raises:
         ConfigError: a launcher's variable is missing or out of range, or the limit is not positive.
         MissingRankError: ranks did not come within `limit`; names them.
+        DisagreementError: the program of a rank that was in the group before has ended; names the rank.
         StoreLostError: the store cannot be reached.
     """
     if not _is_launched() and all(backend.processes() == 1 for backend in backends.active()):

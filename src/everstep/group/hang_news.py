@@ -48,7 +48,7 @@ class NoNews:
 
 
 class GroupNews:
-    """News by the group's store, over a connection of its own.
+    """News by the group's store.
 
     Keys: "hang" is [rank, what] of the rank that told last, "stacks/R" says that rank R has written.
     Only a rank that stands still itself asks for news: steps cost no request.
@@ -57,7 +57,7 @@ class GroupNews:
     def __init__(self, group: Group) -> None:
         assert group.store is not None
         self._rank, self._all = group.rank, [f"stacks/{rank}" for rank in range(group.size)]
-        self._store: KeyValueStore = group.store.clone()
+        self._store: KeyValueStore = group.store
         self._told = False
 
     def tell(self, what: str) -> None:
@@ -71,7 +71,7 @@ class GroupNews:
         with suppress(GroupError):
             if self._store.has(["hang"]):
                 rank, what = json.loads(*self._store.get(["hang"]))
-                return None if rank == self._rank else f"rank {rank}: {what}"
+                return None if rank == self._rank or not what else f"rank {rank}: {what}"
         return None
 
     def written(self) -> None:
@@ -89,5 +89,6 @@ class GroupNews:
         with suppress(GroupError):
             self._store.delete(self._all[self._rank])
             if self._told:
-                self._store.delete("hang")
+                # not deleted: another rank may be about to read it
+                self._store.set("hang", json.dumps([self._rank, ""]))
                 self._told = False

@@ -6,7 +6,8 @@ Keys, all below a prefix that no other group has ever had (see `_meet`):
     N/all    the list of all that, made by the writer
     failed   [rank, reason] of the first failure
     left/R   rank R has left
-    where/N, at/N/R   where the others are while a rank waits in operation N (`Whereabouts`)
+    ended/R  the program of rank R has ended
+    where/N, at/R     where the others are while a rank waits in operation N (`Whereabouts`)
     bell/R   something has happened that a thread of rank R has to see to, which waits for this key
 
 The writer collects and publishes, so an operation costs the store O(size) requests and values.  (In torch's
@@ -24,6 +25,7 @@ from typing import Any
 
 from everstep.contracts.group import LIMIT, Group, KeyValueStore, named
 from everstep.errors import DisagreementError, GroupError, MissingRankError, PeerFailedError
+from everstep.group.ended import remember, require_running
 from everstep.group.whereabouts import Whereabouts
 from everstep.polling import looking, wait_until
 
@@ -49,16 +51,16 @@ class StoreGroup(Group):
 
     Raises:
         MissingRankError: ranks did not come within `limit`; names them.
+        DisagreementError: a rank of this process's group before has ended its program; names the rank.
     """
 
     store: KeyValueStore
 
     def __init__(self, rank: int, size: int, store: KeyValueStore, limit: float = LIMIT) -> None:
         session = _meet(store, rank, size, limit)
-        super().__init__(rank, size, store.clone(f"{session}/"), limit)
+        super().__init__(rank, size, store.below(f"{session}/"), limit)
+        remember(self.store, rank, size)
         self.bells = [f"bell/{other}" for other in range(size)]
-        self._reports = self.store.clone()
-        """A connection for `fail`, as any thread may call it, also while another one is inside a request."""
         self.count = 0
         self.whereabouts: Whereabouts | None = None
         self._broken: str | None = None
@@ -124,12 +126,12 @@ class StoreGroup(Group):
             rank: the rank that has failed; None: this one.
         """
         failed = self.rank if rank is None else rank
-        self._reports.set_once("failed", json.dumps([failed, reason]))
-        self._reports.set_all(self.bells, "")
+        self.store.set_once("failed", json.dumps([failed, reason]))
+        self.store.set_all(self.bells, "")
 
     def failure(self) -> tuple[int, str] | None:
         """Return the first failure that was reported, as rank and reason; None: no failure so far."""
-        return _failure(self._reports)
+        return _failure(self.store)
 
     def abandon(self, reason: str) -> None:
         """Begin no further operation, and wait for nobody at `close`; from any thread.
@@ -149,11 +151,11 @@ class StoreGroup(Group):
             if self.writer:
                 # also after an error: the others have still to read of it
                 limit = LEAVING if self._broken is None else LINGER
-                wait_until(lambda: self._reports.has(others), limit)
+                wait_until(lambda: self.store.has(others), limit)
             else:
-                self._reports.set(f"left/{self.rank}", "")
+                self.store.set(f"left/{self.rank}", "")
         self._broken = "the group is closed"
-        del self.store, self._reports
+        del self.store
 
 
 def require_no_failure(group: Group, store: KeyValueStore | None = None) -> None:
@@ -214,7 +216,7 @@ def _meet(store: KeyValueStore, rank: int, size: int, limit: float) -> str:
     """
     own = secrets.token_hex(8)
     meeting = _call(store, own, size) if rank == 0 else _answer(store, rank, own)
-    if not wait_until(meeting, limit):
+    if not wait_until(looking(meeting, require_running), limit):
         raise missing("the opening of the group", limit, rank, _present(store, own, rank, size))
     if rank == 0:
         store.set("session", json.dumps([own, *_tokens(store, own, size)]))

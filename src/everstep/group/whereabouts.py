@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -26,7 +27,8 @@ class Whereabouts:
     thread, as long as that has not come to the operation in question.  Positions never fall in a program that
     is the same on all ranks, so a rank with a greater one does not come any more.
 
-    Keys: `where/N` (somebody waits in operation N), `at/N/R` (position of rank R, which has not come to N).
+    Keys: `where/N` (somebody waits in operation N), `at/R` ([N, position] of rank R, which has not come to N;
+    never deleted, as another rank may be about to read it).
 
     Args:
         group: the group.
@@ -39,7 +41,6 @@ class Whereabouts:
         self._count = 0
         """Number of the operation in which this rank waits, or has waited last."""
         self._ask_at = 0.0
-        self._answered = ""
 
     def look(self, count: int, what: str) -> None:
         """Look for a rank that has gone past operation `count`; called from time to time while waiting.
@@ -56,9 +57,10 @@ class Whereabouts:
             store.set_all(self._group.bells, "")
             return
         for rank in range(self._group.size):
-            key = f"at/{count}/{rank}"
-            if rank != self._group.rank and store.has([key]):
-                self._require_not_past(int(*store.get([key])), rank, what)
+            if rank != self._group.rank and store.has([f"at/{rank}"]):
+                asked, position = json.loads(*store.get([f"at/{rank}"]))
+                if asked == count:
+                    self._require_not_past(position, rank, what)
 
     def answer(self, store: KeyValueStore) -> None:
         """Tell where this rank's main thread is, if somebody waits for it; called in a thread."""
@@ -68,10 +70,7 @@ class Whereabouts:
         position = self._position()
         if self._group.count != count:
             return  # it has come meanwhile, or was here all the time
-        if self._answered:
-            store.delete(self._answered)
-        self._answered = f"at/{count + 1}/{self._group.rank}"
-        store.set(self._answered, str(position))
+        store.set(f"at/{self._group.rank}", json.dumps([count + 1, position]))
 
     def forget(self, count: int) -> None:
         """Delete the question of operation `count`, if this rank has asked it."""

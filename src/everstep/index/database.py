@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -12,6 +13,7 @@ from everstep.errors import RunIndexError
 from everstep.index.location import Location
 from everstep.index.sql_tables import VERSION
 from everstep.index.sqlite import SQLite
+from everstep.index.stored_json import UnknownContentError
 
 BUSY_SECONDS = 30.0
 """Seconds that a command that writes waits for another writer."""
@@ -86,6 +88,10 @@ class Database:
         """Lock the run of this name until the writing transaction ends."""
         self._home.claim(connection, run)
 
+    def confine(self, run_dir: Path) -> bool:
+        """Take the index from readers who may not read a run; False if that cannot be done, or must not."""
+        return self._home.confine(run_dir)
+
     @contextlib.contextmanager
     def kept_open(self) -> Iterator[None]:
         """Keep the connection open for many transactions in a row."""
@@ -94,6 +100,23 @@ class Database:
                 pass
         with self._explained(), self._home.kept_open():
             yield
+
+    def watch(self, runs: frozenset[str]) -> None:
+        """Tell the trainings of these runs on other machines that somebody looks at them, and no others.
+
+        They are told as long as the connection is kept open, so `kept_open` has to be entered.  Call it again
+        and again: what cannot be told at once is told by a later call.
+
+        Args:
+            runs: names of runs.
+        """
+        with self._explained():
+            self._home.watch(runs)
+
+    def is_watched(self, run: str) -> bool:
+        """Whether somebody on any machine looks at the run of this name."""
+        with self._explained():
+            return self._home.is_watched(run)
 
     def distrusted(self, why: str) -> RunIndexError:
         """Return the error for impossible contents; a file is set aside."""
@@ -130,3 +153,5 @@ class Database:
             yield
         except (DBAPIError, *self._home.faults) as error:
             raise self._home.fault(getattr(error, "orig", error)) from error
+        except UnknownContentError as error:
+            raise self._home.distrusted(str(error)) from error

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, FromClause, literal, select, true
 
 from everstep.errors import ConfigError, nearest
+from everstep.index.computed_columns import is_computed
 from everstep.index.filters import is_named, ordered
 from everstep.index.mongo import Group, Leaf, Node, Not, paths
+from everstep.index.run_facts import FACTS, TEXTS
 from everstep.index.run_queries import (
-    FACTS,
-    TEXTS,
     all_runs,
     is_metric,
     last_values,
@@ -129,6 +129,8 @@ def run_condition(connection: Connection, where: Node, gone: Collection[int]) ->
             last = selected_last_values(path).subquery()
             number = Value({"number": true()}, last.c.value, literal(None))
             return SelectedValues(runs.c.id, number, select(last.c.run))
+        if is_computed(connection, path):
+            raise ConfigError(f"a filter in JSON cannot have {path!r}; compare it in words, as in '{path}>0'")
         require_known(connection, path)
         return _recorded(connection, path)
 
@@ -278,6 +280,12 @@ _TABLES = {
 }
 COLLECTIONS = ("runs", "configs", *_TABLES)
 """Names of the collections."""
+
+
+def fields_of(collection: str) -> tuple[str, ...]:
+    """List the fields of a collection's documents; of runs, whose fields differ, none."""
+    return tuple(_TABLES[collection].columns) if collection in _TABLES else ()
+
 
 _ROW_TEXTS = ("run", "phase", "name")
 

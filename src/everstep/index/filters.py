@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -9,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from everstep.errors import ConfigError
+from everstep.index import mongo
 from everstep.index.mongo import Leaf
 
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -18,15 +20,22 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
     "<": operator.lt,
     ">": operator.gt,
+    "~": lambda found, part: part in found,
 }
 _CONDITION = re.compile(r"\s*([^\s<>=!]+)\s*(<=|>=|!=|==|=|<|>)\s*(\"[^\"]*\"|'[^']*'|[^\s,<>=!]+)")
 
+_MOST_DIGITS = 1000
+"""Most digits of an integer in a filter."""
 
-_LIKE = {"=": "$eq", "!=": "$eq", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte"}
+
+_WORD = re.compile(r"\s*((?=[^\s,]*\w)[^\s,<>=!\"']+)(?![^\s,]|\s*[<>=!])")
+"""A bare word, with a letter or digit: "&" is somebody's "and"; `_CONDITION` is tried before it."""
+
+_LIKE = {"~": "$regex", "=": "$eq", "!=": "$eq", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte"}
 
 
 class Comparison(NamedTuple):
-    """Comparison of `name` with `value`, a number or a string."""
+    """Comparison of `name` with `value`, a number or a string; "~" asks for a part of a string."""
 
     name: str
     operator: str
@@ -49,22 +58,37 @@ class Comparison(NamedTuple):
 def parse(text: str) -> list[Comparison]:
     """Parse conditions that must all hold, separated by blanks, commas or "and".
 
+    A bare word means the runs whose name contains it.
+
     Raises:
-        ConfigError: a part is not a comparison.
+        ConfigError: a part is neither a comparison nor a word.
     """
     conditions, at = [], 0
     while text[at:].strip(" ,"):
         match = _CONDITION.match(text, at)
-        if match is None:
+        if match is not None:
+            name, sign, value = match.groups()
+            conditions.append(Comparison(name, "=" if sign == "==" else sign, _value(name, value)))
+        elif (match := _WORD.match(text, at)) is not None:
+            conditions.append(Comparison("name", "~", match[1]))
+        else:
             raise ConfigError(
                 f"{text[at:].strip()!r} is not a comparison; give NAME<VALUE with one of "
-                "< <= = != >= >, as in 'valid_loss<0.3 status=finished'"
+                "< <= = != >= >, as in 'valid_loss<0.3 status=finished', or a part of a run's name"
             )
-        name, sign, value = match.groups()
-        conditions.append(Comparison(name, "=" if sign == "==" else sign, _value(name, value)))
         separator = re.compile(r"\s*,\s*|\s+and\s+|\s*").match(text, match.end())
         at = len(text) if separator is None else separator.end()
     return conditions
+
+
+def why_none(conditions: Iterable[Comparison]) -> str:
+    """Say what conditions on names may have meant, for an empty answer; "" where that is clear."""
+    for name, sign, value in conditions:
+        if name == "name" and sign == "=":
+            return f"name={value} asks for a whole name; {value} alone finds the names that contain it"
+        if sign == "~":
+            return f"no name contains {value!r}; to ask for a value, compare it, as in status=failed"
+    return ""
 
 
 def _value(name: str, text: str) -> float | str:
@@ -76,6 +100,39 @@ def _value(name: str, text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+def parse_json_filter(text: str) -> mongo.Node:
+    """Parse a filter in MongoDB's language, as a person writes it.
+
+    Raises:
+        ConfigError: the string is not JSON, gives a key twice, or is not a filter.
+    """
+    try:
+        found = json.loads(text, object_pairs_hook=_object, parse_int=_integer)
+        return mongo.parse(found)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ConfigError(
+            f'the filter is not JSON ({error}); give an object, as in \'{{"step": {{"$gt": 100}}}}\''
+        ) from None
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ConfigError(f"a number in the filter has {len(digits):,} digits; give {_MOST_DIGITS} at most")
+    return int(digits)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ConfigError(
+                f"the filter gives {key!r} twice in one object; put its conditions together, as in "
+                '{"step": {"$gt": 100, "$lt": 200}}, or use $and'
+            )
+        found[key] = value
+    return found
 
 
 def where(

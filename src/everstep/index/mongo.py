@@ -15,7 +15,7 @@ from everstep.errors import ConfigError, nearest
 COMPARISONS = ("$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$in", "$nin", "$not", "$exists", "$regex")
 GROUPS = ("$and", "$or")
 
-MOST_CONDITIONS = 400
+MOST_CONDITIONS = 200
 """Most conditions of a filter: databases limit the depth of an expression."""
 
 MOST_VALUES = 10_000
@@ -134,7 +134,10 @@ def _condition(path: str, operator: str, value: Any, depth: int) -> Node:
             raise ConfigError(
                 f"{path}: $not takes operators, as in {{'$not': {{'$gt': 1}}}}; change {value!r}"
             )
-        return Not(_conditions(path, value, depth + 1))
+        part = _conditions(path, value, depth + 1)
+        while isinstance(part, Group) and len(part.parts) == 1:
+            (part,) = part.parts
+        return part.part if isinstance(part, Not) else Not(part)  # SQLite reads few levels
     if operator == "$ne":
         return Not(Leaf(path, "$eq", _json(path, value)))
     if operator == "$nin":

@@ -9,17 +9,18 @@ import socket
 import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from sqlalchemy import URL, Connection, create_engine, event, func, make_url, select, text
+from sqlalchemy import URL, Connection, Integer, create_engine, event, func, literal, make_url, select, text
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
 from everstep.errors import ConfigError, RunIndexError
 from everstep.index.index_errors import IndexBusyError, RefusedError, UnwritableIndexError
 from everstep.index.location import lacks_credential
-from everstep.index.sql_tables import VERSION, metadata
+from everstep.index.sql_tables import VERSION, is_label, labels, metadata
 from everstep.redaction import without_credentials
 
 OLDEST = 15
@@ -28,13 +29,20 @@ OLDEST = 15
 _SCHEMA = "everstep"
 _MAKING = 0x6576657273746570
 """Advisory lock under which the tables are made; the locks of runs are hashes of their names."""
+_WATCHING = 0x65767374
+"""First half of the advisory locks of runs that somebody looks at; the second half is a hash of the name."""
+
+labels.dialect_options["postgresql"]["where"] = is_label
 
 
 class PostgreSQL:
     """Index in a PostgreSQL database.
 
-    Each use makes a connection, because a training ships only twice a minute; `kept_open` keeps a connection.
-    A writer claims its run, so that other writers wait only if they ship the same run.
+    Each use makes a connection, unless `kept_open` keeps one, as a training and the page do.  A writer claims
+    its run, so that other writers wait only if they ship the same run.
+
+    Whoever looks at a run holds a shared advisory lock in the session of the kept connection.  Such a lock
+    needs no table and no right to write, and it is gone when the connection is, however it ends.
 
     Args:
         url: postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with libpq's options after "?".
@@ -70,6 +78,8 @@ class PostgreSQL:
         )
         event.listen(self._engine, "connect", self._connected)
         self._kept: Connection | None = None
+        self._watched: frozenset[str] = frozenset()
+        """Runs for which the kept connection holds a lock."""
         self._lock = threading.Lock()
         self._driver: Any = None
         self._interrupted = False
@@ -99,7 +109,7 @@ class PostgreSQL:
             try:
                 yield
             finally:
-                self._kept = None
+                self._kept, self._watched = None, frozenset()
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[Connection]:
@@ -134,6 +144,27 @@ class PostgreSQL:
     def claim(self, connection: Connection, run: str) -> None:
         """Wait until no other process ships this run, and claim it until the transaction ends."""
         connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(run, 0))))
+
+    def watch(self, runs: frozenset[str]) -> None:
+        """Hold the locks of these runs, and no others, in the kept connection.
+
+        It waits for nobody: a lock that another session has alone, as a training that is just asking, is
+        tried again by the next call.
+        """
+        assert self._kept is not None, "enter kept_open() first"
+        if runs != self._watched:
+            with self._kept.begin():
+                for run in runs - self._watched:
+                    if self._kept.execute(select(func.pg_try_advisory_lock_shared(*_lock_of(run)))).scalar():
+                        self._watched |= {run}
+                for run in self._watched - runs:
+                    self._kept.execute(select(func.pg_advisory_unlock_shared(*_lock_of(run))))
+                    self._watched -= {run}
+
+    def is_watched(self, run: str) -> bool:
+        """Whether somebody holds the lock of this run."""
+        with self.transaction(writes=False) as connection:
+            return not connection.execute(select(func.pg_try_advisory_xact_lock(*_lock_of(run)))).scalar()
 
     def version(self, connection: Connection) -> int | None:
         """Return the version of the schema; None if there is no schema yet."""
@@ -194,12 +225,20 @@ class PostgreSQL:
             "it brings the index up to what the journals say"
         )
 
+    def confine(self, run_dir: Path) -> bool:
+        """Return False: the database decides who reads."""
+        return False
+
     def distrusted(self, why: str) -> RunIndexError:
         """Return the error for impossible contents."""
         return RunIndexError(
             f"the index {self.name} cannot be right ({why}); drop its schema {_SCHEMA} and run everstep "
             "sync: it is made again from the journals"
         )
+
+
+def _lock_of(run: str) -> tuple[Any, Any]:
+    return literal(_WATCHING, Integer), func.hashtext(run)
 
 
 def _parsed(url: str) -> URL:

@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.arguments import integer
 from everstep.errors import ConfigError, RunIndexError, alike
+from everstep.index.answer import Documents
 from everstep.index.location import FILE, Location, as_location, index_from_here, runs_of
 
 if TYPE_CHECKING:
     from everstep.index.database import Database
     from everstep.index.documents import Asked
+    from everstep.index.mongo import Node
 
 MOST = (1 << 63) - 1
 """Largest limit of documents that a database accepts."""
+
+MOST_METRICS = 8
+"""Most metrics in a table of runs."""
 
 
 def query(
@@ -28,7 +33,7 @@ def query(
     limit: int | None = None,
     fields: Sequence[str] = (),
     index: str | os.PathLike[str] | None = None,
-) -> list[dict[str, Any]]:
+) -> Documents:
     """Search runs, or their records, with MongoDB's filter language.
 
     The index is first brought up to date with the journals beside it.
@@ -44,7 +49,8 @@ def query(
             the index that the command `everstep` would ask here.
 
     Returns:
-        A dictionary per document, in the order of their start (runs), or as they were written.
+        A list with a dictionary per document, in the order of their start (runs), or as they were written.
+        A notebook shows it as a table, with charts of metrics; `to_pandas()` and `to_polars()` make frames.
 
     Raises:
         ConfigError: an unknown collection, operator or field, with the nearest; a condition that holds of no
@@ -69,7 +75,29 @@ def query(
     found, problems = again_if_malformed(lambda: _answer(collection, asked, place), malformed.append)
     for problem in malformed + problems:
         warnings.warn(problem, RuntimeWarning, stacklevel=2)
-    return found
+    columns = asked.fields or _columns(collection, asked.names, found)
+    return Documents(found, columns, metric=_only_metric(asked.where))
+
+
+def _only_metric(where: Node) -> str | None:
+    """Return the metric of which a filter asks for all rows; None if there may be several."""
+    from everstep.index.mongo import Group, Leaf
+
+    parts = where.parts if isinstance(where, Group) and where.every else (where,)
+    named = [part.value for part in parts if isinstance(part, Leaf) and part[:2] == ("name", "$eq")]
+    return named[0] if named and isinstance(named[0], str) else None
+
+
+def _columns(collection: str, asked: Sequence[str], found: Sequence[dict[str, Any]]) -> Sequence[str]:
+    """List the fields that a table shows: of runs those of `everstep runs`, those asked for, and metrics."""
+    from everstep.index.documents import fields_of
+    from everstep.index.run_facts import FACTS, SHOWN
+
+    if collection != "runs":
+        return fields_of(collection)
+    numbers = (name for run in found for name, value in run.items() if isinstance(value, float))
+    metrics = [name for name in dict.fromkeys(numbers) if name not in FACTS]
+    return (*SHOWN, *asked, *metrics[:MOST_METRICS])
 
 
 def _answer(collection: str, asked: Asked, index: str | None) -> tuple[list[dict[str, Any]], list[str]]:
@@ -119,10 +147,13 @@ def index_place(index: str | None) -> Location:
     raise RunIndexError(f"there is no index {found}; {near}give a folder of runs, or a file that ends in .db")
 
 
-def open_index(index: str | None) -> tuple[Database, list[str]]:
+def open_index(index: str | None, spare: Path | None = None) -> tuple[Database, list[str]]:
     """Open the index, up to date with the journals beside it; also return descriptions of their faults.
 
-    If a file can be neither written nor read, the journals beside it are read into an index in memory.
+    If a file can be neither written nor read, the journals beside it are read into another index.
+
+    Args:
+        spare: the file of that other index; None for an index in memory.
 
     Raises:
         RunIndexError: there is neither an index nor a run, or the index cannot be used.
@@ -137,15 +168,35 @@ def open_index(index: str | None) -> tuple[Database, list[str]]:
     if isinstance(found, Path) and not found.exists() and not (folder.is_dir() and run_dirs(folder)):
         raise RunIndexError(f"there are no runs in {folder}: change to a folder with runs, or pass --index")
     database, folders = Database(found), [folder] if folder.is_dir() else []
+    if isinstance(found, Path) and (owner := _linked_folder(found)):
+        problems = [
+            f"{found} is a link to the index of {owner}, which has runs of its own; the journals in {folder} "
+            f"are read instead, and --index {owner} names that index"
+        ]
+        alone = Database(spare)
+        return alone, problems + sync(alone, folders, named=False).problems
     try:
-        return database, sync(database, folders).problems
+        problems = sync(database, folders, named=False).problems
+        if not database.exists():  # no run could be shipped: an empty list, and the problems
+            with database.write():
+                pass
+        return database, problems
     except (IndexBusyError, UnwritableIndexError) as error:
         if _readable(database):
             return database, [f"the index may lack the newest rows: {error}"]
         if database.shared:
             raise
-        problems, alone = [f"{error}; the journals in {folder} are read instead"], Database(None)
-        return alone, problems + sync(alone, folders).problems
+        problems, alone = [f"{error}; the journals in {folder} are read instead"], Database(spare)
+        return alone, problems + sync(alone, folders, named=False).problems
+
+
+def _linked_folder(index: Path) -> Path | None:
+    """Return the folder of runs whose index another folder's index is a link to; None if there is none."""
+    from everstep.index.shipping import run_dirs
+
+    folder = index.resolve().parent
+    linked = index.is_symlink() and folder != index.parent.resolve()
+    return folder if linked and folder.is_dir() and run_dirs(folder) else None
 
 
 def _readable(database: Database) -> bool:

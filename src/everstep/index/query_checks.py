@@ -9,10 +9,13 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from everstep.errors import ConfigError, nearest
+from everstep.index.computed_columns import is_computed
 from everstep.index.fields import ELEMENT, named
 from everstep.index.mongo import Leaf
-from everstep.index.run_queries import FACTS, STATUSES, TEXTS, is_metric, leads_here, require_known
+from everstep.index.run_facts import FACTS, STATUSES, TEXTS
+from everstep.index.run_queries import is_metric, leads_here, require_known
 from everstep.index.sql_tables import fields
+from everstep.labels import NAMES as LABELS
 
 _NUMBERS = re.compile(f"{ELEMENT}[0-9]+")
 
@@ -28,7 +31,7 @@ def require_there(connection: Connection, conditions: Iterable[Leaf], names: Ite
     """
     asked = [leaf.path for leaf in conditions if leaf.operator != "$exists" and None not in _values(leaf)]
     for name in dict.fromkeys([*asked, *names]):
-        if not _kinds(connection, name):
+        if name not in LABELS and not _kinds(connection, name):
             require_known(connection, name)
             if known := _beside(connection, named(name)):
                 raise ConfigError(f"no run has {name!r}; {nearest(name, known)}")
@@ -61,6 +64,8 @@ def _kinds(connection: Connection, name: str) -> set[str]:
         return {"text" if name in TEXTS else "number"}
     if is_metric(connection, name):
         return {"number"}
+    if is_computed(connection, name):
+        return {"text" if name == "verified" else "number"}
     found = select(fields.c.kind).where(leads_here(connection, name)).distinct()
     return set(connection.execute(found).scalars())
 

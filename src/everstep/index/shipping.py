@@ -13,28 +13,39 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import Connection, CursorResult, delete, insert, select, update
 
 from everstep.durable import TMP
 from everstep.errors import EverstepError, RunDirError, RunIndexError
+from everstep.index.admission import refusal, uncontested
 from everstep.index.bulk_insert import insert_rows
 from everstep.index.database import Database
 from everstep.index.fields import clean, rows_of, short
 from everstep.index.index_errors import RefusedError
-from everstep.index.sql_tables import checkpoints, events, fields, metrics, runs, segments, series
+from everstep.index.readers import id_at, is_run, stored_seed
+from everstep.index.run_queries import lost_parent, newest_facts
+from everstep.index.sql_tables import blocks, checkpoints, events, fields, metrics, runs, segments, series
+from everstep.index.stored_json import stored
+from everstep.labels import NAMES as LABELS
+from everstep.labels import has_labels, labels
 from everstep.redaction import without_credentials
-from everstep.untrusted_files import read_note
+
+if TYPE_CHECKING:
+    from everstep.record import RunDir
 
 ALIVE_SECONDS = 120.0
 """Seconds after its last sign of life for which a run still counts as running, if no lock decides that."""
 
 _SEGMENT = re.compile(r"segment-(?!0000)([0-9]{4}|[1-9][0-9]{4,8})\.evj")
-"""File name of a segment; `everstep.record.journal_reader`, which makes the names, would import NumPy."""
+"""File name of a segment; `everstep.record.segment_file`, which makes the names, would import NumPy."""
 
 _MOST_TOLD = 3
 """Most problems of a run that are listed."""
+
+EVALUATIONS = "evaluations"
+"""Folder of a run directory with the evaluations outside the loop, which is a run directory itself."""
 
 _FOREVER = 1 << 62
 _BATCH = 50_000
@@ -63,29 +74,42 @@ class _Known(NamedTuple):
     sizes: dict[int, int]
 
 
-def sync(database: Database, folders: Iterable[Path]) -> Shipped:
+def sync(database: Database, folders: Iterable[Path], *, named: bool = True) -> Shipped:
     """Ship every run in some folders: run directories, or folders that hold run directories.
 
-    Runs elsewhere whose status is running are looked at, too: they may have been killed.  A damaged run is
-    listed as a problem, and does not stop the others.
+    Runs elsewhere that the index has, and whose status is running, are looked at, too: they may have been
+    killed.  A damaged run is listed as a problem, and does not stop the others.
+
+    Args:
+        named: whether a person has named the folders.  Otherwise nothing is shipped to readers who may not
+            read the run (`refusal`).
 
     Raises:
         RunIndexError: the index cannot be used.
     """
     with database.kept_open() if database.shared else nullcontext():
-        return _sync(database, folders)
+        return _sync(database, folders, named)
 
 
-def _sync(database: Database, folders: Iterable[Path]) -> Shipped:
-    asked = [found for folder in folders for run in run_dirs(folder.absolute()) for found in _parts(run)]
-    known = _known(database, {str(path) for path in asked})
+def _sync(database: Database, folders: Iterable[Path], named: bool) -> Shipped:
+    asked = [found for folder in folders for run in run_dirs(folder.absolute()) for found in parts_of(run)]
+    origins: dict[str, tuple[float, int | None]] = {}
+    known = _known(database, {str(path) for path in asked}, origins)
     running = [Path(path) for (path, _), run in known.items() if run.status == "running"]
     found = list(dict.fromkeys([*asked, *(path for path in running if is_run(path))]))
-    changed = [path for path in found if not _unchanged(path, known.get((str(path), id_at(path))))]
-    total = Shipped(runs=len(found))
+    there = {path: known.get((str(path), id_at(path))) for path in found}
+    labelled = [run.id for path, run in there.items() if run is not None and has_labels(path)]
+    told = _labels(database, labelled) if labelled else {}
+    changed = [path for path, run in there.items() if not _unchanged(path, run, told)]
+    total, places = Shipped(runs=len(found)), set(asked)
+    changed = uncontested(changed, origins, total.problems)
     with database.kept_open() if changed and not database.shared else nullcontext():
         for run_dir in changed:
-            _ship_into(total, database, run_dir)
+            said = refusal(database, origins, run_dir, inside=run_dir in places, named=named)
+            if said is None:
+                ship_noting(total, database, run_dir)
+            elif said:
+                total.problems.append(said)
     return total
 
 
@@ -113,7 +137,7 @@ def forget_gone(database: Database, folders: Iterable[Path]) -> dict[str, str]:
     return {row.name: row.path for row in gone}
 
 
-def _ship_into(total: Shipped, database: Database, run_dir: Path) -> None:
+def ship_noting(total: Shipped, database: Database, run_dir: Path) -> None:
     """Ship a run and add the result to the total."""
     try:
         shipped = ship(database, run_dir)
@@ -131,40 +155,26 @@ def _ship_into(total: Shipped, database: Database, run_dir: Path) -> None:
 
 
 def run_dirs(folder: Path) -> list[Path]:
-    """Return a folder itself if it is a run directory, else the run directories in it, by name."""
-    if is_run(folder):
-        return [folder]
+    """Return a folder itself if it is a run directory, and the run directories in it, by name.
+
+    The evaluations in a run directory are a part of that run: `parts_of`.
+    """
+    itself = [folder] if is_run(folder) else []
     try:
         with os.scandir(folder) as entries:
             found = [entry for entry in entries if not entry.name.startswith(TMP)]  # those are being made
-            return sorted(Path(entry.path) for entry in found if entry.is_dir() and is_run(entry.path))
+            inside = map(Path, sorted(e.path for e in found if e.is_dir() and is_run(e.path)))
+            return [*itself, *(path for path in inside if not itself or path.name != EVALUATIONS)]
     except OSError as error:
         raise RunDirError(
             error.errno, f"cannot look for runs: {error.strerror}; check the path", str(folder)
         ) from error
 
 
-def _parts(run_dir: Path) -> list[Path]:
+def parts_of(run_dir: Path) -> list[Path]:
     """Return a run directory, and that of its evaluations outside the loop, if there is one."""
-    beside = run_dir / "evaluations"
-    return [run_dir, beside] if is_run(beside) else [run_dir]
-
-
-def is_run(folder: str | Path) -> bool:
-    """Whether a folder is a run directory."""
-    return os.path.exists(os.path.join(folder, "run.json")) or os.path.exists(
-        os.path.join(folder, ".run.json")
-    )
-
-
-def id_at(folder: str | Path) -> str | None:
-    """Return the id of the run in a folder; None if there is no run, or it cannot be read."""
-    for name in ("run.json", ".run.json"):
-        try:
-            return str(read_note(os.path.join(folder, name))["id"])
-        except (OSError, ValueError, LookupError, TypeError):
-            continue
-    return None
+    beside = run_dir / EVALUATIONS
+    return [run_dir, beside] if is_run(beside) and not beside.is_symlink() else [run_dir]
 
 
 def is_here(database: Database, host: str | None) -> bool:
@@ -190,14 +200,24 @@ def gone_runs(database: Database, connection: Connection) -> list[int]:
     return [int(run["id"]) for run in found if is_gone(database, run)]
 
 
-def _known(database: Database, asked: set[str]) -> dict[tuple[str, str | None], _Known]:
-    """Return (path, name) -> state in the index, for runs on this machine and at the paths `asked`."""
+def _known(
+    database: Database, asked: set[str], origins: dict[str, tuple[float, int | None]]
+) -> dict[tuple[str, str | None], _Known]:
+    """Return (path, name) -> state in the index, for runs on this machine and at the paths `asked`.
+
+    Args:
+        origins: gets the origins of all runs in the index.
+    """
     if not database.exists():
         return {}
     with database.read() as connection:
         rows = connection.execute(
-            select(runs.c.path, runs.c.id, runs.c.status, runs.c.host, runs.c.name)
+            select(
+                *(runs.c.path, runs.c.id, runs.c.status, runs.c.host, runs.c.name),
+                *(runs.c.created, runs.c.seed),
+            )
         ).all()
+        origins |= {row.name: (row.created, row.seed) for row in rows}
         if len({row.name for row in rows}) < len(rows):
             raise database.distrusted("it lists a run twice")
         found: dict[tuple[str, str | None], _Known] = {
@@ -214,14 +234,29 @@ def _known(database: Database, asked: set[str]) -> dict[tuple[str, str | None], 
     return found
 
 
-def _unchanged(run_dir: Path, known: _Known | None) -> bool:
+def _labels(database: Database, asked: list[int]) -> dict[int, dict[str, Any]]:
+    """Return the labels that the index has of some runs."""
+    with database.read() as connection:
+        facts = newest_facts(connection, asked)
+    return {run: _labels_in(found) for run, found in facts.items()}
+
+
+def _labels_in(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: facts[name] for name in LABELS if name in facts}
+
+
+def _unchanged(run_dir: Path, known: _Known | None, told: dict[int, dict[str, Any]]) -> bool:
+    """Whether the index has a run as it is; `told` has the labels of the runs that were ever given one."""
+    if known is None or known.status == "running":
+        return False
     try:
-        return known is not None and known.status != "running" and known.sizes == _sizes(run_dir)
+        same = known.sizes == journal_sizes(run_dir)
     except RunDirError:
         return False  # shipping reports the fault
+    return same and (known.id not in told or told[known.id] == labels(run_dir).told())
 
 
-def _sizes(run_dir: Path) -> dict[int, int]:
+def journal_sizes(run_dir: Path) -> dict[int, int]:
     """Return segment number -> bytes of its file."""
     try:
         with os.scandir(run_dir / "journal") as entries:
@@ -235,7 +270,7 @@ def _sizes(run_dir: Path) -> dict[int, int]:
 
 
 def _size(entry: os.DirEntry[str]) -> int:
-    if not entry.is_file():
+    if not entry.is_file(follow_symlinks=False):  # a link may lead to a run of somebody else
         raise OSError(errno.EINVAL, f"{entry.name} is not a regular file")
     return entry.stat().st_size
 
@@ -263,6 +298,12 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
     from everstep.record import RunDir
 
     run = RunDir.open(run_dir, create=False)
+    for part in (run.path / "journal", run.path / EVALUATIONS):
+        if part.is_symlink():
+            raise RunDirError(
+                f"{part} is a link, to {os.readlink(part)}: no part of a run is read through a link; put the "
+                "folder itself there (the run directory as a whole may be a link)"
+            )
     said = clean(str(run.path))
     if said != str(run.path):
         raise RunDirError(
@@ -271,15 +312,18 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
     shipped = Shipped(runs=1)
     with database.write() as connection:
         database.claim(connection, run.id)
+        database.confine(run.path)  # before the rows: the file may be new, and readable by everybody
+        # Before the journal is read, and after: a start that ends meanwhile, or begins, is not dead.
+        held = alive or _is_held(run.path)
         known = _enter(database, connection, run, shipped.problems)
         if known is None:
             return shipped
-        for number, size in sorted(_sizes(run.path).items()):
+        for number, size in sorted(journal_sizes(run.path).items()):
             if size != known.sizes.get(number):
-                shipped.rows += _ship_segment(connection, known, run.path, number)
+                shipped.rows += _ship_segment(connection, known, run, number)
         # After the segments, whose rows decide what is valid and where the run stands.
         _link(connection, known.id)
-        _conclude(connection, known.id, run.path, alive)
+        _conclude(connection, known.id, run.path, alive, held)
         shipped.problems += _problems(connection, known.id, run.path)
     return shipped
 
@@ -290,7 +334,7 @@ def _enter(database: Database, connection: Connection, run: Any, problems: list[
     row = connection.execute(select(runs).where(runs.c.name == facts["id"])).one_or_none()
     if row is not None:
         known = _Known(row.id, row.status, _sizes_of(connection, row.id))
-        found = _sizes(run.path)
+        found = journal_sizes(run.path)
         whole = all(found.get(number, -1) >= size for number, size in known.sizes.items())
         if row.path != path and not _same_place(row.path, path):
             here = is_here(database, row.host)
@@ -312,7 +356,7 @@ def _enter(database: Database, connection: Connection, run: Any, problems: list[
             name=facts["id"],
             path=path,
             created=facts["created"],
-            seed=seed if abs(seed) < 1 << 63 else None,
+            seed=stored_seed(seed),
             status="running",
             step=0,
             epoch=0,
@@ -343,7 +387,8 @@ def _sizes_of(connection: Connection, run: int) -> dict[int, int]:
 
 def _forget(connection: Connection, run: int) -> None:
     mine = select(series.c.id).where(series.c.run == run)
-    connection.execute(delete(metrics).where(metrics.c.series.in_(mine)))
+    for table in (metrics, blocks):
+        connection.execute(delete(table).where(table.c.series.in_(mine)))
     for table in (series, fields, checkpoints, events, segments):
         connection.execute(delete(table).where(table.c.run == run))
     connection.execute(update(runs).where(runs.c.id == run).values(started=None))
@@ -352,14 +397,14 @@ def _forget(connection: Connection, run: int) -> None:
 # ----------------------------------------------------------------------------------- one segment
 
 
-def _ship_segment(connection: Connection, known: _Known, run_dir: Path, number: int) -> int:
+def _ship_segment(connection: Connection, known: _Known, home: RunDir, number: int) -> int:
     from everstep.record import read_segment
-    from everstep.record.journal_reader import segment_path
+    from everstep.record.segment_file import segment_path
 
-    path, run = segment_path(run_dir, number), known.id
+    path, run = segment_path(home.path, number), known.id
     start = known.sizes.get(number, 0)
     try:
-        found = read_segment(path, start)
+        found = read_segment(path, start, home.id)
         torn = found.size < path.stat().st_size
     except OSError as error:
         raise _unreadable(error, path) from error
@@ -373,13 +418,13 @@ def _ship_segment(connection: Connection, known: _Known, run_dir: Path, number: 
     values = new if old is None else dict(old._mapping)
     if start:
         problems = [problem for problem in problems if "the header" not in problem]
-    values["problems"] = json.dumps(json.loads(values["problems"]) + problems)
+    values["problems"] = json.dumps(stored(values["problems"], list) + problems)
     values["torn"] = found.problems[-1] if torn and found.problems else None
     values["size"], values["begun"] = found.size, max(int(found.started), values.get("begun", 0))
     values["end"] = max(values["end"], found.end)
     if found.parent is not None:
         values["parent"], values["parent_offset"] = found.parent
-    times = [event.time for event in found.events] + [block.time for block in found.blocks[-1:]]
+    times = [event.time for event in found.events] + [block.time for block in found.blocks]
     values["last"] = max([values["last"] or 0.0, *times]) or None
     _ship_events(connection, run, found.events, values)
     rows = _ship_blocks(connection, run, number, found.blocks, values)
@@ -429,7 +474,7 @@ def _ship_events(connection: Connection, run: int, found: list[Any], segment: di
 
 
 def _ship_blocks(
-    connection: Connection, run: int, number: int, blocks: list[Any], segment: dict[str, Any]
+    connection: Connection, run: int, number: int, new: list[Any], segment: dict[str, Any]
 ) -> int:
     ids = {
         (name, phase): key
@@ -439,8 +484,16 @@ def _ship_blocks(
     }
     count = 0
     batch: list[tuple[Any, ...]] = []
-    for stored in blocks:
-        block = stored.block
+    packed: list[tuple[Any, ...]] = []
+
+    def insert_batch() -> None:
+        insert_rows(connection, metrics, batch)
+        insert_rows(connection, blocks, packed)
+        batch.clear()
+        packed.clear()
+
+    for found in new:
+        block = found.block
         key = (short(block.name), short(block.phase))
         if key not in ids:
             made = connection.execute(insert(series).values(run=run, name=key[0], phase=key[1]))
@@ -448,10 +501,11 @@ def _ship_blocks(
         segment["step"] = max(segment["step"], *block.steps)
         segment["epoch"] = max(segment["epoch"], block.epoch)
         count += len(block.steps)
+        packed.append((ids[key], number, found.offset, bytes(found.payload)))
         batch += zip(
             repeat(ids[key]),
             repeat(number),
-            repeat(stored.offset),
+            repeat(found.offset),
             range(len(block.steps)),
             repeat(block.epoch),
             block.steps,
@@ -462,9 +516,8 @@ def _ship_blocks(
             strict=False,
         )
         if len(batch) >= _BATCH:
-            insert_rows(connection, metrics, batch)
-            batch.clear()
-    insert_rows(connection, metrics, batch)
+            insert_batch()
+    insert_batch()
     return count
 
 
@@ -497,8 +550,18 @@ def _link(connection: Connection, run: int) -> None:
             )
 
 
-def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool) -> None:
-    """Update the run's row: status, times, step and epoch."""
+def _is_held(run_dir: Path) -> bool:
+    """Whether a process holds the run; False on a file system without locks: the heartbeat decides."""
+    from everstep.record import is_held
+
+    try:
+        return is_held(run_dir)
+    except OSError:
+        return False
+
+
+def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool, held: bool) -> None:
+    """Update the run's row: status, times, step and epoch; and its labels, as facts of its newest start."""
     found = connection.execute(
         select(segments).where(segments.c.run == run, segments.c.begun == 1).order_by(segments.c.number)
     ).all()
@@ -507,8 +570,10 @@ def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool) -> N
     seen = [segment.last for segment in found if segment.last is not None]
     beat = time.time() if alive else max([row.heartbeat or 0.0, *seen]) or None
     status = newest.status if newest is not None else None
-    facts = {} if newest is None else json.loads(newest.facts)
+    facts = {} if newest is None else stored(newest.facts)
+    told = {name: value for name, value in facts.items() if name not in LABELS} | labels(run_dir).told()
     if status is None:
+        alive = held or _is_held(run_dir)
         status = "running" if alive else _status_of_silent(run_dir, beat, facts.get("lock", True))
     values = {
         "status": status,
@@ -519,16 +584,19 @@ def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool) -> N
         "diverged": _diverged(connection, run),
         "epoch": next((segment.epoch for segment in reversed(found) if segment.epoch), 0),
     }
-    if newest is not None and newest.started != row.started:
+    if newest is not None and (newest.started != row.started or told != facts):
         values["host"] = _text(facts.get("host"))
+        mine = (segments.c.run == run) & (segments.c.number == newest.number)
+        connection.execute(update(segments).where(mine).values(facts=json.dumps(told)))
         connection.execute(delete(fields).where(fields.c.run == run))
-        insert_rows(connection, fields, rows_of(run, facts))
+        insert_rows(connection, fields, rows_of(run, told))
     connection.execute(update(runs).where(runs.c.id == run).values(**values))
 
 
 def _diverged(connection: Connection, run: int) -> int | None:
     """Return the first step of a divergence that nobody has accepted; None if there is none."""
-    from everstep.record.journal_reader import ACCEPTED, DIVERGED, is_accepted
+    from everstep.record import ACCEPTED, DIVERGED
+    from everstep.record.journal_reader import is_accepted
 
     mine = select(events.c.segment, events.c.data).where(events.c.run == run)
     valid = (segments.c.number == events.c.segment) & (events.c.offset < segments.c.valid_to)
@@ -539,27 +607,20 @@ def _diverged(connection: Connection, run: int) -> int | None:
         return None
     decisions = connection.execute(mine.where(events.c.kind == "decision")).all()
     accepted = [
-        (row.segment, data["step"])
-        for row in decisions
-        if (data := json.loads(row.data)).get("what") == ACCEPTED
+        (row.segment, data["step"]) for row in decisions if (data := stored(row.data)).get("what") == ACCEPTED
     ]
-    steps = [(row.segment, int(json.loads(row.data)["step"])) for row in marks]
+    steps = [(row.segment, int(stored(row.data)["step"])) for row in marks]
     return min((step for at, step in steps if not is_accepted(at, step, accepted)), default=None)
 
 
 def _status_of_silent(run_dir: Path, heartbeat: float | None, locked: bool) -> str:
-    """Return the status of a start that did not record its end: running, killed, or failed before it could.
+    """Return the status of a start that nobody holds and that did not record its end.
+
+    That is killed, or failed before it could record anything; without a lock perhaps running.
 
     Args:
         locked: whether the start took the lock; the lock's files may be those of an earlier start.
     """
-    from everstep.record import is_held
-
-    try:
-        if is_held(run_dir):
-            return "running"
-    except OSError:
-        pass  # no locks on this file system: the heartbeat decides
     recent = heartbeat is not None and time.time() - heartbeat < ALIVE_SECONDS
     if not (locked and (run_dir / "lock").exists()):
         return "running" if recent else "killed"
@@ -568,14 +629,19 @@ def _status_of_silent(run_dir: Path, heartbeat: float | None, locked: bool) -> s
 
 def _problems(connection: Connection, run: int, run_dir: Path) -> list[str]:
     found = connection.execute(
-        select(segments.c.problems, segments.c.torn, runs.c.name, runs.c.status)
+        select(
+            *(segments.c.number, segments.c.parent, segments.c.problems, segments.c.torn),
+            *(runs.c.name, runs.c.status),
+        )
         .join(runs, runs.c.id == segments.c.run)
         .where(runs.c.id == run)
         .order_by(segments.c.number)
-    )
+    ).all()
+    numbers = {row.number for row in found}
     told = []
-    for problems, torn, name, status in found:
-        told += [f"{name}: {problem}" for problem in json.loads(problems)]
+    for number, parent, problems, torn, name, status in found:
+        lost = lost_parent(number, parent, numbers)
+        told += [f"{name}: {problem}" for problem in stored(problems, list) + lost]
         if torn is not None and status != "running":  # a running start is still writing there
             told.append(f"{name}: {torn}")
     if len(told) > _MOST_TOLD:

@@ -5,6 +5,7 @@
     segments     one per start of a run: a file of its journal, and how much of it is here
     series       one per metric and phase of a run
     metrics      one per value; NaN is NULL
+    blocks       one per block of values, as the journal packs it: for charts, which want all values at once
     evaluations  (a view) the valid values measured outside steps
     checkpoints  one per commit in the journal; the run directory decides which are still on the disk
     events       one per event
@@ -23,15 +24,20 @@ from sqlalchemy import (
     Column,
     Float,
     ForeignKey,
+    Index,
     Integer,
+    LargeBinary,
     MetaData,
     Table,
     Text,
     UniqueConstraint,
+    bindparam,
     event,
 )
 
-VERSION = 3
+from everstep.labels import NAMES
+
+VERSION = 4
 """Version of these tables; `everstep.index.migrations` migrates older versions."""
 
 metadata = MetaData()
@@ -68,6 +74,13 @@ fields = Table(
     Column("text", Words),  # the string; for a list or an object its canonical JSON
     sqlite_with_rowid=False,
 )
+
+is_label = fields.c.path.in_(bindparam("labels", NAMES, expanding=True, literal_execute=True))
+"""Whether a row is a label; with the very words of the index, or SQLite would not use it."""
+
+labels = Index("labels", fields.c.run, sqlite_where=is_label)
+"""Finds the labels.  `index.postgres` adds the condition for its database: with `postgresql_where=` here,
+an index in a file would import that dialect."""
 
 segments = Table(
     "segments",
@@ -116,6 +129,15 @@ metrics = Table(
     Column("value", Float),
     Column("wall", Integer, nullable=False),
     sqlite_with_rowid=False,  # so a series lies together, in the order in which it was written
+)
+
+blocks = Table(
+    "blocks",
+    metadata,
+    Column("series", ForeignKey("series.id"), primary_key=True),
+    Column("segment", Integer, primary_key=True),
+    Column("offset", Big, primary_key=True),
+    Column("packed", LargeBinary, nullable=False),  # `everstep.record.journal_format.pack_block`
 )
 
 checkpoints = Table(

@@ -7,9 +7,9 @@ import fcntl
 import itertools
 import os
 import re
+import secrets
 import sqlite3
 import stat
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,10 +28,14 @@ from everstep.index.index_errors import (
     UnwritableIndexError,
 )
 from everstep.index.location import FILE
+from everstep.index.readers import readers, run_readers
 from everstep.index.sql_tables import VERSION, metadata
 
 _FILES = ("", "-wal", "-shm")
 """Endings of the names of a database's files."""
+
+_ROLLBACK = "-journal"
+"""Ending of a file that an index never has: by it SQLite restores pages, and deletes a file that it names."""
 
 _DISK = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_FULL", "SQLITE_PERM")
 """Errors of the file system."""
@@ -43,8 +47,14 @@ _LACKS = re.compile("no such (table|column): ")
 """Messages about a file that has our version and lacks our tables."""
 
 
+_COMPLEX = re.compile("Expression tree is too large|parser stack overflow|too many|at most")
+"""Messages about a query that SQLite does not read; they are no fault of the file."""
+
 _TRIES = 10
 """Number of tries to open a file that is replaced meanwhile."""
+
+_TURN = 100_000
+"""Instructions of SQLite between two looks at signals: a millisecond or less."""
 
 _LOCK_SECONDS = 2.0
 """Least seconds to wait for another process that makes or sets aside an index in the same folder."""
@@ -70,6 +80,8 @@ class SQLite:
     def __init__(self, path: Path | None, patience: float) -> None:
         self._path, self._patience = path, patience
         self._driver: sqlite3.Connection | None = None
+        self._left: list[BaseException] = []
+        """What a signal's handler raised while SQLite was at work."""
         self._opened: tuple[int, int] | None = None
         """Device and inode of the file that was opened last."""
         self.name = "in memory" if path is None else str(path)
@@ -79,7 +91,7 @@ class SQLite:
             )
         else:
             self._engine = _engine(path, patience)
-        _listen(self._engine)
+        _listen(self._engine, self._left)
         self._writer = self._engine.execution_options(writes=True)
         if path is None:
             with self._writer.begin() as connection:
@@ -160,6 +172,31 @@ class SQLite:
             connection.rollback()
             yield
 
+    def watch(self, runs: frozenset[str]) -> None:
+        """Do nothing: whoever reads the file reads the journals, too."""
+
+    def is_watched(self, run: str) -> bool:
+        """Return False: nobody waits for a shipping."""
+        return False
+
+    def confine(self, run_dir: Path) -> bool:
+        """Take the file from readers who may not read a run; False if others may write it, or own it."""
+        found = None if self._path is None else _status(self._path)
+        if self._path is None or found is None:
+            return True
+        if readers(self._path).within(theirs := run_readers(run_dir)):
+            return True
+        if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return False
+        index = os.path.realpath(self._path)
+        for kept in (0o770, 0o700):
+            for end in _FILES:
+                with contextlib.suppress(FileNotFoundError):
+                    os.chmod(index + end, stat.S_IMODE(found.st_mode) & kept)
+            if readers(index).within(theirs):
+                break
+        return True
+
     def claim(self, connection: Connection, run: str) -> None:
         """Do nothing: a file has one writer at a time."""
 
@@ -167,13 +204,18 @@ class SQLite:
         """Return the version of the schema.
 
         Raises:
-            RunIndexError: the file is another program's database.
+            RunIndexError: the file is another program's database, or would compute without end.
         """
         found = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
         if not found:
             raise RunIndexError(
                 f"{self.name} has index format 0: it is not an index of everstep; move it away and run "
                 "everstep sync: one is made from the journals"
+            )
+        if foreign := _foreign(connection):
+            raise RunIndexError(
+                f"{self.name} is not an index of everstep: {foreign[:100]} is not a table; move it away and "
+                "run everstep sync: one is made from the journals"
             )
         return found
 
@@ -182,7 +224,13 @@ class SQLite:
         connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
 
     def fault(self, error: object) -> RunIndexError:
-        """Translate an error of SQLite."""
+        """Translate an error of SQLite.
+
+        Raises:
+            BaseException: what a signal's handler raised, as for Ctrl-C, which ended a statement.
+        """
+        if self._left:
+            raise self._left.pop()
         name = str(getattr(error, "sqlite_errorname", ""))
         if name in _TWICE and self._is_damaged():
             return self.distrusted(str(error))
@@ -206,6 +254,8 @@ class SQLite:
             )
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or _LACKS.match(str(error)):
             return self.distrusted(str(error))
+        if _COMPLEX.search(str(error)):
+            return RunIndexError(f"SQLite does not read so large a question ({error}); ask for less at once")
         return RunIndexError(
             f"the index {self.name} cannot be used ({error}); if this error stays, move it away and run "
             "everstep sync: it is made again from the journals"
@@ -272,9 +322,41 @@ def _engine(path: Path, patience: float, mode: str = "rw") -> Any:
     address = f"file:{quote(os.fsencode(path))}?mode={mode}"
 
     def connect() -> sqlite3.Connection:
+        _require_own_files(path)
         return sqlite3.connect(address, uri=True, timeout=patience, check_same_thread=False)
 
     return create_engine("sqlite://", creator=connect, poolclass=NullPool)
+
+
+def _foreign(connection: Connection) -> str | None:
+    """Name what is not a table of rows in the place of a table, or acts when a row is written."""
+    schema = connection.exec_driver_sql("SELECT name, type, sql FROM sqlite_master").all()
+    tables = {name.lower() for name, _, sql in schema if sql and sql.startswith("CREATE TABLE")}
+    for name, kind, _ in schema:
+        if kind == "trigger" or (kind != "index" and name.lower() in metadata.tables.keys() - tables):
+            return str(name)
+    return None
+
+
+def _require_own_files(path: Path) -> None:
+    """Refuse files beside the index that everstep does not make: SQLite believes what they say.
+
+    Raises:
+        UnwritableIndexError: there is such a file.  The journals of the runs can be read all the same.
+    """
+    index = os.path.realpath(path)  # SQLite looks beside the file, not beside a link to the file
+    if os.path.lexists(index + _ROLLBACK):
+        raise UnwritableIndexError(
+            f"the index {path} is not opened: {index}{_ROLLBACK} is there, which no index of everstep has, "
+            "and by which SQLite would change and delete files; other software left it, or somebody put it "
+            "there. Move both files away and run everstep sync: the index is made again from the journals"
+        )
+    for end in _FILES[1:]:
+        with contextlib.suppress(FileNotFoundError):  # the last connection of another process deletes both
+            if not stat.S_ISREG(os.lstat(index + end).st_mode):
+                raise UnwritableIndexError(
+                    f"the index {path} is not opened: {index}{end} is not a file; move it away"
+                )
 
 
 def _status(path: Path) -> os.stat_result | None:
@@ -306,11 +388,21 @@ def _locked(folder: int) -> bool:
     return True
 
 
-def _listen(engine: Any) -> None:
-    """Leave transactions to SQLAlchemy: Python's sqlite3 begins them late, and without the write lock."""
+def _listen(engine: Any, left: list[BaseException]) -> None:
+    """Leave transactions to SQLAlchemy: Python's sqlite3 begins them late, and without the write lock.
+
+    Args:
+        left: takes what a signal's handler raises while SQLite is at work.
+    """
 
     def connected(connection: Any, _record: Any) -> None:
         connection.isolation_level = None
+        looks = _looks(left)
+        next(looks)
+        connection.set_progress_handler(looks.__next__, _TURN)
+        # Other software may have left another mode, which needs the file that `_require_own_files` refuses.
+        with contextlib.suppress(sqlite3.OperationalError):  # this user may only read
+            connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")  # a replica: losing the last second is no loss
 
     def begin(connection: Connection) -> None:
@@ -319,6 +411,24 @@ def _listen(engine: Any) -> None:
 
     event.listen(engine, "connect", connected)
     event.listen(engine, "begin", begin)
+
+
+def _looks(left: list[BaseException]) -> Iterator[int]:
+    """Let Python call the handlers of signals at each turn of a statement; Ctrl-C would wait for its end.
+
+    SQLite forgets what is raised below it.  So an exception is kept here: Python calls a handler where a
+    generator goes on, inside the `try`.  A value other than 0 ends the statement.
+    """
+    answer = 0
+    while True:
+        try:
+            yield answer
+            answer = 0
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            left.append(error)
+            answer = 1
 
 
 def _fill(connection: Connection) -> None:
@@ -331,13 +441,12 @@ def _create(path: Path) -> None:
 
     (SQLite's waiting does not cover turning on WAL: several processes at once would fail.)
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    beside.unlink(missing_ok=True)
+    # Nobody can foresee the name, and so put other files of a database beside it.
+    beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(8)}.tmp")
     try:
         engine = _engine(beside, 30.0, "rwc")  # no other process uses this name
-        _listen(engine)
+        _listen(engine, [])
         with engine.connect() as connection:
-            connection.connection.driver_connection.execute("PRAGMA journal_mode = WAL")
             _fill(connection)
             connection.commit()
         _name(beside, path)

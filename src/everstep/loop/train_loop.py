@@ -284,12 +284,13 @@ class TrainLoop(Door):
     def add_summary(self, summary: Any) -> None:
         """Hand a summary (image, text, histogram ...) to the services that asked for SUMMARY_ADDED.
 
-        Outside steps the call is allowed only in an epoch.  In the head of an epoch that a resume enters
-        again, the summary was handed over the first time.
+        Outside steps the call is allowed only in an epoch, and to services at a boundary.  In the head of an
+        epoch that a resume enters again, the summary was handed over the first time.
         """
-        if not self.within_step:
+        at_boundary = self._engine.boundaries.inside  # that of an epoch's end lies outside the epoch
+        if not (self.within_step or at_boundary):
             self._epochs.enter_outside("add_summary")
-        if not self._epochs.before_resume_point:
+        if at_boundary or not self._epochs.before_resume_point:
             super().add_summary(summary)
 
     # ------------------------------------------------------------------------------- the lines

@@ -1,12 +1,16 @@
-"""Reduction of metrics over ranks: weighted means, summed in the order of ranks, equal on every rank."""
+"""Reduction of metrics over ranks: weighted means, equal on every rank.
+
+Of ranks that compute with the same samples together the first one counts.
+"""
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from everstep.contracts.group import Group
+from everstep.metrics.aggregation import Mean
 
 Value: TypeAlias = tuple[int, str, float]
 """(step, name, value)."""
@@ -32,26 +36,21 @@ class AcrossRanks:
             values: this rank's values, in the order of collection.
             weights: weight of this rank's part of the batch, by step; 1.0 where a step is missing.
         """
-        columns: dict[str, tuple[list[int], list[float]]] = {}
-        for step, name, value in values:
-            column = columns.setdefault(name, ([], []))
-            column[0].append(step)
-            column[1].append(value)
-        mine = [columns, list(weights.items())]
+        mine = [(step, name, value, weights.get(step, 1.0)) for step, name, value in values]
         parts: dict[tuple[int, str, int], list[tuple[float, float]]] = {}
-        for theirs, pairs in self._group.gather(mine, "the metrics of the last steps"):
-            weight = dict(map(tuple, pairs))
-            for name, (steps, numbers) in theirs.items():
-                seen: dict[int, int] = {}
-                for step, number in zip(steps, numbers, strict=True):
-                    nth = seen[step] = seen.get(step, -1) + 1
-                    parts.setdefault((step, name, nth), []).append((number, weight.get(step, 1.0)))
+        for theirs in self._counted(self._group.gather_lists(mine, "the metrics of the last steps")):
+            seen: Counter[tuple[int, str]] = Counter()
+            for step, name, number, weight in theirs:
+                seen[step, name] += 1
+                parts.setdefault((step, name, seen[step, name]), []).append((number, weight))
         return [(step, name, _mean(found)) for (step, name, _), found in sorted(parts.items(), key=_by_step)]
 
     def values(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the means of values that every rank has collected outside steps, by name."""
         parts: dict[str, list[tuple[float, float]]] = {}
-        for theirs in self._group.gather(dict(values), f"the metrics {', '.join(sorted(values))}"):
+        for theirs in self._counted(
+            self._group.gather(dict(values), f"the metrics {', '.join(sorted(values))}")
+        ):
             for name, number in theirs.items():
                 parts.setdefault(name, []).append((number, 1.0))
         return {name: _mean(parts[name]) for name in values}
@@ -63,9 +62,13 @@ class AcrossRanks:
             mean: this rank's mean; None for a rank without a value, which takes no part.
             weight: sum of the weights in this rank's mean.
         """
-        found = self._group.gather([mean, weight], f"the mean of {name}")
+        found = self._counted(self._group.gather([mean, weight], f"the mean of {name}"))
         parts = [(number, amount) for number, amount in found if number is not None]
         return _mean(parts) if parts else None
+
+    def _counted(self, found: Sequence[Any]) -> list[Any]:
+        """Return the values of the ranks that count."""
+        return [found[rank] for rank in self._group.data.first]
 
 
 def _by_step(item: tuple[tuple[int, str, int], Any]) -> int:
@@ -77,6 +80,6 @@ def _mean(parts: Sequence[tuple[float, float]]) -> float:
     if all(number == first for number, _ in parts):
         return first  # the sum and the division would round
     weighed = [(number, weight) for number, weight in parts if weight]  # 0 x NaN is NaN
-    if not weighed:
-        return math.nan
-    return sum(number * weight for number, weight in weighed) / sum(weight for _, weight in weighed)
+    mean = Mean()
+    mean.add([number for number, _ in weighed], [weight for _, weight in weighed])
+    return mean.value

@@ -11,31 +11,30 @@ from everstep.record.evaluation_record import (
     record_evaluation,
     values_line,
 )
+from everstep.record.event_fields import ACCEPTED, CHOSEN, DIVERGED, misfit
 from everstep.record.failure_pages import Failure, FailurePages, failures, traceback_lines
 from everstep.record.journal import Journal, NoJournal
 from everstep.record.journal_format import Position
 from everstep.record.journal_reader import (
-    ACCEPTED,
-    CHOSEN,
-    DIVERGED,
     OTHER_CONFIGURATION,
     OTHER_DATA,
-    Event,
+    OTHER_LAYOUT,
+    OTHER_RANKS,
     Follower,
-    Item,
     Row,
     RunJournal,
-    read_segment,
 )
 from everstep.record.lock import RunLock, is_held
 from everstep.record.paths import user_path
 from everstep.record.provenance import facts, machine
 from everstep.record.remove_run import remove, why_stays
-from everstep.record.replay import Divergence, Replay
 from everstep.record.rollback import Batch, Rollback, shared_samples
 from everstep.record.rundir import RunDir, located, new_id, to_read
+from everstep.record.segment_file import Event, Item, read_segment, segment_number
+from everstep.record.step_comparison import Divergence, StepComparison
 from everstep.record.trail import Trail
-from everstep.record.trail_format import last_step, read_trail, trail_path
+from everstep.record.trail_format import last_step, newest_step, read_trail, trail_path
+from everstep.record.watching import Watch
 from everstep.redaction import redact
 
 __all__ = [
@@ -44,6 +43,8 @@ __all__ = [
     "DIVERGED",
     "OTHER_CONFIGURATION",
     "OTHER_DATA",
+    "OTHER_LAYOUT",
+    "OTHER_RANKS",
     "Batch",
     "Block",
     "Divergence",
@@ -57,13 +58,14 @@ __all__ = [
     "NoJournal",
     "Position",
     "EarlierSteps",
-    "Replay",
+    "StepComparison",
     "Rollback",
     "Row",
     "RunDir",
     "RunJournal",
     "RunLock",
     "Trail",
+    "Watch",
     "accept",
     "array_digest",
     "batch_digest",
@@ -71,14 +73,17 @@ __all__ = [
     "facts",
     "failures",
     "machine",
+    "misfit",
     "is_held",
-    "last_step",
     "located",
     "new_id",
     "read_segment",
+    "last_step",
+    "newest_step",
     "read_trail",
     "read_earlier_steps",
     "record_evaluation",
+    "segment_number",
     "evaluation_segment",
     "redact",
     "remove",

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from everstep.arguments import integer
 from everstep.errors import ConfigError, RunDirError
+from everstep.record.event_fields import ACCEPTED
 from everstep.record.journal import Journal
 from everstep.record.journal_format import Position
-from everstep.record.journal_reader import ACCEPTED, RunJournal
+from everstep.record.journal_reader import RunJournal
 from everstep.record.lock import RunLock
 from everstep.record.rundir import RunDir
 

@@ -34,6 +34,7 @@ class EarlierSteps:
         traced: steps that a trail records in full, as far as values were on the host.
         names: metrics that any step of the run has collected.
         set_aside: the last step of executions that are not compared with; 0 if all are.
+        why: reasons why they are not.
     """
 
     first: int
@@ -46,9 +47,17 @@ class EarlierSteps:
     traced: set[int] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
     set_aside: int = 0
+    why: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.last = max(self.last, self.first)
+
+    def leave_out(self, last: int, why: str) -> None:
+        """Take note that executions until a step are not compared with, and why."""
+        self.set_aside = max(self.set_aside, last)
+        # steps that are compared with other executions are not spoken of
+        if last > self.first and why not in self.why:
+            self.why.append(why)
 
 
 def read_earlier_steps(
@@ -67,16 +76,16 @@ def read_earlier_steps(
     for segment in journal.segments():
         if segment.number in left:
             continue
-        end = journal.compared_until(segment.number, step, left)
-        _add_rows(found, superseded.get(segment.number, {}), end)
+        end, why = journal.compared_until(segment.number, step, left)
+        _add_rows(found, superseded.get(segment.number, {}), end, why)
         trail = read_trail(trail_path(journal.run_dir, segment.number, rank))
         if trail is not None:
-            _add_trail(found, trail, end, step if tail else step + 1)
+            _add_trail(found, trail, end, why, step if tail else step + 1)
     found.names |= journal.step_metrics()
     return found
 
 
-def _add_rows(found: EarlierSteps, rows: dict[Key, Found], end: float) -> None:
+def _add_rows(found: EarlierSteps, rows: dict[Key, Found], end: float, why: str) -> None:
     for key, row in rows.items():
         _, step, phase, _, _ = key
         in_step = phase == "step"
@@ -85,10 +94,10 @@ def _add_rows(found: EarlierSteps, rows: dict[Key, Found], end: float) -> None:
             if in_step:
                 found.last = max(found.last, step)
         elif in_step and step >= end:
-            found.set_aside = max(found.set_aside, step)
+            found.leave_out(step, why)
 
 
-def _add_trail(found: EarlierSteps, trail: TrailContent, end: float, begin: int) -> None:
+def _add_trail(found: EarlierSteps, trail: TrailContent, end: float, why: str, begin: int) -> None:
     # Steps that an older trail has are left out: the first execution counts.
     new = set(range(max(found.first, trail.whole) + 1, int(min(trail.last + 1, end)))) - found.traced
     for mark in trail.marks:
@@ -110,7 +119,7 @@ def _add_trail(found: EarlierSteps, trail: TrailContent, end: float, begin: int)
             elif found.rows.get(key) is None:
                 found.rows[key] = row
     if trail.last >= end:
-        found.set_aside = max(found.set_aside, trail.last)
+        found.leave_out(trail.last, why)
     found.traced |= new
     found.last = max(found.last, *new, 0)
 

@@ -25,14 +25,22 @@ from everstep.durable import fsync_folder, remedy, require_no_link
 from everstep.errors import JournalError, RunDirError, UsageError
 from everstep.record.journal_format import (
     EVENT,
+    FRAME_SIZE,
     METRICS,
     Position,
+    joined_blocks,
+    link,
+    linked_event,
+    linked_gap,
     pack_block,
     pack_event,
     pack_frame,
     pack_header,
+    require_equal_columns,
 )
-from everstep.record.journal_reader import segment_path
+from everstep.record.rundir import certain_id
+from everstep.record.segment_file import segment_path
+from everstep.record.watching import is_watched
 from everstep.redaction import redacted, without_credentials
 
 PENDING_LIMIT = 64 << 20
@@ -42,13 +50,18 @@ _CHUNK = 1 << 20
 
 
 class _Frame(NamedTuple):
-    """Packed frame and its offset; `rows` is 0 for an event, which is never dropped."""
+    """Packed frame, its offset, and the link before it.
+
+    `rows` is 0 for an event, which is never dropped; a `gap` stands in the place of others, in no link.
+    """
 
     data: bytes
     offset: int
     rows: int = 0
     first: int = 0
     last: int = 0
+    before: int = 0
+    gap: bool = False
 
 
 class _Lost(NamedTuple):
@@ -68,17 +81,24 @@ class Journal:
     again; beyond `limit` bytes the oldest rows are dropped, and a "gap" event
     `{"rows", "first_step", "last_step"}` says so in their place.  Events are never dropped.
     A failed fsync may have lost the frames since the last successful fsync, so they are written again.
+
+    Attributes:
+        listeners: called with kind and data of each event but decisions, in the thread that adds it.
     """
 
     def __init__(self, descriptor: int, path: Path, segment: int, warn: Callable[[str], None], limit: int):
         self.path = path
         self.segment = segment
+        self.listeners: list[Callable[[str, dict[str, Any]], None]] = []
         self._fd = descriptor
         self._warn = warn
         self._limit = limit
         self._lock = threading.Lock()  # guards the fields below
         self._syncing = threading.Lock()  # guards the file during an fsync; taken before _lock
-        self._end = 0  # the offset after everything added
+        self._end = 0  # the offset after everything added, but for the open blocks
+        self._link = 0  # of everything added, for the next event
+        self._open: dict[tuple[int, str, str, bool], list[Block]] = {}  # rows that are not in a frame yet
+        self._added: dict[tuple[int, str, str, bool], float] = {}  # when the newest of these were added
         self._queue: deque[_Frame] = deque()  # frames that are not in the file
         self._queued = 0  # bytes in _queue
         self._unsynced: deque[_Frame] = deque()  # frames in the file that are not known to be durable
@@ -116,7 +136,7 @@ class Journal:
             JournalError: the segment exists; `facts` are not JSON.
             RunDirError: the file cannot be created.
         """
-        told = {"parent": parent, "facts": without_credentials(facts)}
+        told = {"run": certain_id(run_dir), "parent": parent, "facts": without_credentials(facts)}
         event = pack_event("segment", told, True, time.time())  # first: facts that are not JSON make no file
         path = segment_path(run_dir, segment)
         try:
@@ -144,17 +164,26 @@ class Journal:
         Raises:
             JournalError: the block's columns differ in length.
         """
+        require_equal_columns(block)
         if block.steps:
-            payload = pack_block(block, time.time())
-            self._add(METRICS, payload, len(block.steps), min(block.steps), max(block.steps))
+            with self._lock:
+                self._require_open()
+                self._open.setdefault(block[:4], []).append(block)
+                self._added[block[:4]] = time.time()
 
-    def event(self, kind: str, data: dict[str, Any], wall: bool = False) -> None:
+    def event(self, kind: str, data: dict[str, Any], wall: bool = False, *, plain: bool = False) -> None:
         """Add an event; it reaches the file at the next flush.
+
+        Args:
+            plain: whether `data` has no text of the user's, so that no credential is looked for.
 
         Raises:
             JournalError: `data` is not JSON.
         """
-        self._add(EVENT, pack_event(kind, _recordable(data), wall, time.time()))
+        told = data if plain else _recordable(data)
+        self._add(EVENT, pack_event(kind, told, wall, time.time()))
+        for heard in self.listeners:
+            heard(kind, told)
 
     def decide(self, data: dict[str, Any]) -> None:
         """Add an event of kind "decision", which nothing supersedes, and make it durable.
@@ -168,9 +197,18 @@ class Journal:
         except OSError:
             with self._lock:
                 if frame in self._queue:
-                    self._queue.remove(frame)
-                    self._queued -= len(frame.data)
+                    self._withdraw(frame)
             raise
+
+    def _withdraw(self, frame: _Frame) -> None:
+        """Take a frame out of the queue as if it had never been added: an audit finds no hole there."""
+        queue = list(self._queue)
+        at = queue.index(frame)
+        if at == len(queue) - 1:
+            queue, self._end, self._link = queue[:at], frame.offset, frame.before
+        else:
+            queue[at] = self._gap_at(frame, _Lost(0, 0, 0), queue[at + 1 :])
+        self._queue, self._queued = deque(queue), sum(len(each.data) for each in queue)
 
     def flush(self) -> Position:
         """Hand all frames to the operating system; frames that the disk refuses wait in memory.
@@ -179,6 +217,7 @@ class Journal:
             The position after everything added so far, written or not: `fsync_only` raises if it is not.
         """
         with self._lock:
+            self._close_blocks()
             self._write()
             position = Position(self.segment, self._end)
             crowded = self._size - self._durable > self._limit
@@ -204,6 +243,16 @@ class Journal:
         """
         self._fsync(position.offset)
 
+    @property
+    def durable(self) -> int:
+        """Number of bytes at the file's beginning that no power cut takes, whole frames."""
+        with self._lock:
+            return self._durable
+
+    def is_watched(self) -> bool:
+        """Whether somebody looks at the run: `everstep.record.watching.Watch` holds a lock on the file."""
+        return is_watched(self._fd)
+
     def close(self) -> None:
         """Write all that the disk takes and close the file.  May be called twice; never raises OSError."""
         if self._fd < 0:
@@ -222,16 +271,36 @@ class Journal:
 
     def _add(self, kind: int, payload: bytes, rows: int = 0, first: int = 0, last: int = 0) -> _Frame:
         with self._lock:
-            if self._fd < 0:
-                raise UsageError(f"{self.path} is closed; call it before Journal.close()")
-            frame = _Frame(pack_frame(kind, self._end, payload), self._end, rows, first, last)
-            self._push(frame)
+            self._require_open()
+            self._close_blocks()  # an event follows the rows that came before
+            return self._frame(kind, payload, rows, first, last)
+
+    def _frame(self, kind: int, payload: bytes, rows: int = 0, first: int = 0, last: int = 0) -> _Frame:
+        if kind == EVENT:
+            payload = linked_event(payload, self._link)
+        packed = pack_frame(kind, self._end, payload)
+        frame = _Frame(packed, self._end, rows, first, last, self._link)
+        self._push(frame)
         return frame
+
+    def _close_blocks(self) -> None:
+        """Pack the rows of each metric as a single block: each boundary may have read a few of them."""
+        while self._open:
+            key = next(iter(self._open))
+            block = joined_blocks(self._open.pop(key))
+            payload = pack_block(block, self._added.pop(key))
+            self._frame(METRICS, payload, len(block.steps), min(block.steps), max(block.steps))
+
+    def _require_open(self) -> None:
+        if self._fd < 0:
+            raise UsageError(f"{self.path} is closed; call it before Journal.close()")
 
     def _push(self, frame: _Frame) -> None:
         self._queue.append(frame)
         self._queued += len(frame.data)
         self._end += len(frame.data)
+        # the head has the checksum of the rest
+        self._link = link(frame.data[:FRAME_SIZE], self._link)
 
     def _write(self) -> None:
         try:
@@ -289,30 +358,48 @@ class Journal:
         """Drop the oldest rows down to 7/8 of the limit, with a single gap event in their place."""
         target = self._limit - self._limit // 8
         kept: list[_Frame] = []
-        place: tuple[int, int] | None = None  # index in kept, and offset, of the first frame that goes
+        place: tuple[int, _Frame] | None = None  # index in kept, and the first frame that goes
         lost = self._lost
         for frame in self._queue:
             if frame is not self._gap and not (frame.rows and self._queued > target):
                 kept.append(frame)
                 continue
-            place = place or (len(kept), frame.offset)
+            place = place or (len(kept), frame)
             self._queued -= len(frame.data)
             if frame is not self._gap:
                 lost = _joined(lost, frame)
         if place is not None and lost is not None:
-            index, offset = place
-            data = {"rows": lost.rows, "first_step": lost.first, "last_step": lost.last}
-            event = pack_event("gap", data, True, time.time())
-            self._lost, self._gap = lost, _Frame(pack_frame(EVENT, offset, event), offset)
+            index, first = place
+            self._lost, self._gap = lost, self._gap_at(first, lost, kept[index:])
             kept.insert(index, self._gap)
             self._queued += len(self._gap.data)
         self._queue = deque(kept)
 
+    def _gap_at(self, first: _Frame, lost: _Lost, kept: list[_Frame]) -> _Frame:
+        """Make the event that stands in the place of lost frames.
+
+        Args:
+            first: the first of them.
+            kept: the frames behind it that are not lost.
+        """
+        data = {"rows": lost.rows, "first_step": lost.first, "last_step": lost.last}
+        event = linked_gap(pack_event("gap", data, True, time.time()), first.before, self._behind_lost(kept))
+        return _Frame(pack_frame(EVENT, first.offset, event), first.offset, before=first.before, gap=True)
+
+    def _behind_lost(self, kept: list[_Frame]) -> list[tuple[int, int]]:
+        """Return the offset of each frame that follows lost ones, and the link before it."""
+        found: list[tuple[int, int]] = []
+        expected: int | None = None
+        for frame in kept:
+            if not frame.gap:
+                found += [(frame.offset, frame.before)] if frame.before != expected else []
+                expected = link(frame.data[:FRAME_SIZE], frame.before)
+        return found if expected == self._link else [*found, (self._end, self._link)]
+
     def _fsync(self, needed: int) -> None:
         with self._syncing:
             with self._lock:
-                if self._fd < 0:
-                    raise UsageError(f"{self.path} is closed; call it before Journal.close()")
+                self._require_open()
                 self._stay()
                 if self._queue and self._queue[0].offset < needed:
                     code = errno.ENOSPC if self._why is None else self._why.errno or errno.ENOSPC
@@ -392,11 +479,12 @@ class NoJournal(Journal):
 
     def __init__(self, segment: int) -> None:
         self.segment = segment
+        self.listeners = []
 
     def append(self, block: Block) -> None:
         pass
 
-    def event(self, kind: str, data: dict[str, Any], wall: bool = False) -> None:
+    def event(self, kind: str, data: dict[str, Any], wall: bool = False, *, plain: bool = False) -> None:
         pass
 
     def decide(self, data: dict[str, Any]) -> None:
@@ -410,6 +498,9 @@ class NoJournal(Journal):
 
     def fsync_only(self, position: Position) -> None:
         pass
+
+    def is_watched(self) -> bool:
+        return False
 
     def close(self) -> None:
         pass

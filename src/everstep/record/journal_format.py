@@ -4,9 +4,12 @@
              parent offset u64, xxh3_64 of the 28 bytes before it
     frame    marker (4 bytes), payload length u32, kind u32, offset u64, xxh3_64 of the payload
              seeded with xxh3_64 of the 20 bytes before it, payload
-    event    (kind 1) JSON {"kind", "time", "wall", "data"}
-    metrics  (kind 2) one block: time f64, epoch i64, rows u32, byte lengths of phase and name u32,
-             wall u8, phase, name, the columns steps, counts, seqs, then values as f64
+    event    (kind 1) JSON {"kind", "time", "wall", "data", "link"}; link: the `link` of the header
+             and of all frames before, 16 hex digits; absent where an older everstep wrote the event.
+             An event of kind "gap" stands where frames were dropped, and is in no link; "goes_on" has
+             [offset, link before] of each frame that follows dropped ones
+    metrics  (kind 2) one block: time f64 (of the newest row), epoch i64, rows u32, byte lengths of phase
+             and name u32, wall u8, phase, name, the columns steps, counts, seqs, then values as f64
     column   width u8, base i64; width 0: stride i64, the column is base + i * stride; else an
              unsigned number of `width` bytes per row, the column is base + number
 
@@ -19,7 +22,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +31,7 @@ from numpy.typing import NDArray
 
 from everstep.contracts.metrics import Block
 from everstep.errors import JournalError
+from everstep.record.event_fields import DEEPEST, levels
 from everstep.untrusted_files import parse_json
 
 VERSION = 1
@@ -46,8 +50,14 @@ _WIDTHS = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
 _PATIENCE = 16
 """Limit of bytes hashed in vain, in file sizes: each of many false frames may claim the rest of the file."""
 
+_FALSE = 1024
+"""Bytes that a false frame counts, beside those that it claims: less than `_PATIENCE` times a true frame."""
+
 HEADER_SIZE = _HEADER.size + _CHECKSUM.size
 FRAME_SIZE = _FRAME.size + _CHECKSUM.size
+
+link: Callable[[bytes | memoryview, int], int] = xxhash.xxh3_64_intdigest
+"""(first `FRAME_SIZE` bytes of a frame or of the header, link before it) -> link after it; it begins as 0."""
 
 
 class Position(NamedTuple):
@@ -138,7 +148,7 @@ def _next_frame(data: bytes, view: memoryview, start: int, budget: int) -> tuple
     while budget > 0 and (start := data.find(_MARKER, start)) >= 0:
         if _frame_at(view, start) is not None:
             return start, budget
-        budget -= min(int.from_bytes(data[start + 4 : start + 8], "little"), len(data) - start)
+        budget -= _FALSE + min(int.from_bytes(data[start + 4 : start + 8], "little"), len(data) - start)
         start += 1  # not past the length that the false frame claims: a true frame may lie within
     return len(data), budget
 
@@ -147,15 +157,36 @@ def pack_event(kind: str, data: dict[str, Any], wall: bool, time: float) -> byte
     """Pack an event as a frame's payload.
 
     Raises:
-        JournalError: `data` is not JSON.
+        JournalError: `data` is not JSON, or is nested deeper than `DEEPEST`.
     """
     record = {"kind": kind, "time": time, "wall": wall, "data": data}
     try:
-        return json.dumps(record, separators=(",", ":")).encode()
-    except (TypeError, ValueError) as error:
+        packed = json.dumps(record, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
         raise JournalError(
             f"event {kind!r} cannot be recorded: {error}; give dicts, lists, strings, numbers, None"
         ) from error
+    if _is_deep(packed, record):
+        raise JournalError(
+            f"event {kind!r} cannot be recorded: it has more than {DEEPEST} levels of lists and dicts; "
+            "give a flatter configuration"
+        )
+    return packed
+
+
+def _is_deep(packed: bytes, record: Any) -> bool:
+    return packed.count(b"[") + packed.count(b"{") > DEEPEST and levels(record) > DEEPEST
+
+
+def linked_event(payload: bytes, before: int) -> bytes:
+    """Return the payload of an event with the link of all frames before it."""
+    return payload[:-1] + b',"link":"%016x"}' % before
+
+
+def linked_gap(payload: bytes, before: int, behind: list[tuple[int, int]]) -> bytes:
+    """As `linked_event`, of a gap: also with the places at which the links go on."""
+    told = json.dumps([[offset, f"{known:016x}"] for offset, known in behind], separators=(",", ":"))
+    return linked_event(payload[:-1] + b',"goes_on":' + told.encode() + b"}", before)
 
 
 def unpack_event(payload: memoryview) -> dict[str, Any]:
@@ -166,7 +197,7 @@ def unpack_event(payload: memoryview) -> dict[str, Any]:
     """
     record = parse_json(payload)
     fits = isinstance(record, dict) and all(isinstance(record.get(k), t) for k, t in _EVENT.items())
-    if not fits or not 0 <= record["time"] < LATEST:
+    if not fits or _is_deep(bytes(payload), record) or not 0 <= record["time"] < LATEST:
         raise ValueError("it is not an event")
     return dict(record)
 
@@ -177,16 +208,32 @@ LATEST = 1e11
 _EVENT = {"kind": str, "data": dict, "wall": bool, "time": int | float}
 
 
-def pack_block(block: Block, time: float) -> bytes:
-    """Pack a block as a frame's payload.
+def require_equal_columns(block: Block) -> None:
+    """Refuse a block whose columns differ in length.
 
     Raises:
-        JournalError: the block's columns differ in length.
+        JournalError: they differ.
     """
-    rows = len(block.steps)
-    if not rows == len(block.values) == len(block.counts) == len(block.seqs):
+    if not len(block.steps) == len(block.values) == len(block.counts) == len(block.seqs):
         lengths = [len(column) for column in block[4:]]
         raise JournalError(f"block {block.name!r} has columns of lengths {lengths}; give equal lengths")
+
+
+def joined_blocks(blocks: list[Block]) -> Block:
+    """Join blocks of one metric, epoch and phase."""
+    if len(blocks) == 1:
+        return blocks[0]
+    return blocks[0]._replace(
+        steps=[step for block in blocks for step in block.steps],
+        values=[value for block in blocks for value in block.values],
+        counts=[count for block in blocks for count in block.counts],
+        seqs=[seq for block in blocks for seq in block.seqs],
+    )
+
+
+def pack_block(block: Block, time: float) -> bytes:
+    """Pack a block, whose columns are of equal length, as a frame's payload."""
+    rows = len(block.steps)
     phase, name = _text(block.phase), _text(block.name)
     head = _BLOCK.pack(time, block.epoch, rows, len(phase), len(name), block.wall)
     columns = [_pack_column(column) for column in (block.steps, block.counts, block.seqs)]
@@ -207,6 +254,28 @@ def unpack_block(payload: memoryview) -> Block:
     values = np.frombuffer(payload, "<f8", rows, at).tolist()
     phase_text, name_text = (part.decode("utf-8", "surrogatepass") for part in names)
     return Block(epoch, phase_text, name_text, bool(wall), steps, values, counts, seqs)
+
+
+def block_columns(payload: memoryview) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the steps and values of a packed block, one of each per row."""
+    _, _, rows, phase, name, _ = _BLOCK.unpack_from(payload)
+    at = _BLOCK.size + phase + name
+    steps, at = _column(payload, at, rows)
+    for _ in range(2):  # counts and seqs
+        width, _ = _COLUMN.unpack_from(payload, at)
+        at += _COLUMN.size + (width * rows if width else _STRIDE.size)
+    return steps, np.frombuffer(payload, "<f8", rows, at)
+
+
+def _column(payload: memoryview, at: int, rows: int) -> tuple[NDArray[np.int64], int]:
+    """Unpack a column as an array; also return where the next column begins."""
+    width, base = _COLUMN.unpack_from(payload, at)
+    at += _COLUMN.size
+    if width == 0:
+        (stride,) = _STRIDE.unpack_from(payload, at)
+        return base + stride * np.arange(rows, dtype=np.int64), at + _STRIDE.size
+    offsets = np.frombuffer(payload, _WIDTHS[width], rows, at).astype(np.uint64)
+    return (offsets + np.int64(base).view(np.uint64)).view(np.int64), at + width * rows
 
 
 def block_names(payload: memoryview) -> tuple[str, str]:
@@ -241,7 +310,7 @@ def is_block(payload: memoryview) -> bool:
 
 
 def block_time(payload: memoryview) -> float:
-    """Return when a packed block was appended, in seconds since 1970."""
+    """Return when the newest row of a packed block was added, in seconds since 1970."""
     time: float = _BLOCK.unpack_from(payload)[0]
     return time
 
@@ -279,12 +348,5 @@ def _pack_column(column: list[int]) -> bytes:
 
 
 def _unpack_column(payload: memoryview, at: int, rows: int) -> tuple[list[int], int]:
-    width, base = _COLUMN.unpack_from(payload, at)
-    at += _COLUMN.size
-    if width == 0:
-        (stride,) = _STRIDE.unpack_from(payload, at)
-        column = list(range(base, base + rows * stride, stride)) if stride else [base] * rows
-        return column, at + _STRIDE.size
-    offsets = np.frombuffer(payload, _WIDTHS[width], rows, at).astype(np.uint64)
-    values: list[int] = (offsets + np.int64(base).view(np.uint64)).view(np.int64).tolist()
-    return values, at + width * rows
+    column, at = _column(payload, at, rows)
+    return column.tolist(), at

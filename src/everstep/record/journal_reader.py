@@ -1,4 +1,4 @@
-"""Reader of a run's journal: single files, and which rows of all files are valid.
+"""Reader of a run's journal: which rows of its files are valid.
 
 The valid rows are a chain, like the commits of a branch: the newest segment whole, its parent up to
 the position of the checkpoint that was resumed from, the parent's parent, and so on to a segment that
@@ -10,36 +10,40 @@ from __future__ import annotations
 import difflib
 import math
 import os
-import re
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from everstep.arguments import checked_keywords
-from everstep.contracts.metrics import Block
-from everstep.errors import ConfigError, JournalError, RunDirError, nearest
+from everstep.contracts.metrics import Block, phases_and_names
+from everstep.errors import ConfigError, RunDirError, nearest
 from everstep.record import journal_format
-from everstep.record.journal_format import Frame, Hole, Position
+from everstep.record.event_fields import ACCEPTED, CHOSEN, DIVERGED
+from everstep.record.journal_format import Hole, Position
 from everstep.record.paths import user_path
 from everstep.record.rollback import Rollback
+from everstep.record.rundir import certain_id
+from everstep.record.segment_file import (
+    Event,
+    Item,
+    Segment,
+    read_or_miss,
+    segment_number,
+    segment_path,
+    unpack_item,
+)
 from everstep.redaction import without_credentials
-from everstep.untrusted_files import open_regular, require_no_hole
-
-DIVERGED = "diverged"
-"""Kind of an event: steps that were executed again gave different results."""
-CHOSEN, ACCEPTED = "chosen", "accepted"
-"""Decisions: a person chose another checkpoint or configuration; a divergence is accepted."""
+from everstep.untrusted_files import open_regular
 
 OTHER_CONFIGURATION, OTHER_DATA = "another configuration", "other data"
 """Reasons why a chosen checkpoint is trained differently."""
+OTHER_RANKS, OTHER_LAYOUT = "another number of ranks", "another layout of the sharded state"
+"""Reasons why steps are not compared with those of earlier starts."""
 
 Key: TypeAlias = tuple[int, int, str, str, int]
 """(epoch, step, phase, name, seq): the unique key of a row in a run."""
-
-_FILE_NAME = re.compile(r"segment-([0-9]{4,9})\.evj")
-_CHECKPOINT = re.compile(r"(?:epoch-([0-9]{4,18})-)?step-([0-9]{8,18})")
 
 
 class Row(NamedTuple):
@@ -56,90 +60,6 @@ class Row(NamedTuple):
     wall: bool
 
 
-class Event(NamedTuple):
-    """Something that happened; `time` in seconds since 1970, `offset` its place in its segment."""
-
-    segment: int
-    offset: int
-    kind: str
-    data: dict[str, Any]
-    wall: bool
-    time: float
-
-    @property
-    def completed(self) -> tuple[int, int]:
-        """(step, epoch) that the event says are complete, or begun; 0 where it says nothing."""
-        data = self.data
-        if self.kind == "segment":
-            return _in_name(data.get("facts", {}).get("resumed_from"))
-        if self.kind == "checkpoint":
-            return _in_name(data.get("name"))
-        if self.kind == "times":
-            steps = data.get("steps")
-            return _count(steps[-1] if isinstance(steps, list) and steps else 0), _count(data.get("epoch"))
-        if self.kind in ("progress", "interrupted", "ended", "closed"):
-            return _count(data.get("step")), _count(data.get("epoch"))
-        return 0, 0
-
-
-def _in_name(checkpoint: object) -> tuple[int, int]:
-    """Parse the (step, epoch) in a checkpoint's name; (0, 0) if it is not a checkpoint's name."""
-    match = _CHECKPOINT.fullmatch(checkpoint) if isinstance(checkpoint, str) else None
-    return (_count(int(match[2])), _count(int(match[1] or 0))) if match else (0, 0)
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and _is_count(value) else 0
-
-
-class StoredBlock(NamedTuple):
-    """Block as it lies in the file, unpacked on request, so that a long run fits in memory."""
-
-    offset: int
-    payload: memoryview
-
-    @property
-    def block(self) -> Block:
-        return journal_format.unpack_block(self.payload)
-
-    @property
-    def time(self) -> float:
-        """Time when the block was appended, in seconds since 1970."""
-        return journal_format.block_time(self.payload)
-
-
-Item: TypeAlias = Event | StoredBlock
-"""Entry of a journal."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Content of one file of a journal.
-
-    Attributes:
-        number: number of the start of the process that wrote the file, from 1.
-        path: the file.
-        end: the offset after the last whole frame; 0 if there is none.
-        size: the bytes of the file up to the end of that frame; later bytes are torn, or being written.
-        started: False if a kill came before the start was written, or if the file has a person's decision
-            alone.
-        parent: the position that the segment continues from; None if it started from nothing.
-        events: in the order of writing.
-        blocks: in the order of writing.
-        problems: descriptions of torn and damaged places, with offsets.
-    """
-
-    number: int
-    path: Path
-    end: int
-    size: int = 0
-    started: bool = False
-    parent: Position | None = None
-    events: list[Event] = field(default_factory=list)
-    blocks: list[StoredBlock] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-
-
 class Status(NamedTuple):
     """Summary of a run: starts of its process, the last step known to be complete, rows valid and superseded.
 
@@ -152,141 +72,6 @@ class Status(NamedTuple):
     rows: int
     superseded: int
     ended: dict[str, Any] | None
-
-
-def segment_path(run_dir: Path, segment: int) -> Path:
-    """Path of the file of a segment of the run in `run_dir`."""
-    return run_dir / "journal" / f"segment-{segment:04d}.evj"
-
-
-def segment_number(path: Path) -> int | None:
-    """Parse the number in a journal file's name; None for any other file."""
-    match = _FILE_NAME.fullmatch(path.name)
-    number = int(match[1]) if match else 0
-    return number if number and segment_path(Path(), number).name == path.name else None
-
-
-def read_segment(path: Path, start: int = 0) -> Segment:
-    """Read one file of a journal, despite any damage in the file.
-
-    Args:
-        start: the `size` that an earlier reading returned: only later frames are returned.
-
-    Raises:
-        JournalError: a newer format version wrote it.
-        OSError: the file cannot be read.
-    """
-    start_at, start = start > journal_format.HEADER_SIZE, max(start, journal_format.HEADER_SIZE)
-    with open_regular(path) as file:
-        require_no_hole(file)
-        head = file.read(journal_format.HEADER_SIZE)
-        file.seek(start)
-        data = file.read()
-    events: list[Event] = []
-    blocks: list[StoredBlock] = []
-    problems: list[str] = []
-    header = journal_format.unpack_header(head)
-    if header is None and head:
-        problems.append(
-            f"{path.name}: the header ({journal_format.HEADER_SIZE} bytes at 0) is torn or damaged"
-        )
-    if header is not None and header.version > journal_format.VERSION:
-        raise JournalError(
-            f"{path} has journal format {header.version}, this everstep reads up to "
-            f"{journal_format.VERSION}; upgrade everstep"
-        )
-    number = segment_number(path) or (header.segment if header else 0)
-    if header is not None and header.segment != number:
-        problems.append(f"{path.name}: its header says segment {header.segment}; was it renamed?")
-    last, end, size = -1, 0, start if len(head) == journal_format.HEADER_SIZE else len(head)
-    for found in journal_format.scan(data, 0):
-        if isinstance(found, Hole):
-            hole = Hole(start + found.start, start + found.end)
-            problems.append(_describe(path, hole, start + len(data)))
-            continue
-        size, at = start + found.end, start + found.start
-        if found.offset <= last:  # offsets only grow, so a file that was copied together counts no row twice
-            problems.append(f"{path.name}: the frame at {at} is repeated or out of order; it is skipped")
-            continue
-        last, end = found.offset, found.offset + found.end - found.start
-        item = _item(number, found)
-        if isinstance(item, Event):
-            events.append(item)
-        elif isinstance(item, StoredBlock):
-            blocks.append(item)
-        else:
-            problems.append(f"{path.name}: the frame at {at} {item}; it is skipped")
-    starts = [event.data["parent"] for event in events if event.kind == "segment"]
-    parent = header.parent if header else Position(*starts[0]) if starts and starts[0] else None
-    alone = bool(events) and all(event.kind == "decision" for event in events) and not (start_at or blocks)
-    started = (header is not None and not alone) or bool(starts)
-    return Segment(number, path, end, size, started, parent, events, blocks, problems)
-
-
-def _item(segment: int, frame: Frame) -> Item | str:
-    """Unpack a frame; or say why the frame holds nothing."""
-    if frame.kind == journal_format.METRICS:
-        if journal_format.is_block(frame.payload):
-            return StoredBlock(frame.offset, frame.payload)
-        return f"claims rows that its {len(frame.payload)} bytes do not hold"
-    if frame.kind != journal_format.EVENT:
-        return f"is of unknown kind {frame.kind}"
-    try:
-        record = journal_format.unpack_event(frame.payload)
-    except ValueError:
-        return "is not an event"
-    if not _fits(record["kind"], record["data"]):
-        return f"is not an event of kind {record['kind'][:40]!r}"
-    return Event(segment, frame.offset, record["kind"], record["data"], record["wall"], record["time"])
-
-
-def _fits(kind: str, data: dict[str, Any]) -> bool:
-    """Whether an event has the fields that every reader of its kind needs."""
-    if any(not isinstance(data.get(name), of) for name, of in _NEEDED.get(kind, {}).items()):
-        return False
-    if kind == "segment":
-        parent = data.get("parent")
-        numbers = isinstance(parent, list) and len(parent) == 2 and all(map(_is_count, parent))
-        return parent is None or numbers
-    if kind == DIVERGED or (kind == "decision" and data.get("what") in (CHOSEN, ACCEPTED)):
-        return _is_count(data.get("step"))
-    if kind == "decision":
-        return Rollback.fits(data)
-    return True
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and 0 <= value < 1 << 63
-
-
-_NEEDED: dict[str, dict[str, Any]] = {
-    "segment": {"facts": dict},
-    "checkpoint": {"name": str, "bytes": int},
-    "closed": {"status": str},
-    "head": {"stream": str, "step": int, "given": list, "touched": bool},
-    "evaluation": {
-        **dict.fromkeys(("stream", "checkpoint", "digest"), str),
-        **dict.fromkeys(("step", "epoch", "num_steps"), int),
-        "time": int | float,
-    },
-}
-
-
-def _read_or_miss(number: int, path: Path) -> Segment:
-    """Read a file of a journal; a file that cannot be read counts as damaged from end to end."""
-    try:
-        return read_segment(path)
-    except OSError as error:
-        return Segment(
-            number, path, 0, problems=[f"{path.name} cannot be read ({error.strerror}); it is skipped"]
-        )
-
-
-def _describe(path: Path, hole: Hole, size: int) -> str:
-    length = hole.end - hole.start
-    if hole.end == size:
-        return f"{path.name}: the last {length} bytes, from {hole.start} on, are torn; they are dropped"
-    return f"{path.name}: {length} bytes at {hole.start} are damaged; they are skipped"
 
 
 class RunJournal:
@@ -313,7 +98,8 @@ class RunJournal:
     def _segments(self) -> dict[int, Segment]:
         paths = (self.run_dir / "journal").glob("segment-*.evj")
         numbers = sorted((number, path) for path in paths if (number := segment_number(path)))
-        return {number: _read_or_miss(number, path) for number, path in numbers}
+        run = certain_id(self.run_dir) if numbers else None
+        return {number: read_or_miss(number, path, run) for number, path in numbers}
 
     @cached_property
     def _chain(self) -> dict[int, int]:
@@ -330,7 +116,8 @@ class RunJournal:
             number, end = at.parent
             parent = self._segments.get(number)
             if parent is None or number >= at.number:  # parents are older: a forged cycle must end
-                self._chain_problems.append(f"{at.path.name} continues segment {number}, which is missing")
+                missing = segment_path(self.run_dir, number).name
+                self._chain_problems.append(f"{at.path.name} continues {missing}, which is missing")
                 break
             if end > parent.end:
                 self._chain_problems.append(
@@ -423,9 +210,8 @@ class RunJournal:
         """
         known = {(block.phase, block.name) for _, block in self._blocks(valid=True)}
         names = {called for _, called in known}
-        within, _, bare = name.rpartition("/")
-        if name not in names and phase is None and (within, bare) in known:
-            name, phase = bare, within
+        if name not in names and phase is None:
+            phase, name = next((one for one in phases_and_names(name) if one in known), (None, name))
         phases: dict[str, tuple[list[int], list[float]]] = {}
         for _, block in self._blocks(valid=True):
             if block.name == name:
@@ -497,8 +283,8 @@ class RunJournal:
                 left.add(number)
         return left
 
-    def compared_until(self, segment: int, step: int, left: Collection[int]) -> float:
-        """Find the first step that a start from `step` does not compare with a segment's results.
+    def compared_until(self, segment: int, step: int, left: Collection[int]) -> tuple[float, str]:
+        """Find the first step that a start from `step` does not compare with a segment's results, and why.
 
         From that step on the results were superseded on purpose: by a rollback (other batches take those
         steps), by a checkpoint or a configuration that a person chose, or by an accepted divergence.  Or the
@@ -508,23 +294,55 @@ class RunJournal:
             segment: number of the segment.
             step: the step that the start resumes from.
             left: starts whose choices do not count.
+
+        Returns:
+            that step, infinite if there is none; and the reason, empty if there is none.
         """
-        cuts = [first for until, first in self._cuts if segment <= until]
-        cuts += [first for at, first in self._choices if segment < at and at not in left]
+        cuts = [(first, why) for until, first, why in self._cuts if segment <= until]
+        cuts += [(first, why) for at, first, why in self._choices if segment < at and at not in left]
         own = [e.data["step"] for e in self.events(DIVERGED, valid=False) if e.segment == segment]
-        return min([*cuts, *(first for first in own if first > step)], default=math.inf)
+        cuts += [(first, f"start {segment} had diverged at step {first}") for first in own if first > step]
+        return min(cuts, key=itemgetter(0), default=(math.inf, ""))
+
+    def meets(
+        self, others: Callable[[Mapping[str, Any]], bool], position: Position | None, step: int
+    ) -> bool:
+        """Whether a start from `position` would be compared with one of `others`.
+
+        Args:
+            others: whether a start is one of them, by its facts.
+            step: the step of `position`.
+        """
+        left = self.left_choices(position)
+        return any(
+            others(event.data.get("facts", {})) and self.compared_until(event.segment, step, left)[0] > step
+            for event in self.events("segment", valid=False)
+            if event.segment not in left
+        )
 
     @cached_property
-    def _cuts(self) -> list[tuple[int, int]]:
-        """(segment, step): from that step on, this and earlier segments are not compared with."""
-        began = [(s.number - 1, 0) for s in self._segments.values() if s.started and s.parent is None]
-        rollbacks = [(each.segment, each.first) for each in self.rollbacks()]
-        return began + rollbacks + self._accepted
+    def _cuts(self) -> list[tuple[int, int, str]]:
+        """(segment, step, why): from that step on, this and earlier segments are not compared with."""
+        began = [
+            (s.number - 1, 0, f"start {s.number} began from nothing")
+            for s in self._segments.values()
+            if s.started and s.parent is None
+        ]
+        rollbacks = [
+            (each.segment, each.first, f"rollback {each.number} has other batches from step {each.first} on")
+            for each in self.rollbacks()
+        ]
+        accepted = [(at, first, f"a divergence was accepted at step {first}") for at, first in self._accepted]
+        return began + rollbacks + accepted
 
     @cached_property
-    def _choices(self) -> list[tuple[int, int]]:
-        """(segment, step): from that step on, earlier segments are not compared with."""
-        return self._decided(CHOSEN)
+    def _choices(self) -> list[tuple[int, int, str]]:
+        """(segment, step, why): from that step on, earlier segments are not compared with."""
+        return [
+            (event.segment, event.data["step"], f"start {event.segment} had {event.data.get('why')}")
+            for event in self.events("decision")
+            if event.data.get("what") == CHOSEN
+        ]
 
     def divergences(self) -> list[Event]:
         """List the divergences in the run's valid events that nobody has accepted, oldest first."""
@@ -537,10 +355,7 @@ class RunJournal:
     @cached_property
     def _accepted(self) -> list[tuple[int, int]]:
         """(segment of the decision, step): a person accepts the divergence at that step."""
-        return self._decided(ACCEPTED)
-
-    def _decided(self, what: str) -> list[tuple[int, int]]:
-        decisions = [event for event in self.events("decision") if event.data.get("what") == what]
+        decisions = [event for event in self.events("decision") if event.data.get("what") == ACCEPTED]
         return [(event.segment, event.data["step"]) for event in decisions]
 
     def step_metrics(self) -> set[str]:
@@ -636,7 +451,7 @@ class Follower:
             if isinstance(found, Hole):
                 continue  # a last frame that is still being written is read again next time
             self._at = start + found.end
-            item = _item(self._segment, found) if found.offset >= self._next else ""
+            item = unpack_item(self._segment, found) if found.offset >= self._next else ""
             if not isinstance(item, str):
                 self._next = item.offset + 1
                 yield item

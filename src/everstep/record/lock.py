@@ -24,6 +24,7 @@ from typing import Any
 from everstep import hazard
 from everstep.durable import remedy, write_whole
 from everstep.errors import RunDirError, RunLockedError
+from everstep.polling import wait_until
 from everstep.untrusted_files import open_regular, read_note
 
 _HELD: dict[tuple[int, int], int] = {}
@@ -31,6 +32,8 @@ _HELD: dict[tuple[int, int], int] = {}
 
 _GUARD = threading.Lock()
 _BUSY = (errno.EACCES, errno.EAGAIN)
+_NAME_WAIT = 1.0
+"""Seconds for the holder of a lock to write its name."""
 
 
 class RunLock:
@@ -175,6 +178,8 @@ class RunLock:
             self._fd = None
 
     def _refusal(self) -> str:
+        # a holder that began in the same moment writes its name soon
+        wait_until(lambda: self._holder() is not None, _NAME_WAIT)
         holder = self._holder()
         who = _who(holder) if holder else "another process (it has not written its name yet)"
         return f"{self._path.parent} is in use by {who}; wait for it or stop it, or give another directory"
@@ -202,23 +207,23 @@ def is_held(run_dir: Path) -> bool:
         if _HELD.get((status.st_dev, status.st_ino)) == os.getpid():
             return True  # without opening the file: closing it again would drop the lock
         with open_regular(path) as file:
-            answer = fcntl.fcntl(file, fcntl.F_GETLK, _flock(fcntl.F_WRLCK))
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, packed_lock(fcntl.F_WRLCK))
     except FileNotFoundError:
         return False
-    return _flock_type(answer) != fcntl.F_UNLCK
+    return is_taken(answer)
 
 
-def _flock(kind: int) -> bytes:
-    """Pack a `struct flock` on the whole file."""
+def packed_lock(kind: int, start: int = 0, length: int = 0) -> bytes:
+    """Pack a `struct flock` on some bytes of a file; length 0: up to its end, however it grows."""
     if sys.platform == "darwin":
-        return struct.pack("qqihh", 0, 0, 0, kind, os.SEEK_SET)
-    return struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
+        return struct.pack("qqihh", start, length, 0, kind, os.SEEK_SET)
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)
 
 
-def _flock_type(lock: bytes) -> int:
+def is_taken(answer: bytes) -> bool:
+    """Whether the kernel, asked for a lock, answered with one that stands in the way."""
     at = 20 if sys.platform == "darwin" else 0
-    kind: int = struct.unpack_from("h", lock, at)[0]
-    return kind
+    return bool(struct.unpack_from("h", answer, at)[0] != fcntl.F_UNLCK)
 
 
 def _who(holder: dict[str, Any]) -> str:

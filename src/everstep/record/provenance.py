@@ -22,6 +22,10 @@ GIT_SECONDS = 2.0
 """Seconds that git may take in all; an answer that is late is recorded as a problem."""
 
 
+SWEEP_VARIABLE = "EVERSTEP_SWEEP"
+"""Environment variable by which `everstep sweep` tells a trial the sweep's name."""
+
+
 def facts(
     argv: Sequence[str],
     config: Any,
@@ -39,8 +43,8 @@ def facts(
         code: folder whose git state matters; None: the script's folder.
 
     Returns:
-        Keys argv, cwd, python, platform, host, pid, packages, git, config, seed, backends.  `git`
-        is the result of `git_facts`.
+        Keys argv, cwd, python, platform, host, pid, packages, git, config, seed, backends; and sweep, its
+        name, in a trial.  `git` is the result of `git_facts`.
     """
     found = {
         "argv": redacted_line(argv),
@@ -55,6 +59,8 @@ def facts(
         "seed": seed,
         "backends": as_json(backends or {}),
     }
+    if sweep := os.environ.get(SWEEP_VARIABLE):
+        found["sweep"] = sweep
     told: dict[str, Any] = redacted(found)
     return told
 
@@ -140,6 +146,27 @@ def git_facts(folder: Path) -> dict[str, Any] | None:
         return {"problem": "the answer of git cannot be parsed"}
     except OSError as error:
         return {"problem": f"git cannot be run: {error.strerror}"}
+
+
+def files_changed_since(recorded: Mapping[str, Any] | None, folder: Path) -> list[str]:
+    """List the files around `folder` whose content may not be that of a recorded state of git.
+
+    Args:
+        recorded: what `git_facts` returned then.
+
+    Returns:
+        paths relative to the repository's top; empty where the content is the same, or git cannot say.
+    """
+    now = git_facts(folder)
+    if not recorded or not now or "problem" in {*recorded, *now} or not recorded.get("commit"):
+        return []
+    if (recorded["commit"], recorded["diff"]) == (now["commit"], now["diff"]):
+        return []
+    command = ("diff", "--name-only", str(recorded["commit"]))
+    try:
+        return _git(folder, time.monotonic() + GIT_SECONDS, *command).decode(errors="replace").splitlines()
+    except (OSError, subprocess.SubprocessError):  # the commit is not in this copy of the repository
+        return []
 
 
 def _git_facts(folder: Path, deadline: float) -> dict[str, Any]:

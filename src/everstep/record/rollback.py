@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from everstep.record.event_fields import ROLLBACK, misfit
 from everstep.redaction import redacted
 
-KIND = "rollback"
+KIND = ROLLBACK
 """Value of `what` in the decision of a rollback."""
 
 
@@ -60,31 +61,29 @@ class Rollback(NamedTuple):
 
     @classmethod
     def among(cls, decisions: Iterable[tuple[dict[str, Any], int]]) -> list[Rollback]:
-        """List the rollbacks among some decisions.
+        """List the rollbacks among some decisions; a damaged decision is left out.
 
         Args:
             decisions: the data of each decision, and the number of the start that made it.
         """
-        return [cls._of(data, segment) for data, segment in decisions if data.get("what") == KIND]
+        return [
+            cls._of(data, segment)
+            for data, segment in decisions
+            if data.get("what") == KIND and not misfit("decision", data)
+        ]
 
     def stored(self) -> list[Any]:
         """Return the rollback as a checkpoint holds it: the pair that `among` takes."""
         return [redacted(self.data()), self.segment]
 
     @classmethod
-    def fits(cls, data: dict[str, Any]) -> bool:
-        """Whether a decision has all fields of its kind."""
-        try:
-            cls.among([(data, 1)])
-        except (KeyError, TypeError):
-            return False
-        return True
-
-    @classmethod
     def _of(cls, data: dict[str, Any], segment: int) -> Rollback:
-        fields = {name: value for name, value in data.items() if name in cls._fields}
-        fields["batches"] = tuple(Batch(**batch) for batch in data["batches"])
-        return cls(**fields, segment=segment)
+        """Make a rollback of a decision that fits; further fields are left out."""
+        fields = {name: data[name] for name in cls._fields if name not in ("batches", "segment")}
+        batches = tuple(
+            Batch(**{name: one[name] for name in Batch._fields if name in one}) for one in data["batches"]
+        )
+        return cls(**fields, batches=batches, segment=segment)
 
 
 def shared_samples(rollbacks: Sequence[Rollback]) -> list[tuple[str, int]]:

@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from everstep.durable import fsync_folder, make_dirs, require_no_link, write_whole
 from everstep.errors import RunDirError, RunLockedError
 from everstep.record import journal_format
-from everstep.record.journal_reader import segment_number
-from everstep.untrusted_files import read_note, read_regular
+from everstep.record.segment_file import segment_number
+from everstep.untrusted_files import LONGEST_ID, facts_checksum, read_note, read_regular
 
 VERSION = 1
 """Version of the layout of run directories."""
@@ -30,10 +28,10 @@ ROOT = "EVERSTEP_ROOT"
 
 _COPY = ".run.json"
 _OURS = ("run.json", "lock", "lock.json", "checkpoint", "checkpoints", "journal", "evaluations")
-_FILES = ("run.json", _COPY, "lock", "lock.json", "checkpoint", "pins.json")
+_FILES = ("run.json", _COPY, "lock", "lock.json", "checkpoint", "pins.json", "labels.json")
 _FOLDERS = (
     *("checkpoints", "journal", "evaluations"),
-    *("best", "damaged", "superseded", "exports", "dumps", "logs", "failures"),
+    *("best", "damaged", "superseded", "shared", "exports", "dumps", "logs", "failures"),
 )
 
 
@@ -124,6 +122,12 @@ class RunDir:
                 _require_empty(folder, seen)
                 facts = _create(folder, seed, about)
         _require_version(folder, facts)
+        _require_copy(folder, facts)
+        if create and facts.get("imported") and seen:
+            raise RunDirError(
+                f"{folder} is a run that was imported from another program, and has nothing to resume from; "
+                "give another directory"
+            )
         if create:
             _repair(folder, facts, rewrite=bool(notes))
         return cls(folder, facts, notes)
@@ -187,6 +191,12 @@ class RunDir:
             )
 
 
+def certain_id(folder: Path) -> str | None:
+    """Return the id of the run in a folder; None if neither `run.json` nor its copy is whole."""
+    facts = _read(folder / "run.json")[0] or _read(folder / _COPY)[0]
+    return None if facts is None else str(facts["id"])
+
+
 def _require_folder(folder: Path, create: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise RunDirError(f"{folder} is a file; give a directory for the run")
@@ -245,6 +255,16 @@ def _require_version(folder: Path, facts: dict[str, Any]) -> None:
         )
 
 
+def _require_copy(folder: Path, facts: dict[str, Any]) -> None:
+    """Refuse a `run.json` of another run: the copy beside it, which would be overwritten, is of this one."""
+    copy, _ = _read(folder / _COPY)
+    if copy is not None and copy["id"] != facts["id"]:
+        raise RunDirError(
+            f"{folder / 'run.json'} names the run {facts['id']}, and its copy {_COPY} the run {copy['id']}: "
+            "one of them is of another run; restore the right one in the place of the other"
+        )
+
+
 def new_id(folder: Path) -> str:
     """Make an id for a run in `folder`: the folder's name, and six random hexadecimal digits."""
     name = re.sub(r"[^\w.-]+", "-", folder.name).strip("-.") or "run"
@@ -289,20 +309,16 @@ def _holds(path: Path, data: bytes) -> bool:
 
 
 def _encode(facts: dict[str, Any]) -> bytes:
-    return json.dumps({**facts, "checksum": _checksum(facts)}, indent=2).encode() + b"\n"
-
-
-def _checksum(facts: dict[str, Any]) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(facts, sort_keys=True).encode())
+    return json.dumps({**facts, "checksum": facts_checksum(facts)}, indent=2).encode() + b"\n"
 
 
 def _read(path: Path) -> tuple[dict[str, Any] | None, str | None]:
     """Read the facts of a file; or return None, and the fault of the file unless it is missing."""
     try:
         facts = read_note(path)
-        if facts.pop("checksum") == _checksum(facts) and _is_whole(facts):
+        if facts.pop("checksum") == facts_checksum(facts) and _is_whole(facts):
             return facts, None
-        how = "its checksum is wrong"
+        how = "its checksum is wrong, or a fact is missing or too long"
     except FileNotFoundError:
         return None, None
     except OSError as error:
@@ -321,7 +337,7 @@ def _is_whole(facts: dict[str, Any]) -> bool:
     kinds = {"id": str, "created": int | float, "seed": int, "versions": dict}
     return (
         all(isinstance(facts.get(name), kind) for name, kind in kinds.items())
-        and bool(facts["id"])
+        and 0 < len(facts["id"]) <= LONGEST_ID
         and 0 <= facts["created"] < journal_format.LATEST
         and isinstance(facts["versions"].get("run"), int)
     )

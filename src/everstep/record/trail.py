@@ -330,6 +330,7 @@ class Trail:
                 if end is not None:
                     # Not by its path: another file may have the name by now.
                     with contextlib.suppress(OSError):
+                        hazard.reach("trail.truncate")
                         os.ftruncate(self._fd, end)
         self.forget()
 
@@ -349,6 +350,7 @@ class Trail:
             self._publish()
             if isinstance(self._memory, bytearray):
                 self._write_out()
+            hazard.reach("trail.rename")
             made.replace(self.path)  # last: until then a killed start leaves the old file whole
             self._refused = False
         except (OSError, ValueError) as error:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from everstep.record.journal_reader import segment_path
+from everstep.record.segment_file import segment_path
 from everstep.untrusted_files import open_regular, parse_json, read_regular
 
 VERSION = 3
@@ -116,6 +116,12 @@ def last_step(path: Path) -> int | None:
     except OSError:
         return None
     return states[0][1] if states else None
+
+
+def newest_step(run_dir: Path, segment: int) -> int:
+    """Read the last complete step of a start from its ranks' trails; 0 without a trail."""
+    trails = segment_path(run_dir, segment).parent.glob(f"segment-{segment:04d}*.trail")
+    return max((last_step(path) or 0 for path in trails), default=0)
 
 
 def _states(data: memoryview) -> Iterator[tuple[int, int, int, int]]:

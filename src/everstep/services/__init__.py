@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from everstep.services.index import Index as Index
     from everstep.services.log_variables import LogVariables as LogVariables
     from everstep.services.loss_bound import LossBound as LossBound
+    from everstep.services.notify import Notify as Notify
     from everstep.services.plateau import Plateau as Plateau
     from everstep.services.profile import Profile as Profile
     from everstep.services.progress_bar import ProgressBar as ProgressBar
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from everstep.services.retry import Retry as Retry
     from everstep.services.scheduled import Annealing as Annealing, Scheduled as Scheduled
     from everstep.services.sink import Sink as Sink
+    from everstep.services.system import System as System
     from everstep.services.tables import CSV as CSV, JSONLines as JSONLines
     from everstep.services.tensorboard import (
         Histogram as Histogram,
@@ -45,6 +47,7 @@ else:
             "everstep.services.index": ("Index",),
             "everstep.services.log_variables": ("LogVariables",),
             "everstep.services.loss_bound": ("LossBound",),
+            "everstep.services.notify": ("Notify",),
             "everstep.services.plateau": ("Plateau",),
             "everstep.services.profile": ("Profile",),
             "everstep.services.progress_bar": ("ProgressBar",),
@@ -52,6 +55,7 @@ else:
             "everstep.services.retry": ("Retry",),
             "everstep.services.scheduled": ("Annealing", "Scheduled"),
             "everstep.services.sink": ("Sink",),
+            "everstep.services.system": ("System",),
             "everstep.services.tables": ("CSV", "JSONLines"),
             "everstep.services.tensorboard": ("Histogram", "Image", "TensorBoard"),
             "everstep.services.throughput": ("Throughput",),

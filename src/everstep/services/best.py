@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from everstep.arguments import integer
+from everstep.contracts.metrics import better_when
 from everstep.contracts.services import Boundary, Outcome, Readings, RunView, SaveBest, Service, Stage
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError
@@ -32,11 +33,8 @@ def direction(
         return cast(Mode, mode), False
     if mode is not None:
         raise ConfigError(f'mode {mode!r} of metric {metric!r}: give "min" or "max"')
-    last = metric.replace("/", "_").replace(" ", "_").rpartition("_")[2]
-    if last == "loss":
-        return "min", True
-    if last in ("acc", "accuracy"):
-        return "max", True
+    if (told := better_when(metric)) is not None:
+        return told, True
     raise ConfigError(f"the name does not tell whether a smaller or a larger {metric!r} is better; {remedy}")
 
 
@@ -237,6 +235,12 @@ class Best(Service):
         for place in self._top:
             if place.step == step:
                 place.name = name
+
+    def not_kept(self, name: str) -> None:
+        """Note that weights which were to be kept under this name are not: their save has failed."""
+        for place in self._top:
+            if place.name == name:
+                place.name = None
 
     def state_dict(self) -> dict[str, Json]:
         return {"top": [list(vars(place).values()) for place in self._top], "waiting": self._waiting}

@@ -34,6 +34,7 @@ from everstep.services.live_line import (
     progress_bar,
     write,
 )
+from everstep.services.notebook_line import NotebookLine, is_notebook
 
 Print = Callable[[str], None]
 
@@ -42,8 +43,9 @@ class Console(Service):
     """Show progress and print lines; every printed line also goes to `logs/run.log`, with the time.
 
     In a terminal a live line shows epoch, step, a bar, steps per second, ETA and the latest metrics;
-    printed lines, also from the user's own `print`, scroll above it.  Elsewhere (a file, a pipe, CI,
-    SLURM, a notebook) a progress line is printed now and then, in the middle of an epoch, too: its means
+    printed lines, also from the user's own `print`, scroll above it.  In a notebook the live line is an
+    output of the cell, and lines are printed below it.  Elsewhere (a file, a pipe, CI, SLURM) a progress
+    line is printed now and then, in the middle of an epoch, too: its means
     cover a separate window, "since step N".  A terminal that goes away, a broken pipe or a full disk costs
     output, never the run.
 
@@ -77,7 +79,7 @@ class Console(Service):
         self._run: RunView
         """Set while the loop is open."""
         self._log: LogFile | None = None
-        self._line: LiveLine | None = None
+        self._line: LiveLine | NotebookLine | None = None
         self._speed = _Speed()
         self._latest: dict[str, Stats] = {}
         self._best: dict[str, float] = {}
@@ -92,9 +94,17 @@ class Console(Service):
             self._next_plain = run.clock() + self._plain_seconds
         self._log = LogFile(Path(run.run_dir) / "logs" / "run.log", self._emit)
         taken = isinstance(sys.stdout, Above)  # two consoles that draw would overwrite each other
-        if self._sink is None and not taken and is_live_terminal(sys.stdout):
-            self._line = LiveLine(sys.stdout, self._lock, self.live_lines)
+        if self._sink is None and not taken:
+            self._line = self._live_line()
+        if self._line is not None:
             self._line.open()
+
+    def _live_line(self) -> LiveLine | NotebookLine | None:
+        if is_notebook():
+            return NotebookLine(self.live_lines)
+        if is_live_terminal(sys.stdout):
+            return LiveLine(sys.stdout, self._lock, self.live_lines)
+        return None
 
     def run(self, boundary: Boundary) -> None:
         now = self._run.clock()

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from everstep.arguments import integer
-from everstep.checkpoint import CheckpointName, files, finite, place_apart, retire_others, write_arrays
+from everstep.checkpoint import CheckpointName, files, finite, place_apart, retire_others
 from everstep.contracts.services import Boundary, Moment, RunView, Service, Stage
 from everstep.contracts.state import BESIDE, HostArray
 from everstep.errors import ConfigError, nearest
+from everstep.formats import write_shards
 from everstep.metrics.collector import is_wall
 from everstep.record import RunDir
 from everstep.schedule import Never, Schedule
@@ -196,9 +197,9 @@ def description(
     return {**facts, "metrics": told, "digest": digest(Encoded(list(arrays), dict(arrays)))}
 
 
-def weights(arrays: Mapping[str, HostArray]) -> Callable[[Path], object]:
-    """Return a function that writes arrays into a folder, as safetensors."""
-    return lambda folder: write_arrays(folder / "model.safetensors", arrays)
+def weights(arrays: Mapping[str, HostArray], most: int | None = None) -> Callable[[Path], object]:
+    """Return a function that writes arrays into a folder, as safetensors; see `write_shards`."""
+    return lambda folder: write_shards(folder, arrays, most)
 
 
 def write_export(

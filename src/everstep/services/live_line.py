@@ -195,7 +195,7 @@ def is_live_terminal(stream: TextIO | None) -> bool:
         return False
     if os.environ.get("TERM", "") in ("", "dumb", "unknown"):
         return False
-    return not ({"CI", "SLURM_JOB_ID"} & os.environ.keys() or "ipykernel" in sys.modules)
+    return not {"CI", "SLURM_JOB_ID"} & os.environ.keys()
 
 
 def _columns(stream: TextIO) -> int:

@@ -28,7 +28,7 @@ Parts = Iterator[tuple[int, list[Item]]]
 
 _RUNS = {
     *("best", "checkpoint", "checkpoints", "damaged", "dumps", "evaluations", "exports", "failures"),
-    *("journal", "lock", "lock.json", "pins.json", "run.json", "superseded"),
+    *("journal", "labels.json", "lock", "lock.json", "pins.json", "run.json", "shared", "superseded"),
 }
 _LOGS = {Path("logs/run.log"), Path("logs/media")}
 

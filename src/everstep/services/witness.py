@@ -65,7 +65,7 @@ class Witness(Service):
         """Yield the same batches, and note each as handed out in the open step."""
         for batch in batches:
             key = f"samples/{name}"
-            self._samples[key] = _digest([self._samples.get(key), _digest(batch)])
+            self._samples[key] = tree_digest([self._samples.get(key), tree_digest(batch)])
             yield batch
 
     def run(self, boundary: Boundary) -> None:
@@ -75,12 +75,12 @@ class Witness(Service):
             # the moment lies before a step: the boundary still counts the step before
             step += 1
             if boundary.payload is not None:
-                parts["samples/train"] = _digest(boundary.payload)
+                parts["samples/train"] = tree_digest(boundary.payload)
         elif place in ("step", "epoch"):
-            parts = self._samples | {f"random/{name}": _digest(tree) for name, tree in capture().items()}
+            parts = self._samples | {f"random/{name}": tree_digest(tree) for name, tree in capture().items()}
             self._samples = {}
         if place != "exit":
-            parts |= {f"{_kind(tree)}/{name}": _digest(tree) for name, tree in self._save().items()}
+            parts |= {f"{_kind(tree)}/{name}": tree_digest(tree) for name, tree in self._save().items()}
         self._write({"at": place, "epoch": boundary.epoch, "step": step, "parts": parts})
         # after the record, so that a kill here leaves the record of the place
         hazard.reach(f"witness.{place}")
@@ -110,7 +110,7 @@ def witnesses(save: Callable[[], Mapping[str, Any]]) -> list[Service]:
     return [Witness(path, save)] if path else []
 
 
-def _digest(tree: Any) -> str:
+def tree_digest(tree: Any) -> str:
     """Digest all leaves of a tree; a tree that cannot be encoded counts by its type alone."""
     try:
         return digest(encode(tree), skip=())

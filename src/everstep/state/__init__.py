@@ -1,18 +1,22 @@
 """State tree: the entries of the state, their encoding as JSON and arrays, and random state."""
 
-from everstep.state.codec import Buffers, Encoded, array_name, array_paths, decode, digest, encode, leaves
-from everstep.state.entries import PerRank, Slot, dropped, make_entry, undeclared
-from everstep.state.parts import merge, split
-from everstep.state.random_state import capture, isolated, rekey, restore, seed_all
+from everstep.state.codec import Buffers, Encoded, array_name, array_paths, decode, encode
+from everstep.state.digests import content_digest, digest, leaves, note_digests
+from everstep.state.entries import Merge, PerRank, Slot, dropped, make_entry, undeclared
+from everstep.state.parts import children, merge, split, with_regions, within
+from everstep.state.random_state import capture, isolated, portable, rekey, restore, seed_all
 
 __all__ = [
     "Buffers",
     "Encoded",
+    "Merge",
     "PerRank",
     "Slot",
     "array_name",
     "array_paths",
     "capture",
+    "children",
+    "content_digest",
     "decode",
     "digest",
     "dropped",
@@ -21,9 +25,13 @@ __all__ = [
     "leaves",
     "make_entry",
     "merge",
+    "note_digests",
+    "portable",
     "rekey",
     "restore",
     "seed_all",
     "split",
     "undeclared",
+    "with_regions",
+    "within",
 ]

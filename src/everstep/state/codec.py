@@ -8,15 +8,11 @@ object with a key that begins with "$" and names its kind.  Nothing is ever pick
 from __future__ import annotations
 
 import base64
-import json
 import math
-import operator
-import re
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import xxhash
@@ -24,10 +20,10 @@ import xxhash
 from everstep import backends
 from everstep.contracts.state import Backend, HostArray, Json
 from everstep.errors import StateError
+from everstep.state import stamps
+from everstep.state.nodes import component, components, inside, is_text, part_of, tag_of, text_of
 
 Tree: TypeAlias = Any
-Bytes: TypeAlias = Any
-"""Type of bytes, or of a 1-D uint8 array."""
 
 SAVEABLE = (
     "objects with state_dict() and load_state_dict(), arrays, dicts, lists, tuples, sets, numbers, text, "
@@ -40,10 +36,15 @@ class Buffers:
 
     The arrays of an `Encoded` that was made with these buffers are valid until the next `encode` with the
     same buffers.
+
+    Args:
+        copy: False to copy nothing: the arrays of an `Encoded` are the live ones, and valid while nobody
+            writes to those.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, copy: bool = True) -> None:
         self.kept: dict[str, HostArray] = {}
+        self.copy = copy
 
     def reserve(self, arrays: Mapping[str, Any]) -> None:
         """Reserve memory for arrays that the next `encode` will have under these names.
@@ -77,7 +78,7 @@ def encode(tree: Tree, buffers: Buffers | None = None) -> Encoded:
     Raises:
         StateError: a value in the tree cannot be saved; names its path and type, and the types that can be.
     """
-    encoder = _Encoder({} if buffers is None else buffers.kept)
+    encoder = _Encoder({} if buffers is None else buffers.kept, buffers is None or buffers.copy)
     try:
         structure = encoder.node(tree, "")
     except RecursionError:
@@ -85,8 +86,25 @@ def encode(tree: Tree, buffers: Buffers | None = None) -> Encoded:
             "the state is nested too deeply, or contains itself: pass a flat dict of values"
         ) from None
     if buffers is not None:
-        buffers.kept = dict(encoder.arrays)
+        # live arrays are let go of; those with a stamp are there as long as their owner is
+        kept = encoder.arrays.items()
+        buffers.kept = {name: a for name, a in kept if buffers.copy or a.stamp is not None}
     return Encoded(structure, encoder.arrays)
+
+
+def _left_alone(home: Backend, array: Any, kept: HostArray) -> HostArray:
+    """Return a copy that has the stamp of its array."""
+    if stamps.checking:
+        if home.to_host(array, None).data.tobytes() != kept.data.tobytes():
+            raise StateError(
+                "its elements have changed under a stamp that says that they have not: "
+                "do not write past the methods of its owner"
+            )
+        if kept.xxh3_128 not in (None, xxhash.xxh3_128_hexdigest(kept.data.data)):
+            raise StateError(
+                "the digest noted with its copy is not that of the copy: do not write to kept copies"
+            )
+    return kept
 
 
 def decode(encoded: Encoded) -> Tree:
@@ -98,27 +116,6 @@ def decode(encoded: Encoded) -> Tree:
     return _decode(encoded.structure, encoded.arrays)
 
 
-def leaves(encoded: Encoded) -> Iterator[tuple[str, Bytes]]:
-    """Yield (path, bytes) of every leaf, sorted by path: equal trees give equal leaves, and only they do.
-
-    An array gives two leaves: its elements at its path, and its form (dtype, shape ...) at path + "#".  The
-    kind of a container is at path + "#", too, the kind of a value that a backend packed at path + "##".  The
-    order of dict keys makes no difference.
-    """
-    yield from sorted(_walk(encoded.structure, "", encoded.arrays), key=operator.itemgetter(0))
-
-
-def digest(encoded: Encoded, skip: Collection[str] = ("wall",)) -> str:
-    """Return the xxh3_128 in hex of all leaves, except those whose first path component is in `skip`."""
-    total = xxhash.xxh3_128()
-    for path, data in leaves(encoded):
-        if path.split("/", 1)[0].removesuffix("#") not in skip:
-            name = path.encode()
-            total.update(struct.pack("<QQ", len(name), len(data)) + name)
-            total.update(data)
-    return total.hexdigest()
-
-
 _ROOT = "array"
 """Name of an array that is the whole tree."""
 
@@ -126,7 +123,7 @@ _ROOT = "array"
 def array_name(path: Iterable[Any]) -> str:
     """Return the name of the array at the keys and indices of `path`, if no other array has the same name."""
     encoder = _Encoder({})
-    return "/".join(_component(encoder.frozen(key, "")) for key in path) or _ROOT
+    return "/".join(component(encoder.frozen(key, "")) for key in path) or _ROOT
 
 
 def array_paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -151,8 +148,8 @@ class _Encoder:
     loops test with functions in C whether a value is the same in JSON.
     """
 
-    def __init__(self, kept: Mapping[str, HostArray]) -> None:
-        self.kept = kept
+    def __init__(self, kept: Mapping[str, HostArray], copy: bool = True) -> None:
+        self.kept, self.copy = kept, copy
         self.arrays: dict[str, HostArray] = {}
         self._homes: dict[type, Backend | None] = {}
         """Backend of each type that was met, asked once."""
@@ -177,8 +174,17 @@ class _Encoder:
             name += "~"
         kept = self.kept.get(name)
         reuse = kept if kept is not None and kept.backend == home.name else None
+        stamp = stamps.stamp_of(value) if stamps.known else None
         try:
-            self.arrays[name] = home.to_host(value, reuse)
+            if stamp is not None and reuse is not None and reuse.stamp is stamp:
+                self.arrays[name] = _left_alone(home, value, reuse)
+            else:
+                if reuse is not None:
+                    # before the copy, which may break off: neither may outlive the bytes that it is of
+                    reuse.stamp = reuse.xxh3_128 = None
+                host = home.to_host(value, reuse) if self.copy else home.in_place(value)
+                self.arrays[name] = host
+                host.stamp = stamp
         except StateError as error:
             raise StateError(f"{_where(path)}: {error}") from None
         return {"$array": name}
@@ -195,24 +201,24 @@ class _Encoder:
         return node
 
     def items(self, value: Iterable[Any], path: str) -> list[Json]:
-        inside = _inside(path)
+        below = inside(path)
         return [
             item
             if _SAME.get(type(item), _NEVER)(item)
-            else _ENCODERS.get(type(item), _Encoder.foreign)(self, item, f"{inside}{i}")
+            else _ENCODERS.get(type(item), _Encoder.foreign)(self, item, f"{below}{i}")
             for i, item in enumerate(value)
         ]
 
     def dict(self, value: Mapping[Any, Any], path: str) -> dict[str, Json]:
         """Encode as an object if every key can be a key of JSON, else as a list of pairs."""
-        parts = [_part(key) if type(key) is str else None for key in value]
+        parts = [part_of(key) if type(key) is str else None for key in value]
         if None in parts:
             return {"$dict": self.pairs(value, path)}
-        inside = f"{path}/" if path else ""
+        below = f"{path}/" if path else ""
         return {
             key: item
             if _SAME.get(type(item), _NEVER)(item)
-            else _ENCODERS.get(type(item), _Encoder.foreign)(self, item, f"{inside}{part}")
+            else _ENCODERS.get(type(item), _Encoder.foreign)(self, item, f"{below}{part}")
             for part, (key, item) in zip(parts, value.items(), strict=True)
         }
 
@@ -222,11 +228,11 @@ class _Encoder:
         return body.get("$dict", body)
 
     def pairs(self, value: Mapping[Any, Any], path: str) -> list[Json]:
-        inside = _inside(path)
+        below = inside(path)
         keys = [key if _SAME.get(type(key), _NEVER)(key) else self.frozen(key, path) for key in value]
         return [
-            [key, self.node(item, f"{inside}{part}")]
-            for key, part, item in zip(keys, _components(keys), value.values(), strict=True)
+            [key, self.node(item, f"{below}{part}")]
+            for key, part, item in zip(keys, components(keys), value.values(), strict=True)
         ]
 
     def defaultdict(self, value: defaultdict[Any, Any], path: str) -> Json:
@@ -242,11 +248,11 @@ class _Encoder:
         }
 
     def set(self, value: Iterable[Any], path: str) -> list[Json]:
-        return sorted((self.frozen(item, path) for item in value), key=_text)
+        return sorted((self.frozen(item, path) for item in value), key=text_of)
 
 
 def _encode_str(encoder: _Encoder, value: str, path: str) -> Json:
-    return value if _is_text(value) else {"$str": value.encode("utf-8", "surrogatepass").hex()}
+    return value if is_text(value) else {"$str": value.encode("utf-8", "surrogatepass").hex()}
 
 
 def _encode_int(encoder: _Encoder, value: int, path: str) -> Json:
@@ -314,7 +320,7 @@ def _decode(node: Json, arrays: Mapping[str, HostArray]) -> Any:
         return [_decode(item, arrays) for item in node]
     if not isinstance(node, dict):
         return node
-    tag = _tag(node)
+    tag = tag_of(node)
     if tag is None:
         return {key: _decode(item, arrays) for key, item in node.items()}
     known = _DECODERS.get(tag)
@@ -363,103 +369,6 @@ _DECODERS: dict[str, Callable[[Any, dict[str, Any], Mapping[str, HostArray]], An
     "$set": lambda body, node, a: set(_decode(body, a)),
     "$frozenset": lambda body, node, a: frozenset(_decode(body, a)),
 }
-
-
-# --------------------------------------------------------------------------------------- leaves
-
-
-def _walk(node: Any, path: str, arrays: Mapping[str, HostArray]) -> Iterator[tuple[str, Bytes]]:
-    tag = _tag(node)
-    if tag == "$array":
-        host = arrays[node[tag]]
-        yield f"{path}#", _text([host.dtype, list(host.shape), host.backend, host.extra]).encode()
-        yield path, host.data
-    elif tag == "$value":
-        yield f"{path}##", _text([node["backend"], node["kind"]]).encode()
-        yield from _walk(node[tag], path, arrays)
-    elif tag in _PAIRS or tag in _ITEMS or (tag is None and isinstance(node, (list, dict))):
-        children = _children(tag, node if tag is None else node[tag])
-        if tag or isinstance(node, list) or not node:
-            kind = [tag or type(node).__name__, len(children)]
-            about = [node.get("maxlen"), node.get("factory")] if tag else []
-            yield f"{path}#", _text(kind + about).encode()
-        inside = _inside(path)
-        for part, item in children:
-            yield from _walk(item, inside + part, arrays)
-    else:
-        yield path, _text(node).encode()
-
-
-def _children(tag: str | None, body: Any) -> list[tuple[str, Json]]:
-    if isinstance(body, dict):
-        return [(_component(key), item) for key, item in body.items()]
-    if tag in _PAIRS:
-        return list(zip(_components(key for key, _ in body), (item for _, item in body), strict=True))
-    return [(str(i), item) for i, item in enumerate(body)]
-
-
-_ITEMS = {"$tuple", "$deque"}
-_PAIRS = {"$dict", "$ordered", "$counter", "$defaultdict"}
-
-
-# ---------------------------------------------------------------------------------------- paths
-
-
-def _tag(node: Json) -> str | None:
-    first = next(iter(node), None) if isinstance(node, dict) else None
-    return first if first is not None and first.startswith("$") else None
-
-
-_text: Callable[[Json], str] = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
-"""Text of a node, equal for equal nodes; made once, because `json.dumps` makes an encoder for each call."""
-
-
-_SPECIAL = re.compile("[%/#\ud800-\udfff]")
-
-
-def _component(key: Json) -> str:
-    """Return the path component of an (encoded) key; different strings give different components."""
-    return _escaped(key if isinstance(key, str) else _text(key))
-
-
-@lru_cache(maxsize=10_000)  # the names of a state are the same at each save
-def _escaped(text: str) -> str:
-    if not text:
-        return "%"
-    return _SPECIAL.sub(
-        lambda m: "".join(f"%{byte:02X}" for byte in m[0].encode("utf-8", "surrogatepass")), text
-    )
-
-
-@lru_cache(maxsize=10_000)
-def _part(key: str) -> str | None:
-    """Return the path component of a string that can be a key in JSON as it is; None for another string."""
-    return _escaped(key) if not key.startswith("$") and _is_text(key) else None
-
-
-def _components(keys: Iterable[Json]) -> list[str]:
-    """Return the path components of keys of mixed types, among which 0 and "0" must differ."""
-    parts: dict[str, None] = {}
-    for key in keys:
-        part = _component(key)
-        while part in parts:
-            part += "~"
-        parts[part] = None
-    return list(parts)
-
-
-def _inside(path: str) -> str:
-    """Return the beginning of the paths of a container's items."""
-    return f"{path}/" if path else ""
-
-
-def _is_text(value: str) -> bool:
-    """Whether a string has no lone surrogates, and can be encoded."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _where(path: str) -> str:

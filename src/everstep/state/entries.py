@@ -6,14 +6,16 @@ import copy
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from functools import reduce
+from operator import getitem
+from typing import Any, TypeAlias
 
 from everstep import backends
 from everstep.arguments import checked_keywords
 from everstep.backends.python import python_state, set_python_state
-from everstep.contracts.state import Entry, Mismatch, Stateful
+from everstep.contracts.state import Declaration, Entry, Mismatch, OwnEntry, Stateful
 from everstep.errors import ConfigError, RestoreError, StateError
-from everstep.state.codec import PLAIN, SAVEABLE
+from everstep.state.codec import PLAIN, SAVEABLE, array_paths
 
 
 class Slot:
@@ -21,6 +23,9 @@ class Slot:
 
     A value that the program changes in place and never replaces (a deque, a list, a dict, a set, an
     array) is restored in place, so that the program's other names for the value stay right.
+
+    Args:
+        value: the value to begin with; any tree that a checkpoint can hold.
     """
 
     @checked_keywords
@@ -55,35 +60,63 @@ class Slot:
         return f"Slot({self.value!r})"
 
 
+Merge: TypeAlias = Callable[[list[Any], int, int], Any]
+"""Function of the saved states of an entry, a rank and the number of ranks; see `PerRank`."""
+
+
 class PerRank:
     """Declaration that an entry of `state=` is each rank's own: a replay memory, a counter, an environment.
 
         state={"model": model, "memory": everstep.PerRank(memory)}
+        state={"model": model, "seen": everstep.PerRank(seen, merge=shared_out)}
 
     Each rank saves its own object, and a resume with as many ranks gives each its own back.  An entry that is
     not declared is *replicated*: equal on all ranks, which is compared at each save, and saved once.  On one
     process the declaration changes nothing.
 
+    A resume with another number of ranks calls `merge(states, rank, size)` on each rank, before anything is
+    restored, and restores what the function returns:
+
+    - `states`: list of what the entry had on each rank of the checkpoint, in the order of ranks: the contents
+      of a dict or a list, the value of a `Slot`, the result of an object's `state_dict()`.  They are copies,
+      which the function may change and return.
+    - `rank`, `size`: the number of this rank, from 0, and of all ranks now.
+    - The result has the form of one of the states: it is loaded into the object as a saved state is.
+
+    The function depends on its arguments alone: each start from the checkpoint calls it again, and has to
+    get the same state.  So each start calls it twice, and refuses two results that differ.
+
+    Args:
+        value: the object.
+        merge: the function; None: a resume with another number of ranks is refused.
+
     Attributes:
         value: the object; the program and the loop use this, never the declaration.
 
     Raises:
-        ConfigError: `value` is declared already.
+        ConfigError: `value` is declared already, or `merge` is not a function.
     """
 
     @checked_keywords
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, merge: Merge | None = None) -> None:
         if isinstance(value, PerRank):
             raise ConfigError(f"PerRank({value!r}) declares the object twice: leave out one of them")
-        self.value = value
+        if merge is not None and not callable(merge):
+            raise ConfigError(f"merge={merge!r:.60}: give a function merge(states, rank, size)")
+        self.value, self.merge = value, merge
 
     def __repr__(self) -> str:
         return f"PerRank({self.value!r:.60})"
 
 
 def undeclared(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the objects of a `state=` mapping, those in `PerRank` too."""
-    return {name: value.value if isinstance(value, PerRank) else value for name, value in state.items()}
+    """Return the objects of a `state=` mapping, those in `PerRank` and other declarations, too."""
+    return {name: _undeclared(value) for name, value in state.items()}
+
+
+def _undeclared(value: Any) -> Any:
+    value = value.value if isinstance(value, PerRank) else value
+    return value.value if isinstance(value, Declaration) else value
 
 
 def _mutable(value: Any) -> bool:
@@ -129,6 +162,8 @@ def _entry(obj: Any) -> Entry | None:
             f"{obj!r} is inside another object, and only an entry as a whole can be a rank's own: give it a "
             'name in state=, as in state={"memory": everstep.PerRank(memory)}'
         )
+    if isinstance(obj, OwnEntry):
+        return obj.entry()
     for backend in backends.active():
         entry = backend.entry(obj)
         if entry is not None:
@@ -147,7 +182,16 @@ def _entry(obj: Any) -> Entry | None:
 _BARE = PLAIN - {kind for kind in PLAIN if issubclass(kind, (dict, list))}
 
 
-class StatefulEntry(Entry):
+class _AsSavedEntry(Entry):
+    """Entry whose saved tree has the object's own arrays."""
+
+    def layouts(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        """Yield the arrays of the tree."""
+        tree = self.save()
+        yield from ((path, reduce(getitem, path, tree)) for path in array_paths(tree))
+
+
+class StatefulEntry(_AsSavedEntry):
     """Entry of an object with `state_dict` and `load_state_dict`."""
 
     def __init__(self, obj: Stateful) -> None:
@@ -162,7 +206,7 @@ class StatefulEntry(Entry):
         self.obj.load_state_dict(tree)
 
 
-class SlotEntry(Entry):
+class SlotEntry(_AsSavedEntry):
     """Entry of a `Slot`: its value, and whether the program has replaced the first value.
 
     The first value may have other names in the program, so it is restored in place.  A first value that was
@@ -221,7 +265,7 @@ class PythonRandomEntry(Entry):
         set_python_state(self.generator, tree)
 
 
-class ContainerEntry(Entry):
+class ContainerEntry(_AsSavedEntry):
     """Entry of a dict or a list; restored in place.
 
     Values may be plain, arrays, or objects with entries of their own (models, optimizers ...).  Arrays that
@@ -292,6 +336,16 @@ class ContainerEntry(Entry):
             entry = _object_entry(value)
             if entry is not None:
                 yield key, entry
+
+    def proof(self) -> Callable[[], None] | None:
+        """Return a function that tries what the objects inside claim."""
+        found = [proof for _, entry in self.inner() if (proof := entry.proof())]
+
+        def prove() -> None:
+            for proof in found:
+                proof()
+
+        return prove if found else None
 
     def enter(self) -> None:
         """Let each object inside note its given values."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from everstep.contracts.state import Json
@@ -19,12 +19,18 @@ def split(encoded: Encoded, own: Collection[Path]) -> tuple[Encoded, Encoded]:
     No array is copied.  A path that leads nowhere gives nothing.
     """
     rest, taken = _split(encoded.structure, own)
-    names = tuple(array_name(path) for path in own)
-    below = tuple(f"{name}/" for name in names)
+    inside = within(own)
     arrays: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     for name, array in encoded.arrays.items():
-        arrays[name in names or name.startswith(below)][name] = array
+        arrays[inside(name)][name] = array
     return Encoded(rest, arrays[0]), Encoded(taken, arrays[1])
+
+
+def within(paths: Iterable[Path]) -> Callable[[str], bool]:
+    """Return a function that tells by an array's name whether the array is at one of the paths, or below."""
+    names = tuple(array_name(path) for path in paths)
+    below = tuple(f"{name}/" for name in names)
+    return lambda name: name in names or name.startswith(below)
 
 
 def merge(common: Encoded, own: Encoded) -> Encoded:
@@ -37,6 +43,16 @@ def merge(common: Encoded, own: Encoded) -> Encoded:
         return common
     structure = _merge(common.structure, own.structure, ())
     return Encoded(structure, {**common.arrays, **own.arrays})
+
+
+def with_regions(own: Encoded, common: Encoded) -> Encoded:
+    """Return all that a rank alone can lose: its own tree, and its boxes of arrays that the ranks share."""
+    held = {name: array for name, array in common.arrays.items() if array.region is not None}
+    if not held:
+        return own
+    structure: Any = own.structure
+    boxes = {name: {"$array": name} for name in held}
+    return Encoded({**structure, "boxes": boxes}, {**own.arrays, **held})
 
 
 def _split(node: Json, own: Collection[Path]) -> tuple[Json, Json]:

@@ -30,6 +30,14 @@ def restore(tree: dict[str, Any]) -> None:
             backends.get(name).set_random_state(state)
 
 
+def portable(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return of what `capture` returned what another rank can have: without the devices of other ranks."""
+    return {
+        name: state if name == "python" else backends.get(name).portable_random(state)
+        for name, state in tree.items()
+    }
+
+
 def seed_all(seed: int) -> None:
     """Seed the global generators of Python and of each framework in use."""
     random.seed(seed)

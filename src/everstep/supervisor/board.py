@@ -118,6 +118,10 @@ class ServiceBoard:
             if service.window != "none" and not self._runs(service):
                 self._collector.drop_reader(service.name)  # nobody would ever clear its window
 
+    def left_out(self) -> list[str]:
+        """Names of the services that `leave_reports_out` keeps from running."""
+        return [service.name for service in self._services if not self._runs(service)]
+
     def _runs(self, service: Service) -> bool:
         return self._reports or service.every_rank or service.stage is not Stage.REPORT
 
@@ -140,17 +144,17 @@ class ServiceBoard:
         """
         actions: list[tuple[Service | None, Action]] = []
         for service in services:
-            alone = service.stage is Stage.REPORT
-            if alone and not self._reports and not service.every_rank:
+            if not self._reports and not self._runs(service):
                 continue
             boundary = boundary_of(service)
-            self._collector.alone = alone and self._collector.across is not None
+            alone = service.stage is Stage.REPORT and self._collector.across is not None
+            before, self._collector.alone = self._collector.alone, alone  # a summary runs services inside one
             try:
                 outcome = self._run_one(service, service.finish if finish else service.run, boundary)
                 if outcome is not None:
                     actions += self._taken(service, outcome, boundary)
             finally:
-                self._collector.alone = False
+                self._collector.alone = before
         return actions
 
     def _taken(

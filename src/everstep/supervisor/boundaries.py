@@ -112,7 +112,7 @@ class Decisions:
         if engine.ranks.several:
             return  # the other ranks are inside the same evaluation, and know nothing of it
         self.notice_signal()
-        asked = [action for action in engine.ranks.pending() if isinstance(action, Interrupt)]
+        asked = [action for _, action in engine.wakeups.actions if isinstance(action, Interrupt)]
         asked += [late for s in engine.board.all(StopAfter) if (late := s.overtime()) is not None]
         self.interruption = self.interruption or next(iter(asked), None)
 
@@ -135,7 +135,7 @@ class Decisions:
         """Leave the loop to resume before the failed step, if a rollback is allowed."""
         engine = self._engine
         engine.saves.settle(wait=True)  # the writer may find an earlier failure
-        rolled = engine.rollbacks.decide(stop.step or engine.progress.step, stop.reason)
+        rolled = engine.rollbacks.decide(stop.step or engine.progress.step, str(stop.reason))
         if rolled is not None:
             raise rolled
 
@@ -249,6 +249,7 @@ class Boundaries:
             saving=engine.saver.busy,
             reason=reason,
             asked=asked,
+            handed=engine.verifier.handed,
             times=_measured(engine) if at_epoch_end and engine.ranks.several else None,
         )
         if engine.ranks.times:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +11,7 @@ from typing import Any, Self
 from everstep.arguments import checked_keywords, number, plain
 from everstep.contracts.services import SCHEDULED, Action, Interrupt, Moment, Save, ServiceFunction, Stop
 from everstep.errors import ConfigError, UsageError, nearest
+from everstep.record import misfit
 from everstep.schedule import Schedule
 from everstep.services.function import FunctionService
 from everstep.supervisor.engine import Engine
@@ -120,6 +121,16 @@ class Door:
     def ranks(self) -> int:
         """Number of processes that train together, 1 or more; known once the loop is entered."""
         return self._engine.ranks.group.size
+
+    @property
+    def data_rank(self) -> int:
+        """Number of the part of each batch that this process reads, from 0; `rank` without `data_ranks=`."""
+        return self._engine.ranks.group.data_rank
+
+    @property
+    def data_ranks(self) -> int:
+        """Number of parts into which each batch is divided; known once the loop is entered."""
+        return self._engine.ranks.group.data.size
 
     @property
     def batch_weight(self) -> float:
@@ -300,9 +311,24 @@ class Door:
         """Hand every row and event so far to the journal's file."""
         return self._engine.recording.flush()
 
-    def note(self, kind: str, data: dict[str, Any]) -> None:
-        """Add an event to the journal; `data` is JSON."""
-        self._engine.journal.event(kind, data)
+    def is_watched(self) -> bool:
+        """Whether somebody looks at the run now, and waits for rows to reach the journal's file."""
+        return self._engine.journal.is_watched()
+
+    def note(self, kind: str, data: dict[str, Any], wall: bool = False) -> None:
+        """Add an event to the journal; `data` is JSON.  `wall`: it depends on the clock or on the start.
+
+        Raises:
+            JournalError: `data` is not JSON.
+            ConfigError: the kind is one of everstep's, and `data` does not have its fields.
+        """
+        if wrong := misfit(kind, data):
+            raise ConfigError(f"an event of kind {kind!r} has other fields: {wrong}; give another kind")
+        self._engine.journal.event(kind, data, wall)
+
+    def listen(self, heard: Callable[[str, Mapping[str, Any]], None]) -> None:
+        """Call `heard` with kind and data of each event of the journal, in the thread that adds it."""
+        self._engine.journal.listeners.append(heard)
 
 
 def _moment(given: Any) -> Moment:

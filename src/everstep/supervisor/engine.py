@@ -7,19 +7,24 @@ from contextlib import ExitStack
 from typing import Any, Literal
 
 from everstep.arguments import integer
+from everstep.checkpoint import CheckpointName, Phase
 from everstep.contracts.data import Cursor
 from everstep.contracts.services import Moment, RunView
 from everstep.errors import ProgressError, ServiceError, UsageError
 from everstep.metrics.across_ranks import AcrossRanks
 from everstep.metrics.collector import Collector
-from everstep.record import CHOSEN, FailurePages, traceback_lines
+from everstep.record import CHOSEN, EarlierSteps, FailurePages, StepComparison, traceback_lines
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
+from everstep.services.draw_trace import draw_traces
+from everstep.services.drill_limit import drill_limits
 from everstep.services.hang_watch import HangWatch
 from everstep.services.recovery import Recovery
+from everstep.services.replayed import Replayed, parts_teller
 from everstep.services.retry import Retry
+from everstep.services.step_parts import StepParts
 from everstep.services.witness import Witness, witnesses
-from everstep.state import Encoded, decode, encode, rekey, restore
+from everstep.state import Encoded, decode, restore
 from everstep.supervisor.board import Announcer, ServiceBoard
 from everstep.supervisor.boundaries import Boundaries, Decisions
 from everstep.supervisor.checks.no_progress import Rounds, Work
@@ -37,11 +42,14 @@ from everstep.supervisor.opening.start import Recovered
 from everstep.supervisor.questions import Questions
 from everstep.supervisor.ranks import Ranks
 from everstep.supervisor.recording import Recording
-from everstep.supervisor.saving.saves import Saver, Saves
+from everstep.supervisor.saving.saver import Saver
+from everstep.supervisor.saving.saves import Saves
+from everstep.supervisor.saving.snapshot import take_snapshot
 from everstep.supervisor.saving.state_tree import Progress, reading
 from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.settings import Settings
 from everstep.supervisor.streams.generators import RngMarks
+from everstep.supervisor.streams.same_random import begin_random
 from everstep.supervisor.threads.periodic_functions import GRACE, PeriodicThreads
 from everstep.supervisor.threads.signals import SignalWatch, exit_error
 from everstep.supervisor.threads.wakeups import Wakeups
@@ -79,8 +87,14 @@ class Engine:
         self.voice = Voice()
         self.collector = Collector(lambda: self.progress.epoch)
         self.board = ServiceBoard(self.collector, self.voice)
-        for service in (*settings.services, *witnesses(lambda: user.save()["user"])):
+        drilled = (*drill_limits(), *draw_traces(), *witnesses(lambda: user.save()["user"]))
+        for service in (*settings.services, *drilled):
             self.board.add(service)
+        if (plan := settings.replay) is not None:
+            self.board.add(Replayed(plan, user.objects, self._tree, self.board.left_out))
+            if plan.parts:
+                told = parts_teller(plan)
+                self.board.add(StepParts(plan.parts, plan.values, user.objects, user.save, told))
         self.voice.console = self.board.find(Console)
         self.estimator, self.spent = Estimator(clock), TimeSpent(clock)
         self.wakeups = Wakeups(clock)
@@ -121,6 +135,7 @@ class Engine:
                 self.ranks.join(stack)
                 self.ranks.require_supported(self.board)
                 with self.ranks.telling():
+                    self.ranks.divide(self.settings.data_ranks)
                     self._open(stack)
                     self.announcer.fire(Moment.ENTER_LOOP)
                     if self.recovered.checkpoint is not None:
@@ -143,6 +158,12 @@ class Engine:
             self.board.leave_reports_out()
             stack.callback(self.voice.close)
             self.voice.speak_to(opening.run_dir.logs / f"rank-{self.ranks.group.rank:05d}.log")
+        if (replayed := self.board.find(Replayed)) is not None:
+            replayed.require(opening.run_dir.id, opening.run_dir.path)
+            # a message, an export or a row of TensorBoard would be the run's second
+            self.board.leave_reports_out()
+            stack.callback(self.voice.close)
+            self.voice.speak_to(opening.run_dir.logs / "replay.log")
         # before anything is restored: from here on a signal only asks for a save
         self.signals.install()
         stack.callback(self.signals.restore)
@@ -163,21 +184,31 @@ class Engine:
         self.streams.declare(self.settings.streams)
         self.streams.noticed = self._note_head
         # after recovery: the segment's first record names the checkpoint from which this start continues
-        self.journal = opening.journal(recovered, self.board)
+        self.journal = opening.journal(recovered, self.board, self.limits.tree())
         stack.callback(self.journal.close)
+        stack.callback(opening.mirror.close)
         # the writer has made the folders by now
         self.ranks.group.barrier("the opening of the journal")
         pages = FailurePages(opening.run_dir.path, self.segment, rank=self.ranks.group.rank)
         self.last_words = LastWords(pages, self.ranks.group, self.progress, self.journal, self.voice)
         self._open_verifier(stack)
         self._open_recovery()
-        retention = self.board.need(Checkpoints).retention
+        rule, group = self.board.need(Checkpoints), self.ranks.group
+        trains = self.settings.replay is None
         self.saver = Saver(
-            opening, self.journal, retention, self.retries, self.wakeups.wish, self.voice, self.ranks.group
+            opening,
+            self.journal,
+            rule,
+            self.retries,
+            self.wakeups.wish,
+            self.clock,
+            self.voice,
+            group,
+            commits=trains,
         )
         stack.callback(self.saver.close)
-        # before training: a full disk is found here, not at the first save
-        opening.check_disk(self.saver.encode(self.user.save()))
+        if trains:  # before training: a full disk is found here, not at the first save
+            opening.check_disk(self.saver.encode(self.user.save()))
         self._connect()
         self.lost_group = LostGroup(self.ranks.group, self.last_words, self.signals.give_up)
         stack.callback(self.lost_group.close)
@@ -201,7 +232,7 @@ class Engine:
         self.services_changed()
         if recovered.checkpoint is not None:
             # kept, because the program's lines up to the resume point may change the state again
-            self._resume_state = encode(self.user.save())
+            self._resume_state = self.saver.copied(self.user.save())
             self.saver.tidy()
         # last: what is drawn from here on is drawn by the program's lines, which a resume runs again
         self.rng_marks = RngMarks(self.user, recovered.lines)
@@ -212,18 +243,31 @@ class Engine:
             decision = {"what": CHOSEN, "why": recovered.chosen, "step": recovered.step}
             self.journal.event("decision", decision)
             self.journal.flush()
-        drilled = self.board.find(Witness) is not None  # by a drill, which finds what differs and how far
-        on_divergence = "warn" if drilled else self.settings.on_divergence
+        # by a drill or a replay, which find what differs and how far
+        observed = self.board.find(Witness) is not None or self.settings.replay is not None
+        on_divergence = "warn" if observed else self.settings.on_divergence
+        comparison = recovered.comparison
+        if self.settings.replay is not None:  # `everstep replay` compares with the rows that count
+            comparison = StepComparison(EarlierSteps(recovered.step))
         trail = self.opening.trail(recovered)
         stack.callback(trail.close)
         # a rank that was killed later has more to compare; the boundaries must be the same on all
-        own = 0 if recovered.replay.done else recovered.replay.last
+        own = 0 if comparison.done else comparison.last
         last = max(self.ranks.group.gather(own, "the steps that run again"))
         self.verifier = Verifier(
-            trail, recovered.replay, on_divergence, self.collector, self.journal, self.voice, last=last
+            trail,
+            comparison,
+            on_divergence,
+            self.collector,
+            self.journal,
+            self.voice,
+            self.streams.drawn,
+            last=last,
         )
+        if self.ranks.group.data.shared:
+            self.verifier.handed = 0
         self.streams.changed = self.verifier.waive
-        if recovered.checkpoint is not None and recovered.replay.done and not recovered.finished:
+        if recovered.checkpoint is not None and comparison.done and not recovered.finished:
             self.verifier.say()  # there is nothing to verify
 
     def _open_recovery(self) -> None:
@@ -249,6 +293,10 @@ class Engine:
         if recovery is not None:
             self.streams.drew = lambda *batch: recovery.drew(self.progress.step + 1, *batch)
 
+    def _tree(self, phase: Phase) -> Encoded:
+        """Encode the whole state as a checkpoint of this boundary has it."""
+        return take_snapshot(self, CheckpointName(self.progress.step), phase).encoded
+
     def _note_head(self, stream: str, head: dict[str, Any]) -> None:
         """Record what the head of an epoch did to a stream's generators: at once, as a kill may follow."""
         self.journal.event("head", {"stream": stream, "step": self.progress.step, **head})
@@ -257,7 +305,7 @@ class Engine:
     def _connect(self) -> None:
         """Make the parts that need open resources, each from the parts before it."""
         self.trials = Trials(self.streams, self.user.trial, self.journal, self.voice)
-        self.recording = Recording(self.journal, self.verifier, self.progress, self.recovered)
+        self.recording = Recording(self.journal, self.verifier, self.progress, self.recovered, self.streams)
         self.collector.emit = self.recording.add
         if self.ranks.several:
             self.collector.across = AcrossRanks(self.ranks.group)
@@ -304,7 +352,7 @@ class Engine:
         if self.recovered.checkpoint is None:
             self.ranks.prepare(self.user.replicated)
             # here and not earlier: the objects were made with equal generators on all ranks
-            rekey(self.progress.seed, self.ranks.group.rank)
+            begin_random(self.ranks.group, self.progress.seed)
             self.saves.save_first()
             if self.progress.step:
                 self.voice.warn(
@@ -328,14 +376,14 @@ class Engine:
         self.user.load(decode(self._resume_state), self.progress.updates)
         self._resume_state = None
         self.ranks.prepare(self.user.replicated)
-        self.streams.open_bound()
+        at_epoch_end = self.progress.phase == "epoch"
+        self.streams.open_bound(at_epoch_end=at_epoch_end)
         if self.recovered.random is not None:  # last: opening a stream may draw random numbers
             restore(self.recovered.random)
             self.recovered.random = None
         if rest := self.recovered.open:
             # first of all: an interruption left this boundary before these services had run
             self.recovered.open = []
-            at_epoch_end = self.progress.phase == "epoch"
             self.boundaries.walk(Moment.AFTER_EPOCH if at_epoch_end else Moment.AFTER_STEP, rest=rest)
 
     # -------------------------------------------------------------------------------- the step

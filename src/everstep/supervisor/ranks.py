@@ -15,6 +15,8 @@ from everstep.contracts.services import Action, Clock, Interrupt, Save, Service,
 from everstep.errors import ConfigError, DisagreementError
 from everstep.group import Agreement, Peers, Single, StoreGroup, Whereabouts, find_group, report
 from everstep.services.retry import Retry
+from everstep.supervisor.data_ranks import Said, divide
+from everstep.supervisor.streams.same_samples import require_alike
 from everstep.supervisor.threads.signals import SignalWatch
 from everstep.supervisor.threads.wakeups import Wakeups
 
@@ -70,6 +72,17 @@ class Ranks:
         if isinstance(group, StoreGroup):
             stack.callback(Peers(group).close)
 
+    def divide(self, said: Said | None) -> None:
+        """Settle which part of each batch every rank reads; called by all of them.
+
+        Args:
+            said: this rank's argument `data_ranks`.
+
+        Raises:
+            DisagreementError, ConfigError: as `data_ranks.divide`.
+        """
+        divide(self.group, said)
+
     def require_supported(self, services: Iterable[Service]) -> None:
         """Refuse a service that acts on this rank alone, before anything is opened; all ranks raise.
 
@@ -121,13 +134,13 @@ class Ranks:
         """
         if self.several:
             for backend in backends.active():
-                backend.require_synchronised(objects, self.group.size)
+                backend.require_synchronised(objects, self.group.data)
 
     def prepare(self, objects: Mapping[str, Any]) -> None:
         """Make the training of replicated objects exact; called before the first step of each start."""
         if self.several:
             for backend in backends.active():
-                backend.prepare_ranks(objects)
+                backend.prepare_ranks(objects, self.group.data)
 
     # ------------------------------------------------------------------------- at a boundary
 
@@ -143,6 +156,7 @@ class Ranks:
         saving: bool,
         reason: str | None,
         asked: Mapping[str, Any],
+        handed: int | None,
         times: Mapping[str, float] | None = None,
     ) -> None:
         """Tell all ranks what this rank knows alone; called first at each boundary.
@@ -152,10 +166,12 @@ class Ranks:
             saving: whether this rank is writing a checkpoint.
             reason: this rank's reason for its stop; None without one.
             asked: what the program has asked for since the ranks met last; the same on all ranks.
+            handed: digest of the batches of this start, to compare with ranks that read the same part.
             times: what this rank has measured of itself, to be recorded; None: nothing at this boundary.
 
         Raises:
-            DisagreementError: the ranks are at different boundaries, or were asked for different things.
+            DisagreementError: the ranks are at different boundaries, were asked for different things, or read
+                different batches where these are to be the same.
         """
         if not self.several:
             return
@@ -166,10 +182,12 @@ class Ranks:
             "now": self._clock(),
             "reason": reason,
             "asked": dict(asked),
+            "handed": handed,
             "times": times and dict(times),
         }
         found = self.group.gather(mine, where)
         _require_same_asked([each["asked"] for each in found], where)
+        require_alike(self.group.data, [each["handed"] for each in found], f"the batches up to {where}")
         self._now, self.writers_reason = found[0]["now"], found[0]["reason"]
         self.times = [each["times"] for each in found if each["times"]]
         self.saves_are_done = not any(each["saving"] for each in found)
@@ -184,12 +202,6 @@ class Ranks:
     def signal(self) -> int | None:
         """Number of the first signal; of several ranks, of the signal that they know of together."""
         return self._signal if self.several else self._signals.received
-
-    def pending(self) -> Sequence[Action]:
-        """List the actions that threads have asked for, and that are not applied yet."""
-        if self.several:
-            return [action for _, action in self._actions]
-        return [action for _, action in list(self._wakeups.actions)]
 
     def take_pending(self) -> Iterator[Pending]:
         """Take the actions that threads have asked for; on one process also those that come meanwhile."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from everstep.contracts.metrics import Block
 from everstep.record import Journal, Position
 from everstep.supervisor.checks.verification import Verifier
 from everstep.supervisor.opening.start import Recovered
 from everstep.supervisor.saving.state_tree import Progress
+from everstep.supervisor.streams.run_streams import Streams
 
 
 class Recording:
@@ -14,6 +17,7 @@ class Recording:
 
     Args:
         recovered: has the newest values in the checkpoint.
+        streams: have the ledger of the data.
 
     Attributes:
         last_values: newest value of each metric collected outside steps, the means of epochs included; in
@@ -22,9 +26,15 @@ class Recording:
     """
 
     def __init__(
-        self, journal: Journal, verifier: Verifier, progress: Progress, recovered: Recovered
+        self,
+        journal: Journal,
+        verifier: Verifier,
+        progress: Progress,
+        recovered: Recovered,
+        streams: Streams,
     ) -> None:
         self._journal, self._verifier, self._progress = journal, verifier, progress
+        self._streams = streams
         self.last_values: dict[str, float] = dict(recovered.last_values)
         self.last_steps: dict[str, int] = dict(recovered.last_steps)
         self._flushed = (0, 0)
@@ -39,12 +49,21 @@ class Recording:
         self._verifier.rows(block)
 
     def flush(self) -> Position:
-        """Hand every row and event so far, and the run's progress, to the journal's file.
+        """Hand every row and event so far, the run's progress and its ledger to the journal's file.
 
         Rows alone do not tell the progress: there may be one row each 1,000 steps, or none.
         """
         current = self._progress.step, self._progress.epoch
-        if current != self._flushed:
-            self._flushed = current
-            self._journal.event("progress", {"step": current[0], "epoch": current[1]}, wall=True)
+        # batches of an open step belong to no step that a resume would count
+        told = [] if self._verifier.places else self._streams.account()
+        if not told and current != self._flushed:
+            told = [{}]
+        self._flushed = current
+        for ledger in told:
+            data: dict[str, Any] = {"step": current[0], "epoch": current[1]}
+            if ledger:
+                data["ledger"] = ledger
+            # a description may have the names of the user's classes
+            described = any("data" in each for each in ledger.values())
+            self._journal.event("progress", data, wall=True, plain=not described)
         return self._journal.flush()

@@ -12,6 +12,7 @@ from everstep.arguments import integer, number, plain
 from everstep.contracts.data import Share, Uneven
 from everstep.contracts.services import Clock, Moment, Service
 from everstep.data.adapt import named
+from everstep.drilled import seed_or_drilled
 from everstep.errors import ConfigError
 from everstep.record import located, user_path
 from everstep.schedule import Every, Schedule
@@ -22,9 +23,11 @@ from everstep.services.hang_watch import HangWatch
 from everstep.services.index import Index
 from everstep.services.journal_flush import JournalFlush
 from everstep.services.nan_guard import NaNGuard
+from everstep.services.replayed import plan_of_process
 from everstep.services.stop_after import StopAfter
 from everstep.supervisor.board import require_service
 from everstep.supervisor.checks.verification import OnDivergence
+from everstep.supervisor.data_ranks import said
 from everstep.supervisor.opening.configuration import Configuration
 from everstep.supervisor.opening.init_from import InitFrom
 from everstep.supervisor.opening.start import Start
@@ -87,6 +90,8 @@ class Settings:
     Attributes:
         services: the given services, then those that every run has.
         streams: the data that is declared, by name.
+        data_ranks: what this rank says of the data that it reads; None: a part of its own.
+        replay: what this process executes again; None in a training.
 
     Raises:
         ConfigError: an argument is out of range, or contradicts another.
@@ -114,6 +119,7 @@ class Settings:
         streams: Mapping[str, Any] | None = None,
         lock: bool = True,
         uneven: Uneven | None = None,
+        data_ranks: Any = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.kind, self.clock = kind, clock
@@ -121,7 +127,7 @@ class Settings:
             integer("max_step", max_step, none="for no limit"),
             integer("max_epoch", max_epoch, none="for no limit"),
         )
-        seed = integer("seed", seed, 0, none="to draw one")
+        seed = seed_or_drilled(integer("seed", seed, 0, none="to draw one"))
         max_time = number("max_time", max_time, of="seconds", none="for no limit")
         resume = plain(resume)
         if not isinstance(resume, bool | int | str | Path):
@@ -136,11 +142,15 @@ class Settings:
                 "batches stop the run, and other numbers are a warning"
             )
         self.on_divergence = on_divergence
+        self.data_ranks = said(data_ranks)
         self.streams = {} if streams is None else named(streams)
+        saves = next((each for each in given if isinstance(each, Checkpoints)), Checkpoints())
+        self.replay = plan_of_process()
         self.start = Start(
             path=located(user_path(run_dir, "run_dir")),
             seed=seed,
-            resume=resume,
+            # the copy of a run has the checkpoint that is meant, and its mirror is the run's own
+            resume=resume if self.replay is None else True,
             init_from=InitFrom.of(init_from),
             init_fn=init_fn,
             local_init_fn=local_init_fn,
@@ -149,6 +159,8 @@ class Settings:
             lock=lock,
             uneven=Share(uneven=uneven).uneven,
             config=Configuration.of(config),
+            mirror=saves.mirror if self.replay is None else None,
+            mirror_wait=saves.mirror_wait,
         )
         self.services: Sequence[Service] = _completed(given, default_services, max_time)
         for index, service in enumerate(self.services):

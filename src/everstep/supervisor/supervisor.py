@@ -79,6 +79,10 @@ class Supervisor(Door):
         uneven: on several ranks, what becomes of a batch that their number does not divide: "weight" (the
             parts differ by one sample; multiply the loss by `batch_weight`) or "drop" (its last samples are
             left out); None: such data is refused.
+        data_ranks: on several ranks, who reads which part of each batch.  None: each rank a part of its own.
+            Ranks that compute with one batch together (tensor parallelism) read the same part: a DeviceMesh
+            over the ranks that read different samples, as `mesh["dp"]`; or (this rank's part, number of
+            parts); or 1: all ranks read the whole batch.
         clock: monotonic seconds; for tests.  A clock of your own is asked after each step, so that due
             services run at the very step, without a thread.
 
@@ -109,6 +113,7 @@ class Supervisor(Door):
         streams: Mapping[str, Any] | None = None,
         lock: bool = True,
         uneven: Uneven | None = None,
+        data_ranks: Any = None,
         clock: Clock = time.monotonic,
     ) -> None:
         settings = Settings(
@@ -130,6 +135,7 @@ class Supervisor(Door):
             streams=streams,
             lock=lock,
             uneven=uneven,
+            data_ranks=data_ranks,
             clock=clock,
         )
         engine = Engine(settings, settings.state(state))

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from everstep.testing.object_checks import Checked as Checked, check as check
     from everstep.testing.service_checks import check_service as check_service
     from everstep.testing.sink_checks import check_sink as check_sink
-    from everstep.testing.state_checks import check_stateful as check_stateful
+    from everstep.testing.state_checks import (
+        check_stateful as check_stateful,
+        stamps_checked as stamps_checked,
+    )
     from everstep.testing.stream_checks import check_stream as check_stream
 
     __all__: list[str]
@@ -34,7 +37,7 @@ else:
             "everstep.testing.group_checks": ("check_group",),
             "everstep.testing.service_checks": ("check_service",),
             "everstep.testing.sink_checks": ("check_sink",),
-            "everstep.testing.state_checks": ("check_stateful",),
+            "everstep.testing.state_checks": ("check_stateful", "stamps_checked"),
             "everstep.testing.stream_checks": ("check_stream",),
             "everstep.testing.leftovers": ("nothing_left",),
         },

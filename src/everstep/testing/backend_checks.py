@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from everstep import backends
-from everstep.contracts.state import Backend, Entry, HostArray, Mismatch
+from everstep.contracts.group import DataRanks
+from everstep.contracts.state import Backend, Entry, HostArray, Mismatch, Unread
 from everstep.errors import MetricError
 from everstep.state import Encoded, decode, digest, encode, isolated
 
@@ -33,7 +34,7 @@ def check_backend(
     """Check every member of `everstep.contracts.state.Backend`.
 
     1. Each array comes back from host memory equal in type, dtype, shape and bits, in memory of its
-       own; the host buffer is used again if it fits, and only then.
+       own; the host buffer is used again if it fits, and only then.  Its facts name its type and place.
     2. The global random state comes back, also through a checkpoint's encoding; a seed determines it.
     3. A metric value is one real number, copied; anything else is a `MetricError`.
     4. The framework's own objects have entries that restore them to the bit and refuse what does not
@@ -88,8 +89,11 @@ def _check_facts(backend: Backend) -> None:
     assert backend.processes() == 1, (
         f"processes() is {backend.processes()}: there is one process here, outside any group"
     )
-    backend.require_synchronised({}, 2)  # a state without models is refused by nobody
-    backend.prepare_ranks({})
+    assert backend.mesh(object()) is None, "mesh() takes an object that is not the framework's"
+    data = DataRanks(range(2))
+    backend.require_synchronised({}, data)  # a state without models is refused by nobody
+    backend.prepare_ranks({}, data)
+    assert not backend.exact_on_any_ranks({}), "exact_on_any_ranks() answers for a state without models"
     assert backend.entry(object()) is None, "entry() takes an object that is not the framework's"
     assert backend.pack(object()) is None, "pack() takes an object that is not the framework's"
 
@@ -116,6 +120,34 @@ def _check_round_trip(backend: Backend, array: Any) -> None:
     data[:] ^= 1
     _require_host(backend.to_host(again, None), _flipped(host), f"{what}: shares memory with the host array")
     data[:] ^= 1
+    _check_array_facts(backend, array, again, host)
+    _check_rows(backend, array, what)
+
+
+def _check_rows(backend: Backend, array: Any, what: str) -> None:
+    """Require that rows come in their order, and as copies."""
+    if not array.shape:
+        return
+    order = np.arange(len(array))  # adjacent rows, which a slice would not copy
+    rows = backend.rows(array, order)(slice(0, 2))
+    same = issubclass(type(rows), backend.array_types) and rows.dtype == array.dtype
+    wanted = repr(array.tolist()[:2])
+    assert same and repr(rows.tolist()) == wanted, f"{what}: rows() gives {rows!r}, not {wanted}"
+    copy, own = backend.host_view(rows), backend.host_view(array)
+    shares = copy is not None and own is not None and np.shares_memory(copy, own)
+    assert not shares, f"{what}: rows() shares memory with the array"
+
+
+def _check_array_facts(backend: Backend, array: Any, copy: Any, host: HostArray) -> None:
+    what = f"{array.dtype} {tuple(array.shape)}"
+    facts, other = backend.facts(array), backend.facts(copy)
+    named = facts.dtype == host.dtype or "dtype" in host.extra
+    assert named, f"{what}: facts() names the type {facts.dtype}, and to_host() {host.dtype}"
+    apart = facts == backend.facts(array) and (facts.place is None or facts.place != other.place)
+    assert apart, f"{what}: facts() gives the place {facts.place!r} and {other.place!r} for a copy"
+    late = backend.late(Unread(facts.dtype, host.shape, lambda: host))
+    same = late.dtype == array.dtype and late.shape == array.shape
+    assert same, f"{what}: late() makes a {late.dtype} {tuple(late.shape)}"
 
 
 def _require_values(array: Any, host: HostArray, what: str) -> None:
@@ -179,6 +211,8 @@ def _check_random_state(backend: Backend, draw: Callable[[], Any]) -> None:
     drawn()
     backend.set_random_state(decode(saved))
     assert drawn() == expected, "set_random_state() does not bring back what random_state() returned"
+    backend.set_random_state(decode(encode(backend.portable_random(decode(saved)))))
+    assert drawn() == expected, "set_random_state() does not bring back what portable_random() returned"
 
 
 def _check_scalars(backend: Backend, dtypes: set[str]) -> None:

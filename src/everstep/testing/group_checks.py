@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ _LATE = 0.4
 """Seconds by which the last rank is late."""
 _SETTLE = 5.0
 """Seconds after which connections that other ranks have closed must be gone."""
+_REQUESTS = 100
 _VALUES: tuple[Any, ...] = (
     None, True, 0, -7, 2**40, 0.1, "", "é\n", [], [1, [2, None]], {"a": {"b": [0.5]}}, "x" * 100_000,
 )  # fmt: skip
@@ -29,7 +31,8 @@ def check_group(make_group: Callable[[], Group]) -> None:
     4. A rank that does not come is an error on all others, which names the rank, within the time limit.
     5. A rank at another operation, and a failure that a rank reports, are errors on all others.
     6. What went wrong in one group does not reach the next one, over the same store.
-    7. `close` may be called twice and leaves no thread, file or handler.
+    7. Threads of a rank make short requests of its store at the same time.
+    8. `close` may be called twice and leaves no thread, file or handler.
 
     Args:
         make_group: joins the group; called several times, once all have left the group before.
@@ -39,7 +42,7 @@ def check_group(make_group: Callable[[], Group]) -> None:
     """
     make_group().close()  # what is set up once in a process stays
     with nothing_left(settle=_SETTLE):  # once for all: another rank may have joined the next group already
-        for check in (_check_values, _check_operations, _check_absence, _check_failure, _check_order):
+        for check in _CHECKS:
             _check(check, make_group())
         _check(_check_values, make_group())
 
@@ -124,6 +127,29 @@ def _check_order(group: Group) -> None:
         what = "a place" if group.writer else "another place"
         error = _raised(DisagreementError, lambda: group.barrier(what))
         assert "another place" in str(error), f"an error must name the operations: {error}"
+
+
+def _check_threads(group: Group) -> None:
+    if group.store is None:
+        return
+    store, wrong = group.store.below("threads/"), []
+
+    def use(name: str) -> None:
+        for number in range(_REQUESTS):
+            store.set(name, str(number))
+            if store.get([name]) != [str(number)] or store.has([f"{name}/absent"]):
+                wrong.append(f"{name} at {number}")
+
+    threads = [threading.Thread(target=use, args=(f"{group.rank}/{n}",)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, f"threads that use the store at the same time got each other's answers: {wrong[:3]}"
+    group.barrier("all threads have ended")
+
+
+_CHECKS = (_check_values, _check_operations, _check_absence, _check_failure, _check_order, _check_threads)
 
 
 def _raised(kind: type[GroupError], call: Callable[[], object]) -> Any:

@@ -1,17 +1,44 @@
-"""`check_stateful`: a check that an object comes back to the bit, for authors of `state_dict`."""
+"""Checks for authors of objects with state: that they come back to the bit, that stamps tell the truth."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from everstep.checkpoint import CheckpointName, read_checkpoint, save_apart
 from everstep.contracts.state import Entry
-from everstep.state import Encoded, capture, decode, digest, encode, isolated, leaves, make_entry, restore
+from everstep.state import (
+    Encoded,
+    capture,
+    decode,
+    digest,
+    encode,
+    isolated,
+    leaves,
+    make_entry,
+    restore,
+    stamps,
+)
 
 T = TypeVar("T")
+
+
+@contextmanager
+def stamps_checked() -> Iterator[None]:
+    """Compare, in the block, each copy that a save leaves alone with the live array; other values raise.
+
+    A save leaves alone the copies of those chunks of a `everstep.data.RingBuffer` that nobody wrote to.  The
+    comparison reads the whole memory at each save.  EVERSTEP_CHECK_STAMPS=1 does it in a whole process.
+    """
+    before, stamps.checking = stamps.checking, True
+    try:
+        yield
+    finally:
+        stamps.checking = before
+
 
 _ROUNDS = 3
 _EXTRA = "not a part of this state"

@@ -102,7 +102,7 @@ def _asked(query: Mapping[str, Any], folder: Path, exp_id: str | None, index: st
     where = {name: value for name, value in query.items() if name != "step"}
     asked = index or located(folder)
     from everstep.index.query import query as ask
-    from everstep.index.shipping import id_at
+    from everstep.index.readers import id_at
 
     for run in reversed(ask("runs", where, index=asked)):
         path = Path(str(run["path"]))

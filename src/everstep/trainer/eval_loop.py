@@ -188,6 +188,11 @@ def _inputs(
         num_steps -= 1
 
 
+def prefixed(prefix: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics whose names begin with a prefix."""
+    return {prefix + name: value for name, value in metrics.items()}
+
+
 def mapping(value: Any, owner: object, method: str) -> Mapping[str, Any]:
     """Check and return metrics that a method of the task, or a function given to `Evaluate`, returned.
 

@@ -19,11 +19,10 @@ from everstep.group import Single, group_size
 from everstep.metrics.aggregation import Aggregate
 from everstep.record import batch_digest
 from everstep.services.evaluate import Evaluate
+from everstep.supervisor.streams.same_samples import require_alike, require_same_samples
 
 _WHOLE = ("eval_begin", "eval_reduce", "eval_end", "next_eval_inputs")
 """Methods of a task that see more than one batch, or draw batches, as they like."""
-_PIECE = 50_000
-"""Number of values of all ranks that one message carries; torch's store takes 8 MiB."""
 
 Row = tuple[int, float, float]
 """(batch, mean over a rank's part of it, weight of that part)."""
@@ -50,8 +49,11 @@ class EvalRanks:
     """
 
     def __init__(self, group: Group | None = None, why_whole: str | None = None) -> None:
-        self.group, self.why_whole = group or Single(), why_whole
-        self.divides = self.group.size > 1 and why_whole is None
+        self.group = group or Single()
+        if self.group.data.size == 1:
+            why_whole = why_whole or "the ranks compute with the same batches"
+        self.why_whole = why_whole
+        self.divides = self.group.data.size > 1 and why_whole is None
         self._name = ""
 
     def share_of(self, stream: Stream, name: str) -> Stream:
@@ -61,26 +63,31 @@ class EvalRanks:
 
         Raises:
             DataError: the data is divided by the program, and each rank has to evaluate the whole of it.
+            DisagreementError: the ranks have different samples.
         """
         self._name = name
         if self.group.size == 1:
             return stream
         if self.divides:
             try:
-                return stream.split(Share(self.group.rank, self.group.size, "pad"))
+                part = stream.split(Share(self.group.data_rank, self.group.data.size, "pad"))
             except DataError as error:
                 self.divides, self.why_whole = False, str(error)
+            else:
+                require_same_samples(self.group, stream, name)
+                return part
         return whole(stream, self.why_whole)
 
     def notice(self, name: str) -> str | None:
         """Say, after an evaluation, that each rank makes the whole of it; None where they divide it."""
-        if self.group.size == 1 or self.divides:
+        if self.group.data.size == 1 or self.divides:
             return None
         return f"stream {name!r} is evaluated as a whole by each of {self.group.size} ranks: {self.why_whole}"
 
     def compared(self, cursor: Cursor) -> Cursor:
-        """Return the cursor that notes the batches which all ranks have to be handed alike."""
-        return cursor if self.group.size == 1 or self.divides else _NotedCursor(cursor)
+        """Return the cursor that notes the batches which several ranks have to be handed alike."""
+        alike = self.group.data.shared or (self.group.size > 1 and not self.divides)
+        return _NotedCursor(cursor) if alike else cursor
 
     def weight(self, batch_size: float, sized: bool, cursor: Cursor) -> float:
         """Return the weight of this rank's part of a batch.
@@ -89,7 +96,7 @@ class EvalRanks:
             batch_size: what the task counts in the part.
             sized: whether the task can count; else a whole batch weighs as one sample.
         """
-        return batch_size if sized or not self.divides else cursor.weight / self.group.size
+        return batch_size if sized or not self.divides else cursor.weight / self.group.data.size
 
     # ---------------------------------------------- values in parts, where the data is divided
 
@@ -104,13 +111,12 @@ class EvalRanks:
         """Put the values of a metric's samples together."""
         return self._all(values, f"the samples of {self._name}/{metric}")
 
-    def means(
-        self, found: Mapping[str, Aggregate], bad: dict[str, tuple[int, float]]
-    ) -> dict[str, Aggregate]:
+    def means(self, own: Mapping[str, Aggregate], bad: dict[str, tuple[int, float]]) -> dict[str, Aggregate]:
         """Put means together, and the first batches in which values are not finite."""
-        mine = {name: aggregate.mean_and_weight for name, aggregate in found.items()}
+        mine = {name: aggregate.mean_and_weight for name, aggregate in own.items()}
         together: dict[str, Aggregate] = {}
-        for theirs, worst in self.group.gather([mine, bad], f"the evaluation of stream {self._name!r}"):
+        found = self.group.gather([mine, bad], f"the evaluation of stream {self._name!r}")
+        for theirs, worst in self._counted(found):
             for name, (mean, weight) in theirs.items():
                 together.setdefault(name, Aggregate()).add([mean], [weight])
             for name, (batch, value) in worst.items():
@@ -118,17 +124,13 @@ class EvalRanks:
         return together
 
     def _all(self, values: Sequence[Any], what: str) -> list[Any]:
-        """Gather the values of all ranks, in the order of ranks, in pieces that the store takes."""
-        size = self.group.size
-        step = max(_PIECE // size, 1)
-        count = max(self.group.gather(len(values), what))
-        found: list[list[Any]] = [[] for _ in range(size)]
-        for first in range(0, count, step):
-            for theirs, piece in zip(
-                found, self.group.gather(values[first : first + step], what), strict=True
-            ):
-                theirs += piece
+        """Gather the values of all parts, in the order of parts."""
+        found = self._counted(self.group.gather_lists(values, what))
         return [value for theirs in found for value in theirs]
+
+    def _counted(self, found: Sequence[Any]) -> list[Any]:
+        """Return what the first rank of each part has told."""
+        return [found[rank] for rank in self.group.data.first]
 
     # ------------------------------------------------------------------------ values of the whole
 
@@ -136,9 +138,13 @@ class EvalRanks:
         """Return the values on which all ranks go on: of the whole data, those of the writer.
 
         Raises:
-            DisagreementError: the ranks were handed different batches.
+            DisagreementError: ranks that have to read the same were handed different batches.
         """
         if not isinstance(cursor, _NotedCursor):
+            return values
+        if self.divides:
+            what = f"the batches of stream {self._name!r}"
+            require_alike(self.group.data, self.group.gather(cursor.noted, what), what)
             return values
         try:
             self.group.agree(cursor.noted, f"the data of stream {self._name!r}")

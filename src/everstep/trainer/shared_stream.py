@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,12 +48,14 @@ class SharedStream:
 
 
 class _Batch(NamedTuple):
-    """A batch, with the positions before and after it, and the number of batches left."""
+    """A batch, with the positions before and after it, the number of batches left, and those passed over."""
 
     before: Any
     batch: Any
     after: Any
     left: int | None
+    done: int | None
+    passed_over: list[int]
 
 
 class _Pass:
@@ -82,8 +85,10 @@ class _Pass:
         """
         if self._last is not None and position == self._last.before:
             return self._last
-        batch = next(self.cursor)
-        self._last = _Batch(position, batch, self.cursor.position(), self.cursor.remaining())
+        cursor = self.cursor
+        batch = next(cursor)
+        place = cursor.position(), cursor.remaining(), cursor.done, cursor.passed_over()
+        self._last = _Batch(position, batch, *place)
         self.head = self._last.after
         return self._last
 
@@ -132,8 +137,9 @@ class _TapCursor(Cursor):
         self._seed = seed
         self._at = position
         self._alone: Cursor | None = None
-        opened = self._reading().cursor if position is None else self._read_alone()
+        self._opened = opened = self._reading().cursor if position is None else self._read_alone()
         self._taken = 0 if position is None else opened.done or 0
+        self._passed_over: list[int] = []
         self._count(opened.done is not None)
 
     def __next__(self) -> Any:
@@ -145,7 +151,6 @@ class _TapCursor(Cursor):
             self.ended = True
             self.close()
             raise
-        self._taken += 1
         self._count(self.done is not None)
         return batch
 
@@ -159,11 +164,25 @@ class _TapCursor(Cursor):
             self.close()
             found = reading.after(self._at)
             self._at = found.after
+            self._took(found.done, found.passed_over)
             return copied(found.batch)  # a copy: the step of one run may change its batch in place
         alone = self._read_alone()
         batch = next(alone)
         self._at = alone.position()
+        self._took(alone.done, alone.passed_over())
         return batch
+
+    def _took(self, done: int | None, passed_over: list[int]) -> None:
+        """Count a batch, and those that were passed over before it."""
+        self._taken = self._taken + 1 if done is None else done
+        self._passed_over += passed_over
+
+    def sample_numbers(self, first: int, end: int) -> Sequence[Any] | None:
+        return self._opened.sample_numbers(first, end)
+
+    def passed_over(self) -> list[int]:
+        found, self._passed_over = self._passed_over, []
+        return found
 
     def _read_alone(self) -> Cursor:
         if self._alone is None:

@@ -4,44 +4,41 @@ from __future__ import annotations
 
 import copy
 import time
-from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import asdict
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everstep.arguments import checked_keywords, integer
 from everstep.contracts.data import Stream
-from everstep.contracts.group import Group, require_same
-from everstep.contracts.services import Moment, Service
+from everstep.contracts.services import Service
 from everstep.contracts.tasks import Task
+from everstep.drilled import seed_or_drilled
 from everstep.errors import (
-    CheckpointError,
     ConfigError,
-    NoCheckpointError,
     RolledBack,
-    RunDirError,
     UsageError,
 )
-from everstep.group import find_group, group_size
+from everstep.group import group_size
 from everstep.loop import TrainLoop
 from everstep.loop.loop_settings import LoopSettings
-from everstep.record import Evaluation, RunDir, located, to_read, values_line
+from everstep.record import Evaluation, located, values_line
 from everstep.schedule import Schedule
 from everstep.services.console import Console
 from everstep.services.epoch_line import EpochLine
-from everstep.services.evaluate import Evaluate, steps
+from everstep.services.evaluate import Evaluate
 from everstep.state import isolated, seed_all
-from everstep.supervisor import Ending, Loaded, load
+from everstep.supervisor import Ending, load
+from everstep.supervisor.data_ranks import said
 from everstep.supervisor.settings import listed
 from everstep.trainer.checkpoint_follower import CheckpointFollower, Which
-from everstep.trainer.eval_loop import drawn_again, evaluate, evaluating, mapping
-from everstep.trainer.eval_ranks import EvalRanks, refuse_several, whole, why_whole
+from everstep.trainer.eval_loop import mapping, prefixed
+from everstep.trainer.eval_ranks import refuse_several, whole
+from everstep.trainer.evaluations import Evaluations, evaluates, one_batch, require_one_each
 from everstep.trainer.foreign_names import no_attribute, require_our_names
 from everstep.trainer.named_streams import Data, NamedStreams
-from everstep.trainer.recorded_evaluations import RecordedEvaluations, weights_of
+from everstep.trainer.recorded_evaluations import RecordedEvaluations
 from everstep.trainer.smoke import scratch, unchanged
 from everstep.trainer.trainer_loop import TrainerLoop
 
@@ -91,24 +88,11 @@ class Trainer:
         self.task, self.run_dir = task, run_dir
         self._streams = NamedStreams(streams)
         self.streams = self._streams.named
-        self._loop: TrainerLoop | None = None
-        self._weights: Loaded | None = None
-        """Source of the task's objects, while they are as the run left them."""
-        self._found: dict[str, tuple[int, dict[str, float]]] = {}
-        """Step and metrics of each service's last evaluation, by the service's name."""
-        self._seed = seed
+        self._seed = seed_or_drilled(seed)
         self._options = loop
+        data_ranks = said(loop.get("data_ranks"))
         self._line = EpochLine()
         self._services = self._with_evaluation(listed(services), loop.get("default_services", True))
-        self._taken = {
-            name
-            for each in self._services
-            if Moment.AFTER_EVAL_STEP in each.moments
-            for name in each.output_names
-        }
-        """Outputs of evaluations that services look at."""
-        self._told: set[str] = set()
-        """Sentences about evaluations that were said."""
         self._clock = loop.get("clock", time.monotonic)
         self._retry: dict[str, Any] = {}
         """Options of the loop that continues after a rollback."""
@@ -117,9 +101,10 @@ class Trainer:
             TrainerLoop.kind(), run_dir, services=self._services, seed=seed, streams=self.streams, **loop
         )
         settings.state(task.state())  # refused here, before any loop is opened
-        self._recorded = RecordedEvaluations(
-            run_dir, self._services, loop.get("config"), loop.get("lock", True)
-        )
+        recorded = RecordedEvaluations(run_dir, self._services, loop.get("config"), loop.get("lock", True))
+        self._evaluations = Evaluations(task, run_dir, self._streams, self._services, recorded, data_ranks)
+        for service in evaluates(self._services):
+            service.evaluator = self._evaluations.due
 
     def _build(self) -> None:
         if self.task.is_built:
@@ -131,7 +116,7 @@ class Trainer:
         self.task.is_built = True
 
     def _with_evaluation(self, services: list[Service], defaults: bool) -> list[Service]:
-        given = _evaluates(services)
+        given = evaluates(services)
         can = type(self.task).eval_step is not Task.eval_step
         if "train" in self.streams:
             self._streams.require_apart("train", self.streams["train"], "training")
@@ -139,17 +124,20 @@ class Trainer:
             given = [Evaluate("valid")]
             given[0].is_default = True
             services = [*given, *services]
-        _require_one_each(given)
+        require_one_each(given)
         for service in given:
-            stream = self._streams.get(service.stream)
-            self._streams.require_apart(service.stream, stream, "evaluation")
-            service.evaluator = self._evaluate_due
+            self._streams.require_apart(service.stream, self._streams.get(service.stream), "evaluation")
         return [*services, self._line] if defaults else services
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             raise no_attribute(self, name)
+
+    @property
+    def _loop(self) -> TrainerLoop | None:
+        """The loop while it is open."""
+        return self._evaluations.loop
 
     @property
     def seed(self) -> int | None:
@@ -255,7 +243,7 @@ class Trainer:
                 "no limit is given: the training continues until it is interrupted; to end it, give "
                 "max_epoch=, max_step= or max_time=, or a service such as StopAfter or EarlyStop"
             )
-        if others := self.streams.keys() - {"train", *(each.stream for each in _evaluates(self._services))}:
+        if others := self.streams.keys() - {"train", *(each.stream for each in evaluates(self._services))}:
             names = sorted(others)
             loop.println(
                 f"streams not evaluated while training: {', '.join(names)}; to evaluate one, give "
@@ -299,17 +287,16 @@ class Trainer:
         )
         self._line.bests, self._line.printed = loop.bests, loop.announce_printed
         # the loop changes the objects: the source of their weights is not known from here on
-        self._weights = None
-        self._found.clear()
+        self._evaluations.forget()
         try:
             with self._streams.in_a_loop(), loop:
-                self._loop = loop
+                self._evaluations.loop = loop
                 yield loop
         finally:
             if self._loop is not None and self._options.get("resume") is False and loop.settled:
                 self._options["resume"] = True  # it has started over; from here on the run continues
-            self._loop = None
-        self._weights = loop.left_with()
+            self._evaluations.loop = None
+        self._evaluations.weights = loop.left_with()
 
     def epoch(
         self, train_streams: Iterable[Any] | str = "train", eval_streams: Iterable[Any] | str = ()
@@ -357,15 +344,15 @@ class Trainer:
                 metrics = task.train_step(batch)
                 # a plain dictionary of "train" passes as it is: collect_metrics checks it
                 if prefix or type(metrics) is not dict:
-                    metrics = _prefixed(prefix, mapping(metrics, task, "train_step"))
+                    metrics = prefixed(prefix, mapping(metrics, task, "train_step"))
                 loop.collect_metrics(metrics)
                 yield loop
             if (last := task.train_loop_end()) is not None:
-                loop.collect_metrics(_prefixed(prefix, mapping(last, task, "train_loop_end")))
+                loop.collect_metrics(prefixed(prefix, mapping(last, task, "train_loop_end")))
         for name, stream in self._streams.chosen(eval_streams, "valid"):
-            how = self._service_of(name)
+            how = self._evaluations.service_of(name)
             with loop.evaluation():
-                loop.collect_found(self._evaluate(name, stream, how=how))
+                loop.collect_found(self._evaluations.here(name, stream, how=how))
             if how is not None and how.is_default:
                 how.left_out_at = loop.step
 
@@ -386,9 +373,9 @@ class Trainer:
         task = self.task
         with unchanged(task, self.streams.values()), scratch() as folder:
             services: list[Service] = [Console(sink=lambda line: None)]
-            services += [_one_batch(each) for each in _evaluates(self._services)]
+            services += [one_batch(each) for each in evaluates(self._services)]
             trainer = Trainer(task, self.streams, f"{folder}/run", services=services, seed=self._seed)
-            trainer._taken = self._taken
+            trainer._evaluations.takes = self._evaluations.takes
             trainer.train(1)
             load(f"{folder}/run", task.state())
 
@@ -401,7 +388,7 @@ class Trainer:
             weights: other weights, as for `evaluate`.
         """
         if weights is None:
-            self._load()
+            self._evaluations.load()
         found = self.evaluate(stream, weights=weights)
         print(values_line(found))
         return found
@@ -432,11 +419,7 @@ class Trainer:
             ConfigError: the run has no best weights, or those of several metrics.
             UsageError: `weights` in a loop that is open.
         """
-        self._require_weights(weights)
-        ((name, data),) = self._streams.chosen([stream], "valid")
-        if self._loop is None and isinstance(stream, str):
-            return self._evaluate_apart(name, steps(num_steps)).metrics
-        return self._evaluate(name, data, steps(num_steps), self._service_of(name))
+        return self._evaluations.evaluate(stream, num_steps, weights)
 
     def predict(self, stream: Any = "test", *, weights: str | Path | None = None) -> Iterator[Any]:
         """Iterate over what `inference_step` returns for each batch of a stream; weights as for `evaluate`.
@@ -448,19 +431,11 @@ class Trainer:
             DataError: the data hands each of several ranks a part.
         """
         ((name, data),) = self._streams.chosen([stream], "test")
-        self._require_apart(name, data)
+        if self._loop is not None:
+            self._streams.require_apart(name, data, "evaluation")
         if group_size() > 1:
             data = whole(data, "predict() yields what one process predicts")
-        return self._predictions(name, data, weights)
-
-    def _predictions(self, name: str, data: Stream, weights: str | Path | None) -> Iterator[Any]:
-        self._require_weights(weights)
-        with closing(data.open(name, 0, seed=self._stream_seed)) as batches:
-            for batch in batches:
-                # not around the yield: the caller's code must not run in evaluation mode
-                with evaluating(self.task, self._stream_seed):
-                    prediction = self.task.inference_step(batch)
-                yield prediction
+        return self._evaluations.predict(name, data, weights)
 
     @checked_keywords
     def watch(
@@ -502,38 +477,11 @@ class Trainer:
         max_step = integer("max_step", max_step, none="for no limit")
         follower = CheckpointFollower(located(self.run_dir), every, throttle, timeout, print)
         if streams is None:
-            streams = self._evaluated()
+            streams = self._evaluations.names()
         names = [streams] if isinstance(streams, str) else list(streams)
         for name in names:
             self._streams.get(name)
-        return self._watch(follower, names, max_step)
-
-    def _watch(
-        self, follower: CheckpointFollower, names: Sequence[str], max_step: int | None
-    ) -> Iterator[Evaluation]:
-        done = {(e.stream, e.num_steps, e.checkpoint, e.digest) for e in self._recorded.all()}
-        asked = {(name, self._num_steps(name)) for name in names}
-        on = Counter((checkpoint, digest) for *what, checkpoint, digest in done if tuple(what) in asked)
-        passed = [key for key, count in on.items() if count == len(asked)]
-        for found in follower.checkpoints(passed):
-            try:
-                weights = self._weights = load(found.path, self.task.state())
-            except (CheckpointError, OSError) as error:
-                gone = "it was deleted while it was read" if not found.path.exists() else str(error)
-                print(f"checkpoint {found.path.name} is passed over: {gone}", flush=True)
-                continue
-            for name, num_steps in sorted(asked, key=lambda one: names.index(one[0])):
-                if (name, num_steps, *found.key) not in done:
-                    yield self._evaluate_apart(name, num_steps)
-            if max_step is not None and weights.step >= max_step:
-                return
-
-    def _evaluated(self) -> list[str]:
-        """List the streams to evaluate: those of services, else "valid"."""
-        named = [service.stream for service in _evaluates(self._services)]
-        if not named:
-            self._streams.get("valid")
-        return list(dict.fromkeys(named)) or ["valid"]
+        return self._evaluations.watch(follower, names, max_step)
 
     def evaluate_all(self, *, newest: bool = False, weights: str | Path | None = None) -> dict[str, float]:
         """Evaluate each stream that has an `Evaluate`, else "valid".
@@ -545,192 +493,4 @@ class Trainer:
             newest: whether to load the newest checkpoint.
             weights: other weights to load, as for `evaluate`.
         """
-        if newest:
-            self._load()
-        else:
-            self._require_weights(weights)
-        assert self._weights is not None
-        loaded = newest or weights is not None
-        found: dict[str, float] = {}
-        names = self._evaluated()
-        with self._together() as group:
-            # the writer's: the others may have read the record before its last rows
-            known = group.share(
-                [{} if loaded else self._known(name) for name in names], "earlier evaluations"
-            )
-        for name, metrics in zip(names, known, strict=True):
-            found |= metrics or self.evaluate(name, self._num_steps(name))
-        return found
-
-    def _known(self, stream: str) -> dict[str, float]:
-        """Find the metrics of an earlier evaluation of these weights, in the loop or outside; else empty."""
-        how, weights = self._service_of(stream), self._weights
-        assert weights is not None
-        at, metrics = (-1, {}) if how is None else self._found.get(how.name, (-1, {}))
-        return metrics if at == weights.step else self._recorded.find(stream, how, weights)
-
-    def _service_of(self, stream: str) -> Evaluate | None:
-        """The service that evaluates a stream."""
-        return next((each for each in _evaluates(self._services) if each.stream == stream), None)
-
-    def _num_steps(self, stream: str) -> int:
-        how = self._service_of(stream)
-        return -1 if how is None else how.num_steps
-
-    def _evaluate_due(self, service: Evaluate) -> dict[str, float]:
-        loop = self._loop
-        assert loop is not None
-        began = loop.clock()
-        found = self._evaluate(service.stream, self._streams.get(service.stream), service.num_steps, service)
-        seconds = loop.clock() - began
-        loop.evaluated(found, seconds)
-        self._found[service.name] = (loop.step, found)
-        return {**found, f"{service.stream}/eval_time": seconds}
-
-    def _evaluate_apart(self, name: str, num_steps: int) -> Evaluation:
-        """Evaluate a stream outside the loop, and record it."""
-        with self._together() as group:
-            weights = self._weights
-            assert weights is not None
-            began = time.monotonic()
-            how = self._service_of(name)
-            metrics = self._evaluate_by(group, name, self._streams.get(name), num_steps, how)
-            seconds = time.monotonic() - began
-            found = Evaluation(
-                name,
-                weights.name,
-                weights.digest,
-                weights.step,
-                weights.epoch,
-                num_steps,
-                metrics,
-                time.time(),
-            )
-            if group.writer:
-                self._recorded.add(found, self._stream_seed, seconds)
-        return found
-
-    @contextmanager
-    def _together(self) -> Iterator[Group]:
-        """Join the ranks that evaluate the same weights: those of the open loop, else all that call this."""
-        if self._loop is not None:
-            yield self._loop.group
-            return
-        weights = self._weights
-        assert weights is not None
-        with closing(find_group()) as group:
-            told = group.gather(asdict(weights), what := "the step of the weights to evaluate")
-            # not the digests: a rank that was in the loop knows that of its own part
-            require_same([each["step"] for each in told], what)
-            self._weights = Loaded(**told[0])
-            yield group
-
-    def _evaluate(
-        self, name: str, stream: Stream, num_steps: int = -1, how: Evaluate | None = None
-    ) -> dict[str, float]:
-        with self._together() as group:
-            return self._evaluate_by(group, name, stream, num_steps, how)
-
-    def _evaluate_by(
-        self, group: Group, name: str, stream: Stream, num_steps: int, how: Evaluate | None
-    ) -> dict[str, float]:
-        loop = self._loop
-        self._require_apart(name, stream)
-        comes_again = loop is not None or stream in self.streams.values()
-        before = None if loop is None else loop.updates
-        look: dict[str, Any] = {"takes": self._taken}
-        if loop is not None:
-            look |= {"say": loop.println, "poll": loop.poll_evaluation, "seen": loop.look_at}
-        ranks = EvalRanks(group, why_whole(self.task, how, self._looks_at_batches))
-        with drawn_again([stream] if comes_again else []):
-            found = evaluate(self.task, stream, name, num_steps, self._stream_seed, how, **look, ranks=ranks)
-        self._tell(ranks.notice(name))
-        if loop is not None and loop.updates != before:
-            raise UsageError(
-                f"an optimizer of the state stepped while stream {name!r} was evaluated; train in "
-                "train_step, and leave optimizer.step() out of eval_step"
-            )
-        return _prefixed(f"{name}/", found)
-
-    @property
-    def _looks_at_batches(self) -> bool:
-        """Whether services look at the batches of evaluations."""
-        return any(Moment.AFTER_EVAL_STEP in service.moments for service in self._services)
-
-    def _tell(self, sentence: str | None) -> None:
-        """Say a sentence once, on the writer."""
-        if sentence is not None and sentence not in self._told:
-            self._told.add(sentence)
-            if self._loop is not None:
-                self._loop.println(sentence)
-
-    def _require_apart(self, name: str, stream: Stream) -> None:
-        """Refuse, in the loop, an evaluation that would move the training's data; a resume brings it back."""
-        if self._loop is not None:
-            self._streams.require_apart(name, stream, "evaluation")
-
-    @property
-    def _stream_seed(self) -> int:
-        """Seed of the run, for its streams."""
-        if self._loop is not None:
-            return self._loop.seed
-        assert self._weights is not None
-        seed = self._weights.seed
-        return RunDir.open(to_read(self.run_dir), create=False).seed if seed is None else seed
-
-    def _require_weights(self, asked: str | Path | None) -> None:
-        if asked is not None:
-            if self._loop is not None:
-                raise UsageError(
-                    f"weights={str(asked)!r} inside the loop, which has its own weights; leave the loop first"
-                )
-            self._weights = load(weights_of(self.run_dir, asked), self.task.state())
-        elif self._weights is None:
-            self._load()
-
-    def _load(self) -> None:
-        if self._loop is not None:
-            return  # the open loop has loaded its weights
-        try:
-            self._weights = load(self.run_dir, self.task.state())
-        except (NoCheckpointError, RunDirError) as error:
-            raise NoCheckpointError(
-                f"nothing to evaluate: {error}; train first: random weights are not evaluated"
-            ) from error
-
-
-def _evaluates(services: Sequence[Service]) -> list[Evaluate]:
-    return [service for service in services if isinstance(service, Evaluate)]
-
-
-def _one_batch(service: Evaluate) -> Evaluate:
-    """Copy a service for a smoke test: the same statistics and functions, of the first batch."""
-    return Evaluate(
-        service.stream,
-        num_steps=1,
-        stats=service.stats,
-        online_agg_func=service.online_agg_func,
-        agg_func=service.agg_func,
-        name=service.name,
-    )
-
-
-def _require_one_each(services: Sequence[Evaluate]) -> None:
-    """Refuse two evaluations of a stream, which would one day write the same metrics at the same step.
-
-    Raises:
-        ConfigError: names the two services.
-    """
-    by_stream: dict[str, Evaluate] = {}
-    for service in services:
-        first = by_stream.setdefault(service.stream, service)
-        if first is not service:
-            raise ConfigError(
-                f"services {first.name!r} and {service.name!r} both evaluate stream {service.stream!r}, and "
-                "would write the same metrics; give one of them both schedules, as in Every(steps=100) | "
-                "Every(epochs=1), or give the data a second name as a stream"
-            )
-
-
-def _prefixed(prefix: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {prefix + name: value for name, value in metrics.items()}
+        return self._evaluations.all(newest=newest, asked=weights)

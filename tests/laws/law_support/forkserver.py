@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import warm
@@ -16,27 +17,34 @@ Victim = subprocess.Popen  # of a running script
 
 
 class ForkServer:
-    """Starts victims, warm or cold; `close` ends all that is left of them."""
+    """Starts victims, warm or cold; `close` ends those that still run."""
 
     def __init__(self) -> None:
-        self._groups: list[int] = []
+        self._victims: list[Victim[bytes]] = []
 
     def start(
-        self, script: str, arguments: list[str], log: Path, *, hazard: str | None = None, cold: bool = False
+        self,
+        script: str,
+        arguments: list[str],
+        log: Path,
+        *,
+        hazard: str | None = None,
+        cold: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> Victim[bytes]:
-        """Run `script` (in this folder) in a new session; its output is appended to `log`."""
+        """Run `script` (in this folder, or a path) in a new session; its output is appended to `log`."""
         kind = subprocess.Popen if cold else warm.Popen
         armed = {"EVERSTEP_HAZARD": hazard} if hazard else {}
         with open(log, "a") as output:
             victim = kind(
                 [sys.executable, str(HERE / f"{script}.py"), *arguments],
-                env={**os.environ, **warm.ONE_THREAD, **armed},
+                env={**os.environ, **warm.ONE_THREAD, **armed, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
-        self._groups.append(victim.pid)
+        self._victims.append(victim)
         return victim
 
     def run(self, script: str, arguments: list[str], log: Path, *, hazard: str | None = None) -> int:
@@ -44,7 +52,10 @@ class ForkServer:
         return self.start(script, arguments, log, hazard=hazard).wait(60)
 
     def close(self) -> None:
-        """End every victim and loader worker that still runs."""
-        for group in self._groups:
+        """End every victim that still runs, with its loader workers."""
+        for victim in self._victims:
+            if victim.poll() is not None:
+                continue  # its number may be another process's by now
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
+                os.killpg(victim.pid, signal.SIGKILL)
+            victim.wait()  # or a test that failed would leave a process to the tests after it

@@ -11,8 +11,12 @@ from everstep.proof.compare import compare_runs
 from law_support import diary
 from law_support.forkserver import ForkServer
 
-OPTIONS = ("--epochs", "2", "--batch", "26", "--every", "2", "--sleep", "0", "--patience", "9")
-"""Ten steps, a save after every second one and every epoch, best weights, and retention at work."""
+OPTIONS = (
+    *("--epochs", "2", "--batch", "26", "--every", "2", "--sleep", "0", "--patience", "9"),
+    *("--frozen", "6"),
+)
+"""Ten steps, a save after every second one and every epoch, best weights, content that checkpoints share, for
+six steps the same, and retention at work."""
 
 
 class Points:
@@ -30,6 +34,7 @@ class Points:
         self.log = folder / "log"
         self.undisturbed = folder / "undisturbed"
         assert self.start(self.undisturbed) == 0, self.log.read_text()
+        assert any((self.undisturbed / "shared").iterdir()), "no checkpoints share anything"
         self._prepared = None if killed_at is None else folder / "prepared"
         if self._prepared is not None:
             assert self.start(self._prepared, f"kill:{killed_at}") == -9, self.log.read_text()

@@ -19,19 +19,20 @@ class Program:
     Args:
         folder: where the run, the log and the diaries lie.
         options: of the victim, the same at every start.
+        script: the victim; in `law_support`, or a path without ".py".
     """
 
-    def __init__(self, server: ForkServer, folder: Path, *options: str) -> None:
-        self._server, self._options = server, options
+    def __init__(self, server: ForkServer, folder: Path, *options: str, script: str = "victim") -> None:
+        self._server, self._options, self._script = server, options, script
         folder.mkdir(parents=True, exist_ok=True)
-        self.run_dir, self._log = folder / "run", folder / "log"
+        self._folder, self.run_dir, self._log = folder, folder / "run", folder / "log"
         self._diaries: list[Path] = []
 
-    def start(self, *more: str) -> Victim:
-        """Start the script, for this start with `more` options."""
-        self._diaries.append(self.run_dir.with_name(f"{len(self._diaries) + 1}.diary"))
+    def start(self, *more: str, hazard: str | None = None, **environment: str) -> Victim:
+        """Start the script, for this start with `more` options, a hazard and variables of the environment."""
+        self._diaries.append(self._folder / f"{len(self._diaries) + 1}.diary")
         arguments = [str(self.run_dir), "--diary", str(self._diaries[-1]), *self._options, *more]
-        return self._server.start("victim", arguments, self._log)
+        return self._server.start(self._script, arguments, self._log, hazard=hazard, environment=environment)
 
     def finish(self, *more: str) -> None:
         """Start the script and let it end."""

@@ -43,6 +43,8 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--evaluate", choices=("bare", "isolated", "none"), default="isolated")
     parser.add_argument("--patience", type=int, default=0, help="of the early stop; 0: none")
     parser.add_argument("--bad", type=int, default=0, help="this sample spoils its step; Recovery undoes it")
+    parser.add_argument("--frozen", type=int, default=0, help="steps for which a large array stays; 0: none")
+    parser.add_argument("--live", action="store_true", help="saves write the live arrays")
     parser.add_argument("--everything", action="store_true", help="every service that there is")
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--sleep", type=float, default=0.004, help="seconds in each step")
@@ -114,6 +116,8 @@ def batches(args: argparse.Namespace, x: torch.Tensor, y: torch.Tensor) -> Any:
 class Training:
     """The user's objects and the user's step."""
 
+    rate = 1e-2
+
     def __init__(self, args: argparse.Namespace) -> None:
         torch.manual_seed(1)
         self.args = args
@@ -124,11 +128,13 @@ class Training:
             torch.nn.Dropout(0.3),
             torch.nn.Linear(16, CLASSES),
         )
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-2)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=self.rate)
         self.per_step = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 500)
         self.per_epoch = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
         self.ema = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-        self.notes = {"longest": 0.0, "seen": 0}
+        self.notes: dict[str, Any] = {"longest": 0.0, "seen": 0}
+        if args.frozen:
+            self.notes["base"] = torch.arange(10_000)  # checkpoints share it
         self.x = torch.randn(SAMPLES, FEATURES)
         self.y = self.x[:, :CLASSES].argmax(dim=1)
         if args.bad:
@@ -139,6 +145,8 @@ class Training:
         return {name: getattr(self, name) for name in names}
 
     def step(self, step: int, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+        if self.args.frozen and step % self.args.frozen == 0:
+            self.notes["base"] = self.notes["base"] + 1
         x = augment(x) if self.augment else x
         loss = cross_entropy(self.model(x), y) / self.args.accumulate
         if self.args.bad and float(x[:, 0].max()) > 50:
@@ -163,7 +171,7 @@ class Training:
 
 def services_of(args: argparse.Namespace) -> list[everstep.Service]:
     when = everstep.Every(steps=args.every) | everstep.Every(epochs=1)
-    found: list[everstep.Service] = [everstep.Checkpoints(when)]
+    found: list[everstep.Service] = [everstep.Checkpoints(when, copy=not args.live)]
     if args.bad:
         found.append(everstep.Recovery(9))
     if args.patience:
@@ -185,11 +193,13 @@ def everything() -> list[everstep.Service]:
         services.JSONLines(),
         services.LogVariables(["*loss"], every=Every(steps=5)),
         services.LossBound(bound=1e9, times=1e9, last=3),
+        services.Notify(command=["cat"]),
         services.Plateau("loss", then=lower, long=3, short=2, cooldown=2, every=Every(steps=2)),
         services.Profile(Every(steps=8), steps=1, keep=1),
         services.ProgressBar(),
         services.Require("valid/loss", 1e9, epoch=2),
         services.Scheduled("optimizer.weight_decay", services.Annealing(0.01, 0.9, every=3)),
+        services.System(every=Every(steps=4)),
         services.TensorBoard(),
         services.Throughput(8, every=Every(steps=3)),
         services.When(services.OnBest("valid/loss"), everstep.SetValue("notes.longest", times=0.9)),

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,24 +18,48 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from everstep.backends.torch import exact_ddp
-from everstep.backends.torch.model_wrappers import named_parameters
-from everstep.backends.torch.sharded import refuse_sharded
+from everstep.backends.torch import exact_ddp, sharded
+from everstep.backends.torch.late_tensor import LateTensor, place_of
+from everstep.backends.torch.model_wrappers import bare, named_parameters
+from everstep.backends.torch.older_torch import FLOAT8, fp32_precision
+from everstep.backends.torch.sharded import is_sharded, local
 from everstep.backends.torch.tensor_memory import digest_small, host_view
 from everstep.backends.torch.torch_entries import make_entry
 from everstep.backends.torch.update_counter import TorchUpdateCounter, flatten
-from everstep.contracts.state import Entry, HostArray, UpdateCounter
+from everstep.contracts.group import DataRanks
+from everstep.contracts.state import ArrayFacts, Entry, HostArray, LazyArray, Region, Unread, UpdateCounter
 from everstep.errors import MetricError, StateError
 
 _NAMES = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.uint16: "U16", torch.int16: "I16",
     torch.uint32: "U32", torch.int32: "I32", torch.uint64: "U64", torch.int64: "I64",
     torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64",
-    torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-    torch.float8_e8m0fnu: "F8_E8M0",
+    torch.complex64: "C64", **FLOAT8,
 }  # fmt: skip
 """safetensors' names of torch's element types; any other is kept as bytes with torch's own name."""
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_CURRENT = "current"
+"""The device in a random state that is for whichever device is current at its restore."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name of an element type, as in `Unread`."""
+    return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def _dtype(name: str) -> torch.dtype:
+    """Return the element type of a name that `dtype_name` gives.
+
+    Raises:
+        StateError: this torch has no such type.
+    """
+    found = _DTYPES.get(name) or getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise StateError(
+            f"the saved state names the dtype {name!r}, which torch {torch.__version__} lacks; "
+            "use the torch that wrote it"
+        )
+    return found
 
 
 @dataclass
@@ -54,20 +78,24 @@ class TorchBackend:
     host_view = staticmethod(host_view)
 
     def random_state(self) -> Any:
-        """Return {"cpu": state}, and "cuda" with a state for each device once CUDA is in use."""
+        """Return {"cpu": state}; once CUDA is in use, "cuda" with a state for each device, and "device".
+
+        The device is the number of the current one: a rank that sees all devices draws on its own.
+        """
         # A program that does not use CUDA must not have it initialised by this question.
         state: dict[str, Any] = {"cpu": torch.default_generator.get_state()}
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             state["cuda"] = torch.cuda.get_rng_state_all()
+            state["device"] = torch.cuda.current_device()
         return state
 
     def set_random_state(self, state: Any) -> None:
-        """Restore what `random_state` returned; devices that this machine lacks are warned about."""
+        """Restore a result of `random_state` or `portable_random`; warn of devices that are not here."""
         torch.default_generator.set_state(state["cpu"])
         devices = state.get("cuda", [])
         here = torch.cuda.device_count() if devices else 0
         for index, device_state in enumerate(devices[:here]):
-            torch.cuda.set_rng_state(device_state, index)
+            torch.cuda.set_rng_state(device_state, "cuda" if state.get("device") == _CURRENT else index)
         if len(devices) > here:
             warnings.warn(
                 f"the random state of {len(devices)} CUDA devices is saved and {here} are here: the run "
@@ -75,33 +103,61 @@ class TorchBackend:
                 stacklevel=2,
             )
 
+    def portable_random(self, state: Any) -> Any:
+        """Return the states of the CPU and of the device that was current; an older state has all devices."""
+        if type(state.get("device")) is not int:
+            return state
+        return {"cpu": state["cpu"], "cuda": [state["cuda"][state["device"]]], "device": _CURRENT}
+
     def seed(self, seed: int) -> None:
         """Seed the generators of the CPU and of all devices."""
         torch.manual_seed(seed)
 
     def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
         """Copy a tensor's elements in C order, into the buffer of `reuse` if it fits."""
+        region = None
+        # by its exact type: a tensor of a framework's own kind may be sharded
+        if type(array) not in (Tensor, torch.nn.Parameter) and is_sharded(array):
+            region, array = sharded.region(array), local(array)
         tensor, extra = _describe(array)
         name = _NAMES.get(tensor.dtype, "U8")
         shape = tuple(tensor.shape)
-        if isinstance(reuse, _Host) and (reuse.dtype, reuse.shape, reuse.extra) == (name, shape, extra):
+        form = (name, shape, extra, region)
+        if isinstance(reuse, _Host) and (reuse.dtype, reuse.shape, reuse.extra, reuse.region) == form:
             host = reuse
+            # equal, and of the layout that the tensor has now
+            host.region = region
         else:
             data = _allocate(tensor.numel() * tensor.element_size(), pinned=tensor.is_cuda)
-            host = _Host(name, shape, data, self.name, extra, _elements(data, tensor.dtype, shape))
+            elements = _elements(data, tensor.dtype, shape)
+            host = _Host(name, shape, data, self.name, extra, region, elements)
         try:
             host.elements.copy_(tensor)
         except NotImplementedError as error:
             raise StateError(f"torch cannot copy a {tensor.dtype} tensor: save .view(torch.uint8)") from error
         return host
 
+    def in_place(self, array: Any) -> HostArray:
+        """Describe a tensor without a copy of it; one on a device is fetched when it is asked for."""
+        region = None
+        if type(array) not in (Tensor, torch.nn.Parameter) and is_sharded(array):
+            region, array = sharded.region(array), local(array)
+        tensor, extra = _describe(array)
+        name, shape = _NAMES.get(tensor.dtype, "U8"), tuple(tensor.shape)
+        size = tensor.numel() * tensor.element_size()
+        view = host_view(tensor) if tensor.is_contiguous() else None
+        if view is None:
+            return LazyArray(name, shape, self.name, extra, region, size, lambda: _fetched(tensor))
+        # the tensor is kept, as the view does not keep the memory
+        return _Host(name, shape, view.reshape(-1).view(np.uint8), self.name, extra, region, tensor)
+
     def from_host(self, host: HostArray) -> Tensor:
         """Make a tensor with memory of its own, on the saved device, or on the CPU if that is missing."""
         extra = host.extra
-        dtype = getattr(torch, extra["dtype"], None) if "dtype" in extra else _DTYPES[host.dtype]
-        if not isinstance(dtype, torch.dtype) or dtype.itemsize * math.prod(host.shape) != host.data.size:
+        dtype = _dtype(extra.get("dtype", host.dtype))
+        if dtype.itemsize * math.prod(host.shape) != host.nbytes:
             raise StateError(
-                f"{host.data.size} saved bytes are not a tensor of {dtype} {host.shape}: "
+                f"{host.nbytes} saved bytes are not a tensor of {dtype} {host.shape}: "
                 "the checkpoint is damaged or was not written by everstep; resume from another one"
             )
         saved = _elements(host.data, dtype, host.shape)
@@ -110,9 +166,23 @@ class TorchBackend:
             host.shape, strides, dtype=dtype, device=_device(extra.get("device", "cpu"))
         )
         tensor.copy_(saved)
+        if isinstance(host.region, sharded.Placed):
+            return host.region.tensor(tensor)
         if extra.get("parameter"):
             return torch.nn.Parameter(tensor, requires_grad=extra.get("requires_grad", False))
         return tensor.requires_grad_(extra.get("requires_grad", False))
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Tensor | None:
+        """Make a tensor of zeros on the CPU; None for a type that is not torch's."""
+        return torch.zeros(shape, dtype=dtype) if isinstance(dtype, torch.dtype) else None
+
+    def late(self, array: Unread) -> Tensor:
+        """Make a tensor whose elements are read by the operation that needs them."""
+        return LateTensor.of(array, _dtype(array.dtype), lambda: self.from_host(array.read()))
+
+    def facts(self, array: Any) -> ArrayFacts:
+        """Return the facts of a tensor."""
+        return ArrayFacts(dtype_name(array.dtype), place_of(array))
 
     def pack(self, value: Any) -> tuple[str, Any] | None:
         """Describe a sparse tensor, size, dtype or device by its kind and a tree; None for other values."""
@@ -139,13 +209,11 @@ class TorchBackend:
             return torch.Size(tree)
         if kind == "device":
             return torch.device(tree)
-        dtype = getattr(torch, tree, None)
-        if not isinstance(dtype, torch.dtype):
-            raise StateError(
-                f"the saved state names the dtype {tree!r}, which torch {torch.__version__} lacks; "
-                "use the torch that wrote it"
-            )
-        return dtype
+        return _dtype(tree)
+
+    def region(self, array: Any) -> Region | None:
+        """Return the box that this process holds of a DTensor; None if it holds all of it."""
+        return sharded.region(array)
 
     def scalar(self, value: Any) -> Any:
         """Return a CPU tensor as a float; copy a device's tensor, to be read later, without waiting."""
@@ -178,6 +246,13 @@ class TorchBackend:
             for index, number in zip(indices, read, strict=True):
                 floats[index] = float(number)
         return floats
+
+    def rows(self, array: Any, order: NDArray[np.int64]) -> Callable[[slice], Any]:
+        """Return a function that copies rows; the order is copied to the tensor's device once, here."""
+        index = torch.from_numpy(order).to(array.device)
+        if array.is_contiguous():  # twice as fast as an index in brackets; of other tensors it copies all
+            return lambda places: array.index_select(0, index[places])
+        return lambda places: array[index[places]]
 
     def is_deterministic(self) -> bool:
         """Whether torch computes the same each time.
@@ -238,13 +313,21 @@ class TorchBackend:
         group = torch.distributed
         return group.get_world_size() if group.is_available() and group.is_initialized() else 1
 
-    def require_synchronised(self, objects: Mapping[str, Any], size: int) -> None:
-        """Refuse stepped parameters that no DistributedDataParallel averages, and what is not exact there."""
-        exact_ddp.require_synchronised(objects, size)
+    def mesh(self, value: Any) -> tuple[int | None, list[int]] | None:
+        """Return this process's place in a `DeviceMesh`, and its ranks in the order of the mesh."""
+        return sharded.place_in_mesh(value)
 
-    def prepare_ranks(self, objects: Mapping[str, Any]) -> None:
+    def require_synchronised(self, objects: Mapping[str, Any], data: DataRanks) -> None:
+        """Refuse stepped parameters that no DistributedDataParallel averages, and what is not exact there."""
+        exact_ddp.require_synchronised(objects, data)
+
+    def exact_on_any_ranks(self, objects: Mapping[str, Any]) -> bool:
+        """Whether `VirtualShards` give the gradients of all that the state's optimizers step."""
+        return exact_ddp.exact_on_any_ranks(objects)
+
+    def prepare_ranks(self, objects: Mapping[str, Any], data: DataRanks) -> None:
         """Fix the buckets of each DistributedDataParallel, and share buffers after each forward pass."""
-        exact_ddp.prepare(objects)
+        exact_ddp.prepare(objects, data)
 
     def describe(self) -> dict[str, str]:
         """Return torch's version, its threads, and CUDA's devices if the program uses CUDA."""
@@ -262,6 +345,10 @@ class TorchBackend:
             facts["devices"] = "; ".join(kinds)
         if any(device.type == "cuda" for device in devices):
             facts |= _cuda_facts()
+        if laid_out := sharded.arrangement(_tensors(objects)):
+            modules = [value for _, value in flatten(objects) if isinstance(value, torch.nn.Module)]
+            groups = [told for module in modules if (told := sharded.grouping(bare(module)))]
+            facts["layout"] = ", ".join([laid_out, *groups])
         return facts
 
 
@@ -303,8 +390,8 @@ def _cpu_facts() -> dict[str, str]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
-        "onednn_matmul": onednn.matmul.fp32_precision,
-        "onednn_conv": onednn.conv.fp32_precision,
+        "onednn_matmul": fp32_precision(onednn, "matmul"),
+        "onednn_conv": fp32_precision(onednn, "conv"),
         **{name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
 
@@ -319,8 +406,8 @@ def _cuda_facts() -> dict[str, str]:
         "cudnn": str(cudnn.version()),
         "cudnn_deterministic": str(cudnn.deterministic),
         "cudnn_benchmark": str(cudnn.benchmark),
-        "cuda_matmul": cuda.matmul.fp32_precision,
-        "cudnn_conv": cudnn.conv.fp32_precision,
+        "cuda_matmul": fp32_precision(cuda, "matmul"),
+        "cudnn_conv": fp32_precision(cudnn, "conv"),
         "half_precision_sums": " ".join(
             name
             for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
@@ -340,7 +427,6 @@ def _device_name(device: torch.device) -> str:
 def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
     """Return a tensor without its graph, and further facts, beside dtype and shape, for `from_host`."""
     if type(tensor) not in (Tensor, torch.nn.Parameter):
-        refuse_sharded(tensor, "a tensor")
         remedy = (
             "run one batch through the model first"
             if is_lazy(tensor)
@@ -384,6 +470,13 @@ def _allocate(size: int, pinned: bool) -> NDArray[np.uint8]:
         return np.empty(size, np.uint8)
     memory: NDArray[np.uint8] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
     return memory
+
+
+def _fetched(tensor: Tensor) -> NDArray[np.uint8]:
+    """Copy a tensor's elements in C order to memory that is not pinned: torch would keep that."""
+    data = np.empty(tensor.numel() * tensor.element_size(), np.uint8)
+    _elements(data, tensor.dtype, tuple(tensor.shape)).copy_(tensor)
+    return data
 
 
 def _elements(data: NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

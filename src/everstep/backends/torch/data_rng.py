@@ -41,6 +41,27 @@ def seed_all(key: int) -> None:
     torch.default_generator.manual_seed(key)
 
 
+def keyed_state(key: int) -> dict[str, Any]:
+    """Return the three global states that `seed_all` makes of a 64-bit key; nothing is changed here."""
+    before = get_state()
+    seed_all(key)
+    try:
+        return get_state()
+    finally:
+        set_state(before)
+
+
+def keyed_state_of(generator: Generator, key: int) -> Any:
+    """Return the state, as `state_of` does, of a generator of this kind that a 64-bit key seeds."""
+    if isinstance(generator, torch.Generator):
+        return torch.Generator(generator.device).manual_seed(key).get_state()
+    if isinstance(generator, np.random.Generator):
+        return type(generator.bit_generator)(key).state
+    if isinstance(generator, np.random.RandomState):
+        return np.random.RandomState(key >> 32).get_state(legacy=False)
+    return python_state(random.Random(key))
+
+
 def held_by(holders: Iterable[Any]) -> list[Generator]:
     """List the generators that are attributes of some objects, each once, in a fixed order."""
     values = [value for holder in holders for value in getattr(holder, "__dict__", {}).values()]

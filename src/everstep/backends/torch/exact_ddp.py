@@ -13,18 +13,24 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
+from everstep.backends.torch import virtual_shards
+from everstep.backends.torch.equal_gradients import prove_first_update
 from everstep.backends.torch.model_wrappers import bare, named_parameters
 from everstep.backends.torch.optimizers import MinibatchOptimizer, innermost, layers
 from everstep.backends.torch.rank_means import Ranks
+from everstep.backends.torch.sharded import fsdp_modules, is_sharded, layout, param_groups, ranks_of, reshard
 from everstep.backends.torch.unsaved_modules import alive_modules
 from everstep.backends.torch.update_counter import flatten, optimizers
-from everstep.errors import ConfigError
+from everstep.backends.torch.virtual_shards import VirtualShards
+from everstep.contracts.group import DataRanks, named
+from everstep.errors import ConfigError, StateError
 
 
-def prepare(objects: Mapping[str, Any]) -> None:
+def prepare(objects: Mapping[str, Any], data: DataRanks) -> None:
     """Make each DistributedDataParallel that trains the objects compute equal bits in each step and start.
 
-    An optimizer of the state that makes an update of several steps gets to know the ranks.
+    An optimizer of the state that makes an update of several steps gets to know the ranks.  Where ranks read
+    the same samples, the gradients of the first update are compared.
     """
     found = _wrappers(objects)
     for ddp in found:
@@ -33,34 +39,85 @@ def prepare(objects: Mapping[str, Any]) -> None:
     for _, optimizer in optimizers(flatten(objects)):
         for layer in layers(optimizer):
             if isinstance(layer, MinibatchOptimizer):
-                layer.ranks = Ranks(found[0]) if found else None
+                layer.ranks = _averaging(layer, found, objects)
+        if data.shared:
+            prove_first_update(innermost(optimizer), _names(objects))
 
 
-def require_synchronised(objects: Mapping[str, Any], size: int) -> None:
-    """Refuse objects that `size` ranks would train each by itself, or not to the bit.
+def _averaging(
+    optimizer: MinibatchOptimizer, wrappers: list[DistributedDataParallel], objects: Mapping[str, Any]
+) -> Ranks | None:
+    first = next(p for group in optimizer.param_groups for p in group["params"])
+    sharded = [m for _, m in flatten(objects) if isinstance(m, Module) and fsdp_modules(m)]
+    if is_sharded(first) and sharded:
+        return Ranks(first.device, models=sharded)
+    return Ranks.of(wrappers[0]) if wrappers else None
+
+
+def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
+    """Refuse objects that several ranks would train each by itself, or not to the bit.
+
+    Args:
+        data: which part of each batch every rank reads.
 
     Raises:
         ConfigError: says what to change.
     """
-    _refuse_fsdp(objects)
+    size = len(data.of)
+    _require_group(objects, data)
+    _refuse_old_fsdp(objects)
+    _require_over_all(objects, data)
     found = _wrappers(objects)
     averaged = {id(parameter) for ddp in found for parameter in _averaged(ddp)}
-    names = {id(p): f"{entry}/{name}" for entry, name, p in _parameters_of_models(objects)}
+    averaged |= virtual_shards.averaged(value for _, value in flatten(objects))
+    names = _names(objects)
     lonely = [
         names.get(id(parameter), f"parameter {index} of {owner!r}")
         for owner, index, parameter in _stepped(objects)
-        if parameter.requires_grad and id(parameter) not in averaged
+        if parameter.requires_grad and id(parameter) not in averaged and not is_sharded(parameter)
     ]
+    # ranks that all read the whole batch compute equal gradients: `prepare` compares them
+    if data.size == 1:
+        lonely = []
     if lonely:
         some = ", ".join(lonely[:3]) + (f" and {len(lonely) - 3} more" if len(lonely) > 3 else "")
+        if any(fsdp_modules(value) for _, value in flatten(objects) if isinstance(value, Module)):
+            raise ConfigError(
+                f"on {size} ranks each would train {some} by itself, beside what fully_shard divides; call "
+                "fully_shard(model) for the model as a whole, too, before the optimizer is made from its "
+                "parameters"
+            )
+        if data.shared:
+            raise ConfigError(
+                f"each of the {data.size} parts of a batch (data_ranks=) would train {some} by itself; call "
+                "fully_shard(model, mesh=mesh['dp']) with the mesh of data_ranks=, after parallelize_module "
+                "and before the optimizer is made from its parameters"
+            )
         raise ConfigError(
             f"on {size} ranks each would train {some} by itself, as no wrapper averages the gradients; wrap "
             "the model before the loop, model = everstep.torch.parallel(model), and train with what it "
             "returns (a Task: parallel=True)"
         )
     for ddp in found:
-        _refuse_other_ranks(ddp, size)
+        _refuse_other_ranks(ddp, data)
         _refuse_hook(ddp, objects)
+    if data.shared and any(isinstance(value, VirtualShards) for _, value in flatten(objects)):
+        raise ConfigError(
+            f"VirtualShards divides each batch among all {size} ranks, and here some read the same part: "
+            "leave out data_ranks="
+        )
+
+
+def _names(objects: Mapping[str, Any]) -> dict[int, str]:
+    """Names of the models' parameters, by identity."""
+    return {id(p): f"{entry}/{name}".rstrip("/") for entry, name, p in _parameters_of_models(objects)}
+
+
+def exact_on_any_ranks(objects: Mapping[str, Any]) -> bool:
+    """Whether `VirtualShards` average all that is trained of the state: the bits are those of one process."""
+    by_shards = virtual_shards.averaged(value for _, value in flatten(objects))
+    stepped = [parameter for _, _, parameter in _stepped(objects) if parameter.requires_grad]
+    return bool(stepped) and all(id(parameter) in by_shards for parameter in stepped)
 
 
 # ------------------------------------------------------------------------------ which wrappers there are
@@ -91,6 +148,7 @@ def _averaged(ddp: DistributedDataParallel) -> Iterator[Tensor]:
 def _parameters_of_models(objects: Mapping[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
     for entry, value in flatten(objects):
         if isinstance(value, Module):
+            reshard(value)
             yield from ((entry, name, parameter) for name, parameter in named_parameters(value))
         elif isinstance(value, Tensor):
             yield entry, "", value
@@ -106,23 +164,91 @@ def _stepped(objects: Mapping[str, Any]) -> Iterator[tuple[str, int, Tensor]]:
 # ------------------------------------------------------------------------------------- what is refused
 
 
-def _refuse_fsdp(objects: Mapping[str, Any]) -> None:
+def _require_group(objects: Mapping[str, Any], data: DataRanks) -> None:
+    """Refuse to train without the process group by which `prepare` compares the first gradients."""
+    if data.shared and not dist.is_initialized() and any(optimizers(flatten(objects))):
+        raise ConfigError(
+            f"data_ranks= on {len(data.of)} ranks compares the gradients of the first update, and torch "
+            "has no process group for that: call torch.distributed.init_process_group() before the loop"
+        )
+
+
+def _refuse_old_fsdp(objects: Mapping[str, Any]) -> None:
     home = sys.modules.get("torch.distributed.fsdp")
     for entry, value in flatten(objects):
         parts = value.modules() if isinstance(value, Module) and home is not None else ()
         if any(isinstance(part, home.FullyShardedDataParallel) for part in parts):  # type: ignore[union-attr]
             raise ConfigError(
-                f"state entry {entry!r} is a FullyShardedDataParallel, and sharded models are not yet "
-                "supported: give the bare model to everstep.torch.parallel instead"
+                f"state entry {entry!r} is a FullyShardedDataParallel, which keeps its weights in flat "
+                "parameters; use torch.distributed.fsdp.fully_shard(model) instead"
             )
 
 
-def _refuse_other_ranks(ddp: DistributedDataParallel, size: int) -> None:
-    averaging = dist.get_world_size(ddp.process_group)
-    if averaging != size:
+def _require_over_all(objects: Mapping[str, Any], data: DataRanks) -> None:
+    """Refuse a sharded parameter whose gradient is not that of the whole batch.
+
+    `fully_shard` averages gradients over its mesh.  What tensor parallelism divides is computed by all its
+    ranks together, from the part of the batch that they read.
+    """
+    stepped = {id(parameter) for *_, parameter in _stepped(objects) if parameter.requires_grad}
+    modules = [value for _, value in flatten(objects) if isinstance(value, Module)]
+    groups = [(g, each) for module in modules for g in param_groups(module) for each in g.fsdp_params]
+    over = {id(each.sharded_param): ranks_of(group.mesh_info.mesh) for group, each in groups}
+    inside = {id(each.sharded_param): _beside(group, each) for group, each in groups if each.is_dtensor}
+    for entry, name, parameter in _parameters_of_models(objects):
+        if not is_sharded(parameter):
+            continue
+        what = repr(f"{entry}/{name}".rstrip("/"))
+        try:
+            layout(parameter)
+        except StateError as error:
+            raise ConfigError(f"{what}: {error}") from None
+        averaging = over.get(id(parameter), [dist.get_rank()])
+        if id(parameter) in stepped and not data.covered_by(averaging):
+            raise ConfigError(_not_whole(what, averaging, data))
+        dividing = inside.get(id(parameter), [])
+        if len({data.of[rank] for rank in dividing}) > 1:
+            raise ConfigError(
+                f"{what} is divided by tensor parallelism over {named(dividing)}, which have to compute "
+                "with the same samples, and data_ranks= hands them different ones: give "
+                "data_ranks=mesh['dp'] of the mesh whose other dimension parallelize_module divides"
+            )
+
+
+def _beside(group: Any, parameter: Any) -> list[int]:
+    """Return the ranks that hold a parameter of `fully_shard` together beside it: tensor parallelism's."""
+    mesh, spmd = parameter._unsharded_dtensor_spec.mesh, getattr(group.mesh_info, "dp_mesh_dims", None)
+    if spmd is not None:  # one mesh for both
+        names = {*mesh.mesh_dim_names} - {*spmd.shard_names, *spmd.replicate_names}
+        if not names:
+            return []
+        mesh = mesh[tuple(name for name in mesh.mesh_dim_names if name in names)]
+    return ranks_of(mesh)
+
+
+def _not_whole(what: str, averaging: list[int], data: DataRanks) -> str:
+    """Say why the gradient of a sharded parameter is not that of the whole batch."""
+    if not data.shared:
+        return (
+            f"{what}: its gradient is that of {named(averaging)} alone, and each rank is handed samples of "
+            "its own: under tensor parallelism (parallelize_module), whose ranks compute with the same "
+            "samples, say who reads the same, as data_ranks=1 where all ranks do, or as "
+            "data_ranks=mesh['dp'], the mesh of fully_shard; else call fully_shard(model) over all ranks"
+        )
+    read = ", ".join(str(data.of[rank]) for rank in averaging)
+    return (
+        f"{what}: its gradient is that of {named(averaging)}, which read the part {read} of each batch, and "
+        f"there are {data.size} parts (data_ranks=): call fully_shard(model, mesh=mesh['dp']), with the mesh "
+        "that is given as data_ranks=, after parallelize_module and before the optimizer is made"
+    )
+
+
+def _refuse_other_ranks(ddp: DistributedDataParallel, data: DataRanks) -> None:
+    averaging = dist.get_process_group_ranks(ddp.process_group)
+    if not data.covered_by(averaging):
         raise ConfigError(
-            f"the DistributedDataParallel of a {type(ddp.module).__name__} averages over {averaging} of "
-            f"{size} ranks: leave out its process_group=, so that all ranks train one model"
+            f"the DistributedDataParallel of a {type(ddp.module).__name__} averages over {len(averaging)} of "
+            f"{len(data.of)} ranks: leave out its process_group=, so that all ranks train one model"
         )
 
 

@@ -20,8 +20,11 @@ from everstep.errors import ConfigError, StoreLostError
 FOREVER = timedelta(days=20)
 """The limit of a wait without a limit: torch takes 0 for none at all, and counts milliseconds in 32 bits."""
 
-_hosting: dict[tuple[str, int], TCPStore] = {}
-"""Servers by address, kept until this process ends: other ranks may still ask, or open the next group."""
+_connections: dict[Any, Any] = {}
+"""Connections by address or by the process group's store, kept until this process ends, for its next group.
+
+Rank 0's may be the server, which other ranks may still ask.
+"""
 
 
 def connect(limit: float) -> tuple[int, int, TorchStore]:
@@ -31,34 +34,33 @@ def connect(limit: float) -> tuple[int, int, TorchStore]:
         limit: seconds to wait for the process that hosts it.
 
     Returns:
-        rank, size, and a connection of this caller's own.
+        rank, size, and a connection; nobody blocks it.
 
     Raises:
         ConfigError: neither a process group, nor all variables of a launcher.
         StoreLostError: nobody hosts a store at the address within `limit`.
     """
     if dist.is_initialized():
-        rank, size, found = dist.get_rank(), dist.get_world_size(), _store_of_the_group()
+        rank, size = dist.get_rank(), dist.get_world_size()
+        found: Any = dist.distributed_c10d._get_default_store()
+        if found not in _connections:
+            with _lost_if_it_fails():
+                _connections[found] = found.clone()  # torch's threads wait in the process group's own
+        own = _connections[found]
     else:
         rank, size = launched_number("RANK"), launched_number("WORLD_SIZE")
         if not 0 <= rank < size:
             raise ConfigError(f"RANK={rank} with WORLD_SIZE={size}: set RANK to 0 up to WORLD_SIZE - 1")
-        found = _store_at_the_address(rank, limit)
-    with _lost_if_it_fails():
-        own = found.clone()
+        own = _store_at_the_address(rank, limit)
     own.set_timeout(timedelta(seconds=limit))
     return rank, size, TorchStore(PrefixStore(_prefix(), own))
-
-
-def _store_of_the_group() -> Any:
-    return dist.distributed_c10d._get_default_store()
 
 
 def _store_at_the_address(rank: int, limit: float) -> Any:
     """Connect as torch's env:// rendezvous does, without its wait for all ranks, which names none of them."""
     host, port = launched("MASTER_ADDR"), launched_number("MASTER_PORT")
-    if (host, port) in _hosting:
-        return _hosting[host, port]
+    if (host, port) in _connections:
+        return _connections[host, port]
     hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     with _lost_if_it_fails(f"no store answers at {host}:{port} within {limit:g} s"):
         store = TCPStore(
@@ -69,14 +71,13 @@ def _store_at_the_address(rank: int, limit: float) -> Any:
             wait_for_workers=False,
             multi_tenant=True,  # a later init_process_group of this process shares the server
         )
-    if hosts:
-        _hosting[host, port] = store
+    _connections[host, port] = store
     return store
 
 
 def _prefix() -> str:
-    run, restart = (os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT"))
-    return f"everstep/{run}/{restart}/"
+    # without torchrun's restart count, which is each agent's own: an agent that joins later has another
+    return f"everstep/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/"
 
 
 @contextmanager
@@ -91,52 +92,55 @@ def _lost_if_it_fails(what: str = "the store of the processes that train togethe
 
 
 class TorchStore:
-    """A connection to a store of torch.distributed, as a `KeyValueStore`."""
+    """A connection to a store of torch.distributed, as a `KeyValueStore`; torch lets threads take turns.
+
+    Args:
+        store: torch's own.
+    """
 
     def __init__(self, store: Any) -> None:
-        self._store = store
+        self.store = store
 
-    def clone(self, prefix: str = "") -> TorchStore:
-        """Open another connection, whose keys all begin with this store's prefix and `prefix`."""
+    def clone(self) -> TorchStore:
+        """Open another connection, to the same keys."""
         with _lost_if_it_fails():
-            copy = self._store.clone()
-        return TorchStore(PrefixStore(prefix, copy) if prefix else copy)
+            return TorchStore(self.store.clone())
 
-    def below(self, prefix: str) -> Any:
-        """Return torch's store of this connection, with keys that begin with `prefix`, too."""
-        return PrefixStore(prefix, self._store)
+    def below(self, prefix: str) -> TorchStore:
+        """Return this connection with keys that all begin with this store's prefix and `prefix`."""
+        return TorchStore(PrefixStore(prefix, self.store))
 
     def set(self, key: str, value: str) -> None:
         """Set a key, in place of an earlier value."""
         with _lost_if_it_fails():
-            self._store.set(key, value)
+            self.store.set(key, value)
 
     def set_all(self, keys: Sequence[str], value: str) -> None:
         """Set several keys to one value, in one request."""
         with _lost_if_it_fails():
-            self._store.multi_set(list(keys), [value] * len(keys))
+            self.store.multi_set(list(keys), [value] * len(keys))
 
     def has(self, keys: Sequence[str]) -> bool:
         """Whether all of the keys exist."""
         with _lost_if_it_fails():
-            return bool(self._store.check(list(keys)))
+            return bool(self.store.check(list(keys)))
 
     def get(self, keys: Sequence[str]) -> list[str]:
         """Return the values of keys that exist."""
         with _lost_if_it_fails():
-            return [value.decode() for value in self._store.multi_get(list(keys))]
+            return [value.decode() for value in self.store.multi_get(list(keys))]
 
     def set_once(self, key: str, value: str) -> str:
         """Set a key that does not exist; return the value that the key has then, by whomever."""
         with _lost_if_it_fails():
-            return str(self._store.compare_set(key, "", value), "utf-8")
+            return str(self.store.compare_set(key, "", value), "utf-8")
 
     def delete(self, key: str) -> None:
         """Delete a key, if it exists."""
         with _lost_if_it_fails():
-            self._store.delete_key(key)
+            self.store.delete_key(key)
 
     def block(self, key: str) -> None:
         """Wait, without a limit, until the key exists."""
         with _lost_if_it_fails():
-            self._store.wait([key], FOREVER)
+            self.store.wait([key], FOREVER)

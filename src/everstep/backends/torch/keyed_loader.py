@@ -173,9 +173,9 @@ class _Batches:
             data_rng.set_state(kept)
 
     def _make(self, batch: int) -> Any:
-        first, indices = self._plan.part(batch)
+        part = self._plan.part(batch)
         samples = []
-        for position, index in enumerate(indices.tolist(), first):
+        for position, index in enumerate(self._plan.order[part].tolist(), part.start):
             data_rng.seed_all(key_at(self._sample_key, position))
             samples.append(self._dataset[index])
         key, share = key_at(self._collate_key, batch), self._plan.share

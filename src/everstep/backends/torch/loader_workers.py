@@ -12,8 +12,8 @@ Three habits of a bare DataLoader are changed here, because a run has to survive
 
 from __future__ import annotations
 
+import copy
 import ctypes
-import dataclasses
 import multiprocessing
 import os
 import signal
@@ -81,7 +81,9 @@ class _WorkerInit:
             _die_with_parent()
         info = torch_worker._worker_info
         if self._dataset is not None and info is not None:
-            torch_worker._worker_info = dataclasses.replace(info, dataset=self._dataset)
+            changed = copy.copy(info)
+            object.__setattr__(changed, "dataset", self._dataset)  # its own __setattr__ refuses
+            torch_worker._worker_info = changed
         if self._init is not None:
             self._init(worker_id)
 

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from everstep.arguments import checked_init, checked_keywords, integer, number
+from everstep.backends.torch.older_torch import total_norm
 from everstep.backends.torch.rank_means import Ranks
+from everstep.backends.torch.sharded import by_mesh, gathered, local
 from everstep.errors import ConfigError
 
 
@@ -48,17 +50,37 @@ class Clip:
 
     def apply(self, parameters: list[Tensor]) -> Tensor:
         """Clip the gradients in place; returns their global 2-norm before clipping, on their device."""
-        utils = torch.nn.utils
+        utils, alike = torch.nn.utils, by_mesh(parameters)
+        if self.global_norm is not None and len(alike) == 1:
+            return gathered(utils.clip_grad_norm_(parameters, self.global_norm))
+        total = _total_norm(alike)
         if self.global_norm is not None:
-            return utils.clip_grad_norm_(parameters, self.global_norm)
-        total = utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if self.value is not None:
-            utils.clip_grad_value_(parameters, self.value)
+            _scale(parameters, self.global_norm, total)
+        elif self.value is not None:
+            for some in alike:
+                utils.clip_grad_value_(some, self.value)
         else:
             assert self.norm is not None
             for parameter in parameters:
                 utils.clip_grad_norm_([parameter], self.norm)
         return total
+
+
+def _total_norm(alike: list[list[Tensor]]) -> Tensor:
+    """Return the 2-norm of all gradients; torch computes with tensors of one mesh at a time."""
+    norms = [gathered(total_norm([p.grad for p in some if p.grad is not None])) for some in alike]
+    if len(norms) <= 1:
+        return norms[0] if norms else torch.tensor(0.0)
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+    return total
+
+
+def _scale(parameters: list[Tensor], limit: float, total: Tensor) -> None:
+    """Limit the 2-norm of all gradients together, in place, by torch's formula."""
+    factor = (limit / (total + 1e-6)).clamp(max=1.0)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            local(parameter.grad).mul_(factor.to(parameter.device))
 
 
 class Around(Optimizer):
@@ -180,7 +202,7 @@ class ClipOptimizer(Around):
         if not finite.is_cpu:
             for parameter in parameters:
                 assert parameter.grad is not None
-                parameter.grad.masked_fill_(~finite.to(parameter.device), 0.0)
+                local(parameter.grad).masked_fill_(~finite.to(parameter.device), 0.0)
         elif not finite:
             self.left_out = True
             return loss
@@ -296,7 +318,8 @@ class MinibatchOptimizer(Around):
             if self._steps < self.num_minibatches:
                 self.ranks.average_gradients([p for group in self.param_groups for p in group["params"]])
             elements, loss = self.ranks.means([elements, loss])
-        gradients = [p.grad for p in _with_gradient(self) if p.grad is not None]
+        # what this process holds of them: torch refuses a mixture of whole and sharded tensors
+        gradients = [local(p.grad) for p in _with_gradient(self) if p.grad is not None]
         if gradients:
             # Products with the elements were summed: the division makes the mean over the window.
             torch._foreach_div_(gradients, elements)

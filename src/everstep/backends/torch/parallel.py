@@ -6,7 +6,6 @@ import atexit
 import importlib
 import inspect
 import os
-import secrets
 import sys
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch.distributed as dist
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from everstep.backends.torch.key_value_store import connect
 from everstep.backends.torch.launcher import launched, launched_number
 from everstep.backends.torch.model_wrappers import layers
 from everstep.backends.torch.sharded import refuse_sharded
@@ -69,7 +67,9 @@ def parallel(model: Module, **options: Any) -> Module:
 def _require_trainable(model: Module) -> None:
     """Refuse a model that DistributedDataParallel cannot train."""
     for name, parameter in model.named_parameters():
-        refuse_sharded(parameter, repr(name))
+        refuse_sharded(
+            parameter, repr(name), "its gradients are averaged already, so leave out parallel(...)"
+        )
     kind = type(model).__name__
     if type(model).forward is Module.forward:
         raise ConfigError(
@@ -125,12 +125,11 @@ def open_group(on_cuda: bool) -> None:
     if on_cuda:
         torch.cuda.set_device(_local_device())
     # After torchrun --max-restarts its store still has the addresses of processes that are gone, and
-    # init_process_group believes them (pytorch#135712).  So all meet first, and take keys of their own.
+    # init_process_group believes them (pytorch#135712).  So all meet first, and have keys of their own.
     group = importlib.import_module("everstep.group").find_group()  # by its name: group loads backends
-    session = group.share(secrets.token_hex(8), "the process group")
-    rank, size, store = connect(group.limit)
+    store = group.store.below("torch/").store
     dist.init_process_group(
-        "nccl" if on_cuda else "gloo", store=store.below(session), rank=rank, world_size=size
+        "nccl" if on_cuda else "gloo", store=store, rank=group.rank, world_size=group.size
     )
     group.close()
     _group.is_ours = True

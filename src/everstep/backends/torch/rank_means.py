@@ -7,19 +7,32 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
+
+from everstep.backends.torch.window import window
+from everstep.errors import ConfigError
 
 
 class Ranks:
     """The ranks that train one model; all of them call each method at the same place.
 
     Args:
-        ddp: the wrapper that averages the gradients of the model.
+        device: where the gradients are.
+        group: the process group that averages them; None for all processes.
+        models: the models that `fully_shard` divides, which average their gradients in each backward pass.
     """
 
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        self._group, self._device = ddp.process_group, ddp.device
+    def __init__(
+        self, device: torch.device, group: dist.ProcessGroup | None = None, models: Sequence[Module] = ()
+    ) -> None:
+        self._group, self._device, self._models = group, device, models
         self.size = dist.get_world_size(self._group)
+
+    @classmethod
+    def of(cls, ddp: DistributedDataParallel) -> Ranks:
+        """Return the ranks over which a wrapper averages."""
+        return cls(ddp.device, ddp.process_group)
 
     def means(self, values: Sequence[float | Tensor]) -> list[float] | list[Tensor]:
         """Return the mean over ranks of each number, in float64: equal bits on all ranks.
@@ -37,7 +50,18 @@ class Ranks:
         return torch.full((), value, dtype=torch.float64, device=self._device)
 
     def average_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Average gradients that `no_sync` has kept from it; one that no rank has stays None."""
+        """Average gradients that `no_sync` has kept from it; one that no rank has stays None.
+
+        Raises:
+            ConfigError: `set_requires_gradient_sync` has kept gradients from a sharded model's average.
+        """
+        if self._models:
+            if window(self._models):
+                raise ConfigError(
+                    "a short window ends, and its gradients were not averaged: leave out "
+                    "model.set_requires_gradient_sync(False), or flush no MinibatchOptimizer"
+                )
+            return
         having = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32).to(self._device)
         dist.all_reduce(having, dist.ReduceOp.MAX, group=self._group)
         for parameter, anywhere in zip(parameters, having.tolist(), strict=True):

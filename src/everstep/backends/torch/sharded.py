@@ -1,25 +1,318 @@
-"""Refusal of tensors that are divided among processes: everstep saves the tensors of one process."""
+"""Tensors that several processes hold together (DTensor): the box that this process holds, and back.
+
+`fully_shard`, HSDP and `parallelize_module` make a DTensor of each parameter: a mesh of ranks, and for each
+dimension of the mesh a placement, which divides the tensor (`Shard`) or repeats it (`Replicate`).  So every
+rank knows by itself which box of a tensor each other rank holds, and nobody has to be asked for a plan.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from itertools import product
+from typing import Any
 
+import torch
+import torch.distributed as dist
+import xxhash
 from torch import Tensor
+from torch.nn import Module
 
+from everstep.backends.torch.older_torch import HOME_OF_DTENSORS, require_readable_shards
+from everstep.contracts.state import Region
 from everstep.errors import StateError
 
 
-def refuse_sharded(tensor: Tensor, what: str) -> None:
-    """Refuse a DTensor, which `fully_shard` makes of each parameter.
+@dataclass(frozen=True)
+class Placed(Region):
+    """Region of a DTensor, and what makes a DTensor again of its elements."""
+
+    mesh: Any = field(compare=False, repr=False)
+    placements: Any = field(compare=False, repr=False)
+    stride: Any = field(compare=False, repr=False)
+
+    def tensor(self, local: Tensor, sums: Sequence[int] = ()) -> Tensor:
+        """Make the DTensor of which this process holds `local`; no other process is asked.
+
+        Args:
+            sums: dimensions of the mesh over which the elements are still to be summed.
+        """
+        home = _home()
+        placements = [
+            home.Partial() if dim in sums else placement for dim, placement in enumerate(self.placements)
+        ]
+        made: Tensor = home.DTensor.from_local(
+            local,
+            self.mesh,
+            placements,
+            run_check=False,
+            shape=torch.Size(self.whole),
+            stride=self.stride,
+        )
+        return made.detach()
+
+
+def place_in_mesh(value: Any) -> tuple[int | None, list[int]] | None:
+    """Return this process's place in a mesh, None outside it, and the ranks of the mesh; None for others."""
+    home = sys.modules.get("torch.distributed.device_mesh")
+    if home is None or not isinstance(value, home.DeviceMesh):
+        return None
+    ranks, own = ranks_of(value), dist.get_rank()
+    return (ranks.index(own) if own in ranks else None), ranks
+
+
+def ranks_of(mesh: Any) -> list[int]:
+    """Return the ranks of a mesh, in its order."""
+    ranks: list[int] = mesh.mesh.flatten().tolist()
+    return ranks
+
+
+def _home() -> Any:
+    return sys.modules.get(HOME_OF_DTENSORS)
+
+
+def is_sharded(value: Any) -> bool:
+    """Whether a value is a DTensor."""
+    # importing the module takes a second; a program that has not imported it has no DTensor
+    home = sys.modules.get(HOME_OF_DTENSORS)
+    if home is None or not isinstance(value, home.DTensor):
+        return False
+    require_readable_shards()
+    return True
+
+
+def refuse_sharded(tensor: Tensor, what: str, remedy: str) -> None:
+    """Refuse a DTensor.
 
     Raises:
-        StateError: the tensor is a DTensor; names `what`.
+        StateError: the tensor is a DTensor; names `what`, and says what to do.
     """
-    # importing the module takes a second; a program that has not imported it has no DTensor
-    home = sys.modules.get("torch.distributed.tensor")
-    if home is not None and isinstance(tensor, home.DTensor):
+    if is_sharded(tensor):
+        raise StateError(f"{what} is sharded over processes (fully_shard, parallelize_module): {remedy}")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the elements of a tensor that this process holds, without the graph; shares their memory."""
+    return tensor._local_tensor.detach() if is_sharded(tensor) else tensor.detach()  # type: ignore[attr-defined]
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """Return the whole of a small tensor that processes may hold together: all of them call this."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Group tensors by their mesh, whole ones together: torch refuses operations on a mixture."""
+    found: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.device_mesh if is_sharded(tensor) else None, []).append(tensor)  # type: ignore[attr-defined]
+    return list(found.values())
+
+
+def layout(tensor: Any) -> Placed:
+    """Return the region of a DTensor that this process holds, whether others hold the same one or not.
+
+    Raises:
+        StateError: the tensor cannot be put together from what all ranks hold.
+    """
+    return _layout(tensor.device_mesh, tuple(tensor.placements), tuple(tensor.shape), tuple(tensor.stride()))
+
+
+def region(tensor: Any) -> Placed | None:
+    """Return the region of a tensor that this process holds; None where every process holds all of it."""
+    if not is_sharded(tensor):
+        return None
+    placed = layout(tensor)
+    return None if len(placed.holders) == dist.get_world_size() else placed
+
+
+def arrangement(tensors: Iterable[Tensor]) -> str:
+    """Describe how tensors are laid out over processes, on which the order of their sums depends.
+
+    Returns:
+        Placements and mesh of each layout, equal on all ranks; "" where nothing is sharded.
+    """
+    kinds = {(tensor.device_mesh, tuple(tensor.placements)) for tensor in filter(is_sharded, tensors)}  # type: ignore[attr-defined]
+    return "; ".join(sorted({_arranged(mesh, placements) for mesh, placements in kinds}))
+
+
+def _arranged(mesh: Any, placements: tuple[Any, ...]) -> str:
+    ranks = _grid(mesh, placements)[0].flatten().tolist()
+    order = "" if ranks == sorted(ranks) else f" of the ranks {ranks}"
+    return f"{', '.join(map(repr, placements))} over {' x '.join(map(str, mesh.shape))}{order}"
+
+
+def unmade_sums(gradient: Tensor, parameter: Tensor) -> list[int] | None:
+    """Return the dimensions of the mesh over which a gradient is still to be summed; None: there are none.
+
+    That of a parameter which all ranks hold may be such a sum (SequenceParallel): the optimizer makes it.
+
+    Raises:
+        StateError: the gradient is laid out otherwise than its parameter, and not as a sum.
+    """
+    if not is_sharded(gradient) or not is_sharded(parameter):
+        return None
+    pairs = list(zip(gradient.placements, parameter.placements, strict=True))  # type: ignore[attr-defined]
+    sums = [dim for dim, (own, _) in enumerate(pairs) if own.is_partial("sum")]
+    if any(own != its and dim not in sums for dim, (own, its) in enumerate(pairs)):
         raise StateError(
-            f"{what} is sharded over processes (fully_shard), and everstep saves what one process holds: "
-            "give the module as it is, without fully_shard; on several processes wrap it with "
-            "everstep.torch.parallel(model)"
+            f"a gradient has the placements {tuple(own for own, _ in pairs)}, and its parameter of shape "
+            f"{tuple(parameter.shape)} has {tuple(its for _, its in pairs)}, so it cannot be saved: save "
+            "where no window is open, as with Checkpoints(Every(steps=...))"
         )
+    return sums or None
+
+
+def held_alike(one: Any, other: Any) -> bool:
+    """Whether a DTensor has the shape and the layout of another tensor."""
+    return is_sharded(other) and layout(one) == layout(other)
+
+
+def laid_like(live: Any, saved: Any) -> Any:
+    """Return a saved whole tensor as `live` is laid out; any other saved value as it is."""
+    fits = is_sharded(live) and isinstance(saved, Tensor) and not is_sharded(saved)
+    if not fits or saved.shape != live.shape:
+        return saved
+    placed = layout(live)
+    inside = tuple(
+        slice(start, start + count) for start, count in zip(placed.offset, placed.shape, strict=True)
+    )
+    # a copy: the rest of the whole tensor is not kept alive
+    return placed.tensor(saved.detach()[inside].to(local(live).device, copy=True).contiguous())
+
+
+# a state has few meshes and shapes, which are the same at each save
+@lru_cache(maxsize=10_000)
+def _layout(
+    mesh: Any, placements: tuple[Any, ...], shape: tuple[int, ...], stride: tuple[int, ...]
+) -> Placed:
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as box
+
+    if any(placement.is_partial() for placement in placements):
+        raise StateError(
+            f"a DTensor of placements {placements} is a sum that was not made yet: save "
+            "tensor.redistribute(placements=...) with Shard or Replicate"
+        )
+    grid, spread = _grid(mesh, placements)
+    _require_boxes(mesh, placements, shape)
+    sizes, offset = box(shape, mesh, placements)
+    place = (grid == dist.get_rank()).nonzero()[0].tolist()
+    same = grid[tuple(at if divides else slice(None) for at, divides in zip(place, spread, strict=True))]
+    # an empty box begins nowhere: torch gives the end of the tensor
+    offset = tuple(min(at, most) for at, most in zip(offset, shape, strict=True))
+    holders = tuple(sorted(same.flatten().tolist()))
+    return Placed(tuple(offset), tuple(sizes), shape, holders, mesh, placements, stride)
+
+
+def _grid(mesh: Any, placements: tuple[Any, ...]) -> tuple[Tensor, list[bool]]:
+    """Return all ranks as a grid, and for each of its dimensions whether it divides the tensor.
+
+    A tensor on a part of a larger mesh (FSDP beside tensor parallelism, for a parameter that the latter
+    leaves alone) is repeated along the other dimensions; that its copies are equal is compared at each save.
+
+    Raises:
+        StateError: the mesh is no part of one over all ranks.
+    """
+    size, divides = dist.get_world_size(), [not placement.is_replicate() for placement in placements]
+    if mesh.size() == size:
+        return mesh.mesh, divides
+    root = mesh._get_root_mesh()
+    names, every = mesh.mesh_dim_names or (), root.mesh_dim_names or ()
+    if root.size() != size or not names or not set(names) <= set(every):
+        raise StateError(
+            f"a tensor is sharded over {mesh}, a part of the {size} ranks: make one mesh over all of them, "
+            "as init_device_mesh(..., mesh_dim_names=...), and shard over its dimensions"
+        )
+    by_name = dict(zip(names, divides, strict=True))
+    return root.mesh, [by_name.get(name, False) for name in every]
+
+
+def _require_boxes(mesh: Any, placements: tuple[Any, ...], shape: tuple[int, ...]) -> None:
+    """Refuse a layout in which a process holds rows that do not follow each other.
+
+    Along a divided dimension the parts must fill it without gap or overlap.  Each part is known by its first
+    index and its length; if these intervals fill the dimension, each part is its interval.
+    """
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset as box_at
+
+    plain = _home().Shard
+    for dim in {p.dim for p in placements if not p.is_replicate() and type(p) is not plain}:
+        over = [n if _divides(p, dim) else 1 for n, p in zip(mesh.shape, placements, strict=True)]
+        boxes = (box_at(shape, mesh.shape, list(place), placements) for place in product(*map(range, over)))
+        parts = sorted((offset[dim], sizes[dim]) for sizes, offset in boxes if sizes[dim])
+        ends = [0, *(start + count for start, count in parts)]
+        if [start for start, _ in parts] != ends[:-1] or ends[-1] != shape[dim]:
+            raise StateError(
+                f"a DTensor of shape {shape} with placements {placements} over {mesh} gives a process rows "
+                "that do not follow each other, which everstep does not save: divide another dimension"
+            )
+
+
+def _divides(placement: Any, dim: int) -> bool:
+    return not placement.is_replicate() and placement.dim == dim
+
+
+# ------------------------------------------------------------------------------------ fully_shard
+
+
+def fsdp_modules(module: Module) -> list[Any]:
+    """List the parts of a module to which `fully_shard` was applied."""
+    home = sys.modules.get("torch.distributed.fsdp")
+    kind = getattr(home, "FSDPModule", None)
+    return [] if kind is None else [part for part in module.modules() if isinstance(part, kind)]
+
+
+def reshard(module: Module) -> None:
+    """Let a module's parameters be the sharded ones, which a forward pass has put away.
+
+    The next forward pass gathers them again: what is computed is the same.
+    """
+    for part in fsdp_modules(module):
+        part.reshard()
+
+
+def param_groups(module: Module) -> Iterator[Any]:
+    """Yield torch's groups of parameters that are gathered together, in the order of the modules."""
+    for part in fsdp_modules(module):
+        yield from part._get_fsdp_state()._fsdp_param_groups
+
+
+def grouping(module: Module) -> str:
+    """Describe which parameters `fully_shard` reduces together, on which the order of their sums depends.
+
+    Returns:
+        The number of groups and a digest of the parameters in each; "" where nothing is sharded.
+    """
+    names = {id(part): name for name, part in module.named_modules()}
+    groups = [
+        [f"{names.get(id(info.module))}.{info.param_name}" for info in _infos(group)]
+        for group in param_groups(module)
+    ]
+    if not groups:
+        return ""
+    plural = "s" if len(groups) > 1 else ""
+    return (
+        f"{len(groups)} group{plural} of parameters ({xxhash.xxh3_64_hexdigest(repr(groups).encode())[:8]})"
+    )
+
+
+def _infos(group: Any) -> Iterator[Any]:
+    return (parameter._module_info for parameter in group.fsdp_params)
+
+
+def precision(module: Module) -> str:
+    """Describe the `MixedPrecisionPolicy` of `fully_shard`, as given; "" where nothing is converted."""
+    names = {id(part): name for name, part in module.named_modules()}
+    found: dict[str, list[str]] = {}
+    for group in param_groups(module):
+        policy = group.mp_policy
+        given = {each.name: getattr(policy, each.name) for each in fields(policy)}
+        told = ", ".join(
+            f"{each.name}={given[each.name]}" for each in fields(policy) if given[each.name] != each.default
+        )
+        found.setdefault(told, []).extend(names.get(id(part)) or "the model" for part in group.modules)
+    if len(found) < 2:
+        return "".join(found)
+    return "; ".join(f"{told or 'none'} for {', '.join(of)}" for told, of in found.items())

@@ -78,6 +78,14 @@ def split(loader: DataLoader[Any], share: Share) -> Part:
     return Part(_with_sampler(loader, place, own), own, sampling)
 
 
+def splits_for_one(loader: DataLoader[Any]) -> bool:
+    """Whether a loader's sampler says that it splits itself, and hands out all samples.
+
+    One process then reads what several ranks read together: the loop calls the sampler's `set_epoch`.
+    """
+    return ranks_said(getattr(loader, chosen_at(loader))) == (0, 1)
+
+
 def chosen_at(loader: DataLoader[Any]) -> str:
     """Return the attribute that holds the sampler of the user's choice."""
     # Beside a batch_sampler= the loader's own sampler is not used; without one it is the only choice.

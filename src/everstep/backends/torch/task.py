@@ -26,8 +26,10 @@ from everstep.backends.torch.optimizers import (
 from everstep.backends.torch.parallel import open_group
 from everstep.backends.torch.parallel import parallel as parallel_model
 from everstep.backends.torch.rank_means import Ranks
+from everstep.backends.torch.sharded import is_sharded
 from everstep.backends.torch.task_checks import loss_in, require_device
 from everstep.backends.torch.update_counter import flatten
+from everstep.backends.torch.virtual_shards import VirtualShards
 from everstep.contracts import tasks
 from everstep.errors import ConfigError, StateError
 
@@ -66,6 +68,8 @@ class Task(tasks.Task):
         parallel: whether several processes (torchrun) train the model together; or the options of
             `everstep.torch.parallel`.  The loss is weighted so that the gradient is that of one process with
             the whole batch.  On one process it changes nothing.
+        shards: number of `VirtualShards`, instead of `parallel`: the training has equal bits on 1, 2, 4 ...
+            processes.  The loss is a mean over samples, and `forward` runs for each shard.
 
     Raises:
         ConfigError: an argument is unknown or out of its range.
@@ -85,6 +89,7 @@ class Task(tasks.Task):
         trainable: str | None = None,
         compile: bool | Mapping[str, Any] = False,
         parallel: bool | Mapping[str, Any] = False,
+        shards: int | None = None,
     ) -> None:
         try:
             self.device = None if device is None else torch.device(device)
@@ -116,6 +121,10 @@ class Task(tasks.Task):
         self._autocast, self._clip, self._decay = dtype, clip, ema
         self._accumulate = integer("accumulate", accumulate)
         self._trainable, self._compile, self._parallel = trainable, compile, parallel
+        self._count = None if shards is None else integer("shards", shards)
+        self._shards: VirtualShards | None = None
+        if shards is not None:
+            self._require_shardable()
         if parallel is not False and type(self).train_step is Task.train_step:
             self.applies_weight = True
         self._ranks: Ranks | None = None
@@ -125,6 +134,21 @@ class Task(tasks.Task):
         self._evaluated: Any = None
         """Model that replaces `model` in an evaluation; None for `model` itself."""
         self._scaler: torch.amp.GradScaler | None = None
+
+    def _require_shardable(self) -> None:
+        kind = type(self)
+        used = {
+            "parallel": self._parallel is not False,
+            "accumulate": self._accumulate > 1,
+            "train_step": kind.train_step is not Task.train_step,
+            "elements": kind.elements is not Task.elements,
+        }
+        if names := [name for name, value in used.items() if value]:
+            raise ConfigError(
+                f"shards={self._count} cannot be used with {' and '.join(names)}: shards divide the "
+                "batch and average over ranks, and the loss is the mean over a shard's samples; leave out "
+                "one of them"
+            )
 
     # -------------------------------------------------------------------------------- building
 
@@ -150,7 +174,7 @@ class Task(tasks.Task):
             raise ConfigError(f"the model is {self.model!r}: return a torch.nn.Module from build_model")
         if self.device is not None:
             require_device(self.device)
-            if self._parallel is not False:
+            if self._parallel is not False or self._count is not None:
                 open_group(on_cuda=self.device.type == "cuda")  # which chooses this process's device
             self.model.to(self.device)
         if self._trainable is not None:
@@ -179,17 +203,33 @@ class Task(tasks.Task):
 
     def _wrapped(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model that several processes train together, or else the model itself."""
+        if any(map(is_sharded, model.parameters())):
+            return self._sharded(model)
+        if self._count is not None:
+            self._shards = VirtualShards(model, self._count)
         if self._parallel is False:
             return model
         wrapped = parallel_model(model, **(self._parallel if isinstance(self._parallel, Mapping) else {}))
         if isinstance(wrapped, DistributedDataParallel):
-            self._ranks = Ranks(wrapped)
+            self._ranks = Ranks.of(wrapped)
             # torch notes in each averaging pass which parameters were used; passes without it confuse that
             if not wrapped.find_unused_parameters and not wrapped.static_graph:
                 self._no_sync = wrapped.no_sync
             if self.device is not None:
                 self.device = wrapped.device
         return wrapped
+
+    def _sharded(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return a model that `build_model` has divided, which averages gradients in each backward pass."""
+        asked = {"ema": self._decay is not None, "shards": self._count is not None}
+        asked["options in parallel"] = isinstance(self._parallel, Mapping)
+        if names := [name for name, given in asked.items() if given]:
+            raise ConfigError(
+                f"{type(self).__name__}: build_model returns a model that is sharded (fully_shard), which "
+                f"goes with no {' and no '.join(names)}: leave out {'that' if len(names) == 1 else 'these'}"
+            )
+        self._ranks = Ranks(next(model.parameters()).device)
+        return model
 
     def _equip(self, optimizer: Optimizer, scheduler: Callable[[Any], Any]) -> None:
         """Wrap the optimizer as asked for, and let its updates move the schedule and the average."""
@@ -249,13 +289,14 @@ class Task(tasks.Task):
             parameter.requires_grad_(re.search(pattern, name) is not None)
 
     def state(self) -> Mapping[str, Any]:
-        """Return the model and the optimizer; also scheduler, scaler and average if the task has them."""
+        """Return the model and the optimizer; also scheduler, scaler, average and shards where there are."""
         parts = {
             "model": self.model if self.model is None else bare(self.model),
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
             "scaler": self._scaler,
             "ema": self._ema,
+            "shards": self._shards,
         }
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -276,6 +317,10 @@ class Task(tasks.Task):
 
     def train_step(self, batch: Any) -> Mapping[str, Any]:
         """Run a forward and a backward pass, and update if the accumulation window ends."""
+        if self._shards is not None:
+            scale = None if self._scaler is None else self._scaler.scale
+            found = self._shards.backward(self.to_device(batch), self._forward, scale)
+            return {**found, **self.update()}
         own_count = self._ranks is not None and type(self).elements is not Task.elements
         count = self._counted(batch) if self._accumulate > 1 or own_count else None
         batch = self.to_device(batch)
@@ -284,6 +329,12 @@ class Task(tasks.Task):
                 metrics = self.forward(batch)
             self.backward(loss_in(type(self).__name__, metrics), count)
         return {**metrics, **self.update()}
+
+    def _forward(self, batch: Any) -> Mapping[str, Any]:
+        with self.precision():
+            metrics = self.forward(batch)
+        loss_in(type(self).__name__, metrics)
+        return metrics
 
     def _counted(self, batch: Any) -> float | Tensor:
         count = self.elements(batch)
@@ -295,7 +346,7 @@ class Task(tasks.Task):
     def train_loop_begin(self) -> None:
         """Refuse a state that lacks the task's scaler or average."""
         held = {id(part) for _, part in flatten(self.state())}
-        for name, part in {"scaler": self._scaler, "ema": self._ema}.items():
+        for name, part in {"scaler": self._scaler, "ema": self._ema, "shards": self._shards}.items():
             if part is not None and id(part) not in held:
                 raise StateError(
                     f"the state of {type(self).__name__} lacks its {name!r}, so a resume would begin "

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from everstep.backends.torch.older_torch import accelerators
 from everstep.errors import ConfigError, MetricError
 
 
@@ -19,7 +20,7 @@ def require_device(device: torch.device) -> None:
         reason = str(error).partition("\n")[0]
         raise ConfigError(
             f"device={str(device)!r} cannot be used here ({reason}); torch finds "
-            f'{torch.accelerator.device_count()} accelerators: give one of them, or "cpu"'
+            f'{accelerators()} accelerators: give one of them, or "cpu"'
         ) from error
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,12 +12,14 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
 from everstep.backends.torch import module_attributes, options
+from everstep.backends.torch.late_tensor import raise_failure
 from everstep.backends.torch.model_wrappers import BareNames, bare
 from everstep.backends.torch.optimizers import WINDOW, Around, innermost, layers
-from everstep.backends.torch.sharded import refuse_sharded
+from everstep.backends.torch.sharded import held_alike, is_sharded, laid_like, precision, reshard
 from everstep.contracts.state import BESIDE, Entry, Mismatch
 from everstep.errors import StateError
 
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _METADATA = "_metadata"
 """Key of the versions of submodules in a module's tree, as in torch's own state_dict."""
 _BUFFERS = "_buffers"
@@ -58,11 +60,14 @@ class ModuleEntry(Entry):
     meant to change the training, and stay.
     """
 
+    copies = True
+
     def __init__(self, module: torch.nn.Module) -> None:
         self._given = module
         self.module = bare(module)
+        reshard(self.module)
+        self._sharded = self._now_sharded()
         for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
-            refuse_sharded(tensor, repr(name))
             if is_lazy(tensor):
                 raise StateError(
                     f"{name!r} of a lazy module has no shape yet: run one batch through the model first"
@@ -70,15 +75,44 @@ class ModuleEntry(Entry):
         self._look()
         self._made = self._flags()
 
+    def options(self) -> dict[str, str]:
+        """Return the precision in which `fully_shard` computes and reduces, where one is given."""
+        told = precision(self.module) if self._sharded else ""
+        return {"mp_policy": told} if told else {}
+
     def _look(self) -> BareNames:
         """Look at the names as they are now: training may add parts."""
         self._names = BareNames(self._given)
         return self._names
 
+    def _now_sharded(self) -> set[str]:
+        return {name for name, parameter in self.module.named_parameters() if is_sharded(parameter)}
+
+    def _require_as_made(self) -> None:
+        """Refuse a module that was sharded since the loop was made: its optimizer steps other tensors.
+
+        Raises:
+            StateError: names a parameter.
+        """
+        reshard(self.module)
+        if changed := sorted(self._now_sharded() ^ self._sharded):
+            raise StateError(
+                f"{changed[0]!r} was sharded after the loop was made (fully_shard, parallelize_module): "
+                "shard the model first, then make the optimizer from its parameters, then the loop"
+            )
+
+    def layouts(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        """Yield the names of the tensors, and the tensors."""
+        names = self._look()
+        yield from (((names.bare(name),), tensor) for name, tensor in self.module.state_dict().items())
+
     def save(self) -> Any:
         """Return names to tensors, and the parts that torch's state_dict lacks under keys of their own."""
         names = self._look()
         state = self.module.state_dict()
+        # by the types, as each call costs every save: plain tensors that were plain need no look
+        if self._sharded or not _PLAIN.issuperset(map(type, state.values())):
+            self._require_as_made()
         tree = {names.bare(name): value for name, value in state.items()}
         plain = {"version": 1}
         versions = {names.bare(name): v for name, v in _metadata(state).items() if v != plain}
@@ -129,13 +163,19 @@ class ModuleEntry(Entry):
 
     def load(self, tree: Any) -> None:
         """Copy a saved tree into the live tensors, attributes and flags."""
+        self._require_as_made()
         self.check(tree).require_none()
-        names = self._look()
-        state = OrderedDict((names.live(name), value) for name, value in tree.items() if name not in BESIDE)
-        metadata = {name: {"version": 1} for name in _metadata(self.module.state_dict())}
+        names, present = self._look(), self.module.state_dict()
+        live = ((names.live(name), value) for name, value in tree.items() if name not in BESIDE)
+        state = OrderedDict((name, laid_like(present.get(name), value)) for name, value in live)
+        metadata = {name: {"version": 1} for name in _metadata(present)}
         metadata |= {names.live(name): about for name, about in tree.get(_METADATA, {}).items()}
         state._metadata = metadata  # type: ignore[attr-defined]
-        self.module.load_state_dict(state)
+        try:
+            self.module.load_state_dict(state)
+        except RuntimeError:
+            raise_failure(state.values())
+            raise
         for name, saved in tree.get(_BUFFERS, {}).items():
             self._load_buffer(names.live(name), saved)
         attributes = {names.live(path): own for path, own in tree.get(_ATTRIBUTES, {}).items()}
@@ -187,10 +227,36 @@ class OptimizerEntry(Entry):
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
+        self._sharded = any(map(is_sharded, self._parameters()))
 
     def save(self) -> Any:
         """Return the state_dict and the class."""
+        if self._sharded:
+            self._require_restorable()
         return {**self.optimizer.state_dict(), _CLASS: self._class}
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def layouts(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        """Yield the path of each parameter's state, and the parameter: the state may not exist yet."""
+        yield from ((("state", index), parameter) for index, parameter in enumerate(self._parameters()))
+
+    def _require_restorable(self) -> None:
+        """Refuse state of a sharded parameter that is held otherwise than the parameter.
+
+        Raises:
+            StateError: names the state.
+        """
+        for index, parameter in enumerate(self._parameters()):
+            for name, value in self.optimizer.state.get(parameter, {}).items():
+                if is_sharded(value) and not held_alike(value, parameter):
+                    raise StateError(
+                        f"{self._class} keeps {name!r} of parameter {index} as {tuple(value.shape)} with "
+                        f"placements {value.placements}, and the parameter is {tuple(parameter.shape)} with "
+                        f"{getattr(parameter, 'placements', None)}: everstep restores sharded state only in "
+                        "the layout of its parameter; use an optimizer such as AdamW"
+                    )
 
     @property
     def _class(self) -> str:
@@ -212,11 +278,12 @@ class OptimizerEntry(Entry):
     def load(self, tree: Any) -> None:
         """Restore bit for bit: torch's own loading casts moments to their parameter's dtype."""
         self.check(tree).require_none()
+        parameters = self._parameters()
+        tree = {**tree, "state": {index: _laid(parameters, index, s) for index, s in tree["state"].items()}}
         self.optimizer.load_state_dict({key: part for key, part in tree.items() if key != _CLASS})
         # The optimizer has stepped before the resume: without this mark schedulers warn of a wrong order.
         for layer in layers(self.optimizer):
             layer._opt_called = True  # type: ignore[attr-defined]
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         for index, saved in tree["state"].items():
             owner = parameters[index] if isinstance(index, int) else index
             live = self.optimizer.state.get(owner)
@@ -320,6 +387,10 @@ class TensorEntry(Entry):
         """Return the tensor without its graph."""
         return self.tensor.detach()
 
+    def layouts(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        """Yield the tensor."""
+        yield (), self.tensor
+
     def check(self, tree: Any) -> Mismatch:
         """Compare shape and dtype."""
         saved, live = _shape(tree), _shape(self.tensor)
@@ -329,7 +400,7 @@ class TensorEntry(Entry):
         """Copy the saved elements into the tensor."""
         self.check(tree).require_none()
         with torch.no_grad():
-            self.tensor.copy_(tree)
+            self.tensor.copy_(laid_like(self.tensor, tree))
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
         """Whether the tensor holds floats or complex numbers: an entry of its own counts as a parameter."""
@@ -365,6 +436,13 @@ class TorchGeneratorEntry(Entry):
 
 
 _CLASS = "class"
+
+
+def _laid(parameters: Sequence[Tensor], index: Any, saved: Any) -> Any:
+    """Lay out the saved state of a parameter as the parameter is."""
+    if not isinstance(index, int) or not isinstance(saved, dict) or not is_sharded(parameters[index]):
+        return saved
+    return {name: laid_like(parameters[index], value) for name, value in saved.items()}
 
 
 def _metadata(state: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from everstep.backends.torch.model_wrappers import named_parameters
 from everstep.backends.torch.optimizers import layers
-from everstep.backends.torch.sharded import refuse_sharded
+from everstep.backends.torch.sharded import fsdp_modules, is_sharded, layout, local, reshard, unmade_sums
 from everstep.backends.torch.unsaved_modules import TorchUnsavedObjects
+from everstep.backends.torch.virtual_shards import require_saved
+from everstep.backends.torch.window import load_window, window
+from everstep.contracts.state import BASE, Declaration
 from everstep.errors import RestoreError
 
 _SENTINELS = 4
@@ -63,6 +66,9 @@ class TorchUpdateCounter:
         self._scales = [(scaler, scaler.get_scale()) for scaler in scalers if scaler.is_enabled()]
         self._by_id = {id(watched.optimizer): watched for watched in self._own.values()}
         self._models = [(n, v) for n, v in pairs if isinstance(v, (torch.nn.Module, Tensor))]
+        modules = (value for _, value in self._models if isinstance(value, torch.nn.Module))
+        self._fsdp = [value for value in modules if fsdp_modules(value)]
+        """Models whose parameters are other objects while a forward pass has gathered them."""
         self.outside = TorchUnsavedObjects(objects, self._parameters)
         self._strangers: dict[str, None] = {}
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -116,7 +122,12 @@ class TorchUpdateCounter:
         """List descriptions of the parameters that the state's optimizers step, and that the state lacks.
 
         A user's own object may save copies of parameters: a copy is recognised by its shape alone.
+
+        Raises:
+            StateError: the state lacks the `VirtualShards` of its model.
         """
+        stepped = [p for watched in self._own.values() for p in _parameters(watched.optimizer)]
+        require_saved((value for _, value in flatten(self._objects)), stepped)
         saved = {0}  # address of tensors without elements: there is nothing to save
         copies: Counter[tuple[int, ...]] = Counter()
         for name, value in self._objects.items():
@@ -125,7 +136,9 @@ class TorchUpdateCounter:
             saved.update(map(_place, tensors))
             if isinstance(value, torch.nn.Module):
                 saved.update(
-                    _place(parameter) for key, parameter in named_parameters(value) if key in user[name]
+                    _place(parameter)
+                    for key, parameter in named_parameters(value)
+                    if key in user[name] or key in user[name].get(BASE, ())
                 )
             elif not isinstance(value, Tensor | Optimizer | dict | list | torch.Generator):
                 copies.update(tuple(tensor.shape) for tensor in tensors)
@@ -156,8 +169,8 @@ class TorchUpdateCounter:
         return [
             f"{type(part).__name__} {name!r}"
             for name, value in flatten(self._objects)
-            for part in [value, *getattr(value, "_schedulers", ())]
-            if getattr(part, "optimizer", None) is self._objects.get(owner)
+            for part in [value, *(_own(value, "_schedulers") or ())]
+            if _own(part, "optimizer") is self._objects.get(owner)
             and option in next((sets for kind, sets in _RECOMPUTED.items() if isinstance(part, kind)), ())
         ]
 
@@ -168,15 +181,25 @@ class TorchUpdateCounter:
         state has it.  Returns None if there is nothing to save.
         """
         tree: dict[str, Any] = {}
+        summed: dict[str, Any] = {}
+        """By the same keys, the dimensions of the mesh over which a gradient is still to be summed."""
         used_up = {owner for owner, watched in self._own.items() if watched.used_up()}
         for owner, key, parameter in self._parameters():
-            if parameter.grad is not None and owner not in used_up:
-                tree.setdefault(owner, {})[key] = parameter.grad
+            grad = parameter.grad
+            if grad is not None and owner not in used_up:
+                tree.setdefault(owner, {})[key] = local(grad) if is_sharded(grad) else grad
+                if (sums := unmade_sums(grad, parameter)) is not None:
+                    summed.setdefault(owner, {})[key] = sums
         reused = {  # after a resume nobody holds gradients that were not saved
             owner: [watched.reused, watched.held() if owner not in used_up else False]
             for owner, watched in self._own.items()
         }
-        return {"grad": tree, "reused": reused} if tree or reused else None
+        found: dict[str, Any] = {"grad": tree, "reused": reused} if tree or reused else {}
+        if summed:
+            found["summed"] = summed
+        if self._fsdp and (opened := window(self._fsdp)):
+            found["window"] = opened
+        return found or None
 
     def load_gradients(self, tree: Any) -> None:
         """Set each parameter's gradient to the saved one, or to None.
@@ -186,18 +209,23 @@ class TorchUpdateCounter:
         """
         tree = tree or {"grad": {}, "reused": {}}
         saved = {(owner, key): grad for owner, grads in tree["grad"].items() for key, grad in grads.items()}
+        summed = tree.get("summed", {})
         for owner, key, parameter in self._parameters():
             grad = saved.pop((owner, key), None)
             # A copy: the program changes gradients in place.
-            parameter.grad = None if grad is None else grad.to(parameter.device, copy=True)
+            sums = summed.get(owner, {}).get(key, ())
+            parameter.grad = None if grad is None else _put_back(parameter, grad, sums)
         for owner, watched in self._own.items():
             watched.resume(*tree["reused"].get(owner, (None, None)))
+        load_window(self._fsdp, tree.get("window", {}))
         if saved:
             names = [f"{owner}/{key}" for owner, key in saved]
             raise RestoreError("saved gradients belong to no parameter", unexpected=names)
 
     def _parameters(self) -> Iterable[tuple[str, int | str, Tensor]]:
         """Return (entry, index or name, parameter), each parameter once; those of optimizers come first."""
+        for sharded in self._fsdp:
+            reshard(sharded)
         found: dict[int, tuple[str, int | str, Tensor]] = {}
         for owner, watched in self._own.items():
             for index, parameter in enumerate(_parameters(watched.optimizer)):
@@ -221,6 +249,7 @@ class _Watched:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.sentinels: list[Tensor] = []
+        self.sharded = any(map(is_sharded, _parameters(optimizer)))
         self.marks: list[tuple[weakref.ref[Tensor], int] | None] = []
         self.reused: bool | None = None
         """Whether two updates in a row ever used the same gradient objects; None before the second."""
@@ -234,6 +263,8 @@ class _Watched:
         # each update comes here: one loop, without the calls of `held` and `holds`
         for parameter in self.sentinels:
             grad = parameter.grad
+            if self.sharded and grad is not None:
+                grad = self._inner(grad)
             marks.append(None if grad is None else (_ref(grad), grad._version))
         if not self.reused:
             if last is not None:
@@ -249,7 +280,11 @@ class _Watched:
         """Whether the gradients are still the objects of the last update."""
         last = self.marks[0] if self.marks else None
         grad = self.sentinels[0].grad if last is not None else None
-        return last is not None and grad is not None and last[0]() is grad
+        return (
+            last is not None
+            and grad is not None
+            and last[0]() is (self._inner(grad) if self.sharded else grad)
+        )
 
     def held(self) -> bool | None:
         """Whether the gradients are still the objects of the last update; None before the first update."""
@@ -260,7 +295,13 @@ class _Watched:
         """Take over the saved facts; restored gradients count as still to be used."""
         self.reused, self.marks, self.gone = reused, [], held is False
         if held and self._choose():
-            self.marks = [(weakref.ref(p.grad), -1) for p in self.sentinels if p.grad is not None]
+            self.marks = [
+                (weakref.ref(self._inner(p.grad)), -1) for p in self.sentinels if p.grad is not None
+            ]
+
+    def _inner(self, gradient: Tensor) -> Tensor:
+        """Return the tensor that has the elements: `fully_shard` adds to this one, past the DTensor."""
+        return gradient._local_tensor if is_sharded(gradient) else gradient  # type: ignore[attr-defined]
 
     def _choose(self) -> bool:
         """Choose some parameters with a gradient, spread evenly over all; False if none has a gradient."""
@@ -275,6 +316,8 @@ class _Watched:
             return False
         for parameter, mark in zip(self.sentinels, self.marks, strict=False):
             grad = parameter.grad
+            if self.sharded and grad is not None:
+                grad = self._inner(grad)
             if mark is None:
                 if grad is not None:
                     return False
@@ -286,6 +329,7 @@ class _Watched:
 def flatten(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield (name, object) for the state's objects; those inside dicts and lists are named "entry/key"."""
     for name, value in objects.items():
+        value = value.value if isinstance(value, Declaration) else value
         if isinstance(value, dict):
             yield from flatten({f"{name}/{key}": item for key, item in value.items()})
         elif isinstance(value, list):
@@ -298,13 +342,22 @@ def _driven(value: Any, depth: int = 4) -> Iterator[Any]:
     """Yield the attribute `optimizer` of an object, and of the objects that it holds."""
     if depth == 0 or isinstance(value, torch.nn.Module | Optimizer | Tensor):
         return
-    yield getattr(value, "optimizer", None)
+    yield _own(value, "optimizer")
     inside = value if isinstance(value, list | tuple) else getattr(value, "__dict__", value)
     if isinstance(inside, dict):
         inside = list(inside.values())
     if isinstance(inside, list | tuple):
         for each in inside:
             yield from _driven(each, depth - 1)
+
+
+def _own(value: Any, name: str) -> Any:
+    """Return an attribute that an object or its class has; None without it.
+
+    A wrapper's `__getattr__` is not asked: gymnasium's warns of each name that it hands on.
+    """
+    there = name in getattr(value, "__dict__", ()) or hasattr(type(value), name)
+    return getattr(value, name) if there else None
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
@@ -315,10 +368,14 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
+def _put_back(parameter: Tensor, grad: Tensor, sums: Sequence[int]) -> Tensor:
+    copied = grad.to(parameter.device, copy=True)
+    return layout(parameter).tensor(copied, sums) if is_sharded(parameter) else copied
+
+
 def _place(tensor: Tensor) -> int:
     """Return a tensor's address in memory."""
-    refuse_sharded(tensor, "a tensor of the state")
-    return tensor.untyped_storage().data_ptr()
+    return local(tensor).untyped_storage().data_ptr()
 
 
 def optimizers(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Optimizer]]:

@@ -22,7 +22,7 @@ which something else drew in between.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,10 +33,11 @@ from everstep.backends.python import same_state
 from everstep.backends.torch import data_rng
 from everstep.backends.torch.data_rng import Generator
 from everstep.backends.torch.loader_workers import WorkerBatches, end_persistent, start
-from everstep.backends.torch.split_dataloader import Part, chosen_at, split, whole_facts
+from everstep.backends.torch.split_dataloader import Part, chosen_at, split, splits_for_one, whole_facts
 from everstep.contracts.data import WHOLE, Share, Stream
 from everstep.data.adapters import is_stateful, length_of, skip
 from everstep.data.cursor import PassCursor
+from everstep.data.order import key_at
 from everstep.data.other_libraries import begin_anew, is_hugging_face, shuffle_buffers
 from everstep.errors import DataError, NotResumableError
 
@@ -59,7 +60,10 @@ class DataLoaderStream(Stream):
     def __init__(self, loader: DataLoader[Any], share: Share | None = None) -> None:
         self.given = loader
         """The user's loader; another is read where it is split among ranks."""
-        self._share, self._part = share or WHOLE, Part(loader) if share is None else split(loader, share)
+        self._share = share or WHOLE
+        self._part = (
+            Part(loader) if share is None and not splits_for_one(loader) else split(loader, self._share)
+        )
         self.loader = loader = self._part.loader
         self.generators: list[Generator] = _generators(loader)
         self.resumes = "replay" if shuffle_buffers(loader.dataset) else "state"
@@ -108,6 +112,23 @@ class DataLoaderStream(Stream):
         are left out.
         """
         return DataLoaderStream(self.given, share)
+
+    def of_other_ranks(self, what: str, saved: Sequence[Any], key: int) -> Any:
+        """Return random state by the rank; rank 0 keeps its own, and generators that were equal stay equal.
+
+        The global state is that of the workers and of collate functions; a `DistributedSampler` has none.
+
+        Raises:
+            DataError: a dataset's own state was another on each rank.
+        """
+        if what == "own" or (len(saved) == 1 and what in ("generators", "now")):
+            return super().of_other_ranks(what, saved, key)
+        if self._share.rank == 0 or saved[0] is None:
+            return saved[0]
+        own = key_at(key, self._share.rank)
+        if what in ("start", "first"):
+            return data_rng.keyed_state(own)
+        return [data_rng.keyed_state_of(each, key_at(own, i)) for i, each in enumerate(self.generators)]
 
     def weight(self, batch: int) -> float:
         """Return the weight of the mean over this rank's part of a batch; see `Cursor.weight`."""
@@ -219,7 +240,7 @@ def _unsaveable(loader: DataLoader[Any]) -> str | None:
     if loader.persistent_workers:
         fault, remedy = "persistent_workers=True", "persistent_workers=False"
         why = "the random state of its workers spans passes and cannot be saved"
-    elif not loader.in_order:
+    elif not getattr(loader, "in_order", True):  # the option came with torch 2.6
         fault, remedy, why = "in_order=False", "in_order=True", "batches come in no fixed order"
     else:
         return None

@@ -8,7 +8,7 @@ from collections import defaultdict
 from alembic.operations import Operations
 from sqlalchemy import BigInteger, Column, Integer, column, select, table, update
 
-from everstep.record.journal_reader import Event
+from everstep.record.segment_file import Event
 
 
 def upgrade(op: Operations) -> None:

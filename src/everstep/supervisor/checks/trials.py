@@ -75,6 +75,8 @@ class Trials:
 
 _DEPTH = 4
 """Levels of objects inside objects that are looked into."""
+_NAMED = 5
+"""Most places that a verdict names."""
 
 
 class StateTrial:
@@ -131,10 +133,37 @@ def try_state(obj: Any, made: Any, others: Any = ()) -> Verdict:
         except Exception as error:
             return Verdict(False, f"its state_dict cannot be loaded ({type(error).__name__}: {error})")
         after = _attributes(made, seen)
-    lost = [name for name in now if now[name] != before.get(name) and now[name] != after.get(name)]
+    lost = [path for name in now for path in _lost(name, before.get(name), now[name], after.get(name))]
     if lost:
-        return Verdict(False, f"training changed {', '.join(lost)}, and load_state_dict did not")
+        more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+        return Verdict(
+            False, f"training changed {', '.join(lost[:_NAMED])}{more}, and load_state_dict did not"
+        )
     return Verdict(True, "a copy that was given its state had all that training changed")
+
+
+def _lost(path: str, before: Any, now: Any, after: Any) -> list[str]:
+    """List the innermost places below `path` that training has changed, and that the copy has not got."""
+    if now in (before, after):
+        return []
+    (known, parts, loaded) = map(_parts, (before, now, after))
+    if not known.keys() == parts.keys() == loaded.keys():
+        return [path]
+    inner = [_lost(f"{path}{key}", known[key], part, loaded[key]) for key, part in parts.items()]
+    return [place for places in inner for place in places] or [path]
+
+
+def _parts(stand_in: Any) -> dict[str, Any]:
+    """Return the parts of what `comparable` made of an object or a container, by how Python writes them."""
+    match stand_in:
+        case (str(), dict() as attributes):
+            return {f".{name}": part for name, part in attributes.items()}
+        case (str(), list() as items):
+            return {f"[{index}]": part for index, part in enumerate(items)}
+        case list() as pairs:
+            return {f"[{key!r}]": part for key, part in pairs}
+        case _:
+            return {}
 
 
 def _attributes(obj: Any, apart: set[int]) -> dict[str, Any]:
@@ -149,7 +178,7 @@ def _inside(value: Any, apart: set[int], depth: int) -> Any:
     """Make the stand-in for an object; functions and objects saved on their own give only their type."""
     kind = type(value).__qualname__
     if isinstance(value, set | frozenset):
-        return kind, sorted(map(repr, value))
+        return kind, tuple(sorted(map(repr, value)))
     if id(value) in apart or not depth or isinstance(value, type | types.ModuleType | types.FunctionType):
         return kind
     try:
@@ -157,8 +186,8 @@ def _inside(value: Any, apart: set[int], depth: int) -> Any:
     except StateError:
         entry = None
     if entry is not None and entry.is_random:
-        return kind, comparable(entry.save())
+        return kind, "random", comparable(entry.save())
     if any(backend.entry(value) is not None for backend in backends.active()):
         return kind
     inner = getattr(value, "__dict__", {}).items()
-    return kind, [(name, _comparable(each, apart, depth - 1)) for name, each in inner]
+    return kind, {name: _comparable(each, apart, depth - 1) for name, each in inner}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 import xxhash
@@ -18,7 +18,7 @@ from everstep.record import (
     OTHER_DATA,
     Divergence,
     Journal,
-    Replay,
+    StepComparison,
     Trail,
     array_digest,
     batch_digest,
@@ -35,28 +35,34 @@ class Verifier:
 
     Args:
         trail: takes the findings of the steps.
-        replay: has the findings of earlier executions, for steps that run again.
+        comparison: has the findings of earlier executions, for steps that run again.
         on_divergence: "stop" or "warn"; None: other batches stop the run, other numbers are a warning.
         collector: the collector of the run's metrics.
         voice: tells the user.
+        drawn: by stream, takes the digest of each batch, for the ledger.
         last: the last step that some rank compares; 0 if none does.
+
+    Attributes:
+        handed: digest of all batches so far, where other ranks are handed the same; None: nobody asks.
+        places: number of batches that the open step has drawn, by stream.
     """
 
     def __init__(
         self,
         trail: Trail,
-        replay: Replay,
+        comparison: StepComparison,
         on_divergence: OnDivergence,
         collector: Collector,
         journal: Journal,
         voice: Voice,
+        drawn: Mapping[str, list[int | None]],
         last: int = 0,
     ) -> None:
-        self._last = last or -1
-        self._trail, self._replay, self._on_divergence = trail, replay, on_divergence
+        self._last, self._drawn = last or -1, drawn
+        self._trail, self._comparison, self._on_divergence = trail, comparison, on_divergence
         self._collector, self._journal, self._voice = collector, journal, voice
-        self._places: dict[str, int] = {}
-        """Number of batches that the open step has drawn, by stream."""
+        self.handed: int | None = None
+        self.places: dict[str, int] = {}
         self._noted: Divergence | None = None
         self._error: DivergenceError | None = None
 
@@ -66,13 +72,16 @@ class Verifier:
         Raises:
             DivergenceError: the step got another batch before, and this is to stop the run.
         """
-        places = self._places
+        places = self.places
         place = places.get(stream, 0)
         places[stream] = place + 1
         found = batch_digest(batch, pass_index)
+        self._drawn[stream].append(found)
+        if self.handed is not None:
+            self.handed = batch_digest([found or 0, step, place], self.handed)
         self._trail.batch(step, stream, pass_index, place, found)
-        if not self._replay.done:
-            self._replay.batch(step, stream, pass_index, place, found)
+        if not self._comparison.done:
+            self._comparison.batch(step, stream, pass_index, place, found)
             self._notice()
             self.require_agreement()
 
@@ -82,35 +91,35 @@ class Verifier:
         Raises:
             DivergenceError: the pass ended elsewhere before, and this is to stop the run.
         """
-        step += stream in self._places
+        step += stream in self.places
         self._trail.mark(step, "pass", stream, epoch=pass_index)
-        if not self._replay.done:
-            self._replay.pass_ended(step, stream, pass_index)
+        if not self._comparison.done:
+            self._comparison.pass_ended(step, stream, pass_index)
             self._notice()
             self.require_agreement()
 
     def step_done(self, step: int, epoch: int) -> None:
         """Note a complete step."""
-        self._places.clear()
+        self.places.clear()
         self._trail.step(step, epoch, self._collector.pending, self._collector.open_rows)
-        if not self._replay.done:
-            self._replay.step_done(step)
+        if not self._comparison.done:
+            self._comparison.step_done(step)
             self._notice()
 
     def rows(self, block: Block) -> None:
         """Note rows of metrics that were read."""
         self._trail.rows(block)
-        if not self._replay.done:
-            self._replay.rows(block)
+        if not self._comparison.done:
+            self._comparison.rows(block)
             self._notice()
 
     def snapshot(self, step: int, phase: str, encoded: Encoded) -> None:
         """Note the digests of a state that was copied, to be saved."""
         for part, found in _digests(encoded):
             self._trail.mark(step, "copy", f"{phase}/{part}", found)
-            if not self._replay.done:
-                self._replay.copied(step, phase, part, found)
-        if not self._replay.done:
+            if not self._comparison.done:
+                self._comparison.copied(step, phase, part, found)
+        if not self._comparison.done:
             self._notice()
 
     def committed(self, step: int) -> None:
@@ -124,41 +133,41 @@ class Verifier:
             DivergenceError: a step came out otherwise, and this is to stop the run.
         """
         self._trail.tidy()
-        if not self._replay.done:
-            self._replay.reached(step)
-            if self._replay.done:
+        if not self._comparison.done:
+            self._comparison.reached(step)
+            if self._comparison.done:
                 self.say()
         self.require_agreement()
 
     def next_due(self, step: int) -> int:
-        """Return the step after which the replay may be over, on whichever rank it is the longest.
+        """Return the step after which the comparison may be over, on whichever rank it is the longest.
 
-        The rows of the tail of an epoch belong to its last step, so the replay may end a step later.
+        The rows of the tail of an epoch belong to its last step, so the comparison may end a step later.
         """
         return next((due for due in (self._last, self._last + 1) if step < due), NEVER)
 
     def waive(self) -> None:
         """End the comparison with earlier executions: a person has chosen to continue with other data."""
-        self._journal.event("decision", {"what": CHOSEN, "why": OTHER_DATA, "step": self._replay.first})
+        self._journal.event("decision", {"what": CHOSEN, "why": OTHER_DATA, "step": self._comparison.first})
         self._journal.flush()
-        self._replay.done = True
+        self._comparison.done = True
 
     def end(self) -> None:
-        """End the replay with the loop, and say what was compared, if that is not said yet."""
-        if not self._replay.done:
-            self._replay.end()
+        """End the comparison with the loop, and say what was compared, if that is not said yet."""
+        if not self._comparison.done:
+            self._comparison.end()
             self.say()
 
     def say(self) -> None:
-        """Tell the user and the journal the result of the replay."""
+        """Tell the user and the journal the result of the comparison."""
         self._notice()
-        replay = self._replay
-        report = replay.report()
-        self._journal.event("verified", {"report": report, "steps": replay.steps}, wall=True)
-        if replay.difference is None:
+        comparison = self._comparison
+        report = comparison.report()
+        self._journal.event("verified", {"report": report, "steps": comparison.steps}, wall=True)
+        if comparison.difference is None:
             self._voice.say(report)
         else:
-            self._voice.warn(f"{report}\n{replay.advice()}")
+            self._voice.warn(f"{report}\n{comparison.advice()}")
 
     def require_agreement(self) -> None:
         """Leave the loop if a divergence is to stop the run.
@@ -173,7 +182,7 @@ class Verifier:
 
     def _notice(self) -> None:
         """Record a divergence at once in the journal's file, because a kill may follow."""
-        found = self._replay.difference
+        found = self._comparison.difference
         if found is None or found == self._noted:
             return
         self._noted = found
@@ -198,13 +207,13 @@ def _digests(encoded: Encoded) -> Iterator[tuple[str, int]]:
     for path, array in sorted(encoded.arrays.items()):  # the order of a dict makes no difference
         place = "/".join(path.split("/", 2)[:2])
         if place in arrays:
-            arrays[place].append(array.data)
+            arrays[place].append(array)
     for place, (part, entry) in parts.items():
         text = json.dumps(entry, sort_keys=True, default=repr)
         total = 0
         # folded into one number: of a long list only the first and last items count in `batch_digest`
         for array in arrays[place]:
-            total = array_digest(array, total) or 0
+            total = array_digest(array.data, total) or 0
         yield part, batch_digest([xxhash.xxh3_64_intdigest(text.encode()), total], 0) or 0
 
 

@@ -45,8 +45,10 @@ class Ending:
         warnings: the warnings of this start, in order.
         rollbacks: number of rollbacks in all starts of the run (`Recovery`).
         one_fingerprint: whether every step of the run was computed on the same kind of machine, by the same
-            libraries and under the same settings: else `digest` need not be that of a run that was never
-            stopped.
+            libraries, number and layout of ranks, and under the same settings: else weights and `digest` need
+            not be those of a run that was never stopped.  Numbers of ranks count as the same where steps have
+            the same bits on each (`everstep.torch.VirtualShards`, and no `PerRank` entry): the weights are
+            then those of a run that was never stopped; the digest covers each rank's random state, too.
     """
 
     reason: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from everstep import hazard
 from everstep.checkpoint import Store, read_checkpoint
@@ -79,6 +79,8 @@ class Exit:
         cause = error or (failures[0] if failures else None)
         # each is tried whatever failed before; the ending comes first, because EXIT_LOOP shows it
         failures += _attempt(lambda: self._conclude(cause))
+        # where no save came later that would have been refused
+        failures += _attempt(engine.opening.mirror.require_held)
         failures += _attempt(lambda: engine.announcer.fire(Moment.EXIT_LOOP, engine.ending))
         failures += _attempt(engine.resources.close)
         engine.mark_closed()
@@ -219,6 +221,8 @@ class Exit:
         at = {"step": current.step, "epoch": current.epoch}
         engine.journal.event("closed", {"status": ended.status, "reason": ended.reason, **at}, wall=True)
         engine.journal.flush()
+        # before the ending, which lists its warnings; the journal has its last event now
+        engine.opening.mirror.finish(engine.journal, engine.saver.retain)
         engine.ending = Ending(
             reason=ended.reason,
             step=current.step,
@@ -302,14 +306,22 @@ def restore_best(service: Best, store: Store, user: UserState, voice: Voice) -> 
 
 def _load(service: Best, place: Place, store: Store, user: UserState) -> BestRecord:
     if place.name is None:
-        raise NoCheckpointError("they were not kept; leave save=True, and measure after the last step")
+        raise NoCheckpointError(
+            "they were not kept; leave save=True, measure after the last step, and see to saves that failed"
+        )
     path = store.best_folder(service.metric) / place.name
     if not path.exists():
         raise NoCheckpointError(f"{path} is gone; bring it back from a copy")
     try:
-        saved = read_checkpoint(path)
+        saved = read_checkpoint(path, regions=store.regions)
     except DamagedCheckpointError as error:
-        raise DamagedCheckpointError(f"{error}; {store.set_aside_best(path)}") from error
+        raise DamagedCheckpointError(f"{error}; {store.best_weights.set_aside(path)}") from error
+    about: Any = saved.meta
+    if about.get("value", place.value) != place.value:
+        raise NoCheckpointError(
+            f"{path} has the weights of {about['value']:.6g}, of an earlier timeline; bring back the right "
+            "ones from a copy"
+        )
     tree = saved_tree(saved, ("user",))["user"]
     with reading(path, "user"):
         user.check(tree, str(path))

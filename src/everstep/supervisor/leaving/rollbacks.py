@@ -9,6 +9,7 @@ from typing import TypeVar
 from everstep import hazard
 from everstep.checkpoint import Store
 from everstep.contracts.group import Group
+from everstep.durable import remedy
 from everstep.errors import BadStepError, CheckpointError, RolledBack, TriedAgain
 from everstep.record import Batch, Journal, Rollback, shared_samples
 from everstep.services.recovery import Drawn, Recovery
@@ -104,7 +105,9 @@ class Rollbacks:
             # durable before the loop is left: a kill from here on leads to the same resume
             self._journal.decide(rollback.data())
         except OSError as error:
-            return f"the decision could not be written to the journal ({error})"
+            return (
+                f"the decision could not be written to the journal ({error}); {remedy(error)} and start again"
+            )
         hazard.reach("loop.rolled_back")
         return rollback
 

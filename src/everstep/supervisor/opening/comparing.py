@@ -78,7 +78,10 @@ def changed_options(
     """
     found = Changes()
     raised = reopened_by is not None and reopened_by.kind != "service"
-    for entry, options in user.options().items():
+    given = user.options()
+    # an entry whose options are all gone has changed, too
+    for entry in [*given, *sorted(stored.keys() & user.entries.keys() - given.keys())]:
+        options = given.get(entry, {})
         before = options if entry in skip else stored.get(entry, {})
         for name in [*options, *(before.keys() - options.keys())]:
             was, now = before.get(name, NONE), options.get(name, NONE)

@@ -10,10 +10,13 @@ from typing import Any, Literal, Self
 
 from everstep.arguments import checked_init
 from everstep.checkpoint import Checkpoint, find_checkpoint
+from everstep.checkpoint.manifest import MANIFEST
 from everstep.contracts.state import BESIDE
 from everstep.errors import ConfigError, NoCheckpointError, RestoreError, nearest
+from everstep.formats import Foreign, open_foreign
 from everstep.record import to_read, user_path
-from everstep.supervisor.opening.wrapper_names import hint
+from everstep.supervisor.opening import unread
+from everstep.supervisor.opening.wrapper_names import base_hint, base_left_out, hint
 from everstep.supervisor.saving.state_tree import Progress, reading, saved_tree
 from everstep.supervisor.saving.user_state import UserState
 
@@ -24,14 +27,16 @@ _RESETS = ("step", "optimizer", "lr")
 @checked_init
 @dataclass(frozen=True)
 class InitFrom:
-    """Choice of the parts of a checkpoint to start from.
+    """Choice of the parts of a checkpoint, or of another program's weights, to start from.
 
     Names are "ENTRY/NAME", as in "model/encoder.0.weight"; an entry that is not a flat set of arrays
     (an optimizer, a scheduler) is taken or left as a whole, by its entry's name.
 
     Args:
         path: a run directory (its newest whole checkpoint), the folder of a checkpoint, or
-            `RUN/best/METRIC`: the best weights.
+            `RUN/best/METRIC`: the best weights.  Or another program's weights: a safetensors file, a
+            folder as Hugging Face writes it, a file of torch.save (weights only), or a folder of
+            torch.distributed.checkpoint (tensors only).
         include, exclude: regular expressions searched in names, after `rename`; include None takes all.
         rename: name in the checkpoint to name here; a regular expression also works.
         on_missing: action for a name that the checkpoint lacks: "error", "warn" or "skip" (keep it as it is).
@@ -39,6 +44,8 @@ class InitFrom:
         on_reshaped: action for a name with another shape or dtype.
         reset: of {"step", "optimizer", "lr"}: start counting at 0, start the optimizer fresh, keep
             this program's learning rates.  Without "step" the counters continue.
+        entry: entry for another program's weights that have names alone, as a `state_dict` has; default:
+            the only entry that is a flat set of arrays.
 
     Raises:
         ConfigError: an argument is unknown; in use, if nothing of the checkpoint was chosen.
@@ -52,6 +59,7 @@ class InitFrom:
     on_unexpected: Policy = "error"
     on_reshaped: Policy = "error"
     reset: Collection[str] = ("step",)
+    entry: str | None = None
 
     def __post_init__(self) -> None:
         user_path(self.path, "path")
@@ -84,7 +92,11 @@ class InitFrom:
             RestoreError: names do not fit and are not allowed to; has the three lists of them.
             NoCheckpointError: `path` has no checkpoint.
         """
-        checkpoint = self.read(lambda note: say(f"init_from: {note}"))
+        foreign = self.open_foreign(lambda note: say(f"init_from: {note}"))
+        if foreign is not None:
+            user.load_user(self.merge_foreign(user, foreign, say))
+            return f"{foreign.path} ({foreign.kind})"
+        checkpoint = self.read(lambda note: say(f"init_from: {note}"), in_user)
         saved = saved_tree(checkpoint, ("user",) if "step" in self.reset else ("user", "progress"))
         where = str(checkpoint.path)
         merged = self.merge(user, saved["user"], where, say)
@@ -98,20 +110,82 @@ class InitFrom:
             progress.epoch_start = counters.step
         return f"{checkpoint.path} (step {checkpoint.step})"
 
-    def read(self, say: Callable[[str], None]) -> Checkpoint:
+    def read(self, say: Callable[[str], None], wanted: Callable[[str], bool]) -> Checkpoint:
         """Read the checkpoint; nothing there is changed.
+
+        Args:
+            wanted: whether an array is read, by its name in the checkpoint.
 
         Raises:
             NoCheckpointError: `path` has no checkpoint.
         """
         path = to_read(user_path(self.path, "path"))
-        found = find_checkpoint(path, say)
+        found = find_checkpoint(path, say, wanted=wanted)
         if found is None:
             raise NoCheckpointError(
                 f"{str(path)!r} is neither a checkpoint, nor best weights, nor a run with a "
                 "checkpoint; check the path"
             )
         return found
+
+    def open_foreign(self, say: Callable[[str], None]) -> Foreign | None:
+        """Open another program's weights; None if `path` is everstep's own, or nothing.
+
+        Raises:
+            CheckpointError: a file is damaged, or has what cannot be read; says what to do.
+            ConfigError: counters are wanted, which only a checkpoint has.
+        """
+        path = to_read(user_path(self.path, "path"))
+        if (path / MANIFEST).exists() or (path / "run.json").exists():
+            return None
+        found = open_foreign(path, say)
+        if found is not None and "step" not in self.reset:
+            raise ConfigError(
+                f'InitFrom(reset={set(self.reset)}): {path} has no counters: leave "step" in reset='
+            )
+        return found
+
+    def merge_foreign(
+        self, user: UserState, foreign: Foreign, say: Callable[[str], None], *, strangers: bool = True
+    ) -> dict[str, Any]:
+        """Return the tree to load per entry, as `merge`, with the chosen names of another program's weights.
+
+        Args:
+            strangers: whether a run starts: then optimizers, and entries of which a file with names alone
+                knows nothing, are left as they are.  False where each entry must be there.
+        """
+        saved = {name: tree for name, tree in foreign.tree.items() if not _is_optimizer(tree)}
+        asked: set[str] = set(user.entries)
+        if strangers:
+            asked = {name for name, entry in user.entries.items() if not _is_optimizer(entry.save())}
+            if left := [name for name in user.entries if name in foreign.tree and name not in saved]:
+                say(f"init_from: {', '.join(left)}: optimizers are only taken from everstep's checkpoints")
+        if foreign.is_flat:
+            entry = self._entry_for(user, foreign)
+            saved = {entry: next(iter(saved.values())) if "" in saved else saved}
+            asked = {entry} if strangers else asked
+        elif self.entry is not None:
+            raise ConfigError(
+                f"InitFrom(entry={self.entry!r}): {foreign.path} has names of its own for what it holds: "
+                f"{', '.join(map(str, foreign.tree))}; choose with include= and rename="
+            )
+        where = str(foreign.path)
+        merged = self.merge(user, saved, where, say, strangers=strangers, asked=asked)
+        user.check(merged, where)
+        return merged
+
+    def _entry_for(self, user: UserState, foreign: Foreign) -> str:
+        """Return the name of the entry that weights without an entry's name belong to."""
+        if self.entry is not None:
+            user.require_entries("InitFrom(entry=)", [self.entry])
+            return self.entry
+        flat = [name for name, entry in user.entries.items() if _split(name, entry.save())[0][0] != name]
+        if len(flat) != 1:
+            raise ConfigError(
+                f"{foreign.path} names no entry of the state, and {len(flat)} entries have named arrays "
+                f"({', '.join(flat) or 'none'}): choose with InitFrom(..., entry={[*flat, 'model'][0]!r})"
+            )
+        return flat[0]
 
     def merge(
         self,
@@ -121,12 +195,14 @@ class InitFrom:
         say: Callable[[str], None],
         *,
         strangers: bool = True,
+        asked: Collection[str] | None = None,
     ) -> dict[str, Any]:
         """Return the tree to load per entry: the program's own, with the chosen names from the checkpoint.
 
         Args:
             saved: the checkpoint's `user` branch.
             strangers: False to ignore entries that only the checkpoint has.
+            asked: the entries that must not miss a name; None for all.
 
         Raises:
             RestoreError: names do not fit and are not allowed to; has the three lists of them.
@@ -145,16 +221,19 @@ class InitFrom:
                 f"as they are here, after rename=: {renamed}, ..."
             )
         missing = [p for p in ours if p not in theirs and p not in left and self._chosen(p)]
+        missing = [p for p in missing if asked is None or p.partition("/")[0] in asked]
+        missing = unread.untied(missing, ours, theirs)
         unexpected = [p for p in theirs if p not in ours and (strangers or p.partition("/")[0] in old)]
-        reshaped = {
-            path: f"{path} {_kind(theirs[path])} -> {_kind(ours[path])}"
-            for path in theirs
-            if path in ours and _kind(ours[path]) != _kind(theirs[path])
-        }
-        self._refuse(where, missing, unexpected, list(reshaped.values()), say)
+        both = {path: unread.kinds(theirs[path], ours[path]) for path in theirs if path in ours}
+        reshaped = {path: f"{path} {old} -> {new}" for path, (old, new) in both.items() if old != new}
+        self._refuse(where, missing, unexpected, list(reshaped.values()), say, base_hint(old, unexpected))
+        if left_out := base_left_out(old, unexpected):
+            # also for "skip", which was meant for names that nothing here needs
+            say(f"init_from: {left_out}")
         for path in theirs:
             if path in ours and path not in reshaped:
-                ours[path] = self._keep_lr(ours[path], theirs[path])
+                copies = user.entries[path.partition("/")[0]].copies
+                ours[path] = self._keep_lr(ours[path], unread.taken(theirs[path], ours[path], copies))
         return {name: _join(name, tree, ours) for name, tree in old.items()}
 
     def _theirs(self, saved: dict[str, Any]) -> dict[str, Any]:
@@ -208,6 +287,7 @@ class InitFrom:
         unexpected: list[str],
         reshaped: list[str],
         say: Callable[[str], None],
+        about_base: str,
     ) -> None:
         lists = {"missing": missing, "unexpected": unexpected, "reshaped": reshaped}
         refused = {kind: names for kind, names in lists.items() if getattr(self, f"on_{kind}") == "error"}
@@ -215,12 +295,17 @@ class InitFrom:
             raise RestoreError(
                 f"{where} does not fit; choose with include=, exclude=, rename=, or allow it with "
                 'on_missing=, on_unexpected=, on_reshaped="skip"'
-                f"{hint(missing, unexpected)}",
+                f"{hint(missing, unexpected)}{about_base}",
                 **refused,
             )
         for kind, names in lists.items():
             if names and getattr(self, f"on_{kind}") == "warn":
                 say(f"init_from: {kind}: {', '.join(names)}")
+
+
+def in_user(name: str) -> bool:
+    """Whether an array of a checkpoint belongs to the user's state or the counters, by its name."""
+    return name.startswith(("user/", "progress/"))
 
 
 def names_in(checkpoint: Checkpoint) -> list[str]:
@@ -251,10 +336,3 @@ def _join(name: str, tree: Any, parts: Mapping[str, Any]) -> Any:
         return parts[name]
     beside = {key: value for key, value in tree.items() if _beside(key)}
     return {path[len(name) + 1 :]: parts[path] for path, _ in split} | beside
-
-
-def _kind(value: Any) -> str:
-    """Shape and dtype of an array; all other values are of one kind."""
-    if not hasattr(value, "shape"):
-        return "no array"
-    return f"{tuple(value.shape)} {value.dtype}"

@@ -10,11 +10,12 @@ from typing import Any
 
 from everstep.arguments import checked_keywords
 from everstep.checkpoint import Checkpoint, Store, read_manifest
-from everstep.errors import RestoreError, nearest
+from everstep.errors import DamagedCheckpointError, RestoreError, nearest
 from everstep.record import RunJournal, to_read, user_path
+from everstep.state import Encoded, children, split, within
 from everstep.supervisor.leaving.ending import BestRecord
-from everstep.supervisor.opening.init_from import InitFrom
-from everstep.supervisor.opening.wrapper_names import hint
+from everstep.supervisor.opening.init_from import InitFrom, in_user
+from everstep.supervisor.opening.wrapper_names import base_hint, hint
 from everstep.supervisor.saving.state_tree import reading, saved_tree
 from everstep.supervisor.saving.user_state import UserState
 
@@ -24,8 +25,8 @@ class Loaded:
     """Source of loaded objects.
 
     Attributes:
-        path: the checkpoint's folder.
-        step, epoch: step and epoch of the run at the save.
+        path: the checkpoint's folder, or the path of another program's weights.
+        step, epoch: step and epoch of the run at the save; 0 for another program's weights.
         digest: digest of the checkpoint.
         seed: seed of the run; None where only weights are kept (best weights).
     """
@@ -58,7 +59,8 @@ def load(source: str | Path | InitFrom, state: Mapping[str, Any] | Sequence[tupl
 
     Args:
         source: a run directory (its newest whole checkpoint), the folder of a checkpoint,
-            `RUN/best/METRIC` (the best weights), or an `InitFrom` that chooses and renames.
+            `RUN/best/METRIC` (the best weights), another program's weights (safetensors, torch.save,
+            torch.distributed.checkpoint), or an `InitFrom` that chooses and renames.
         state: name to object, under the names of the run's `state`.
 
     Raises:
@@ -69,8 +71,15 @@ def load(source: str | Path | InitFrom, state: Mapping[str, Any] | Sequence[tupl
     """
     chosen = source if isinstance(source, InitFrom) else InitFrom(user_path(source, "source"))
     notes: list[str] = []
-    checkpoint = chosen.read(notes.append)
     user = UserState(state)
+    foreign = chosen.open_foreign(notes.append)
+    if foreign is not None:
+        user.load_user(chosen.merge_foreign(user, foreign, notes.append, strangers=False))
+        _warn(notes)
+        return Loaded(str(foreign.path), 0, 0)
+    checkpoint = chosen.read(
+        notes.append, in_user if chosen is source else within(("user", name) for name in user.entries)
+    )
     where = str(checkpoint.path)
     if isinstance(source, InitFrom):
         saved = saved_tree(checkpoint, ("user",))["user"]
@@ -81,9 +90,13 @@ def load(source: str | Path | InitFrom, state: Mapping[str, Any] | Sequence[tupl
     with reading(where, "user"):
         _check(user, trees, checkpoint)
         user.load_user(trees)
-    for note in notes:
-        warnings.warn(note, RuntimeWarning, stacklevel=3)
+    _warn(notes)
     return Loaded(where, checkpoint.step, checkpoint.epoch, checkpoint.digest, _seed_in(checkpoint))
+
+
+def _warn(notes: list[str]) -> None:
+    for note in notes:
+        warnings.warn(note, RuntimeWarning, stacklevel=4)
 
 
 def _seed_in(checkpoint: Checkpoint) -> int | None:
@@ -94,25 +107,22 @@ def _seed_in(checkpoint: Checkpoint) -> int | None:
 
 
 def _only(checkpoint: Checkpoint, names: Collection[str]) -> Checkpoint:
-    """Reduce a checkpoint to some entries: others may need a framework that is not installed here."""
-    user = checkpoint.structure.get("user") if isinstance(checkpoint.structure, dict) else None
-    if not isinstance(user, dict) or any(name.startswith("$") for name in user):
-        return checkpoint
-    return replace(checkpoint, structure={"user": {name: user[name] for name in names if name in user}})
+    """Reduce a checkpoint to some entries: the arrays of others were not read."""
+    _, taken = split(Encoded(checkpoint.structure), [("user", name) for name in names])
+    return replace(checkpoint, structure=taken.structure or {"user": {}})
 
 
 def _check(user: UserState, trees: Mapping[str, Any], checkpoint: Checkpoint) -> None:
     structure: Any = checkpoint.structure
+    known = children(structure["user"]) or {}
     try:
         user.check(trees, str(checkpoint.path))
     except RestoreError as error:
-        unknown = [
-            f"{name!r}: {nearest(name, structure['user'])}; " for name in user.entries if name not in trees
-        ]
+        unknown = [f"{name!r}: {nearest(name, known)}; " for name in user.entries if name not in trees]
         raise RestoreError(
             f"{checkpoint.path} does not fit these objects; {''.join(unknown)}make them as in the run, "
             "under the same names, or take parts with everstep.load(InitFrom(path, include=..., rename=...), "
-            f"state){hint(error.missing, error.unexpected)}",
+            f"state){hint(error.missing, error.unexpected)}{base_hint(trees, error.reshaped)}",
             missing=error.missing,
             unexpected=error.unexpected,
             reshaped=error.reshaped,
@@ -132,6 +142,10 @@ def best(run_dir: str | Path) -> dict[str, BestRecord]:
     found = {}
     for metric, path in store.best().items():
         saved = read_manifest(path)
-        value = saved["meta"]["value"]
+        value = (saved["meta"] or {}).get("value")
+        if value is None:
+            raise DamagedCheckpointError(
+                f"checkpoint {path.name} is damaged: {path} does not say the value of {metric!r}"
+            )
         found[metric] = BestRecord(metric, value, saved["step"], saved["epoch"], str(path))
     return found

@@ -6,35 +6,39 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from everstep.checkpoint import Checkpoint, Store, forecast, names_inside, read_checkpoint, trial_write
+from everstep import unattended
+from everstep.checkpoint import Checkpoint, Store, forecast, trial_write
 from everstep.contracts.group import Group
-from everstep.errors import DamagedCheckpointError, RestoreError, RunDirError, UsageError
+from everstep.durable import TMP, discard
+from everstep.errors import RestoreError, RunDirError, UsageError
 from everstep.metrics.collector import is_wall
+from everstep.mirror import NoMirror, open_mirror
 from everstep.record import (
     OTHER_CONFIGURATION,
+    OTHER_LAYOUT,
+    OTHER_RANKS,
     EarlierSteps,
     Journal,
     NoJournal,
     Position,
-    Replay,
     Rollback,
     RunDir,
     RunJournal,
     RunLock,
+    StepComparison,
     Trail,
     last_step,
     read_earlier_steps,
-    to_read,
+    trail_path,
     trust,
-    user_path,
 )
 from everstep.redaction import redacted, without_credentials
 from everstep.state import Encoded, dropped, isolated, restore, seed_all
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.checks.verification import incomparable
+from everstep.supervisor.opening.choice import Choice
 from everstep.supervisor.opening.comparing import (
     changed_config,
     changed_controllers,
@@ -43,15 +47,24 @@ from everstep.supervisor.opening.comparing import (
     uncompared,
 )
 from everstep.supervisor.opening.configuration import Configuration, Difference, refusal, told
-from everstep.supervisor.opening.machine import Fingerprint, changes, fingerprint, warning
+from everstep.supervisor.opening.machine import (
+    Fingerprint,
+    changes,
+    fingerprint,
+    layout,
+    other_layout,
+    warning,
+)
 from everstep.supervisor.opening.same_start import require_same_start
 from everstep.supervisor.opening.start import Recovered, Start
+from everstep.supervisor.saving.other_ranks import another_number
 from everstep.supervisor.saving.rank_parts import for_rank
 from everstep.supervisor.saving.state_tree import (
     Progress,
     StopRecord,
     random_parts,
     reading,
+    saved_data,
     saved_meta,
     saved_tree,
 )
@@ -72,9 +85,9 @@ class Opening:
 
     Attributes:
         run_dir, store: the directory and its checkpoints.
+        mirror: what keeps the run elsewhere.
         lock: keeps other processes out; not taken where the user wants none.
         segment: number of this start, from 1.
-        rollbacks: the rollbacks decided in the history that this start continues.
     """
 
     def __init__(self, start: Start, voice: Voice, stack: ExitStack, group: Group) -> None:
@@ -82,8 +95,11 @@ class Opening:
         self.writer = group.writer
         self._config = start.config
         """Configuration that is compared at a resume: the writer's, as a rank's own may name its device."""
+        self.mirror = NoMirror()
         if group.writer:
-            self.run_dir = RunDir.open(start.path, seed=start.seed)
+            self.mirror = open_mirror(start.mirror, start.mirror_wait, start.path, voice.say, voice.warn)
+            # a directory that is made for a mirrored run is of that run, with its seed
+            self.run_dir = RunDir.open(start.path, seed=start.seed, about=self.mirror.facts)
             for note in self.run_dir.notes:
                 voice.say(note)
             self.lock = RunLock(self.run_dir.path)
@@ -93,7 +109,9 @@ class Opening:
                 stack.callback(self.lock.release)
             # after the lock: another process may have removed or replaced the run before
             self.run_dir.require_same()
+            self.mirror.join(self.run_dir)
             self.segment = self.run_dir.next_segment()
+            unattended.tell("run", path=str(self.run_dir.path))
         self._meet()
         self.store = Store(
             self.run_dir.path,
@@ -101,6 +119,7 @@ class Opening:
             voice.say,
             self.run_dir.id,
             lambda: self.run_dir.require_newest(self.segment),  # recovery may raise the number
+            voice.warn,
         )
         if group.writer:
             self.store.clean()
@@ -108,10 +127,12 @@ class Opening:
             trial_write(self.run_dir.path)
         saved_by = max((facts.segment for facts in self.store.facts()), default=None)
         self._journal = RunJournal(self.run_dir.path, saved_by)
-        self.rollbacks: list[Rollback] = []
-        self._chosen = ""
-        self._request: str | None = None
-        """Checkpoint that the program asks for, as the journal records it."""
+        self._choice = Choice(start, self.run_dir, self.store, self._journal, voice, group)
+
+    @property
+    def rollbacks(self) -> list[Rollback]:
+        """The rollbacks decided in the history that this start continues."""
+        return self._choice.rollbacks
 
     def _meet(self) -> None:
         """Give the run of the writer to the other ranks.
@@ -154,10 +175,12 @@ class Opening:
         require_same_start(self._group, self._start, user, board, limits)
         for problem in self._journal.problems:
             self._voice.say(f"journal: {problem}")
-        checkpoint = self._shared(self._choose() if self._group.writer else None)
+        # from here on each rank reads what it holds of a sharded state, and not more
+        self.store.regions = user.regions()
+        checkpoint = self._choice.checkpoint()
         if checkpoint is None:
             recovered = self._initialise(user)
-            recovered.fingerprint = fingerprint(user.objects)
+            recovered.fingerprint = fingerprint(user.objects, self._group.data)
         else:
             recovered = self._resume(checkpoint, user, board, limits)
         self._get_ready()
@@ -182,87 +205,6 @@ class Opening:
             "same_numbers": not found and not others,
             "one_fingerprint": meta.get("one_fingerprint", True) and (finished or not found),
         }
-
-    def _shared(self, chosen: Checkpoint | None) -> Checkpoint | None:
-        """Share the writer's choice: all ranks read the same checkpoint, and continue the same history.
-
-        Raises:
-            RestoreError: this rank reads another checkpoint than the writer.
-        """
-        if self._group.size == 1:
-            return chosen
-        mine = {
-            "checkpoint": None if chosen is None else [self._place(chosen.path), chosen.digest],
-            "rollbacks": [rollback.stored() for rollback in self.rollbacks],
-            "chosen": self._chosen,
-            "request": self._request,
-        }
-        told = self._group.share(mine, "the choice of a checkpoint")
-        if self._group.writer:
-            return chosen
-        self.rollbacks = Rollback.among(tuple(each) for each in told["rollbacks"])
-        self._chosen, self._request = told["chosen"], told["request"]
-        if told["checkpoint"] is None:
-            return None
-        place, digest = told["checkpoint"]
-        checkpoint = read_checkpoint(self.run_dir.path / place, self._group.rank)
-        if checkpoint.digest != digest:
-            raise RestoreError(
-                f"rank {self._group.rank} reads another state in {checkpoint.path} than rank 0 (digest "
-                f"{checkpoint.digest}, not {digest}); give all ranks one directory, on a file system that "
-                "all of them see"
-            )
-        return checkpoint
-
-    def _place(self, path: Path) -> str:
-        """Return a path as all ranks find it: below the run directory, which they may see elsewhere."""
-        inside = path.is_relative_to(self.run_dir.path)
-        return str(path.relative_to(self.run_dir.path) if inside else path.absolute())
-
-    def _choose(self) -> Checkpoint | None:
-        asked = self._start.resume
-        if asked is False:
-            if self.store.names():
-                self.store.continue_from(None)
-                self._voice.say(
-                    "resume=False: this run starts over; its checkpoints move to superseded/ when it saves"
-                )
-            return None
-        self.rollbacks = self._journal.rollbacks()
-        # at whichever start comes next: a kill may have followed the decision at once
-        for rollback in self.rollbacks:
-            self.store.abandon(rollback.first, rollback.segment)
-        if isinstance(asked, str | Path) and Path(asked).name != str(asked):  # a path, not a name
-            asked = to_read(user_path(asked, "resume"))
-            # a path to a checkpoint of this run stands for its name: only another run's is copied
-            if asked.parent.resolve() == self.run_dir.checkpoints.resolve():
-                asked = asked.name
-        self._request = None if asked is True else str(asked.resolve() if isinstance(asked, Path) else asked)
-        checkpoint, notes = self._begun() or self.store.find(asked)
-        for note in notes:
-            self._voice.say(note)
-        if checkpoint is not None and any(name > checkpoint.name for name in self.store.names()):
-            self._chosen = "another checkpoint than the newest"
-        return checkpoint
-
-    def _begun(self) -> tuple[Checkpoint, list[str]] | None:
-        """Find the newest checkpoint, if a start with the same `resume=` was the last to act; None if not.
-
-        To act is to save a checkpoint, or to decide a rollback, which may lead to before the checkpoint that
-        is asked for.  A program that is killed and started again continues, and does not go back twice.
-        """
-        starts = self._journal.events("segment", valid=False)
-        same = {e.segment for e in starts if e.data.get("facts", {}).get("resume") == self._request}
-        if self._request is None or not same:
-            return None
-        newest, notes = self.store.find(True)
-        if newest is None or max([newest.segment, *(each.segment for each in self.rollbacks)]) not in same:
-            return None
-        self._voice.say(
-            f"resume={self._start.resume!r} was followed before: the run continues from there; to go back "
-            f"again, name the checkpoint in the first line of {self.run_dir.path / 'checkpoint'}"
-        )
-        return newest, notes
 
     def _initialise(self, user: UserState) -> Recovered:
         start = self._start
@@ -295,13 +237,13 @@ class Opening:
             reopened = reason_to_reopen(stop, limits, board, stored["controllers"])
             # the epoch is cut short no more: it continues inside, as under the new limit from the start
             if reopened is not None and checkpoint.partial:
-                checkpoint = self._inside(checkpoint, reopened)
+                checkpoint = self._choice.inside(checkpoint, reopened)
                 tree, progress = self._saved(checkpoint, user)
             if reopened is not None:
                 progress.stop = stop = None
         meta = saved_meta(checkpoint)
         finished = stop is not None and self._journal.ended() is not None
-        given = fingerprint(user.objects)
+        given = fingerprint(user.objects, self._group.data)
         about_numbers = self._compare_fingerprint(meta, given, finished=finished)
         # before anything is changed: a state that does not fit is refused whole
         try:
@@ -325,11 +267,17 @@ class Opening:
         if checkpoint.path != self.store.path(checkpoint.name):
             self._voice.say(f"{checkpoint.path} belongs to another run; this run continues from a copy")
             meta = {**meta, "journal": None, "rollbacks": []}
-            self.rollbacks = []
+            self._choice.rollbacks = []
         self._remember_rollbacks(meta)
         # later checkpoints move at the first save: what refuses this start until then changes nothing
         self.store.continue_from(checkpoint)
         parent = None if meta["journal"] is None else Position(*meta["journal"])
+        ranks_before = None
+        if not finished:
+            exact = user.exact_on_any_ranks()
+            ranks_before = self._compare_ranks(checkpoint, parent, layout(given), exact=exact)
+            laid_alike = layout(given) == layout(meta.get("fingerprint"))
+            about_numbers["one_fingerprint"] &= (ranks_before is None or exact) and laid_alike
         if parent is not None and (lost := self._journal.lacks(parent)):
             self._voice.say(f"journal: {lost}")
         if parent is not None and parent.segment >= self.segment:  # its file is gone, and may be brought back
@@ -345,13 +293,14 @@ class Opening:
             random=tree["rng"][random_parts(self._group.rank)[0]],
             lines=tree["rng"][random_parts(self._group.rank)[1]],
             parent=parent,
-            replay=self._replay(parent, progress, same_numbers=about_numbers["same_numbers"]),
-            chosen=self._chosen,
+            comparison=self._earlier(parent, progress, same_numbers=about_numbers["same_numbers"]),
+            chosen=self._choice.chosen,
             collector=tree["services"]["metrics"]["state"],
             services={name: saved for name, saved in tree["services"].items() if name != "metrics"},
             streams=tree["streams"],
             finished=finished,
             digest=checkpoint.digest,
+            ranks_before=ranks_before,
             last_values=meta["metrics"],
             last_steps=meta.get("metric_steps", {}),
             wall=tree["wall"],
@@ -362,10 +311,8 @@ class Opening:
 
     def _saved(self, checkpoint: Checkpoint, user: UserState) -> tuple[dict[str, Any], Progress]:
         """Read the tree that this rank continues from, and its counters."""
-        rank, size = self._group.rank, self._group.size
-        checkpoint, note = for_rank(checkpoint, rank=rank, size=size, per_rank=user.per_rank)
-        if note is not None:
-            self._voice.say(note)
+        rank = self._group.rank
+        checkpoint = for_rank(checkpoint, self._group, user)
         tree = saved_tree(checkpoint, rank=rank)
         with reading(checkpoint.path, "progress"):
             progress = Progress.from_tree(tree["progress"])
@@ -378,44 +325,56 @@ class Opening:
                 restore(place["global"])
         return tree, progress
 
-    def _replay(self, parent: Position | None, progress: Progress, *, same_numbers: bool) -> Replay:
-        """Make the replay, with what earlier executions found after the checkpoint."""
+    def _compare_ranks(
+        self, checkpoint: Checkpoint, parent: Position | None, laid_out: str, *, exact: bool
+    ) -> int | None:
+        """Say that the number of ranks, or the layout of the state, has changed.
+
+        What other starts of another number or layout found in the next steps is set aside.
+
+        Args:
+            laid_out: the layout of this start.
+            exact: whether steps have the same bits on any number of ranks.
+
+        Returns:
+            The number of ranks that wrote the checkpoint, if this start has another.
+        """
+        size, before = self._group.size, checkpoint.ranks
+        meta: Any = checkpoint.meta
+        was = layout(meta.get("fingerprint"))
+        others: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+            OTHER_RANKS: lambda facts: facts.get("ranks", before) != size,
+            OTHER_LAYOUT: lambda facts: layout(facts.get("fingerprint")) != laid_out,
+        }
+        for why, differ in others.items():
+            if self._journal.meets(differ, parent, checkpoint.step):
+                self._choice.chosen = self._choice.chosen or why
+        if before != size:
+            self._voice.say(another_number(saved_data(checkpoint), self._group.data, exact=exact))
+            return before
+        if was != laid_out:
+            self._voice.say(other_layout(was, laid_out))
+        return None
+
+    def _earlier(self, parent: Position | None, progress: Progress, *, same_numbers: bool) -> StepComparison:
+        """Make the comparison with what earlier executions found after the checkpoint."""
         if parent is None:
-            return Replay(EarlierSteps(progress.step))
+            return StepComparison(EarlierSteps(progress.step))
         tail, rank = progress.phase == "step", self._group.rank
         found = read_earlier_steps(self._journal, parent, progress.step, tail=tail, rank=rank)
-        if self._chosen:
-            found = EarlierSteps(progress.step, set_aside=max(found.last, found.set_aside))
-        return Replay(found, partial(incomparable, same_numbers))
+        if self._choice.chosen:
+            last = max(found.last, found.set_aside)
+            found = EarlierSteps(progress.step, set_aside=last, why=[f"this start has {self._choice.chosen}"])
+        return StepComparison(found, partial(incomparable, same_numbers))
 
     def _remember_rollbacks(self, meta: Any) -> None:
         """Add the rollbacks that the checkpoint knows and a damaged journal has lost."""
-        known = {each.number: each for each in self.rollbacks}
+        known = {each.number: each for each in self._choice.rollbacks}
         stored = Rollback.among(tuple(each) for each in meta.get("rollbacks", []))
         forgotten = [each for each in stored if each.number not in known]
         for each in forgotten:
             self._voice.say(f"journal: rollback {each.number} is gone; the checkpoint has it, and it counts")
-        self.rollbacks = sorted([*self.rollbacks, *forgotten], key=lambda each: each.number)
-
-    def _inside(self, closed: Checkpoint, reopened: str) -> Checkpoint:
-        """Find the checkpoint inside the epoch that `closed` had cut short: at its last step, or one before.
-
-        There is none where the program left the last step by `break`, or asked for the stop after the
-        steps: then `closed` is returned.
-        """
-        why: object = "there is no checkpoint inside it"
-        for name in names_inside(closed.name):
-            path = closed.path.with_name(str(name))
-            if path.exists():
-                try:
-                    inside = read_checkpoint(path, self._group.rank)
-                except DamagedCheckpointError as error:
-                    why = error
-                else:
-                    self._voice.say(f"{reopened}: the epoch continues from {name}")
-                    return inside
-        self._voice.say(f"{reopened}: epoch {closed.epoch} stays cut short and the next one begins ({why})")
-        return closed
+        self._choice.rollbacks = sorted([*self._choice.rollbacks, *forgotten], key=lambda each: each.number)
 
     def _compare(
         self,
@@ -453,7 +412,7 @@ class Opening:
             stored_facts = {name: meta.get(name) for name in ("config", "controllers")}
             return {}, {name: fact for name, fact in stored_facts.items() if fact is not None}
         if found or controllers.free or options.free:
-            self._chosen = self._chosen or OTHER_CONFIGURATION
+            self._choice.chosen = self._choice.chosen or OTHER_CONFIGURATION
         if found or free:
             changes = told([*found, *free]).rstrip(". \n")
             self._voice.say(f"changed since the checkpoint, and used as given:{changes}")
@@ -487,7 +446,7 @@ class Opening:
     def streams(self, recovered: Recovered, *, same_data: bool) -> Streams:
         """Make the run's streams, which stand where the checkpoint stood."""
         override = self._start.on_change == "override"
-        quarantined = [batch for rollback in self.rollbacks for batch in rollback.batches]
+        quarantined = [batch for rollback in self._choice.rollbacks for batch in rollback.batches]
         seed = recovered.progress.seed
         streams = Streams(
             seed,
@@ -504,7 +463,7 @@ class Opening:
             streams.load(recovered.streams, recovered.wall.get("streams", {}), heads, where)
         return streams
 
-    def journal(self, recovered: Recovered, board: ServiceBoard) -> Journal:
+    def journal(self, recovered: Recovered, board: ServiceBoard, limits: Mapping[str, int | None]) -> Journal:
         """Open this start's segment of the journal; the writer's, as other ranks record nothing."""
         if not self._group.writer:
             return NoJournal(self.segment)
@@ -513,18 +472,28 @@ class Opening:
         facts["code"], facts["controllers"] = list(map(str, config.code)), board.controllers()
         facts |= recovered.kept
         facts["fingerprint"] = recovered.fingerprint
-        facts["resume"], facts["resumed_from"] = self._request, recovered.checkpoint
+        facts["resume"], facts["resumed_from"] = self._choice.request, recovered.checkpoint
+        facts["ranks"] = self._group.size
+        facts["limits"] = {name: limit for name, limit in limits.items() if limit is not None}
+        if self._group.data.shared:
+            facts["data_ranks"] = self._group.data.size
+        if recovered.ranks_before is not None:
+            facts["ranks_before"] = recovered.ranks_before
         facts["parent"] = self.run_dir.facts.get("parent")
+        # a trial that a person starts again is still one of its sweep, whose variable is then not set
+        facts |= next(({"sweep": one["sweep"]} for one in self._journal.facts_since(1) if "sweep" in one), {})
         if not self._start.lock:
             facts["lock"] = False
         facts = without_credentials(facts)
-        # last: the mark is of the facts as they are recorded, without credentials
-        facts[trust.MARK] = trust.mark(self.run_dir.id, facts)
+        # last: the marks are of the facts as they are recorded, without credentials
+        facts |= trust.marks(self.run_dir.id, facts)
         journal = Journal.open(
             self.run_dir.path, self.segment, recovered.parent, facts, warn=self._voice.warn
         )
         if not self._start.lock:
             journal.flush()  # nobody can ask the lock whether this runs
+        # after recovery: a start that was refused until here has taken nothing from one that runs
+        self.mirror.take(self.run_dir, self.store, self.segment)
         return journal
 
     def trail(self, recovered: Recovered) -> Trail:
@@ -535,6 +504,13 @@ class Opening:
             if last is None or last < recovered.step:
                 with suppress(OSError):
                     path.unlink()
+        # What an earlier start was making when it was killed.  If its journal was lost, it had the number of
+        # this start, too; files with that number may belong to other ranks, which make their trails now.
+        others = f"{TMP}{trail_path(self.run_dir.path, self.segment).stem}."
+        own = f"{TMP}{trail_path(self.run_dir.path, self.segment, self._group.rank).name}-"
+        for path in folder.glob(f"{TMP}segment-*.trail-*"):
+            if path.name.startswith(own) or not path.name.startswith(others):
+                discard(path, "trail")
         return Trail(
             self.run_dir.path,
             self.segment,
@@ -551,7 +527,7 @@ class Opening:
         Raises:
             RunDirError: names the path, the needed and the free bytes.
         """
-        size = sum(array.data.nbytes for array in encoded.arrays.values())
+        size = sum(array.nbytes for array in encoded.arrays.values())
         forecast(self.run_dir.path, 2 * size + (1 << 16))
 
     def where(self) -> dict[str, str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from everstep.contracts.data import Uneven
-from everstep.record import EarlierSteps, Position, Replay
+from everstep.mirror import MirrorAt
+from everstep.record import EarlierSteps, Position, StepComparison
 from everstep.supervisor.opening.configuration import Configuration
 from everstep.supervisor.opening.init_from import InitFrom
 from everstep.supervisor.opening.machine import Fingerprint
@@ -30,6 +31,8 @@ class Start:
     lock: bool
     uneven: Uneven | None = None
     config: Configuration | None = None
+    mirror: MirrorAt | None = None
+    mirror_wait: float = 0.0
 
 
 @dataclass
@@ -44,11 +47,12 @@ class Recovered:
         random: random state to put back at the resume point, None for a fresh start.
         lines: random state for the program's lines that run again before that point.
         parent: the journal's end as the checkpoint knows it.
-        replay: compares steps that run again with their earlier executions.
+        comparison: compares steps that run again with their earlier executions.
         chosen: a person's choice that rules out a comparison with earlier executions; else "".
         collector: saved metric windows, None for a fresh start.
         finished: whether the run was complete and nothing reopened it.
         digest: digest of the checkpoint's state.
+        ranks_before: number of ranks that wrote the checkpoint, if this start has another; else None.
         last_values: the newest value of each metric collected outside steps.
         last_steps: step of each value in `last_values`.
         services, streams, wall: those branches of the saved tree.
@@ -58,7 +62,8 @@ class Recovered:
         fingerprint: the fingerprint of this start.
         same_numbers: whether the steps that run again were computed under this fingerprint before; else
             they may give other numbers now.
-        one_fingerprint: whether all steps of the run, so far and from here on, have this fingerprint.
+        one_fingerprint: whether all steps of the run, so far and from here on, have this fingerprint, this
+            layout, and this number of ranks, or one on which they have the same bits.
     """
 
     progress: Progress
@@ -66,12 +71,13 @@ class Recovered:
     random: Any = None
     lines: dict[str, Any] = field(default_factory=dict)
     parent: Position | None = None
-    replay: Replay = field(default_factory=lambda: Replay(EarlierSteps(0)))
+    comparison: StepComparison = field(default_factory=lambda: StepComparison(EarlierSteps(0)))
     collector: Any = None
     services: dict[str, Any] = field(default_factory=dict)
     streams: dict[str, Any] = field(default_factory=dict)
     finished: bool = False
     digest: str | None = None
+    ranks_before: int | None = None
     wall: dict[str, Any] = field(default_factory=dict)
     last_values: dict[str, float] = field(default_factory=dict)
     last_steps: dict[str, int] = field(default_factory=dict)

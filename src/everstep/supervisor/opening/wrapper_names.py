@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from everstep.contracts.state import BASE
 
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 """Names that wrappers give the module inside; each may stand anywhere in a name."""
@@ -28,6 +31,49 @@ def hint(missing: Iterable[str], unexpected: Iterable[str]) -> str:
         return ""
     what = "The names differ by what a wrapper adds, as DataParallel and DDP do"
     return f". {what}: InitFrom(..., rename={rename})"
+
+
+def base_hint(trees: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Write a hint for the error about weights of a base: the end of a sentence, or "".
+
+    Args:
+        trees: entry name to its tree, which describes the base.
+        names: names "ENTRY/NAME" that do not fit, each with what may follow after a blank.
+    """
+    entries = sorted({name.partition("/")[0] for name in _of_base(trees, names)})
+    if not entries:
+        return ""
+    return (
+        f". {', '.join(map(repr, entries))}: no checkpoint has the base under trainable(): give it the same "
+        'weights at each start, before the loop is entered, as by everstep.load(FILE, {"model": model}) '
+        "before adapters are added"
+    )
+
+
+def base_left_out(trees: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Say which weights of a base a program that skips unexpected names does not take; "" for none.
+
+    Args:
+        trees, names: as in `base_hint`.
+    """
+    left = sorted(_of_base(trees, names))
+    if not left:
+        return ""
+    more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+    return (
+        f"{', '.join(left[:3])}{more} are not taken: they are of the base under trainable(), which stays as "
+        "the program has made it; load them before adapters are added, if they differ"
+    )
+
+
+def _of_base(trees: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    base = {
+        f"{entry}/{name}"
+        for entry, tree in trees.items()
+        if isinstance(tree, Mapping)
+        for name in tree.get(BASE, ())
+    }
+    return [name for name in names if name.split(" ")[0] in base]
 
 
 def _by_entry(names: Iterable[str]) -> dict[str, set[str]]:

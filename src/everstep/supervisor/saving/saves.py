@@ -1,330 +1,23 @@
-"""Saves: what is asked for at a boundary is copied on the main thread, and committed by the writer thread."""
+"""Saves: which boundaries become checkpoints, and when a copy that is kept is committed."""
 
 from __future__ import annotations
 
-import errno
-import math
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from everstep.checkpoint import (
-    CheckpointName,
-    CommittedCheckpoint,
-    Phase,
-    RankExchange,
-    RankStore,
-    Retention,
-    Writer,
-    WriterExchange,
-    save_apart,
-)
-from everstep.contracts.group import Group
+from everstep.checkpoint import CheckpointName, Phase
 from everstep.contracts.services import Action, Moment, Save, SaveBest, Service
-from everstep.durable import remedy
-from everstep.errors import (
-    CheckpointError,
-    DivergedRanksError,
-    NonFiniteError,
-    NotResumableError,
-    RunDirError,
-)
-from everstep.record import Journal, Position
+from everstep.errors import CheckpointError, DivergedRanksError, NonFiniteError, NotResumableError
 from everstep.services.best import Best
+from everstep.services.checkpoints import Checkpoints
 from everstep.services.nan_guard import NaNGuard
-from everstep.state import Buffers, Encoded, digest, encode, split
-from everstep.supervisor.leaving.retries import Retries
-from everstep.supervisor.opening.run_opening import Opening
-from everstep.supervisor.saving.rank_parts import own_paths
-from everstep.supervisor.saving.replicas import difference, digests, leaf_digests
-from everstep.supervisor.saving.state_tree import whole_tree
-from everstep.supervisor.voice import Voice
+from everstep.state import split
+from everstep.supervisor.saving.cadence import Cadence
+from everstep.supervisor.saving.replicas import difference, leaf_digests
+from everstep.supervisor.saving.snapshot import Snapshot, take_snapshot
 
 if TYPE_CHECKING:
     from everstep.supervisor.engine import Engine
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Copy of the whole state at one boundary: training may continue meanwhile.
-
-    Attributes:
-        name: the name of the checkpoint to be.
-        encoded: the tree; its arrays lie in the saver's kept buffers until the next snapshot.
-        own: paths of what is this rank's own; empty on one process.
-        guarded: names of the arrays that must be finite to be committed.
-        phase, epoch, partial, meta: for the manifest.
-        position: end of the journal's rows that belong to this state.
-    """
-
-    name: CheckpointName
-    encoded: Encoded
-    own: frozenset[tuple[str, ...]]
-    guarded: frozenset[str]
-    phase: Phase
-    epoch: int
-    partial: bool
-    meta: dict[str, Any]
-    position: Position
-
-    @property
-    def interim(self) -> bool:
-        """Whether the checkpoint only replaces the later one at the epoch's end: observers are not told."""
-        return bool(self.meta.get("interim"))
-
-
-class Saver:
-    """Owns the kept buffers and the writer thread.
-
-    Args:
-        opening: the run directory and its store.
-        journal: made durable up to a snapshot's position before the snapshot is committed.
-        retention: the rule that says which checkpoints stay.
-        retries: repeat a save that a listed error has ended.
-        wake: called from the writer thread when something ended; must only set plain attributes.
-        voice: warns of a failed save.
-        group: the ranks, each of which writes its part of a checkpoint.
-
-    Attributes:
-        last: the newest commit of this process, None before the first.
-        digest: digest of the newest committed state, that of an interim checkpoint included.
-        failures: number of failed saves.
-        error: the error of the newest save; None after a save that succeeded.
-    """
-
-    def __init__(
-        self,
-        opening: Opening,
-        journal: Journal,
-        retention: Retention,
-        retries: Retries,
-        wake: Callable[[], None],
-        voice: Voice,
-        group: Group,
-    ) -> None:
-        self._exchange: WriterExchange | RankExchange | None = None
-        if group.size > 1:
-            self._exchange = WriterExchange(group) if group.writer else RankExchange(group)
-        self._opening, self._journal, self._retention = opening, journal, retention
-        self._retries, self._wake, self._voice = retries, wake, voice
-        self._buffers = Buffers()
-        self._writer = Writer(voice.warn)
-        self._committed: deque[CommittedCheckpoint] = deque()  # the writer thread appends
-        self.last: CommittedCheckpoint | None = None
-        self.digest: str | None = None
-        self.failures = 0
-        self.error: OSError | MemoryError | None = None
-
-    def encode(self, tree: dict[str, Any]) -> Encoded:
-        """Copy a tree into the kept buffers, once the running write no longer needs them."""
-        self._writer.wait()
-        return encode(tree, self._buffers)
-
-    def reserve(self, arrays: dict[str, Any]) -> None:
-        """Let the writer thread make buffers for arrays that are new since the last snapshot."""
-        self._writer.submit(lambda: self._buffers.reserve(arrays), lambda _: None)
-
-    def tidy(self) -> None:
-        """Let the writer thread tidy up after earlier starts, before it saves anything."""
-
-        def see_to_it() -> list[str]:
-            self._opening.store.retain(Retention(keep_last=None))
-            return self._opening.store.check_best()
-
-        def warn(problems: list[str]) -> None:
-            for problem in problems:
-                self._voice.warn(problem)
-
-        if self._opening.writer:
-            self._writer.submit(see_to_it, warn)
-
-    def commit(self, snapshot: Snapshot, best: Sequence[SaveBest] = (), *, whole: bool = True) -> None:
-        """Start writing: the best weights first, then, if `whole`, the checkpoint that names them."""
-        what = f"the save of {snapshot.name}"
-
-        def write() -> CommittedCheckpoint | None:
-            return self._retries.in_place(what, lambda: self._write(snapshot, best, whole))
-
-        self._writer.submit(write, self._done, self._failed)
-
-    def _write(self, snapshot: Snapshot, best: Sequence[SaveBest], whole: bool) -> CommittedCheckpoint | None:
-        with nullcontext() if self._exchange is None else self._exchange.save():
-            if self._opening.writer:
-                self._opening.lock.keep()
-                self._opening.run_dir.require_newest(self._opening.segment)
-                # first: a later start continues from the newest checkpoint, and keeps the best it names
-                self._opening.store.settle()
-                # before the checkpoint, which names them: a resume from it needs them on disk
-                for action in best:
-                    self._write_best(snapshot, action)
-            committed = self._write_whole(snapshot) if whole else None
-        if committed is None:
-            return None
-        self.digest = committed.digest
-        if self._opening.writer:
-            # only now: until the new checkpoint is durable, the older ones are what a resume has
-            self._opening.store.retain(self._retention)
-        return None if snapshot.interim else committed
-
-    def _write_whole(self, snapshot: Snapshot) -> CommittedCheckpoint:
-        # rows before their checkpoint: a power cut must not leave a checkpoint whose rows are missing
-        self._journal.fsync_only(snapshot.position)
-        name, (common, own) = snapshot.name, split(snapshot.encoded, snapshot.own)
-        facts: dict[str, Any] = {
-            # what is in common counts once: services that report have their state on the writer alone
-            "digest": digest(snapshot.encoded if self._opening.writer else own),
-            "epoch": snapshot.epoch,
-            "phase": snapshot.phase,
-            "partial": snapshot.partial,
-            "meta": snapshot.meta,
-            "guarded": snapshot.guarded,
-        }
-        exchange, store = self._exchange, self._opening.store
-        if exchange is None:
-            return store.commit(name, common.structure, common.arrays, **facts)
-        facts |= {"own": own, "replicated": digests(common)}
-        if isinstance(exchange, WriterExchange):
-            return store.commit(name, common.structure, common.arrays, ranks=exchange, **facts)
-        part = RankStore(self._opening.run_dir.path)
-        return part.commit(name, common.structure, common.arrays, ranks=exchange, **facts)
-
-    def _write_best(self, snapshot: Snapshot, action: SaveBest) -> None:
-        structure: Any = snapshot.encoded.structure
-        arrays = {name: a for name, a in snapshot.encoded.arrays.items() if name.startswith("user/")}
-        user = Encoded({"user": structure["user"]}, arrays)
-        save_apart(
-            self._opening.store.best_folder(action.metric),
-            snapshot.name,
-            user.structure,
-            user.arrays,
-            digest=digest(user),
-            epoch=snapshot.epoch,
-            phase=snapshot.phase,
-            meta={"metric": action.metric, "value": action.value, "run": self._opening.run_dir.id},
-            guarded=snapshot.guarded,
-            keep={*self._spoken_of(action.metric), *action.beside},
-            top=self._opening.run_dir.path,
-        )
-
-    def _spoken_of(self, metric: str) -> set[str]:
-        """Names of best weights in the checkpoints on disk: a resume from such a checkpoint needs its own."""
-        return {name for facts in self._opening.store.facts() for name in facts.kept.get(metric, ())}
-
-    def _done(self, committed: CommittedCheckpoint | None) -> None:
-        self.error = None
-        if committed is not None:
-            self.last = committed
-            self._committed.append(committed)
-        self._wake()
-
-    def _failed(self, error: OSError | MemoryError) -> None:
-        run_dir = self._opening.run_dir.path
-        if not run_dir.is_dir():
-            error = RunDirError(
-                errno.ENOENT,
-                "the run directory is gone: bring back what was deleted, moved or unmounted",
-                str(run_dir),
-            )
-        self.failures += 1
-        self.error = error
-        told = f"{type(error).__name__}: {error}"
-        self._voice.warn(f"a save failed, and the previous checkpoint is intact ({told}); {self.remedy}")
-
-    @property
-    def remedy(self) -> str:
-        """Remedy for the error of the newest save, in words."""
-        return "do so" if isinstance(self.error, RunDirError) else remedy(self.error)
-
-    def take_committed(self) -> list[CommittedCheckpoint]:
-        """Take the commits that are not announced yet, oldest first."""
-        # counted once: the writer thread may append meanwhile
-        return [self._committed.popleft() for _ in range(len(self._committed))]
-
-    @property
-    def busy(self) -> bool:
-        """Whether the writer thread is at work."""
-        return self._writer.busy
-
-    @property
-    def job(self) -> int | None:
-        """Number of the writer thread's job; None while it has nothing to do."""
-        return self._writer.job
-
-    def settle(self, *, wait: bool) -> None:
-        """Raise the unexpected error of a write, if there is one; `wait` for the running write first."""
-        if wait:
-            self._writer.wait()
-        else:
-            self._writer.poll()
-
-    def close(self) -> None:
-        """Wait for the running write, and end the writer thread."""
-        self._writer.close()
-
-
-def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapshot:
-    """Copy the state of all parts of a run into the saver's buffers.
-
-    The order matters: the verifier compares the copy before the rows are flushed, and the position that the
-    flush returns is the end of the rows that belong to this state.
-    """
-    current, board, recovered = engine.progress, engine.board, engine.recovered
-    current.updates = engine.user.updates
-    user = engine.user.save()
-    engine.trials.try_parts(user["user"])
-    streams, words = engine.streams.tree()
-    wall: dict[str, Any] = {"segment": engine.segment, "seconds": engine.seconds()}
-    if words:
-        wall["streams"] = words
-    tree = whole_tree(
-        progress=current.tree(phase),
-        user=user,
-        streams=streams,
-        lines=engine.rng_marks.tree(),
-        services=board.state(),
-        metrics=engine.collector.state(),
-        wall=wall,
-        rank=engine.ranks.group.rank,
-    )
-    guard = board.find(NaNGuard)
-    rank, own = engine.ranks.group.rank, frozenset[tuple[str, ...]]()
-    if engine.ranks.several:
-        own = own_paths(rank, engine.user.rank_paths(), engine.streams.rank_paths())
-    encoded = engine.saver.encode(tree)
-    engine.verifier.snapshot(current.step, phase, encoded)
-    position = engine.recording.flush()
-    config = engine.settings.start.config
-    values = engine.recording.last_values
-    meta = {
-        "run": engine.opening.run_dir.id,
-        "controllers": board.controllers(),
-        "options": engine.user.options(),
-        "config": None if config is None else config.tree,
-        "journal": list(position),
-        "metrics": {n: v for n, v in values.items() if math.isfinite(v)},
-        "metric_steps": dict(engine.recording.last_steps),
-        "best": {b.metric: b.saved_as for b in board.all(Best) if b.saved_as is not None},
-        "kept": {b.metric: b.kept for b in board.all(Best) if b.kept},
-        "open": engine.boundaries.left_open,
-        "rollbacks": [rollback.stored() for rollback in engine.rollbacks.decided],
-        "fingerprint": recovered.fingerprint,
-        "one_fingerprint": recovered.one_fingerprint,
-    }
-    return Snapshot(
-        name=name,
-        encoded=encoded,
-        own=own,
-        guarded=engine.user.guarded(user["user"], encoded.arrays)
-        if guard and guard.parameters
-        else frozenset(),
-        phase=phase,
-        epoch=current.epoch,
-        partial=phase == "epoch" and engine.loop.is_partial(),
-        meta=meta,
-        position=position,
-    )
 
 
 class Saves:
@@ -339,6 +32,9 @@ class Saves:
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._saver = engine, engine.saver
+        rule = engine.board.need(Checkpoints)
+        # measuring costs each boundary a little
+        self._cadence = Cadence(engine, rule.schedule) if rule.schedule.learns else None
         self.asked = False
         self._first_open = False
         """Whether the checkpoint of step 0, the trial save, may still be uncommitted."""
@@ -381,10 +77,13 @@ class Saves:
         epochs of 10 steps, a save that is due after step 10 commits step 9, and step 10 at the epoch's end.
         """
         engine = self._engine
+        if self._cadence is not None:
+            self._cadence.begin()
         best = [action for _, action in actions if isinstance(action, SaveBest)]
         whole = any(isinstance(action, Save) for _, action in actions)
         if not (best or whole) or not self._is_good():
             return
+        self._forget_lost_best()
         if engine.progress.step > engine.recovered.step:
             # a trial needs a state that a step has changed
             engine.trials.try_state()
@@ -397,14 +96,23 @@ class Saves:
         whole = whole and not last
         if not (best or whole):
             return
+        if whole and self._cadence is not None:
+            self._cadence.learn()
         name = self._name(phase)
         for service, action in actions:
             if isinstance(service, Best) and isinstance(action, SaveBest):
                 # before the copy, whose manifest names the best weights
                 service.keep_as(str(name), name.step)
-        self._snapshot = take_snapshot(self._engine, name, phase)
+        self._snapshot = self._copied(name, phase, best)
+        if self._snapshot is None:
+            return
         self._saver.commit(self._snapshot, best, whole=whole)
+        if whole and self._cadence is not None:
+            self._cadence.hand_over()
         self._kept_only = not (whole or last)
+        if self._kept_only and not self._saver.copies:
+            # the live arrays will not be these any more
+            self._snapshot, self._kept_only = None, False
 
     def keep(self, phase: Phase) -> None:
         """Copy the current state, to be committed if an interruption comes before the next boundary."""
@@ -417,11 +125,25 @@ class Saves:
         self.await_first()
         if not self._is_good():
             return
+        self._forget_lost_best()
         try:
-            self._snapshot = take_snapshot(self._engine, name, phase)
-            self._kept_only = True
-        except NotResumableError:
-            self._snapshot = None  # an error only where a save is really asked for
+            found: Snapshot | NotResumableError | None = self._copied(name, phase)
+        except NotResumableError as error:
+            found = error  # raised only where a save is really asked for
+        self._snapshot, self._kept_only = None if found is None else self._saver.kept(found), True
+
+    def _copied(self, name: CheckpointName, phase: Phase, best: Sequence[SaveBest] = ()) -> Snapshot | None:
+        """Copy the current state; None if there is no memory for the copy, which is a failed save.
+
+        Several ranks end instead: one that has no copy may not leave the others to a save without it.
+        """
+        try:
+            return take_snapshot(self._engine, name, phase)
+        except MemoryError as error:
+            if self._engine.ranks.several:
+                raise
+            self._saver.failed(error, str(name), best)
+            return None
 
     def commit_kept(self, *, interim: bool = False) -> None:
         """Commit the newest copy, unless it is committed already.
@@ -485,20 +207,43 @@ class Saves:
             engine.decisions.apply([(guard, action) for action in actions])
         except DivergedRanksError as error:
             raise self._difference(error) from None
+        if self._cadence is not None:
+            self._cadence.failed(self._saver.error)
         for committed in self._saver.take_committed():
+            if self._cadence is not None:
+                self._cadence.written()
             name = str(committed.name)
             engine.verifier.committed(committed.name.step)
             engine.journal.event("checkpoint", {"name": name, "bytes": committed.bytes}, wall=True)
             engine.announcer.fire(Moment.AFTER_CHECKPOINT, name)
 
+    def _forget_lost_best(self) -> None:
+        """Name no best weights that a failed save has not kept; no later save has them."""
+        engine = self._engine
+        tried, self._saver.in_doubt = self._saver.in_doubt, []
+        if not tried:
+            return
+        kept = engine.opening.store.best_weights.has
+        lost = [[metric, name] for metric, name, value in tried if not kept(metric, name, value)]
+        # the writer's view: what it deletes depends on these names, and all ranks must ask for the same
+        for metric, name in engine.ranks.group.share(lost, "best weights of a failed save"):
+            for service in engine.board.all(Best):
+                if service.metric == metric:
+                    service.not_kept(name)
+            engine.voice.warn(
+                f"the weights of the best {metric} in {name} are not kept, as their save has failed"
+            )
+
     def _difference(self, error: DivergedRanksError) -> Exception:
         """Find the first leaf that differs; every rank has failed that save, and calls this."""
         snapshot = self._snapshot
-        if snapshot is None:
+        # a rank that leaves alone finds nobody to compare with
+        if snapshot is None or self._engine.ranks.group.failure() is not None:
             return error
-        common, _ = split(snapshot.encoded, snapshot.own)
-        found = self._engine.ranks.group.gather(leaf_digests(common, error.name), "a state that differs")
-        return difference(error.name, found)
+        common, own = split(snapshot.encoded, snapshot.own)
+        group = self._engine.ranks.group
+        mine = leaf_digests(common, error.name, own, group.data.together(group.rank))
+        return difference(error.name, group.gather(mine, "a state that differs"))
 
     def _is_good(self) -> bool:
         """Whether the state may be saved; the kept buffers are free once that is known."""

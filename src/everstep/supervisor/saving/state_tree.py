@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from everstep.checkpoint import Checkpoint, Phase
+from everstep.contracts.group import DataRanks
 from everstep.errors import EverstepError, RestoreError, StateError
 from everstep.state import Encoded, capture, decode
 
@@ -197,38 +198,36 @@ def reading(where: object, part: str) -> Iterator[None]:
 
 
 def saved_meta(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return a run's `meta` in a checkpoint, checked for the values that every reader needs.
+    """Return a run's `meta` in a checkpoint, with the facts that every reader needs.
 
     Raises:
-        RestoreError: names a value that is missing or of another type.
+        RestoreError: names a fact that is missing.
     """
     meta = checkpoint.meta if isinstance(checkpoint.meta, dict) else {}
-    for name, fits in _META.items():
+    for name in _NEEDED:
         with reading(checkpoint.path, f"meta/{name}"):
-            if not fits(meta.get(name)):
-                raise ValueError(f"it is {meta.get(name, 'missing')!r:.100}")
+            if name not in meta:
+                raise ValueError("it is missing")
     return meta
 
 
-def _is_position(value: Any) -> bool:
-    return value is None or (len(value) == 2 and all(type(number) is int and number >= 0 for number in value))
+def saved_data(checkpoint: Checkpoint) -> DataRanks:
+    """Return which part of each batch the ranks read that wrote a checkpoint.
+
+    Raises:
+        RestoreError: the checkpoint says it wrongly.
+    """
+    meta = checkpoint.meta if isinstance(checkpoint.meta, dict) else {}
+    said = meta.get("data_ranks")
+    with reading(checkpoint.path, "meta/data_ranks"):
+        found = DataRanks(range(checkpoint.ranks) if said is None else said)
+        if len(found.of) != checkpoint.ranks:
+            raise ValueError(f"it is {said!r:.100}")
+    return found
 
 
-def _are_tables(value: Any) -> bool:
-    return all(isinstance(each, dict) for each in value.values())
-
-
-_META: Mapping[str, Callable[[Any], bool]] = {
-    "journal": _is_position,
-    "controllers": lambda value: isinstance(value, dict),
-    "options": _are_tables,
-    "metrics": lambda value: all(isinstance(number, int | float) for number in value.values()),
-    "metric_steps": lambda value: value is None or isinstance(value, dict),
-    "fingerprint": lambda value: value is None or _are_tables(value),
-    "rollbacks": lambda value: value is None or all(isinstance(each, list) for each in value),
-    "open": lambda value: value is None or all(isinstance(name, str) for name in value),
-}
-"""Checks of the facts in `meta`; a value of another type may raise as well."""
+_NEEDED = ("controllers", "options", "metrics")
+"""Facts in `meta` that every checkpoint of a run has; their types are checked with the manifest's."""
 
 
 def _missing(tree: Mapping[str, Any], branches: tuple[str, ...], rank: int) -> Iterator[str]:

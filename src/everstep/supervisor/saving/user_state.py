@@ -11,12 +11,12 @@ from typing import Any
 from everstep import backends
 from everstep.arguments import valid_name
 from everstep.contracts.services import SetValue
-from everstep.contracts.state import Entry, Mismatch, UpdateCounter
+from everstep.contracts.state import Entry, Mismatch, Region, Regions, UpdateCounter
 from everstep.errors import ConfigError, RestoreError, StateError, nearest
 from everstep.redaction import redacted
 from everstep.state import PerRank, Slot, array_name, array_paths, make_entry, undeclared
 from everstep.supervisor.checks.trials import StateTrial
-from everstep.supervisor.opening.wrapper_names import hint
+from everstep.supervisor.opening.wrapper_names import base_hint, hint
 
 
 class UserState:
@@ -28,6 +28,7 @@ class UserState:
     Attributes:
         objects: object by name, bare also where it was declared by `PerRank`.
         per_rank: names of the entries that are each rank's own.
+        merges: functions that merge them for another number of ranks, by name.
         tainted: whether a guard has found the state bad, so that it is not saved.
 
     Raises:
@@ -43,9 +44,12 @@ class UserState:
             if valid_name("state", name) in self.objects:
                 raise ConfigError(f"two state entries are named {name!r}; give each its own name")
             self.objects[name] = value
-        self.per_rank = frozenset(name for name, value in pairs if isinstance(value, PerRank))
+        declared = {name: value for name, value in pairs if isinstance(value, PerRank)}
+        self.per_rank = frozenset(declared)
+        self.merges = {name: each.merge for name, each in declared.items() if each.merge is not None}
+        given = {name: value.value if isinstance(value, PerRank) else value for name, value in pairs}
         self.objects = undeclared(self.objects)
-        self.entries = {name: make_entry(name, value) for name, value in self.objects.items()}
+        self.entries = {name: make_entry(name, value) for name, value in given.items()}
         self._counters: dict[str, UpdateCounter] = {}
         self._guarded: tuple[list[str], frozenset[str]] = ([], frozenset())
         """Names of all arrays when `guarded` last looked, and its answer."""
@@ -144,6 +148,20 @@ class UserState:
             "gradients": {name: tree for name, tree in gradients.items() if tree is not None},
         }
 
+    def prove(self) -> Callable[[], None] | None:
+        """Return a function that tries what the last `save` claims, see `Entry.proof`; None for no claims."""
+        claiming = [(n, entry) for n, entry in self.entries.items() if type(entry).proof is not Entry.proof]
+        proofs = [(name, proof) for name, entry in claiming if (proof := entry.proof())]
+
+        def prove() -> None:
+            for name, proof in proofs:
+                try:
+                    proof()
+                except StateError as error:
+                    raise StateError(f"state entry {name!r}: {error}") from None
+
+        return prove if proofs else None
+
     def arrays(self) -> dict[str, Any]:
         """Return the live arrays of the `user` branch, by their names in a checkpoint."""
         found = {}
@@ -152,6 +170,28 @@ class UserState:
             for path in array_paths(tree):
                 found[array_name(("user", name, *path))] = reduce(getitem, path, tree)
         return found
+
+    def regions(self) -> Regions:
+        """Return the function that tells which region of a saved array of the state this process holds."""
+        held: dict[str, Region] = {}
+        for name, entry in self.entries.items():
+            for path, array in _layouts(entry, ("user", name)):
+                home = backends.of(array)
+                region = None if home is None else home.region(array)
+                if region is not None and name in self.per_rank:
+                    raise ConfigError(
+                        f"state entry {name!r} is each rank's own (PerRank), and the ranks hold it together "
+                        "(it is sharded): leave out PerRank"
+                    )
+                if region is not None:
+                    held[array_name(path)] = region
+
+        def region_of(name: str, shape: tuple[int, ...]) -> Region | None:
+            # state of an optimizer lies below the place of its parameter, and may have another shape
+            found = held.get(name) or held.get(name.rpartition("/")[0])
+            return found if found is not None and found.whole == shape else None
+
+        return region_of
 
     def guarded(self, user: Mapping[str, Any], arrays: Iterable[str]) -> frozenset[str]:
         """Names of the arrays of a saved `user` branch that must be finite.
@@ -191,7 +231,7 @@ class UserState:
             raise RestoreError(
                 f"{where} does not fit the state of this program; make the program as it was, start "
                 "in another directory, or take parts of it with init_from=InitFrom(...)"
-                f"{hint(found.missing, found.unexpected)}",
+                f"{hint(found.missing, found.unexpected)}{base_hint(user, found.reshaped)}",
                 **found._asdict(),
             )
 
@@ -237,6 +277,11 @@ class UserState:
         told = {name: options for name, entry in self.entries.items() if (options := entry.options())}
         shown: dict[str, dict[str, str]] = redacted(told)
         return shown
+
+    def exact_on_any_ranks(self) -> bool:
+        """Whether steps have the same bits on any number of ranks, as far as the backends know."""
+        known = any(backend.exact_on_any_ranks(self.objects) for backend in backends.active())
+        return known and not self.per_rank
 
     def use_options(self, changed: Mapping[str, Collection[str]]) -> None:
         """Use these options, by entry, as the program gave them; called after `load`."""
@@ -288,6 +333,12 @@ class UserState:
         # what the evaluation changed outside the state is not the doing of a step
         for counter in self._counters.values():
             counter.outside.skip()
+
+
+def _layouts(entry: Entry, place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    yield from (((*place, *path), array) for path, array in entry.layouts())
+    for key, inner in entry.inner():
+        yield from _layouts(inner, (*place, key))
 
 
 def _class_of(value: Any) -> str:

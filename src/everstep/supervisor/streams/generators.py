@@ -67,6 +67,8 @@ class Generators:
         now = states_of(held)
         yield
         for generator, was, state, ours in zip(held, saved, now, given, strict=True):
+            if was is None:
+                continue  # another on each rank of another number: it stands where the place has put it
             make_entry("generator", generator).load(state if ours or self.stands(generator) else was)
         self.stand(held)
 
@@ -100,8 +102,9 @@ class HeadWatch:
         self._name, self._generators, self._say, self._noticed = name, generators, say, noticed
         self.declared = False
         self.recorded: dict[str, Any] | None = None
-        self._opened: list[list[Any]] = []
-        """States of the generators when the run's first pass was opened, and when its last pass was."""
+        self._opened: list[list[Any]] | None = []
+        """States of the generators when the run's first pass was opened, and when its last pass was; None:
+        unknown, as ranks of another number had others."""
         self._given: list[int] = []
         """Indices of the generators that the last head set: nothing depends on where they stood before."""
         self._touched = False
@@ -120,6 +123,14 @@ class HeadWatch:
         """Load what `tree` returned."""
         self._opened, self._given = tree["opened"], tree["given"]
         self._touched = tree.get("touched", False)
+
+    def of_other_ranks(self, opened: Sequence[list[list[Any]] | None]) -> None:
+        """Take the states at the first and the last pass, as the ranks of another number had them.
+
+        Args:
+            opened: one where all of them had the same; else this rank's are unknown.
+        """
+        self._opened = opened[0] if len(opened) == 1 else None
 
     def begin(self, held: Held) -> None:
         """Begin a head: it is blamed for changes to the generators from here on."""
@@ -185,8 +196,11 @@ class HeadWatch:
         return given
 
     def _are_given(self, held: Held, pass_index: int, *, in_pass: bool) -> list[bool]:
-        """Tell which generators the head has set, as far as their states show."""
-        if in_pass or [len(states) for states in self._opened] != [len(held)] * 2:
+        """Tell which generators the head has set, as far as their states show; else by the last head."""
+        if self._opened is None and not in_pass:
+            last = self._given if self.recorded is None else self.recorded["given"]
+            return [index in last for index in range(len(held))]
+        if in_pass or self._opened is None or [len(states) for states in self._opened] != [len(held)] * 2:
             return [False] * len(held)
         pairs = zip(held, *self._opened, strict=True)
         return [self._is_given(index, pass_index, *each) for index, each in enumerate(pairs)]

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from everstep.contracts.data import Cursor, Stream
+from everstep.contracts.data import WHOLE, Cursor, Share, Stream
 from everstep.data.adapt import describe
+from everstep.data.order import pass_key
 from everstep.errors import DataError, NotResumableError, RestoreError
-from everstep.state import isolated, make_entry
+from everstep.state import digest, encode, isolated, make_entry
 from everstep.supervisor.checks.stream_trial import KNOWN, SLOWEST, Verdict, pristine, try_stream
 from everstep.supervisor.streams import reused_data
 from everstep.supervisor.streams.generators import Generators, HeadWatch, states_of
+from everstep.supervisor.streams.ledger import Ledger
+from everstep.untrusted_files import is_count
 
 
 class RunStream:
@@ -23,6 +26,8 @@ class RunStream:
         pass_index: number of the pass that is open or comes next, from 0.
         cursor: the open pass; None if none is open.
         head: watches what the head of each epoch does to the generators of the data.
+        ledger: accounts for the batches that went into complete steps.
+        what: description of the data, by `data.describe`; None until the program binds the stream.
     """
 
     def __init__(
@@ -33,8 +38,10 @@ class RunStream:
         generators: Generators,
         without_quarantined: Callable[[RunStream, Cursor], Cursor],
         head: HeadWatch,
+        share: Share = WHOLE,
     ) -> None:
         self.name = name
+        self.ledger = Ledger(name, share)
         self.stream: Stream | None = None
         self.pass_index = 0
         self.cursor: Cursor | None = None
@@ -45,12 +52,13 @@ class RunStream:
         """Whether the source still has to be brought to that end."""
         self._states: list[Any] | None = None
         """States of the source's generators in the checkpoint, until the generators stand there."""
+        self._of_ranks: list[dict[str, Any]] | None = None
+        """Places of the ranks of another number that wrote the checkpoint, until the data is bound."""
         self._brought_back = False
         """Whether the generators were brought back before the head ran, because the data is declared."""
         self._generators, self.head = generators, head
         self._seed, self._say, self._without_quarantined = seed, say, without_quarantined
-        self._what: dict[str, Any] | None = None
-        """Description of the data, by `data.describe`."""
+        self.what: dict[str, Any] | None = None
         self._varies = False
         """Whether the description has changed in this run: the program gives other data from pass to pass."""
         self._resuming = False
@@ -81,7 +89,7 @@ class RunStream:
             raise NotResumableError(f"stream {self.name!r}: {refusal}")
         what = describe(stream, self._seed)
         accepted = False
-        changes = "" if self._what is None else _changes(self._what, what, inside=self._saved is not None)
+        changes = "" if self.what is None else _changes(self.what, what, inside=self._saved is not None)
         if changes:
             if self._resuming:
                 self._accept(changes, override)
@@ -90,11 +98,14 @@ class RunStream:
                 if self._states is not None and len(self._states) != len(stream.generators):
                     self._states = None
             self._varies = True
+        if self.what is not None and what != self.what:
+            self.ledger.give_other_data(self.what)
         if stream is not self.stream:
             # before the first batch is drawn: both look at the data as the program gave it
             reused_data.enter(stream)
             self._untried = pristine(stream) if stream.needs_trial else None
-        self.stream, self._what, self._resuming = stream, what, False
+        self.stream, self.what, self._resuming = stream, what, False
+        self._take_share(stream)
         return accepted
 
     def _accept(self, changes: str, override: bool) -> None:
@@ -112,6 +123,33 @@ class RunStream:
         self._saved, self._left, self._must_return = None, None, False
         if inside:
             self._states = None
+            self.ledger.begin_again()
+
+    def _take_share(self, stream: Stream) -> None:
+        """Make this rank's place of those that the ranks of another number had; acts once after a `load`.
+
+        Raises:
+            RestoreError: the stream cannot make it; names the stream and the checkpoint.
+        """
+        told, self._of_ranks = self._of_ranks, None
+        if told is None:
+            return
+        key = pass_key("ranks", self._seed, self.name, self.pass_index)
+        try:
+            for name, place in (("position", self._saved), ("left", self._left)):
+                for what in stream.rank_keys if isinstance(place, dict) else ():
+                    saved = _distinct([each[name][what] for each in told])
+                    place[what] = stream.of_other_ranks(what, saved, key)
+        except DataError as error:
+            raise RestoreError(
+                f"stream {self.name!r}: the checkpoint {self._where} is of another number of ranks "
+                f"({len(told)}), which its place was made for: {error}; start with {len(told)}, or in "
+                "another directory with init_from="
+            ) from error
+        # where these differ, the place tells where they stand, or else the program
+        if self._states is not None and len(_distinct([each["generators"] for each in told])) > 1:
+            self._states = [None] * len(self._states)
+        self.head.of_other_ranks(_distinct([each["opened"] for each in told]))
 
     def open(self) -> Cursor:
         """Return the open pass; without one, open it where the checkpoint stood, or at its start.
@@ -131,12 +169,13 @@ class RunStream:
             self._left, self._must_return = None, False
         return self.cursor
 
-    def go_back(self, *, at_resume_point: bool = False) -> None:
+    def go_back(self, *, at_resume_point: bool = False, at_epoch_end: bool = False) -> None:
         """Go to the saved position, or to the end of the last pass; acts once after a `load`.
 
         Args:
             at_resume_point: whether to undo what the program has done to the generators so far.  Else the
                 head of an epoch has run since the resume point.
+            at_epoch_end: whether the resume point is the end of an epoch: the head of the next one follows.
         """
         if self._states is None:
             return
@@ -155,7 +194,8 @@ class RunStream:
             elif self._must_return:
                 self._open_at(self.pass_index - 1, self._left).close()
         self._must_return, self._states = False, None
-        if at_resume_point:
+        # inside a pass only the end of an epoch is followed by a head: the pass itself may draw
+        if at_resume_point and (at_epoch_end or not self.in_pass):
             self.head.begin(held)
 
     def bring_back(self, stream: Stream) -> None:
@@ -163,8 +203,10 @@ class RunStream:
         if not self._states:
             return
         self._require_held(stream)
+        self._take_share(stream)
         for generator, state in zip(stream.generators, self._states, strict=True):
-            make_entry("generator", generator).load(state)
+            if state is not None:
+                make_entry("generator", generator).load(state)
         self._generators.stand(stream.generators)
         self.head.begin(stream.generators)
         self._brought_back = True
@@ -203,6 +245,7 @@ class RunStream:
             except NotResumableError as error:
                 # an error only where a save needs the place: `tree` raises it
                 self._left = error
+        self.ledger.end_pass(self.cursor)
         self.close()
         self._saved = None
         self.pass_index += 1
@@ -226,10 +269,12 @@ class RunStream:
     def tree(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the stream's branch of the state tree after the batches so far, and its place words.
 
-        Two runs at the same place have equal branches, however they came there.
+        All of these batches are in complete steps.  Two runs at the same place have equal branches, however
+        they came there.
         """
         if isinstance(self._left, NotResumableError):
             raise self._left
+        self.ledger.take(self.cursor)
         position, words = _split(self._position(), self._unhashed_keys)
         left, left_words = _split(self._left, self._unhashed_keys)
         return self._tree(position, left), {"position": words, "left": left_words}
@@ -239,9 +284,11 @@ class RunStream:
             "pass": self.pass_index,
             "position": position,
             "left": left,
-            "data": self._what,
+            "data": self.what,
             "varies": self._varies,
+            "ledger": self.ledger.account,
             **self.head.tree(),
+            **({} if self._of_ranks is None else {"of_ranks": self._of_ranks}),
         }
         # the generators do not stand there yet: what the checkpoint had of them is saved again
         if self._states is not None or self.stream is None:
@@ -282,7 +329,7 @@ class RunStream:
         Args:
             where: the checkpoint, for messages.
         """
-        if not _is_count(tree["pass"]) or not isinstance(tree["generators"], list | None):
+        if not is_count(tree["pass"]) or not isinstance(tree["generators"], list | None):
             raise ValueError(f"stream {self.name!r} has {tree!r:.300}")
         self._where = where
         self.pass_index = tree["pass"]
@@ -291,9 +338,12 @@ class RunStream:
         self._saved_words = {key for each in words.values() for key in each}
         self._states = tree["generators"]
         self._must_return = self._left is not None
-        self._what = None if tree["data"] is None else dict(tree["data"])
+        self.what = None if tree["data"] is None else dict(tree["data"])
         self._varies, self._resuming = tree["varies"], True
+        self._of_ranks = tree.get("of_ranks")
         self.head.load(tree)
+        # an older everstep kept none
+        self.ledger.load(tree.get("ledger"), self.pass_index, in_pass=self._saved is not None)
 
     def try_word(self) -> Verdict | None:
         """Try a stream that is taken at its word, once it has given a batch; None without anything to try."""
@@ -339,13 +389,14 @@ class RunStream:
 
 def _require_inside(cursor: Cursor) -> None:
     """Refuse a position before the first batch of a pass, which would read other batches in silence."""
-    if cursor.done is not None and not _is_count(cursor.done):
+    if cursor.done is not None and not is_count(cursor.done):
         cursor.close()
         raise ValueError(f"there is no batch {cursor.done}")
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+def _distinct(values: list[Any]) -> list[Any]:
+    """Return the values, or the first alone where all of them have the same bits."""
+    return values if len({digest(encode(value)) for value in values}) > 1 else values[:1]
 
 
 def _split(position: Any, words: Collection[str]) -> tuple[Any, dict[str, Any]]:

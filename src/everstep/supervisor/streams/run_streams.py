@@ -18,6 +18,7 @@ from everstep.supervisor.checks.stream_trial import Verdict
 from everstep.supervisor.streams import reused_data
 from everstep.supervisor.streams.generators import Generators, HeadWatch
 from everstep.supervisor.streams.run_stream import RunStream
+from everstep.supervisor.streams.same_samples import require_same_samples
 
 
 class QuarantineCursor(CursorWrapper):
@@ -42,6 +43,7 @@ class QuarantineCursor(CursorWrapper):
     ) -> None:
         super().__init__(cursor)
         self._quarantined, self._drew = quarantined, drew
+        self._left_out: list[int] = []
 
     @property
     def _index(self) -> int:
@@ -52,9 +54,15 @@ class QuarantineCursor(CursorWrapper):
         while (index := self._index) in self._quarantined:
             next(self.cursor)
             self.skipped += 1
+            # not `index`: a cursor below may have passed over batches, too
+            self._left_out.append(self._index - 1)
         batch = next(self.cursor)
         self._drew(index)
         return batch
+
+    def passed_over(self) -> list[int]:
+        found, self._left_out = sorted([*self.cursor.passed_over(), *self._left_out]), []
+        return found
 
     def remaining(self) -> int | None:
         left, index = self.cursor.remaining(), self._index
@@ -79,6 +87,7 @@ class Streams:
         drew: called with the stream, pass and index of each batch that is handed out, if set.
         noticed: called with a stream's name, and what the head of an epoch did to its generators.
         changed: called when a person has chosen to continue with other data.
+        drawn: by stream, digests of the batches that its ledger has yet to account for.
     """
 
     def __init__(
@@ -93,12 +102,13 @@ class Streams:
         uneven: Uneven | None = None,
     ) -> None:
         self._group = group = group or Single()
-        self._share = Share(group.rank, group.size, uneven)
+        self._share = Share(group.data_rank, group.data.size, uneven)
         self.drew: Callable[[str, int, int], None] | None = None
         self.noticed: Callable[[str, dict[str, Any]], None] = lambda name, head: None
         self.changed: Callable[[], None] = lambda: None
         self._quarantined = [(batch.stream, batch.pass_index, batch.batch_index) for batch in quarantined]
         self._by_name: dict[str, RunStream] = {}
+        self.drawn: dict[str, list[int | None]] = {}
         self._sources: dict[str, Any] = {}
         self._declared: dict[str, Any] = {}
         self._seed, self._say, self._override, self._same_data = seed, say, override, same_data
@@ -132,6 +142,7 @@ class Streams:
             stream = self._mine(data)
             if self._group.size > 1:
                 self._group.agree(stream.describe(self._seed), f"the data of stream {name!r}")
+                require_same_samples(self._group, stream, name)
         if run_stream.bind(stream, override=self._override):
             self.changed()
         self._sources[name] = data
@@ -146,7 +157,11 @@ class Streams:
 
     def _new(self, name: str) -> RunStream:
         head = HeadWatch(name, self._generators, self._say, lambda name, head: self.noticed(name, head))
-        return RunStream(name, self._seed, self._say, self._generators, self._without_quarantined, head)
+        made = RunStream(
+            name, self._seed, self._say, self._generators, self._without_quarantined, head, self._share
+        )
+        self.drawn[name] = made.ledger.drawn
+        return made
 
     def _without_quarantined(self, run_stream: RunStream, cursor: Cursor) -> Cursor:
         """Wrap the cursor, if batches of its pass are to be noted or left out."""
@@ -220,6 +235,15 @@ class Streams:
             name: words for name, (_, words) in trees.items() if any(words.values())
         }
 
+    def account(self) -> list[dict[str, Any]]:
+        """Return what the ledger of each stream has to tell the journal: for each event, by name.
+
+        Called where all batches that were handed out are in complete steps.
+        """
+        news = {name: each.ledger.news(each.cursor, each.what or {}) for name, each in self._by_name.items()}
+        count = max(map(len, news.values()), default=0)
+        return [{name: told[n] for name, told in news.items() if n < len(told)} for n in range(count)]
+
     def rank_paths(self) -> list[tuple[str, ...]]:
         """List the paths in the state tree whose values are a rank's own, for `split`."""
         return [
@@ -241,18 +265,23 @@ class Streams:
             where: the checkpoint, for messages.
         """
         for name, saved in tree.items():
-            run_stream = self._by_name.setdefault(name, self._new(name))
+            if name not in self._by_name:
+                self._by_name[name] = self._new(name)
+            run_stream = self._by_name[name]
             run_stream.load(saved, words.get(name, {}), where)
             run_stream.head.recorded = heads.get(name)
 
-    def open_bound(self) -> None:
+    def open_bound(self, *, at_epoch_end: bool) -> None:
         """Bring every bound stream to where the checkpoint had it, and open those inside a pass.
 
         Data that is declared, and not bound yet, has its generators brought back.
+
+        Args:
+            at_epoch_end: whether the checkpoint was written at the end of an epoch.
         """
         for name, run_stream in self._by_name.items():
             if self.bound(name):
-                run_stream.go_back(at_resume_point=True)
+                run_stream.go_back(at_resume_point=True, at_epoch_end=at_epoch_end)
             elif name in self._declared:
                 run_stream.bring_back(self._mine(self._declared[name]))
 

@@ -118,7 +118,7 @@ def _say(sentence: str) -> None:
 
 def is_interactive() -> bool:
     """Whether a person works in this process and wants to keep it: Python's prompt, or a notebook."""
-    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
+    return hasattr(sys, "ps1")  # a notebook's shell sets it, too; a script that imports Jupyter does not
 
 
 def exit_error(code: int, reason: str) -> BaseException:

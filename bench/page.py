@@ -1,0 +1,397 @@
+"""How long the page takes to answer: a list of 10,000 runs, and an overlay of 200 runs of 10,000 points.
+
+    python bench/page.py [--runs 10000] [--overlay 200] [--points 10000] [--folder FOLDER] [--index-alone]
+                         [--postgres URL] [--rivals tensorboard mlflow aim] [--rival-runs 1000]
+
+Runs are made as a training makes them: a run directory with a journal each; the index is made from these.
+The server is the command `everstep ui` in a process of its own, asked over HTTP as a browser asks, by one
+client; a value is the time from the request to the last byte.  `--index-alone` and `--postgres` ask again
+where no journal can be read, as of runs on other machines.  `--rivals` writes the losses for TensorBoard,
+MLflow and Aim, too, where they are installed, and asks these as their own pages ask.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+from figures import Figure, Table, program
+
+from everstep.record import Block, Journal, RunDir
+
+FACTS = {
+    "packages": {f"package{n}": f"1.{n}" for n in range(30)},
+    "host": os.uname().nodename,
+    "argv": ["train.py"],
+}
+METRICS = ("loss", "accuracy", "learning_rate")
+
+
+def make(folder: Path, runs: int, overlay: int, points: int) -> None:
+    """Make runs of a sweep; the first `overlay` have `points` values of each metric."""
+    for number in range(runs):
+        draw = random.Random(number)
+        run = RunDir.open(folder / f"trial-{number:05d}", seed=number)
+        config = {
+            "optimizer": {"lr": draw.choice((0.1, 0.01, 0.001)), "betas": [0.9, 0.99]},
+            "width": number % 64,
+        }
+        journal = Journal.open(run.path, 1, None, {**FACTS, "config": config, "seed": number}, warn=print)
+        for phase, name, values in rows(number, points if number < overlay else 20):
+            for at in range(0, len(values), 1000):  # as a training flushes
+                part = values[at : at + 1000].tolist()
+                steps = list(range(at + 1, at + 1 + len(part)))
+                count = len(part)
+                journal.append(Block(1, phase, name, False, steps, part, [1] * count, [0] * count))
+                journal.flush()
+        journal.event(
+            "closed", {"status": draw.choice(("finished", "failed")), "reason": "made", "step": points}
+        )
+        journal.close()
+
+
+def rows(number: int, points: int) -> Iterator[tuple[str, str, Any]]:
+    """The values of a run's metrics: (phase, name, values)."""
+    noise = np.random.default_rng(number)
+    for name in METRICS:
+        yield "step", name, np.exp(-np.arange(points) / points) + 0.1 * noise.standard_normal(points)
+    yield "tail", "valid_loss", np.abs(noise.standard_normal(1))
+
+
+# ----------------------------------------------------------------------------------------- asking
+
+
+class Server:
+    """A server on a port of this machine, asked over one kept connection."""
+
+    def __init__(self, command: list[str], port: int = 0, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            command,
+            # only ours tells its port there; nobody reads the others' lines, and a full pipe would stop them
+            stdout=subprocess.DEVNULL if port else subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        self.port, self.cookie = port, ""
+
+    def get(self, path: str, body: Any = None, **parameters: Any) -> tuple[float, bytes]:
+        """Return (seconds from request to the last byte, the answer)."""
+        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
+        with contextlib.closing(line):
+            began = time.perf_counter()
+            headers = {"Cookie": self.cookie, **({"Content-Type": "application/json"} if body else {})}
+            asked = f"{path}?{urlencode(parameters)}" if parameters else path
+            line.request("POST" if body else "GET", asked, json.dumps(body) if body else None, headers)
+            answer = line.getresponse()
+            found = answer.read()
+            assert answer.status in (200, 303), (answer.status, found[:500])
+            if answer.getheader("Set-Cookie"):
+                self.cookie = str(answer.getheader("Set-Cookie")).partition(";")[0]
+            return time.perf_counter() - began, found
+
+    def end(self) -> None:
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # MLflow's ignores the first word, and has children
+        self.process.wait()
+
+
+def page(place: str) -> Server:
+    """Start `everstep ui` and enter it."""
+    server = Server([sys.executable, "-m", "everstep", "ui", place, "--no-browser"], EVERSTEP_INDEX="")
+    assert server.process.stdout is not None
+    found = re.search(r"127\.0\.0\.1:(\d+)/(\?token=\S+)", server.process.stdout.readline())
+    assert found, "everstep ui did not start"
+    server.port = int(found[1])
+    server.get(f"/{found[2]}")
+    return server
+
+
+def questions(count: int) -> Iterator[dict[str, Any]]:
+    """Filters and orders as people make them, in random order."""
+    draw = random.Random(1)
+    filters = [
+        *("", "valid_loss<0.5", "status=finished", "config.optimizer.lr=0.01", "loss<0.4 status=failed"),
+        *("config.width>32 valid_loss<1", "name=trial-00007", "config.optimizer.betas=0.9", "accuracy!=1"),
+    ]
+    sorts = ("started", "valid_loss", "loss", "name", "config.width", "status", "accuracy")
+    for _ in range(count):
+        chosen = {"where": draw.choice(filters), "sort": draw.choice(sorts), "desc": draw.choice((0, 1))}
+        yield {**chosen, "columns": "name,status,valid_loss,loss,config.optimizer.lr", "limit": 100}
+
+
+def told(what: str, seconds: list[float], size: int = 0, goal: float | None = None) -> Figure:
+    """The answers to a question, with the size of the last."""
+    extent = f" ({size / 1e6:.1f} MB)" if size else ""
+    return Figure(f"{what}{extent}", "ms", [each * 1e3 for each in seconds], goal=goal)
+
+
+def ask_page(overlay: int, place: str, name: str) -> Iterator[Figure]:
+    began = time.perf_counter()
+    server = page(place)
+    yield told(f"{name}: from the command to the page", [time.perf_counter() - began])
+    try:
+        found = sorted(server.get("/api/runs", **asked)[0] for asked in questions(200))
+        yield told(f"{name}: filter and sort", found)
+        yield told(f"{name}: filter and sort, the slowest 20th", found[-len(found) // 20 :], goal=200)
+        listed = json.loads(server.get("/api/runs", where="", sort="name", limit=overlay)[1])["rows"]
+        ids = ",".join(row["id"] for row in listed)
+        asked = {"runs": ids, "stream": "step"}
+        for label, points in (("1,000 points of each", {"points": 1000}), ("points as the page chooses", {})):
+            metric = "loss" if points else "accuracy"
+            seconds, body = server.get("/api/series", **asked, metric=metric, **points)
+            yield told(f"{name}: overlay, first time, {label}", [seconds], len(body), 1000)
+            again = [server.get("/api/series", **asked, metric=metric, **points) for _ in range(10)]
+            yield told(f"{name}: overlay, again, {label}", [each for each, _ in again], len(body), 1000)
+    finally:
+        server.end()
+
+
+def index_alone(runs: Path, folder: Path) -> Path:
+    """Copy the index, with paths that do not exist."""
+    place = folder / "alone.db"
+    place.unlink(missing_ok=True)
+    with (
+        contextlib.closing(sqlite3.connect(runs / "everstep.db")) as old,
+        contextlib.closing(sqlite3.connect(place)) as new,
+    ):
+        old.backup(new)
+        new.execute("UPDATE runs SET path = '/nowhere/' || name")
+        new.commit()
+    return place
+
+
+def shipped_to(url: str, runs: Path) -> str:
+    """Ship the runs to a server, as of another machine."""
+    from everstep.index.database import Database
+    from everstep.index.shipping import sync
+
+    database = Database(url)
+    sync(database, [runs])
+    with database.write() as connection:
+        connection.exec_driver_sql("UPDATE runs SET host = 'another'")
+    return url
+
+
+# ----------------------------------------------------------------------------------------- rivals
+
+
+def tensorboard(folder: Path, overlay: int, points: int) -> Iterator[Figure]:
+    """The same curves as event files; TensorBoard's list has no filter of values: only curves are asked."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    logs = folder / "tensorboard"
+    for number in range(overlay):
+        writer = EventFileWriter(str(logs / f"trial-{number:05d}"))
+        for _, name, values in islice(rows(number, points), 1):
+            for step, value in enumerate(values.tolist(), 1):
+                summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
+                writer.add_event(Event(step=step, wall_time=step, summary=summary))
+        writer.close()
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logs), "--port", "6123"]
+    server = Server([*command, "--samples_per_plugin", "scalars=1000"], 6123)
+    began = time.perf_counter()
+    try:
+        while True:  # until all runs are read
+            with contextlib.suppress(OSError, AssertionError):
+                tags = json.loads(server.get("/data/plugin/scalars/tags")[1])
+                if len(tags) >= overlay and all(tags.values()):
+                    break
+            time.sleep(1)
+        yield told(
+            f"TensorBoard: from the command to {overlay} runs (its list has no filter of values)",
+            [time.perf_counter() - began],
+        )
+        whole = []
+        for _ in range(5):  # its page asks for each run by itself
+            begun = time.perf_counter()
+            for number in range(overlay):
+                server.get("/data/plugin/scalars/scalars", tag="loss", run=f"trial-{number:05d}")
+            whole.append(time.perf_counter() - begun)
+        yield told("TensorBoard: overlay, a request for each run (1,000 sampled points)", whole)
+    finally:
+        server.end()
+
+
+def written(place: Path, write: Callable[[Path], None]) -> Path:
+    """A rival's store, used again where an earlier call wrote it whole."""
+    if not place.exists():
+        begun = place.with_name(f"{place.name}-begun")
+        shutil.rmtree(begun, ignore_errors=True)
+        begun.mkdir()
+        measured(f"{place.name} written", lambda: write(begun))
+        begun.rename(place)
+    return place
+
+
+def mlflow(folder: Path, runs: int, overlay: int, points: int) -> Iterator[Figure]:
+    """The same runs in MLflow's SQLite store, written by its client in batches."""
+    from mlflow import MlflowClient  # type: ignore[import-not-found]
+    from mlflow.entities import Metric, Param  # type: ignore[import-not-found]
+
+    def write(place: Path) -> None:
+        client = MlflowClient(f"sqlite:///{place}/mlflow.db")
+        experiment = client.create_experiment("bench")
+        for number in range(runs):
+            run = client.create_run(experiment, run_name=f"trial-{number:05d}")
+            metrics = [
+                Metric(name, value, step, step)
+                for _, name, values in islice(rows(number, points if number < overlay else 1), 1)
+                for step, value in enumerate(values.tolist(), 1)
+            ]
+            lr = random.Random(number).choice((0.1, 0.01, 0.001))
+            for at in range(0, len(metrics), 900):
+                client.log_batch(
+                    run.info.run_id, metrics[at : at + 900], [Param("lr", str(lr))] if not at else []
+                )
+            client.set_terminated(run.info.run_id)
+
+    place = f"sqlite:///{written(folder / 'mlflow', write)}/mlflow.db"
+    client = MlflowClient(place)
+    experiment = client.get_experiment_by_name("bench").experiment_id
+    first = client.search_runs([experiment], order_by=["attributes.run_name ASC"], max_results=overlay)
+    ids = [run.info.run_id for run in first]
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", place, "--port", "6124"]
+    server = Server([*command, "--workers", "1"], 6124)
+    try:
+        while True:
+            with contextlib.suppress(OSError, AssertionError):
+                server.get("/health")
+                break
+            time.sleep(1)
+        draw, listed = random.Random(1), []
+        for _ in range(50):
+            asked = {
+                "filter": draw.choice(("", "metrics.loss < 0.4", "params.lr = '0.01'", "metrics.loss > 1"))
+            }
+            order = draw.choice(("attributes.run_name", "attributes.start_time", "metrics.loss"))
+            body = {"experiment_ids": [experiment], "max_results": 100, "order_by": [f"{order} ASC"], **asked}
+            listed.append(server.get("/api/2.0/mlflow/runs/search", body)[0])
+        yield told(f"MLflow: filter and sort of {runs:,} runs", listed)
+        whole = []
+        for _ in range(3):  # its page asks for each run by itself, 1,000 points or fewer
+            begun = time.perf_counter()
+            for run in ids[:overlay]:
+                server.get(
+                    "/ajax-api/2.0/mlflow/metrics/get-history-bulk-interval",
+                    run_ids=run,
+                    metric_key="loss",
+                    max_results=1000,
+                )
+            whole.append(time.perf_counter() - begun)
+        yield told("MLflow: overlay, a request for each run (1,000 points)", whole)
+    finally:
+        server.end()
+
+
+def aim(folder: Path, runs: int, overlay: int, points: int) -> Iterator[Figure]:
+    """The same runs in a repository of Aim, whose page asks one question for all curves."""
+    from aim import Repo, Run  # type: ignore[import-not-found]
+
+    def write(place: Path) -> None:
+        repo = Repo.from_path(str(place), init=True)
+        for number in range(runs):
+            run = Run(repo=repo, system_tracking_interval=None, log_system_params=False)
+            run["lr"] = random.Random(number).choice((0.1, 0.01, 0.001))
+            for _, name, values in islice(rows(number, points if number < overlay else 1), 1):
+                for step, value in enumerate(values.tolist(), 1):
+                    run.track(value, name=name, step=step, context={"overlaid": number < overlay})
+            run.close()
+
+    place = written(folder / "aim", write)
+    up = [str(Path(sys.executable).parent / "aim"), "up", "--repo", str(place), "--port", "6125"]
+    server = Server([*up, "--yes"], 6125, AIM_ANALYTICS="0")
+    asked = {"report_progress": "false", "skip_system": "true"}
+    try:
+        while True:
+            with contextlib.suppress(OSError, AssertionError):
+                server.get("/api/projects/")
+                break
+            time.sleep(1)
+        draw = random.Random(1)
+        words = ("", "run.lr == 0.01", 'run.metrics["loss", {"overlaid": False}].last < 0.4', "run.lr > 0.01")
+        listed = [
+            server.get("/api/runs/search/run/", q=draw.choice(words), limit=100, **asked)[0]
+            for _ in range(50)
+        ]
+        yield told(f"Aim: filter of {runs:,} runs (its order is the time of the start)", listed)
+        question = 'metric.name == "loss" and metric.context.overlaid == True'
+        found = [server.get("/api/runs/search/metric/", q=question, p=1000, **asked) for _ in range(3)]
+        whole = [seconds for seconds, _ in found]
+        yield told(f"Aim: overlay of {overlay} runs (1,000 points)", whole, len(found[0][1]))
+    finally:
+        server.end()
+
+
+def measured(what: str, work: Callable[[], None]) -> None:
+    began = time.perf_counter()
+    work()
+    print(f"{what}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
+
+
+def measure(given: argparse.Namespace) -> Iterator[Table]:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.folder or Path(temporary)
+        runs = folder / "runs"
+        if not runs.exists():
+            measured("runs made", lambda: make(runs, given.runs, given.overlay, given.points))
+        if not (runs / "everstep.db").exists():
+            measured("index made", lambda: page(str(runs)).end())
+        figures = [*ask_page(given.overlay, str(runs), "everstep")]
+        if given.index_alone:
+            alone = str(index_alone(runs, folder))
+            figures += ask_page(given.overlay, alone, "everstep, SQLite alone")
+        if given.postgres:
+            url = shipped_to(given.postgres, runs)
+            figures += ask_page(given.overlay, url, "everstep, PostgreSQL alone")
+        if "tensorboard" in given.rivals:
+            figures += tensorboard(folder, given.overlay, given.points)
+        if "mlflow" in given.rivals:
+            figures += mlflow(folder, given.rival_runs, given.overlay, given.points)
+        if "aim" in given.rivals:
+            figures += aim(folder, given.rival_runs, given.aim_overlay or given.overlay, given.points)
+    how = (
+        f"{given.runs:,} runs of 3 metrics, of which {given.overlay} have {given.points:,} values of each; "
+        "milliseconds from a request over HTTP to the last byte."
+    )
+    yield Table("The page", how, figures)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs", type=int, default=10_000)
+    parser.add_argument("--overlay", type=int, default=200)
+    parser.add_argument("--points", type=int, default=10_000)
+    parser.add_argument("--folder", type=Path, help="a folder to keep; what is there is used again")
+    parser.add_argument("--rivals", nargs="*", choices=("tensorboard", "mlflow", "aim"), default=())
+    parser.add_argument("--rival-runs", type=int, default=1000)
+    parser.add_argument("--aim-overlay", type=int, help="runs of Aim's overlay: a value takes it 1 ms")
+    parser.add_argument("--index-alone", action="store_true", help="ask again with the journals away")
+    parser.add_argument("--postgres", metavar="URL", help="ask again with the runs on this server alone")
+
+
+if __name__ == "__main__":
+    program(__doc__, measure, add_arguments)

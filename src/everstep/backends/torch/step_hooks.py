@@ -1,0 +1,90 @@
+"""Hooks inside steps: what models of the state are given, and what optimizers are about to use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from everstep.backends.torch.model_wrappers import named_parameters
+from everstep.backends.torch.optimizers import innermost
+from everstep.backends.torch.update_counter import flatten, optimizers
+
+Seen = Callable[[str, str, Any], None]
+"""(kind of part, name, tree): kinds are "input", "weights", "pull", "gradient" and "optimizer"."""
+
+
+class TorchStepHooks:
+    """Tells the parts of steps that are seen only inside them.
+
+    Args:
+        objects: the live objects of the state, by name.
+        seen: called with the input and the weights of a model before each of its forward passes, with the
+            gradient of its output ("pull": what a loss asks of the model) in each backward pass, and with
+            gradients, options and moments before each step of an optimizer.
+    """
+
+    def __init__(self, objects: Mapping[str, Any], seen: Seen) -> None:
+        pairs = list(flatten(objects))
+        self._seen = seen
+        self._optimizers = {id(innermost(optimizer)): name for name, optimizer in optimizers(pairs)}
+        self._names = {
+            id(parameter): (name, key)
+            for name, model in pairs
+            if isinstance(model, torch.nn.Module)
+            for key, parameter in named_parameters(model)
+        }
+        models = [(name, value) for name, value in pairs if isinstance(value, torch.nn.Module)]
+        self._handles = [register_optimizer_step_pre_hook(self._update)]
+        # not for all modules at once: a compiled model would be compiled otherwise, and have other bits
+        self._handles += [model.register_forward_pre_hook(_before(name, seen)) for name, model in models]
+        self._handles += [model.register_forward_hook(_behind(name, seen)) for name, model in models]
+
+    def _update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        name = self._optimizers.get(id(optimizer))
+        if name is None:
+            return
+        gradients: dict[str, dict[str, Any]] = {}
+        moments: dict[str, dict[str, Any]] = {}
+        for number, group in enumerate(optimizer.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                owner, key = self._names.get(id(parameter), (f"group {number}", str(place)))
+                if parameter.grad is not None:
+                    gradients.setdefault(owner, {})[key] = parameter.grad
+                moments.setdefault(owner, {})[key] = dict(optimizer.state.get(parameter, {}))
+        options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        self._seen("gradient", name, gradients)
+        self._seen("optimizer", name, {"options": options, "moments": moments})
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def _before(name: str, seen: Seen) -> Callable[[torch.nn.Module, Any], None]:
+    """Make the hook of a model: a function, which a deep copy of the model does not copy."""
+
+    def told(module: torch.nn.Module, args: Any) -> None:
+        seen("input", name, list(args))
+        seen("weights", name, dict(module.state_dict()))
+
+    return told
+
+
+def _behind(name: str, seen: Seen) -> Callable[[torch.nn.Module, Any, Any], None]:
+    """Make the hook that asks for the gradients of a model's output."""
+
+    def pulled(gradient: torch.Tensor) -> None:
+        seen("pull", name, gradient)
+
+    def told(module: torch.nn.Module, args: Any, output: Any) -> None:
+        for part in tree_leaves(output):
+            if isinstance(part, torch.Tensor) and part.requires_grad:
+                part.register_hook(pulled)  # type: ignore[no-untyped-call]
+
+    return told

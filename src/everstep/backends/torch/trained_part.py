@@ -1,0 +1,222 @@
+"""Entry of a model of which only the trained part is saved, over a base that stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from everstep.backends.torch.model_wrappers import BareNames, bare
+from everstep.backends.torch.sharded import refuse_sharded
+from everstep.backends.torch.tensor_memory import host_view
+from everstep.backends.torch.torch_entries import ModuleEntry
+from everstep.contracts.state import BASE, Declaration, Entry, Mismatch
+from everstep.errors import ConfigError, StateError
+
+_BUFFERS = "_buffers"
+_WHOLE = (
+    "the digest of a part belongs to one layout; give the model itself in state=, whose frozen pieces are "
+    "written once for all checkpoints"
+)
+
+
+def trainable(model: torch.nn.Module) -> Trainable:
+    """Declare that of a model in `state=` only the trained part is saved: adapters over a frozen base.
+
+        state = {"model": everstep.torch.trainable(model), "optimizer": optimizer}
+
+    The trained part is each parameter that requires a gradient, or did so at a save of this run, and all that
+    differs from the base: a parameter that was changed in place, a buffer (running means).  Of the rest, the
+    base, the checkpoint has the digests.  So the program makes the base before the loop is entered, as
+    `from_pretrained` does, and a resume over other values is refused by name.
+
+    That the base has not changed is not believed.  At each save buffers are compared with their digests, and
+    so are parameters that have changed by torch's own count (`Tensor._version`).  The writer thread compares
+    all others before it commits: a parameter that was changed past that count (`.data`) is an error.
+
+    Args:
+        model: the model, also in DistributedDataParallel or compiled.
+
+    Raises:
+        ConfigError: `model` is not a module.
+        StateError: `model` is sharded over processes; raised at the start.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"trainable() takes a torch.nn.Module, got {type(model).__name__}: give the model")
+    return Trainable(model)
+
+
+class Trainable(Declaration):
+    """Declaration that `trainable` makes; the program and the loop use the model, never the declaration."""
+
+    def __init__(self, value: torch.nn.Module) -> None:
+        self.value = value
+        self._notes = _Notes()
+
+    def entry(self) -> Entry:
+        """Make an entry; all entries of a declaration, such as a container makes, know the same."""
+        return TrainableEntry(self.value, self._notes)
+
+    def __repr__(self) -> str:
+        return f"trainable({type(bare(self.value)).__name__})"
+
+
+def _difference(told: str, now: str) -> str:
+    """Say what differs between two descriptions, each a shape, a dtype and a digest."""
+    if told.rsplit(" ", 1)[0] == now.rsplit(" ", 1)[0]:
+        return "has other values"
+    return f"{told} -> {now}"
+
+
+class _Noted(NamedTuple):
+    """What is known of a tensor of the base: where it lay, in which version, and its description."""
+
+    mark: tuple[int, int, int]
+    told: str
+
+
+@dataclass
+class _Notes:
+    """What is known of a model.
+
+    Attributes:
+        trained: bare names that are saved from here on.
+        base: by bare name the base, as it was when it was first looked at.
+        claims: name, tensor, version and description of what the last save claims.
+    """
+
+    trained: set[str] = field(default_factory=set)
+    base: dict[str, _Noted] = field(default_factory=dict)
+    claims: list[tuple[str, Tensor, int, str]] = field(default_factory=list)
+
+
+class TrainableEntry(ModuleEntry):
+    """Entry of the trained part of a module; `ModuleEntry` does all that is not about the base."""
+
+    def __init__(self, module: torch.nn.Module, notes: _Notes) -> None:
+        super().__init__(module)
+        self._notes = notes
+
+    def save(self) -> Any:
+        """Return the tree of the module without the base, whose descriptions are in it."""
+        tree = super().save()
+        notes, base = self._notes, {}
+        notes.claims = []
+        for name, tensor in self._parts():
+            refuse_sharded(tensor, f"in trainable(...) {name!r}", _WHOLE)
+            if tensor.requires_grad or (name not in notes.trained and self._differs(name, tensor)):
+                notes.trained.add(name)
+            if name not in notes.trained:
+                base[name] = told = notes.base[name].told
+                if isinstance(tensor, torch.nn.Parameter):
+                    notes.claims.append((name, tensor.detach(), _version(tensor), told))
+        saved = {name: value for name, value in tree.items() if name not in base}
+        if _BUFFERS in tree:
+            saved[_BUFFERS] = {name: value for name, value in tree[_BUFFERS].items() if name not in base}
+        return {**saved, BASE: base}
+
+    def proof(self) -> Callable[[], None]:
+        """Return a function that reads the base, and raises StateError where it is not what `save` says."""
+        claims = self._notes.claims
+
+        def prove() -> None:
+            for name, tensor, version, told in claims:
+                # a change that torch has counted since the snapshot is looked at when the next one is taken
+                if _told(tensor) != told and _version(tensor) == version:
+                    raise StateError(
+                        f"the parameter {name!r} requires no gradient, and its values have changed past "
+                        "torch's count of changes, as by .data: trainable() would lose them; change it in "
+                        "place under torch.no_grad(), or give the model itself in state="
+                    )
+
+        return prove
+
+    def expects(self) -> Callable[[Any], Mismatch]:
+        """Note the present names, shapes and dtypes; returns a function that compares a tree with them."""
+        compare = super().expects()
+        parts, persistent = dict(self._parts()), self._persistent()
+        return lambda tree: compare(_whole(tree, parts, persistent))
+
+    def check(self, tree: Any) -> Mismatch:
+        """Compare names, shapes and dtypes, and the values of the base."""
+        found = self.expects()(tree)
+        parts = dict(self._parts())
+        base = tree.get(BASE, {}) if isinstance(tree, Mapping) else {}
+        for name, told in base.items():
+            if name in parts and (now := _told(parts[name])) != told:
+                found.reshaped.append(f"{name} {_difference(told, now)}")
+        return found
+
+    def load(self, tree: Any) -> None:
+        """Copy the trained part into the live tensors; the base stays."""
+        self.check(tree).require_none()
+        base: dict[str, str] = tree.get(BASE, {})
+        super().load(_whole(tree, dict(self._parts()), self._persistent()))
+        parts = dict(self._parts())
+        self._notes.trained = parts.keys() - base.keys()
+        # loading has copied the base onto itself, which torch counts as a change
+        self._notes.base |= {name: _Noted(_mark(parts[name]), told) for name, told in base.items()}
+
+    def _parts(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield all parameters and buffers with their bare names; what is tied, under each of its names."""
+        names = BareNames(self._given)
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            yield names.bare(name), parameter
+        for name, buffer in self.module.named_buffers(remove_duplicate=False):
+            yield names.bare(name), buffer
+
+    def _persistent(self) -> set[str]:
+        names = BareNames(self._given)
+        return {names.bare(name) for name in self.module.state_dict()}
+
+    def _differs(self, name: str, tensor: Tensor) -> bool:
+        """Whether a tensor differs from the base; what is looked at for the first time is the base."""
+        base, mark = self._notes.base.get(name), _mark(tensor)
+        # kernels write to buffers (running means) without a count
+        if base and base.mark == mark and isinstance(tensor, torch.nn.Parameter):
+            return False
+        now = _told(tensor)
+        if base is None or base.told == now:
+            self._notes.base[name] = _Noted(mark, now)
+            return False
+        return True
+
+
+def _whole(tree: Any, parts: Mapping[str, Tensor], persistent: set[str]) -> Any:
+    """Put the live base into a saved tree, as if it had been saved."""
+    if not isinstance(tree, Mapping) or BASE not in tree:
+        return tree
+    whole = {name: value for name, value in tree.items() if name != BASE}
+    live = {n: parts[n].detach() if n in parts else None for n in tree[BASE]}
+    return {**whole, **{n: value for n, value in live.items() if n in persistent or value is None}}
+
+
+def _mark(tensor: Tensor) -> tuple[int, int, int]:
+    return id(tensor), tensor.data_ptr(), _version(tensor)
+
+
+def _version(tensor: Tensor) -> int:
+    """Return torch's count of the changes of a tensor; 0 where there is none, in inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _told(tensor: Tensor) -> str:
+    """Describe a tensor by its shape, element type and the xxh3_128 of its elements in C order."""
+    digest = xxhash.xxh3_128_hexdigest(_elements(tensor).data)
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} {digest}"
+
+
+def _elements(tensor: Tensor) -> Any:
+    """Return a tensor's elements in host memory, in C order; the memory itself where it is like that."""
+    raw = tensor.detach().as_subclass(Tensor)
+    view = host_view(raw)
+    if view is None:
+        raw = raw.resolve_conj().resolve_neg().cpu().contiguous()
+        view = host_view(raw) if raw.dtype.is_complex or raw.numel() == 0 else None
+        view = host_view(raw.reshape(-1).view(torch.uint8)) if view is None else view
+    return np.ascontiguousarray(view).reshape(-1).view(np.uint8)

@@ -1,0 +1,309 @@
+"""Pieces: arrays that several processes hold together, each some boxes of them (sharded models).
+
+A rank writes its boxes into a file of its own, `pieces-00001.safetensors`, each under the name of the array.
+A box that several ranks hold is written by one of them.  The manifest lists the pieces of each array, so a
+reader puts together any box of it: layouts are mapped by the indices of the whole array alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import xxhash
+
+from everstep.checkpoint.array_file import ITEM_BYTES, Bytes, Record, write_arrays
+from everstep.checkpoint.content import Sharing, lay_out
+from everstep.checkpoint.description import Piece, describe, pieces_of
+from everstep.contracts.state import HostArray, Region, Regions
+from everstep.errors import CheckpointError
+
+
+class RankPiece(NamedTuple):
+    """Piece that a rank wrote of an array, or found in a shared file.
+
+    Attributes:
+        offset: index, in the whole array, of the first element.
+        shape: shape of the piece.
+        file, key: place of the piece.
+        xxh3_128: digest of the bytes, in hex.
+    """
+
+    offset: Sequence[int]
+    shape: Sequence[int]
+    file: str
+    key: str
+    xxh3_128: str
+
+
+def piece_file(rank: int) -> str:
+    """Name of the file of a rank's pieces."""
+    return f"pieces-{rank:05d}.safetensors"
+
+
+# ------------------------------------------------------------------------------------- writing
+
+
+def written_by(rank: int, arrays: Mapping[str, HostArray]) -> dict[str, HostArray]:
+    """Return the boxes that this rank writes: of the holders of a box the name of its array chooses one."""
+    return {
+        name: array
+        for name, array in arrays.items()
+        if array.region is not None and array.nbytes and _writer(name, array.region) == rank
+    }
+
+
+def _writer(name: str, region: Region) -> int:
+    # by the name, so that the holders share the work, and all of them know it without a word
+    return region.holders[xxhash.xxh3_64_intdigest(name.encode()) % len(region.holders)]
+
+
+def write_pieces(
+    folder: Path, rank: int, arrays: Mapping[str, HostArray], sharing: Sharing | None = None
+) -> tuple[dict[str, Record], dict[str, RankPiece]]:
+    """Write the file of a rank's pieces, unless the rank has none.
+
+    Returns:
+        The records of its files by their names, and its pieces by the names of the arrays.
+
+    Raises:
+        CheckpointError: an array's bytes do not fit its shape.
+        OSError: the disk failed.
+    """
+    mine, file = written_by(rank, arrays), piece_file(rank)
+    if not mine:
+        return {}, {}
+    layout = lay_out(file, mine, sharing)
+    pieces = {
+        name: _piece(name, file, array.region, layout.described[name])
+        for name, array in mine.items()
+        if array.region is not None
+    }
+    return {file: write_arrays(folder / file, layout.here), **layout.files}, pieces
+
+
+def _piece(name: str, file: str, region: Region, facts: Mapping[str, Any]) -> RankPiece:
+    place = facts.get("pieces", [{"file": file, "key": name}])[0]
+    return RankPiece(region.offset, region.shape, place["file"], place["key"], facts["xxh3_128"])
+
+
+def described(
+    arrays: Mapping[str, HostArray], ranks: Sequence[Mapping[str, RankPiece]]
+) -> dict[str, dict[str, Any]]:
+    """Describe the arrays that the ranks hold together, for the manifest.
+
+    Args:
+        arrays: the common tree's.
+        ranks: what each rank wrote.
+
+    Raises:
+        CheckpointError: the pieces do not make the whole array.
+    """
+    return {
+        name: describe(
+            array,
+            region.whole,
+            math.prod(region.whole) * _item(array),
+            pieces=_pieces(name, region, ranks),
+        )
+        for name, array in arrays.items()
+        if (region := array.region) is not None
+    }
+
+
+def _pieces(name: str, region: Region, ranks: Sequence[Mapping[str, RankPiece]]) -> list[Piece]:
+    found = [theirs[name]._asdict() for theirs in ranks if name in theirs]
+    if not _tile(found, region.whole):
+        parts = ", ".join(f"{piece['file']} has {piece['shape']} at {piece['offset']}" for piece in found)
+        raise CheckpointError(
+            f"the ranks do not hold the array {name!r} of shape {list(region.whole)} together "
+            f"({parts or 'nobody has a part'}): shard it over all ranks, in one layout"
+        )
+    return list(found)
+
+
+def _tile(pieces: Sequence[Piece], whole: Sequence[int]) -> bool:
+    """Whether pieces make an array of shape `whole`: each of its elements lies in exactly one of them."""
+    full = [piece for piece in pieces if math.prod(piece["shape"])]
+    if not all(at + n <= most for piece in full for at, n, most in _sides(piece, whole)):
+        return False
+    if sum(math.prod(piece["shape"]) for piece in full) != math.prod(whole):
+        return False
+    # the volume is right: without an overlap there is no gap
+    behind: list[Piece] = []
+    for piece in sorted(full, key=lambda piece: list(piece["offset"])):
+        # of those before, only what reaches this piece along the first side can meet it, or a later one
+        behind = [
+            each for each in behind if not whole or each["offset"][0] + each["shape"][0] > piece["offset"][0]
+        ]
+        if any(_overlap(each, piece["offset"], piece["shape"]) is not None for each in behind):
+            return False
+        behind.append(piece)
+    return True
+
+
+def _item(array: HostArray) -> int:
+    """Bytes of an element; of a box without elements, by the name of its type."""
+    count = math.prod(array.shape)
+    return array.nbytes // count if count else ITEM_BYTES[array.dtype]
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+class Assembly:
+    """Arrays, put together while the files that have their pieces are read.
+
+    Attributes:
+        keys: for each file, the names of the wanted arrays there, with their checksums where they have one.
+    """
+
+    def __init__(self) -> None:
+        self.keys: dict[str, dict[str, str | None]] = defaultdict(dict)
+        self._users: dict[tuple[str, str], list[_User]] = defaultdict(list)
+
+    def add(self, arrays: Mapping[str, Any], file: str, regions: Regions | None = None) -> list[Made]:
+        """Want the arrays of a tree; returns what `arrays` takes once all is read.
+
+        Args:
+            arrays: their descriptions, by name.
+            file: where an array without pieces lies.
+            regions: which part of each array is wanted; None: all of each.
+        """
+        wanted = []
+        for name, facts in arrays.items():
+            region = None if regions is None else regions(name, tuple(facts["shape"]))
+            wanted.append(made := Made(name, facts, region, []))
+            for piece in pieces_of(name, facts, file):
+                if region is None or _overlap(piece, region.offset, region.shape) is not None:
+                    self._users[piece["file"], piece["key"]].append(_User(made, piece))
+                    self.keys[piece["file"]][piece["key"]] = piece.get("xxh3_128")
+        return wanted
+
+    def cut(self, file: str, key: str, data: Bytes) -> list[_Part]:
+        """Return what is wanted of an array in a file; the rest takes no memory."""
+        users = self._users.get((file, key), ())
+        return [
+            # copies: arrays do not share memory
+            _cut(piece, data.copy() if number else data, made.region)
+            for number, (made, piece) in enumerate(users)
+        ]
+
+    def take(self, file: str, found: Mapping[str, list[_Part]]) -> None:
+        """Take what `cut` has left of the arrays in a file, once that file is verified."""
+        for key, parts in found.items():
+            for user, part in zip(self._users.pop((file, key), ()), parts, strict=True):
+                user.made.parts.append(part)
+
+    def arrays(self, wanted: list[Made]) -> dict[str, HostArray]:
+        """Put together the arrays of what was taken.
+
+        Raises:
+            ValueError: what was taken does not make an array; names the array, or the piece that is missing.
+        """
+        if self._users:
+            (file, key), *_ = self._users
+            raise ValueError(f"no file {file} with an array {key!r} is there")
+        return {made.name: made.array() for made in wanted}
+
+
+_Part: TypeAlias = tuple[Piece, Bytes]
+
+
+class Made(NamedTuple):
+    """Array that is being put together."""
+
+    name: str
+    facts: Mapping[str, Any]
+    region: Region | None
+    parts: list[_Part]
+
+    def array(self) -> HostArray:
+        facts, region = self.facts, self.region
+        try:
+            data = joined(facts["shape"], facts["bytes"], region, self.parts)
+        except ValueError as error:
+            raise ValueError(f"arrays/{self.name}: {error}") from None
+        shape = tuple(facts["shape"]) if region is None else region.shape
+        return HostArray(facts["dtype"], shape, data, facts["backend"], facts["extra"], region)
+
+
+class _User(NamedTuple):
+    """Array that a piece is wanted for."""
+
+    made: Made
+    piece: Piece
+
+
+def _cut(piece: Piece, data: Bytes, region: Region | None) -> _Part:
+    """Cut a piece down to a region that it meets."""
+    if region is None:
+        return piece, data
+    spans = _overlap(piece, region.offset, region.shape)
+    assert spans is not None, "the piece does not meet the region"
+    offset, shape = [start for start, _ in spans], [end - start for start, end in spans]
+    if shape == list(piece["shape"]):
+        return piece, data
+    inside = _elements(data, piece["shape"])[_slices(spans, piece["offset"])]
+    return {**piece, "offset": offset, "shape": shape}, np.ascontiguousarray(inside).reshape(-1)
+
+
+def joined(
+    shape: Sequence[int], size: int, region: Region | None, found: Sequence[tuple[Piece, Bytes]]
+) -> Bytes:
+    """Put pieces together, as bytes in C order.
+
+    Args:
+        shape: of the whole array.
+        size: bytes of the whole array.
+        region: the part that is wanted; None for all.
+
+    Raises:
+        ValueError: a piece is not inside the array or has another size, or the pieces do not fill what is
+            wanted.
+    """
+    offset, box = ([0] * len(shape), shape) if region is None else (region.offset, region.shape)
+    item = size // max(1, math.prod(shape))
+    for piece, data in found:
+        if not all(0 <= at <= at + n <= most for at, n, most in _sides(piece, shape)):
+            raise ValueError(f"the piece {dict(piece)} is not inside the shape {[*shape]}")
+        if data.size != math.prod(piece["shape"]) * item:
+            raise ValueError(f"the piece {dict(piece)} has {data.size} bytes")
+    if len(found) == 1 and list(found[0][0]["offset"]) == [*offset] and list(found[0][0]["shape"]) == [*box]:
+        return found[0][1]
+    # zeros: where nothing is put, no old memory may show
+    whole, filled = np.zeros((*box, item), np.uint8), 0
+    for piece, data in found:
+        if (spans := _overlap(piece, offset, box)) is not None:
+            inside = _elements(data, piece["shape"])[_slices(spans, piece["offset"])]
+            whole[_slices(spans, offset)] = inside
+            filled += inside.size
+    if filled != whole.size:
+        raise ValueError(f"its pieces have {filled} bytes of {whole.size}")
+    return whole.reshape(-1)
+
+
+def _sides(piece: Piece, shape: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    return zip(piece["offset"], piece["shape"], shape, strict=True)
+
+
+def _overlap(piece: Piece, offset: Sequence[int], shape: Sequence[int]) -> list[tuple[int, int]] | None:
+    """Return the first and the last index, plus 1, of what a piece and a box share; None for nothing."""
+    spans = [
+        (max(at, start), min(at + count, start + most))
+        for (at, count, most), start in zip(_sides(piece, shape), offset, strict=True)
+    ]
+    return spans if all(start < end for start, end in spans) else None
+
+
+def _slices(spans: Sequence[tuple[int, int]], offset: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(start - at, end - at) for (start, end), at in zip(spans, offset, strict=True))
+
+
+def _elements(data: Bytes, shape: Sequence[int]) -> Bytes:
+    """View bytes as an array of bytes, one dimension more than the shape: the bytes of an element."""
+    return data.reshape(*shape, data.size // math.prod(shape))

@@ -1,0 +1,205 @@
+"""Reading of a checkpoint, for a rank that resumes from it: all of it, some arrays, or regions of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from everstep.checkpoint.array_file import ALL, ArrayFile, damaged, read_arrays, read_some
+from everstep.checkpoint.checkpoint_name import CheckpointName
+from everstep.checkpoint.content import Known
+from everstep.checkpoint.description import checked
+from everstep.checkpoint.format import OWN, Checkpoint
+from everstep.checkpoint.manifest import ARRAYS, FORMAT, MANIFEST, check_sizes, read_body
+from everstep.checkpoint.pieces import Assembly, Made
+from everstep.checkpoint.shared import Flaw, either, verify_copies
+from everstep.contracts.state import Json, Regions
+from everstep.errors import CheckpointError
+from everstep.state import Encoded, merge
+from everstep.untrusted_files import parse_json
+
+_PLAIN = ("epoch", "phase", "partial", "digest", "versions", "created", "segment", "meta")
+"""Facts that a `Checkpoint` has as the manifest has them."""
+
+
+def every(name: str) -> bool:
+    """Want each array of a checkpoint."""
+    return True
+
+
+def read(
+    folder: Path,
+    rank: int = 0,
+    wanted: Callable[[str], bool] = every,
+    regions: Regions | None = None,
+) -> Checkpoint:
+    """Read a checkpoint as a rank resumes from it, and verify the very bytes that are returned.
+
+    Rank 0 verifies every byte of the other ranks' files, too; each rank, the sizes of all files.
+
+    Args:
+        wanted: whether an array is read, by its name.  Of a part of the arrays, only the bytes that these
+            need are read and verified; the structure is whole.
+        regions: which part of an array of the common tree is kept in memory; None: all of each.
+
+    Raises:
+        DamagedCheckpointError: says which file is damaged, and how.
+        CheckpointVersionError: another everstep wrote the checkpoint in a format that is not read here.
+    """
+    body = read_body(folder)
+    check_sizes(folder, body)
+    try:
+        reader = _Reader(folder, body, rank, wanted)
+        common, own = reader.trees(regions)
+        whole = merge(common, own) if own.structure else common
+        return Checkpoint(
+            path=folder,
+            name=CheckpointName.parse(body["name"]),
+            structure=whole.structure,
+            arrays=whole.arrays,
+            common=common,
+            own=own,
+            ranks=len(body["ranks"]),
+            flaws=tuple(reader.flaws),
+            **{key: body[key] for key in _PLAIN},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        _odd(folder, error)
+
+
+def read_own(folder: Path, rank: int) -> Encoded:
+    """Read the own tree of a rank, and verify its bytes; an empty tree if the rank has none.
+
+    Raises:
+        DamagedCheckpointError, CheckpointVersionError: as `read`.
+    """
+    return _own(folder, read_body(folder), rank)
+
+
+def read_all_own(folder: Path) -> list[Encoded]:
+    """Read the own trees of all ranks, as `read_own` reads one; the manifest, which grows with them, once."""
+    body = read_body(folder)
+    return [_own(folder, body, rank) for rank in range(len(body["ranks"]))]
+
+
+def _own(folder: Path, body: dict[str, Any], rank: int) -> Encoded:
+    try:
+        return _Reader(folder, body, rank).own_tree()
+    except (KeyError, TypeError, ValueError) as error:
+        _odd(folder, error)
+
+
+def verify(folder: Path) -> list[Flaw]:
+    """Verify every byte of a checkpoint, in little memory.
+
+    Returns:
+        What is wrong with copies of shared files, where the other copy is whole.
+
+    Raises:
+        DamagedCheckpointError, CheckpointVersionError: as `read`.
+    """
+    body = read_body(folder)
+    if body["name"] != folder.name:
+        damaged(folder / MANIFEST, f"belongs to {body['name']}")
+    listed = body["files"].items()
+    return [flaw for name, record in listed for flaw in verify_copies(folder, name, record)]
+
+
+def known_in(folder: Path, file: str) -> Known | None:
+    """Return what later saves can share with a tree of a checkpoint; None if that is not known.
+
+    Args:
+        file: the tree's own file.
+    """
+    try:
+        body = read_body(folder)
+        arrays = body["arrays"]
+        if file in body["ranks"]:
+            tree = read_arrays(folder / file, body["files"][file], ()).metadata[OWN]
+            arrays = parse_json(tree)["arrays"]
+        return Known.of(file, arrays, body["files"])
+    except (CheckpointError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _odd(folder: Path, error: Exception) -> NoReturn:
+    """Raise the error of a checkpoint whose checksums are right and whose content is not."""
+    if isinstance(error, CheckpointError):
+        raise error
+    damaged(folder / MANIFEST, f"does not have the content of format {FORMAT} ({error!r})", error)
+
+
+class _Reader:
+    """Reader of a checkpoint for one rank: first all wanted arrays are told, then each file is read once.
+
+    Args:
+        folder: the checkpoint.
+        body: the body of its manifest.
+        rank: the rank.
+        wanted: as in `read`.
+
+    Attributes:
+        flaws: as in `Checkpoint`, of the files read so far.
+    """
+
+    def __init__(
+        self, folder: Path, body: dict[str, Any], rank: int, wanted: Callable[[str], bool] = every
+    ) -> None:
+        self._folder, self._body, self._rank, self._wanted = folder, body, rank, wanted
+        self._mine: str | None = body["ranks"][rank] if rank < len(body["ranks"]) else None
+        self._assembly = Assembly()
+        self.flaws: list[Flaw] = []
+
+    def trees(self, regions: Regions | None) -> tuple[Encoded, Encoded]:
+        """Read the common tree and the rank's own."""
+        common = self._assembly.add(self._described(self._body["arrays"]), ARRAYS, regions)
+        structure, own = self._read_own_file()
+        for name in self._body["files"]:
+            # of the other ranks' files one rank verifies all
+            all_of_it = self._wanted is every and (self._rank == 0 or name == ARRAYS)
+            self._read_file(name, all_of_it=all_of_it)
+        arrays = self._assembly.arrays
+        return Encoded(self._body["structure"], arrays(common)), Encoded(structure, arrays(own))
+
+    def own_tree(self) -> Encoded:
+        """Read the rank's own tree alone."""
+        structure, own = self._read_own_file()
+        # not each file of the checkpoint, of which there may be thousands for each rank
+        for name in [name for name in self._assembly.keys if name in self._body["files"]]:
+            self._read_file(name, all_of_it=False)
+        return Encoded(structure, self._assembly.arrays(own))
+
+    def _described(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        """Return the descriptions of the wanted arrays."""
+        return {name: facts for name, facts in checked(arrays).items() if self._wanted(name)}
+
+    def _read_own_file(self) -> tuple[Json, list[Made]]:
+        """Read the file of the rank's own tree; returns the structure, and what the assembly is told of it.
+
+        This file comes first: only its tree says which of its arrays are in shared files.
+        """
+        if self._mine is None:
+            return {}, []
+        found = read_arrays(self._folder / self._mine, self._body["files"][self._mine], ALL)
+        tree = parse_json(found.metadata[OWN])
+        own = self._assembly.add(self._described(tree["arrays"]), self._mine)
+        cut = partial(self._assembly.cut, self._mine)
+        self._assembly.take(self._mine, {key: cut(key, data) for key, data in found.arrays.items()})
+        return tree["structure"], own
+
+    def _read_file(self, name: str, *, all_of_it: bool) -> None:
+        """Read the wanted arrays of a file; verify `all_of_it`, or these arrays."""
+        keys = self._assembly.keys[name]
+        if name == self._mine or not (keys or all_of_it):
+            return
+        record, cut = self._body["files"][name], partial(self._assembly.cut, name)
+        checksums = {key: checksum for key, checksum in keys.items() if checksum is not None}
+
+        def use(path: Path) -> ArrayFile:
+            if not all_of_it and len(checksums) == len(keys):
+                return read_some(path, record, checksums, cut)
+            return read_arrays(path, record, keys, cut)
+
+        self._assembly.take(name, either(self._folder, name, record, use, self.flaws).arrays)

@@ -1,0 +1,68 @@
+"""Values as people read them in a cell of a table, a line of a terminal, or a page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+TIMES = {"created", "started", "heartbeat", "time", "last_seen"}
+"""Names of values that are seconds since 1970."""
+
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Characters that move the cursor, change colours or the writing direction, or are not valid."""
+
+
+def shown(text: str) -> str:
+    """Escape control characters, except line ends and tabs, so that any string is safe in a terminal."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def in_line(text: str) -> str:
+    """Escape as `shown` does, for a part of a line: line ends and tabs, too."""
+    return shown(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def cell(name: str, value: Any) -> str:
+    """Format a value for people."""
+    if value is None or (name == "epoch" and value == 0):  # a run without epochs, or before the first
+        return "-"
+    if name in TIMES and isinstance(value, int | float):
+        return datetime.fromtimestamp(value).strftime("%Y-%m-%d %H:%M:%S")
+    if name == "bytes" and isinstance(value, int):
+        return size(value)
+    return f"{value:.6g}" if isinstance(value, float) else in_line(str(value))
+
+
+def size(count: float) -> str:
+    """Format a number of bytes with a unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def flat(
+    tree: Mapping[str, Any], above: str = "", is_leaf: Callable[[dict[str, Any]], bool] = lambda _: False
+) -> Iterator[tuple[str, Any]]:
+    """Yield (path, value) of each value in a tree of dictionaries: ("git.commit", "1a2b").
+
+    Args:
+        above: what all paths begin with.
+        is_leaf: whether a dictionary is a value.
+    """
+    for name, value in tree.items():
+        if isinstance(value, dict) and not is_leaf(value):
+            yield from flat(value, f"{above}{name}.", is_leaf)
+        else:
+            yield f"{above}{name}", value
+
+
+def is_number_column(name: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a column of a table has numbers, which stand to the right."""
+    values = [row.get(name) for row in rows if row.get(name) is not None]
+    return name not in TIMES and bool(values) and all(isinstance(value, int | float) for value in values)

@@ -1,0 +1,229 @@
+"""Folders of torch.distributed.checkpoint: a pickle with facts about the arrays, and files with their chunks.
+
+The pickle is read as data (`pickled`), and each chunk, which torch.save has written, by torch's reader for
+weights only.  Objects other than tensors are pickles, too; they are left out and listed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from everstep.contracts.state import HostArray, Unread
+from everstep.formats.pickled import Made, Name, read_pickle
+from everstep.formats.refused import inside, refuse, unreadable
+from everstep.untrusted_files import open_regular, read_regular
+
+METADATA = ".metadata"
+LARGEST_METADATA = 256 << 20
+"""Most bytes of the pickle; that of 1,000 ranks with 1,000 tensors has about 100 MB."""
+_ROOM = "torch.distributed.checkpoint."
+
+
+class _Chunk(NamedTuple):
+    """Region of an array, and the place of its bytes."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    size: int
+
+
+class Distributed(NamedTuple):
+    """Content of a folder: the tree of its arrays, and the names of its objects that are not arrays."""
+
+    tree: dict[str, Any]
+    others: list[str]
+
+
+def open_folder(folder: Path) -> Distributed:
+    """List the arrays of a folder; each is read when it is needed.
+
+    Raises:
+        CheckpointError: the folder is damaged, or of another kind than torch's own writer makes.
+    """
+    path = folder / METADATA
+    try:
+        raw = read_regular(path, LARGEST_METADATA)
+    except OSError as error:
+        unreadable(path, error)
+    try:
+        return _content(folder, path, read_pickle(raw))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        refuse(
+            path,
+            f"is not the metadata of a checkpoint, or is damaged ({type(error).__name__}: {error})",
+            error,
+        )
+
+
+def _content(folder: Path, path: Path, root: Any) -> Distributed:
+    about, places = _facts(root, "metadata.Metadata"), _Places(folder, path)
+    for index, found in about["storage_data"].items():
+        key, place = _facts(index, "metadata.MetadataIndex"), _facts(found, "filesystem._StorageInfo")
+        places.add(key["fqn"], () if key.get("offset") is None else _size(key["offset"]), place)
+    named = about.get("planner_data")
+    arrays, others = {}, []
+    for name, facts in about["state_dict_metadata"].items():
+        if _kind(facts) == f"{_ROOM}metadata.TensorStorageMetadata":
+            arrays[_path(named, name)] = _array(path, name, facts.state, places)
+        else:
+            others.append(str(name))
+    return Distributed(_tree(arrays), others)
+
+
+class _Places(dict[tuple[str, tuple[int, ...]], tuple[Path, int, int]]):
+    """File, first byte and number of bytes of each chunk, by its name and offset; all are in the files."""
+
+    def __init__(self, folder: Path, whose: Path) -> None:
+        super().__init__()
+        self._folder, self._whose = folder, whose
+        self._sizes: dict[Path, int] = {}
+
+    def add(self, name: str, offset: tuple[int, ...], place: dict[str, Any]) -> None:
+        if place.get("transform_descriptors"):
+            refuse(
+                self._whose,
+                f"has {name!r} in an encoding of another program",
+                remedy="save without extensions",
+            )
+        file = inside(self._folder, place["relative_path"], self._whose)
+        start, size = _lengths((place["offset"], place["length"]))
+        if start + size > self._size(file):
+            refuse(file, f"has {self._size(file):,} bytes, and {name!r} should end at {start + size:,}")
+        self[name, offset] = (file, start, size)
+
+    def _size(self, file: Path) -> int:
+        if file not in self._sizes:
+            try:
+                self._sizes[file] = file.stat().st_size
+            except OSError as error:
+                unreadable(file, error)
+        return self._sizes[file]
+
+
+def _array(path: Path, name: str, facts: dict[str, Any], places: _Places) -> Unread:
+    properties, shape = facts["properties"].state, _size(facts["size"])
+    dtype = properties["dtype"] if isinstance(properties, dict) else properties[0]
+    if not isinstance(dtype, Name):
+        raise ValueError(f"{name!r} has no element type")
+    chunks = []
+    for chunk in facts["chunks"]:
+        region = _facts(chunk, "metadata.ChunkStorageMetadata")
+        offset, sizes = _size(region["offsets"]), _size(region["sizes"])
+        chunks.append(_Chunk(offset, sizes, *places[name, offset]))
+    if not _cover(shape, chunks):
+        raise ValueError(f"the chunks of {name!r} are not the whole of {shape}")
+    array = _Chunked(name, _torch().dtype_name(dtype.name), shape, tuple(chunks))
+    return Unread(array.dtype, shape, array.read)
+
+
+def _cover(shape: tuple[int, ...], chunks: list[_Chunk]) -> bool:
+    """Whether chunks are the whole of an array, each element once."""
+    if any(len(chunk.offset) != len(shape) or len(chunk.shape) != len(shape) for chunk in chunks):
+        return False
+    starts = np.array([chunk.offset for chunk in chunks], dtype=object).reshape(len(chunks), len(shape))
+    ends = starts + np.array([chunk.shape for chunk in chunks], dtype=object).reshape(starts.shape)
+    if (ends > np.array(shape, dtype=object)).any():
+        return False
+    if sum(math.prod(chunk.shape) for chunk in chunks) != math.prod(shape):
+        return False
+    some = [n for n, chunk in enumerate(chunks) if math.prod(chunk.shape)]
+    return not any(((starts[n] < ends[some]) & (starts[some] < ends[n])).all(axis=1).sum() > 1 for n in some)
+
+
+@dataclass(frozen=True)
+class _Chunked:
+    """Array that lies in chunks."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[_Chunk, ...]
+
+    def read(self) -> HostArray:
+        """Read all chunks, one at a time, into one array."""
+        whole: NDArray[np.uint8] | None = None
+        extra: dict[str, Any] = {}
+        for chunk in self.chunks:
+            part = self._read(chunk)
+            if part.extra.get("dtype", part.dtype) != self.dtype or part.shape != chunk.shape:
+                refuse(
+                    chunk.file, f"has {part.dtype} {part.shape} for the chunk {chunk.offset} of {self.name!r}"
+                )
+            extra = {key: value for key, value in part.extra.items() if key == "dtype"}
+            item = part.data.nbytes // max(1, math.prod(part.shape))
+            if whole is None:
+                whole = np.zeros((*self.shape, item), np.uint8)
+            place = tuple(slice(at, at + count) for at, count in zip(chunk.offset, chunk.shape, strict=True))
+            whole[place] = part.data.reshape(*part.shape, item)
+        data = np.empty(0, np.uint8) if whole is None else whole.reshape(-1)
+        return HostArray("U8" if extra else self.dtype, self.shape, data, "torch", extra)
+
+    def _read(self, chunk: _Chunk) -> HostArray:
+        try:
+            with open_regular(chunk.file) as file:
+                file.seek(chunk.start)
+                raw = file.read(chunk.size)
+        except OSError as error:
+            unreadable(chunk.file, error)
+        tensor = _torch().read_saved(io.BytesIO(raw), f"{chunk.file} (at byte {chunk.start:,})")
+        if not isinstance(tensor, Unread):
+            refuse(chunk.file, f"has a {type(tensor).__name__} for {self.name!r}, which should be a tensor")
+        return tensor.read()
+
+
+def _path(named: Any, name: str) -> tuple[str, ...]:
+    """Return the path of a name in the tree that was saved; the name alone where it is not known."""
+    path = named.get(name) if isinstance(named, dict) else None
+    if isinstance(path, tuple) and path and all(isinstance(key, str | int) for key in path):
+        return tuple(map(str, path))
+    return (name,)
+
+
+def _facts(value: Any, kind: str) -> dict[str, Any]:
+    """Return the state of an object that must be of a class of torch.distributed.checkpoint."""
+    if _kind(value) != _ROOM + kind or not isinstance(value.state, dict):
+        raise ValueError(f"{_kind(value)!r:.100} in place of {kind}")
+    facts: dict[str, Any] = value.state
+    return facts
+
+
+def _kind(value: Any) -> str:
+    return value.kind.name if isinstance(value, Made) else type(value).__name__
+
+
+def _size(value: Any) -> tuple[int, ...]:
+    if _kind(value) != "torch.Size":
+        raise ValueError(f"{_kind(value)!r:.100} in place of torch.Size")
+    (numbers,) = value.args
+    return _lengths(numbers)
+
+
+def _lengths(numbers: Any) -> tuple[int, ...]:
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"{numbers!r:.100} are not sizes")
+    return tuple(numbers)
+
+
+def _torch() -> Any:
+    return importlib.import_module("everstep.backends.torch.saved_files")
+
+
+def _tree(arrays: dict[tuple[str, ...], Unread]) -> dict[str, Any]:
+    """Return the arrays as a tree of two levels; of one, where the tree that was saved had no more."""
+    found: dict[str, Any] = {}
+    for (top, *rest), array in arrays.items():
+        branch, key = (found.setdefault(top, {}), ".".join(rest)) if rest else (found, top)
+        if not isinstance(branch, dict) or key in branch:
+            raise ValueError(f"two values have the name {'.'.join([top, *rest])!r}")
+        branch[key] = array
+    return found

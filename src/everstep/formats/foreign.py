@@ -1,0 +1,140 @@
+"""Weights that a program without everstep has written: a file, or a folder of shards."""
+
+from __future__ import annotations
+
+import importlib
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from everstep.contracts.state import Unread
+from everstep.formats import distributed, safetensors_file
+from everstep.formats.refused import inside, refuse, unreadable
+from everstep.untrusted_files import open_regular, parse_json, read_regular
+
+_INDEX = ".index.json"
+_LARGEST_INDEX = 100_000_000
+_WHOLE = ("model.safetensors", "pytorch_model.bin")
+_INDICES = tuple(f"{name}{_INDEX}" for name in _WHOLE)
+
+
+class Foreign(NamedTuple):
+    """Weights as another program has written them, not read yet.
+
+    Attributes:
+        path: the file or folder.
+        kind: kind of the file or folder, in words.
+        tree: names to arrays (`Unread`), or the names of branches to such trees and plain values.
+    """
+
+    path: Path
+    kind: str
+    tree: dict[str, Any]
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the tree has only arrays: those of one object."""
+        return all(isinstance(value, Unread) for value in self.tree.values())
+
+
+def open_foreign(path: Path, say: Callable[[str], None]) -> Foreign | None:
+    """Open weights of another program; None where a path is neither a file nor a folder of weights.
+
+    Read are a safetensors file, a file of torch.save (weights only), a folder as Hugging Face writes it
+    (one file, or shards with an index), and a folder of torch.distributed.checkpoint (tensors only).  Only
+    headers are read now.  Nothing in a file is run.
+
+    Args:
+        say: takes notes for the user.
+
+    Raises:
+        CheckpointError: a file is damaged, or has what cannot be read; says what to do.
+    """
+    if path.is_dir():
+        return _open_folder(path, say)
+    if path.name.endswith(_INDEX) and path.is_file():
+        return Foreign(path, "shards with an index", _open_shards(path))
+    return Foreign(path, *_open_file(path)) if path.exists() else None
+
+
+def _open_folder(path: Path, say: Callable[[str], None]) -> Foreign | None:
+    if (path / distributed.METADATA).exists():
+        found = distributed.open_folder(path)
+        if found.others:
+            count, some = len(found.others), ", ".join(found.others[:5])
+            say(f"{path}: {count} values that are not tensors are pickles, and are not read: {some}")
+        return Foreign(path, "torch.distributed.checkpoint", found.tree)
+    for name in _INDICES:
+        if (path / name).exists():
+            return Foreign(path, "shards with an index", _open_shards(path / name))
+    for name in _WHOLE:
+        if (path / name).exists():
+            return Foreign(path, *_open_file(path / name))
+    return None
+
+
+def _open_file(path: Path) -> tuple[str, dict[str, Any]]:
+    """Open one file by its content; returns its kind and its tree."""
+    try:
+        with open_regular(path) as file:
+            start = file.read(9)
+    except OSError as error:
+        unreadable(path, error)
+    if safetensors_file.is_safetensors(start):
+        return "safetensors", dict(safetensors_file.open_file(path))
+    if not start.startswith((b"PK\x03\x04", b"\x80")):
+        refuse(path, "is neither a safetensors file nor a file of torch.save", remedy="give one of these")
+    if start.startswith(b"PK"):
+        _require_stored(path)
+    tree = importlib.import_module("everstep.backends.torch.saved_files").read_saved(path, str(path))
+    if isinstance(tree, Unread):
+        return "torch.save", {"": tree}
+    if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
+        refuse(
+            path,
+            f"has a {type(tree).__name__} without names",
+            remedy="save a dictionary, as model.state_dict() is",
+        )
+    return "torch.save", tree
+
+
+def _require_stored(path: Path) -> None:
+    """Refuse an archive that would grow when it is read."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            packed = [
+                each.filename for each in archive.infolist() if each.compress_type != zipfile.ZIP_STORED
+            ]
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        refuse(path, f"is damaged: {error}", error)
+    if packed:
+        refuse(
+            path, f"is an archive with compressed files ({packed[0]!r:.100}), which torch.save does not write"
+        )
+
+
+def _open_shards(index: Path) -> dict[str, Any]:
+    """List the arrays of all shards that an index names."""
+    try:
+        weight_map = parse_json(read_regular(index, _LARGEST_INDEX))["weight_map"]
+        names: dict[str, set[str]] = {}
+        for name, file in weight_map.items():
+            names.setdefault(file, set()).add(name)
+    except OSError as error:
+        unreadable(index, error)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        refuse(
+            index,
+            f'is not an index with a "weight_map" of names to files ({type(error).__name__}: {error})',
+            error,
+        )
+    found: dict[str, Any] = {}
+    for file, expected in names.items():
+        path = inside(index.parent, file, index)
+        _, arrays = _open_file(path)
+        if odd := sorted(expected ^ arrays.keys()):
+            which = "lacks" if odd[0] in expected else "has, beside what the index names,"
+            refuse(path, f"{which} {', '.join(odd[:3])}: the shards and {index.name} are of different models")
+        found |= arrays
+    return {name: found[name] for name in weight_map}

@@ -1,0 +1,1 @@
+"""Runs that other programs have recorded, brought into run directories (`everstep import`)."""

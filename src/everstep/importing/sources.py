@@ -1,0 +1,34 @@
+"""Formats of runs that can be imported, and the search for runs in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from everstep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from everstep.importing.foreign_run import ForeignRun
+
+FORMATS = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb-offline": "wandb_offline"}
+"""Name of a format -> module that reads it: `runs(path, say)`."""
+
+
+def found(format: str, path: Path, say: Callable[[str], None]) -> Iterator[ForeignRun]:
+    """Find and read the runs of another program, one at a time; nothing there is changed.
+
+    Args:
+        format: a name of `FORMATS`.
+        path: a file or folder, searched with all folders below.
+        say: told of each file that cannot be read, and why; the others are read.
+
+    Raises:
+        ConfigError: nothing there is of that format.
+    """
+    count = 0
+    for count, run in enumerate(import_module(f"{__package__}.{FORMATS[format]}").runs(path, say), 1):  # noqa: B007
+        yield run
+    if not count:
+        raise ConfigError(f"no run of {format} in {path}; give the folder into which it has recorded")

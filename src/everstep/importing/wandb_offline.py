@@ -1,0 +1,239 @@
+"""Runs that W&B has recorded offline: files `run-ID.wandb`.
+
+Source: the file is a log of LevelDB (https://github.com/google/leveldb/blob/main/doc/log_format.md) after 7
+bytes of its own (":W&B", a magic number, a version), and its checksums are CRC-32; each record is a protobuf
+message `Record` of `wandb_internal.proto`.  The package wandb has no public reader of such files any more.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from everstep.display.cells import flat
+from everstep.importing.foreign_run import ForeignRun, Points
+from everstep.importing.values import as_step
+from everstep.untrusted_files import parse_json, read_regular
+
+Say = Callable[[str], None]
+
+_LARGEST = 1 << 32
+_BLOCK = 1 << 15
+_HEADER = b":W&B\xe1\xbe"
+_HEADER_SIZE = 7
+_RECORD = struct.Struct("<IHB")
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+
+_HISTORY, _SUMMARY, _CONFIG, _RUN, _EXIT = 2, 3, 5, 17, 18
+"""Fields of `Record`."""
+_OTHERS = {4: "lines of output", 6: "files", 7: "system statistics", 8: "artifacts", 13: "lines of output"}
+
+
+def runs(path: Path, say: Say) -> Iterator[ForeignRun]:
+    """Read the runs of a folder, or of one file."""
+    files = [path] if path.is_file() else sorted(path.rglob("run-*.wandb"))
+    seen = set()
+    for file in files:
+        if (real := file.resolve()) in seen:  # latest-run is a link to the newest one
+            continue
+        seen.add(real)
+        try:
+            run = _run(real, say)
+        except (OSError, ValueError) as error:
+            say(f"{file} is left out: {error}")
+        else:
+            yield run
+
+
+def _run(file: Path, say: Say) -> ForeignRun:
+    data = read_regular(file, _LARGEST)
+    if not data.startswith(_HEADER):
+        raise ValueError("it is not a file of W&B")
+    found = _Content()
+    try:
+        for record in _records(data):
+            found.take(record)
+    except Exception as error:  # a record may hold anything; what was read until then counts
+        say(f"{file} is read up to its damage: {type(error).__name__}: {error}")
+    return found.run(file)
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """Yield the records of the log.
+
+    Raises:
+        ValueError: a record is torn or damaged.
+    """
+    at, parts = _HEADER_SIZE, b""
+    while at < len(data):
+        left = _BLOCK - at % _BLOCK
+        if left < _RECORD.size:
+            at += left
+            continue
+        if at + _RECORD.size > len(data):
+            raise ValueError(f"it ends inside a record, at byte {at:,}")
+        checksum, length, kind = _RECORD.unpack_from(data, at)
+        if (checksum, length, kind) == (0, 0, 0):  # the rest of a block that was made in advance
+            at += left
+            continue
+        body = data[at + _RECORD.size : at + _RECORD.size + length]
+        if len(body) != length or zlib.crc32(bytes([kind]) + body) != checksum:
+            raise ValueError(f"the record at byte {at:,} is torn or damaged")
+        at += _RECORD.size + length
+        parts = parts + body if kind in (_MIDDLE, _LAST) else body
+        if kind in (_FULL, _LAST):
+            yield parts
+
+
+class _Content:
+    """What the records tell."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, Any] = {}
+        self._tags: list[str] = []
+        self._config: dict[str, Any] = {}
+        self._summary: dict[str, Any] = {}
+        self._metrics: dict[str, Points] = defaultdict(lambda: Points([], [], []))
+        self._left_out: Counter[str] = Counter()
+        self._status: Literal["finished", "failed", "killed"] = "killed"
+        self._last = 0.0
+
+    def take(self, record: bytes) -> None:
+        for field, value in _fields(record):
+            if field == _HISTORY:
+                self._take_history(value)
+            elif field == _SUMMARY:
+                self._summary |= dict(_items(value, 1))
+            elif field == _CONFIG:
+                self._take_config(value)
+            elif field == _RUN:
+                self._take_run(value)
+            elif field == _EXIT:
+                code = dict(_fields(value)).get(1, 0)
+                self._status = "failed" if code else "finished"
+            elif field in _OTHERS:
+                self._left_out[_OTHERS[field]] += 1
+
+    def _take_history(self, message: bytes) -> None:
+        row = dict(_items(message, 1))
+        number = next((dict(_fields(value)).get(1, 0) for field, value in _fields(message) if field == 2), 0)
+        step = as_step(row.pop("_step", number))
+        at = float(row.pop("_timestamp", self._last))
+        self._last = max(self._last, at)
+        row.pop("_runtime", None)  # the time since the beginning, once more
+        for name, value in flat(row, is_leaf=lambda value: "_type" in value):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                self._left_out["values that are not numbers"] += 1
+                continue
+            points = self._metrics[name]
+            points.steps.append(step)
+            points.values.append(float(value))
+            points.times.append(at)
+
+    def _take_config(self, message: bytes) -> None:
+        for name, value in _items(message, 1):
+            if name != "_wandb":
+                self._config[name] = value
+
+    def _take_run(self, message: bytes) -> None:
+        texts = {
+            1: "run_id",
+            2: "entity",
+            3: "project",
+            6: "group",
+            8: "display_name",
+            9: "notes",
+            13: "host",
+        }
+        for field, value in _fields(message):
+            if field in texts:
+                self.told[texts[field]] = value.decode("utf-8", "replace")
+            elif field == 4:
+                self._take_config(value)
+            elif field == 10:
+                self._tags.append(value.decode("utf-8", "replace"))
+            elif field == 17:
+                time = dict(_fields(value))
+                self.told["start"] = time.get(1, 0) + time.get(2, 0) / 1e9
+
+    def run(self, file: Path) -> ForeignRun:
+        name = self.told.get("run_id") or file.stem
+        created = float(self.told.pop("start", 0.0))
+        about = {**self.told, "tags": self._tags, "summary": self._summary}
+        return ForeignRun(
+            format="wandb-offline",
+            source=file,
+            name=self.told.get("display_name") or name,
+            key=name,
+            created=created,
+            ended=max(self._last, created),
+            status=self._status,
+            config=self._config,
+            metrics=self._metrics,
+            about=about,
+            left_out=self._left_out,
+        )
+
+
+def _items(message: bytes, field: int) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of the items in a message: of history, of a summary, of a config."""
+    for number, item in _fields(message):
+        if number == field:
+            names: list[str] = []
+            value: Any = None
+            for part, content in _fields(item):
+                if part in (1, 2):
+                    names.append(content.decode("utf-8", "replace"))
+                elif part in _ITEM:
+                    value = _ITEM[part](content)
+            yield ".".join(name for name in names if name), value
+
+
+def _json(content: bytes) -> Any:
+    return parse_json(content)
+
+
+_ITEM: dict[int, Callable[[Any], Any]] = {
+    4: bool,
+    5: lambda number: (number >> 1) ^ -(number & 1),  # sint64 of protobuf
+    6: lambda content: struct.unpack("<d", content)[0],
+    7: lambda content: content.decode("utf-8", "replace"),
+    8: _json,
+    16: _json,
+}
+"""Field of an item -> how its content is read."""
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield number and content of a protobuf message's fields: an integer, or bytes.
+
+    Raises:
+        ValueError: it is not such a message.
+    """
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        kind = key & 7
+        if kind == 0:
+            value, at = _varint(message, at)
+            yield key >> 3, value
+            continue
+        size, at = _varint(message, at) if kind == 2 else ({1: 8, 5: 4}.get(kind, -1), at)
+        if size < 0 or at + size > len(message):
+            raise ValueError("a record is not a protobuf message")
+        yield key >> 3, message[at : at + size]
+        at += size
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(message) and shift < 70:
+        byte = message[at]
+        value, at, shift = value | (byte & 127) << shift, at + 1, shift + 7
+        if byte < 128:
+            return value, at
+    raise ValueError("a record is not a protobuf message")

@@ -1,0 +1,168 @@
+"""Labels of a run: the tags and the note that people give it, in the file `labels.json` of its directory.
+
+    {"tags": ["baseline", "paper"], "note": "with the old data"}
+
+The file is no part of the training, so anybody may change it at any time, also while the run trains.  It is
+written whole, under a lock of its own, so that of two writers at once none undoes the other's change.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from everstep.durable import remedy, require_no_link, write_whole
+from everstep.errors import ConfigError, RunDirError
+from everstep.redaction import redacted
+from everstep.untrusted_files import read_note
+
+FILE = "labels.json"
+NAMES = ("tags", "note")
+"""Names by which queries find the labels of a run."""
+_LOCK = ".labels.lock"
+_MOST_TAGS, _LONGEST_TAG, _LONGEST_NOTE = 100, 100, 10_000
+
+
+class Labels(NamedTuple):
+    """Tags of a run, in the order in which they were given, and its note; both may be empty."""
+
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+    def told(self) -> dict[str, Any]:
+        """Return what there is, as JSON, for a record."""
+        return ({"tags": list(self.tags)} if self.tags else {}) | ({"note": self.note} if self.note else {})
+
+
+def has_labels(run_dir: str | os.PathLike[str]) -> bool:
+    """Whether a run was ever given a label."""
+    return os.path.exists(os.path.join(run_dir, FILE))
+
+
+def labels(run_dir: str | os.PathLike[str]) -> Labels:
+    """Return the labels of a run; none of a file that somebody else made, and that holds something else."""
+    try:
+        return _read(Path(run_dir))
+    except (OSError, ValueError):
+        return Labels()
+
+
+def add_tags(run_dir: Path, tags: list[str]) -> Labels:
+    """Give a run more tags; a tag that it has stays where it is.
+
+    Raises:
+        ConfigError: a tag is empty, too long, or has blanks or control characters; or there are too many.
+        RunDirError: the file cannot be written, or is damaged.
+    """
+    for tag in tags:
+        _require_tag(tag)
+
+    def change(old: Labels) -> Labels:
+        new = tuple(dict.fromkeys([*old.tags, *map(redacted, tags)]))
+        if len(new) > _MOST_TAGS:
+            raise ConfigError(f"{len(new)} tags are too many for a run; give {_MOST_TAGS} at most")
+        return old._replace(tags=new)
+
+    return _change(run_dir, change)
+
+
+def remove_tags(run_dir: Path, tags: list[str]) -> Labels:
+    """Take tags from a run.
+
+    Raises:
+        ConfigError: the run does not have a tag; names the nearest.
+        RunDirError: the file cannot be written, or is damaged.
+    """
+    from everstep.errors import nearest
+
+    def change(old: Labels) -> Labels:
+        for tag in tags:
+            if tag not in old.tags:
+                raise ConfigError(f"the run has no tag {tag!r}; {nearest(tag, old.tags)}")
+        return old._replace(tags=tuple(tag for tag in old.tags if tag not in tags))
+
+    return _change(run_dir, change)
+
+
+def set_note(run_dir: Path, note: str) -> Labels:
+    """Give a run a note in place of the old one; an empty one removes it.
+
+    Raises:
+        ConfigError: the note is too long.
+        RunDirError: the file cannot be written, or is damaged.
+    """
+    if len(note) > _LONGEST_NOTE:
+        raise ConfigError(f"a note of {len(note):,} characters is too long; give {_LONGEST_NOTE:,} at most")
+    return _change(run_dir, lambda old: old._replace(note=_clean(redacted(note))))
+
+
+def _require_tag(tag: str) -> None:
+    if not tag or not tag.isprintable() or set(tag) & set(" ,\"'"):
+        raise ConfigError(f"tag {tag!r}: give a word without blanks, commas, quotes and control characters")
+    if len(tag) > _LONGEST_TAG:
+        raise ConfigError(f"tag {tag[:20]!r}...: give {_LONGEST_TAG} characters at most, not {len(tag)}")
+
+
+def _change(run_dir: Path, change: Callable[[Labels], Labels]) -> Labels:
+    path = run_dir / FILE
+    try:
+        require_no_link(path, run_dir)
+        with _locked(run_dir):
+            new = change(_read(run_dir))
+            write_whole(path, json.dumps(new._asdict(), indent=1).encode() + b"\n", "labels")
+    except RunDirError:
+        raise
+    except OSError as error:
+        raise RunDirError(
+            error.errno, f"the labels cannot be written: {error.strerror}; {remedy(error)}", str(path)
+        ) from error
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise RunDirError(f"{path} is damaged ({error}): correct or delete it") from error
+    return new
+
+
+@contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    """Keep other writers out; the lock's file stays, since another writer may wait for it."""
+    path = run_dir / _LOCK
+    require_no_link(path, run_dir)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _read(run_dir: Path) -> Labels:
+    """Read the file.
+
+    Raises:
+        ValueError: it is not what `_change` writes.
+        OSError: it cannot be read.
+    """
+    if (run_dir / FILE).is_symlink():
+        raise ValueError("it is a link")
+    try:
+        found = read_note(run_dir / FILE)
+    except FileNotFoundError:
+        return Labels()
+    if not isinstance(found, dict):
+        raise ValueError("it is not an object")
+    tags, note = found.get("tags", []), found.get("note", "")
+    if not isinstance(tags, list) or not isinstance(note, str) or not all(isinstance(t, str) for t in tags):
+        raise ValueError("its tags are not a list of strings, or its note is not a string")
+    short = (_clean(tag)[:_LONGEST_TAG] for tag in tags[:_MOST_TAGS])
+    return Labels(tuple(short), _clean(note)[:_LONGEST_NOTE])
+
+
+def _clean(text: str) -> str:
+    """Replace what a database refuses, so that the index has what the file has: lone surrogates, and NUL."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")

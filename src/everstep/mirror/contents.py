@@ -1,0 +1,201 @@
+"""The list of contents: which bytes in the mirror are which file of the run.
+
+    contents/00000007.json      {"checksum": ..., "body": {...}}: one list; the newest whole list counts
+    files/00000007/PATH         files that were uploaded for list 7
+
+Nothing in a mirror is ever changed: an upload adds files, then a list with the next number, which some stores
+create only if nobody else has created that number.  So the mirror is a whole run at every instant, and a list
+is also the answer to "am I still the last?".  The body of a list has:
+
+    format, number, created     version of this form, number of the list, seconds since 1970
+    run                         the content of the run's `run.json`
+    generation, holder          how often a start has taken the mirror over; who did so last, see `Holder`
+    files                       {PATH: [[KEY, BYTES, XXH3_128], ...]}: the parts of each file, in their order
+    notes                       {PATH: TEXT}: files so small that the list has them, each byte as a character
+
+A checkpoint's file is one part.  A journal grows, so it is cut into parts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
+
+import xxhash
+
+from everstep.errors import MirrorError
+from everstep.record.journal_format import LATEST
+from everstep.untrusted_files import is_count, is_file_name, parse_json
+
+FORMAT = 1
+"""Version of a list, as written."""
+
+FOLDERS = ("checkpoints", "best", "shared", "journal")
+"""Folders of a run directory of which a mirror has files."""
+NOTES = ("checkpoint", "labels.json", "pins.json")
+"""Small files of a run directory that a list has."""
+
+_LIST = re.compile(rb'\{"checksum":"([0-9a-f]{32})","body":(\{.*\})\}\n', re.DOTALL)
+_NUMBER = re.compile(r"contents/([0-9]{8,})\.json")
+
+
+class Part(NamedTuple):
+    """Bytes of a file, or of a part of it: their key in the mirror, their number, their xxh3_128."""
+
+    key: str
+    bytes: int
+    digest: str
+
+
+Files = Mapping[str, tuple[Part, ...]]
+"""Parts by the path of the file, relative to the run directory."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Start that has taken the mirror over.
+
+    Attributes:
+        token: a random string, different for each start.
+        host, pid, directory: where the start runs, for messages.
+        ended: whether it has said that it ended.
+    """
+
+    token: str
+    host: str
+    pid: int
+    directory: str
+    ended: bool = False
+
+
+@dataclass(frozen=True)
+class Contents:
+    """List of contents, as the module's description says."""
+
+    number: int
+    run: dict[str, Any]
+    generation: int
+    holder: Holder
+    created: float
+    files: Files = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Key of the list in the mirror."""
+        return f"contents/{self.number:08d}.json"
+
+    def keys(self) -> set[str]:
+        """Keys of all parts."""
+        return {part.key for parts in self.files.values() for part in parts}
+
+    def size(self, path: str) -> int:
+        """Number of bytes of a file; 0 if the mirror has no such file."""
+        return sum(part.bytes for part in self.files.get(path, ()))
+
+    def after(self, number: int, **changes: Any) -> Contents:
+        """Return the list that follows this one."""
+        return replace(self, number=number, **changes)
+
+    def packed(self) -> bytes:
+        """Return the bytes of the list."""
+        body = {"format": FORMAT, **asdict(self), "files": {path: list(p) for path, p in self.files.items()}}
+        text = json.dumps(body, separators=(",", ":")).encode()
+        return b'{"checksum":"%s","body":%s}\n' % (xxhash.xxh3_128_hexdigest(text).encode(), text)
+
+
+def number_of(key: str) -> int | None:
+    """Parse the number in the key of a list; None for any other key."""
+    match = _NUMBER.fullmatch(key)
+    return int(match[1]) if match else None
+
+
+def parse(data: bytes, where: str) -> Contents | None:
+    """Read a list of contents; None if it is torn or damaged.
+
+    Args:
+        where: name of the mirror, for messages.
+
+    Raises:
+        MirrorError: a newer everstep wrote the list, or it names files that no run has.
+    """
+    match = _LIST.fullmatch(data)
+    if match is None or xxhash.xxh3_128_hexdigest(match[2]).encode() != match[1]:
+        return None
+    try:
+        return _understood(parse_json(match[2]), where)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MirrorError(
+            f"the mirror {where} has a list of contents that no everstep wrote ({error!r:.200}): nothing was "
+            "taken from it; give another mirror"
+        ) from error
+
+
+def _understood(body: Any, where: str) -> Contents:
+    """Make the contents of a list's body.
+
+    Raises:
+        MirrorError: as `parse`.
+        ValueError, KeyError, TypeError, AttributeError: something is missing, or of another type.
+    """
+    if body["format"] != FORMAT:
+        raise MirrorError(
+            f"the mirror {where} has format {body['format']!r:.100}, and this everstep reads {FORMAT}: "
+            "install the everstep that wrote it"
+        )
+    files = {path: tuple(Part(*part) for part in parts) for path, parts in body["files"].items()}
+    holder = Holder(**body["holder"])
+    facts = {name: body[name] for name in ("number", "run", "generation", "created", "notes")}
+    _require_types(Contents(**facts, holder=holder, files=files))
+    # it may come from anybody: a path could lead out of the run directory, a key out of the mirror
+    odd = [name for name in _names(files) if not _is_plain(name)]
+    odd += [name for name in body["notes"] if name not in NOTES]
+    if odd:
+        raise MirrorError(
+            f"the mirror {where} names {odd[0]!r:.200}, which is not a file of a run: nothing was taken from "
+            "it; give another mirror"
+        )
+    return Contents(**facts, holder=holder, files=files)
+
+
+def _require_types(found: Contents) -> None:
+    """Refuse values of other types than a list has.
+
+    Raises:
+        ValueError: names the part.
+    """
+    holder, parts = found.holder, [part for parts in found.files.values() for part in parts]
+    fits = {
+        "number": is_count(found.number),
+        "generation": is_count(found.generation),
+        "created": isinstance(found.created, int | float) and 0 <= found.created < LATEST,
+        "run": isinstance(found.run, dict),
+        "notes": isinstance(found.notes, dict) and all(map(_is_note, found.notes.values())),
+        "holder": all(isinstance(text, str) for text in (holder.token, holder.host, holder.directory))
+        and is_count(holder.pid)
+        and isinstance(holder.ended, bool),
+        "files": all(
+            isinstance(part.key, str) and is_count(part.bytes) and isinstance(part.digest, str)
+            for part in parts
+        ),
+    }
+    if wrong := [name for name, right in fits.items() if not right]:
+        raise ValueError(f"{wrong[0]} is of another type")
+
+
+def _is_note(value: object) -> bool:
+    """Whether a value is text in which each character stands for a byte."""
+    return isinstance(value, str) and all(ord(character) < 256 for character in value)
+
+
+def _names(files: Files) -> Iterator[str]:
+    for path, parts in files.items():
+        yield path if path.split("/")[0] in FOLDERS else f"../{path}"
+        yield from (part.key for part in parts)
+
+
+def _is_plain(path: str) -> bool:
+    return all(map(is_file_name, path.split("/")))

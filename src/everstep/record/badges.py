@@ -1,0 +1,107 @@
+"""Badges: how the resume of each start was verified, in the words that commands and the page use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import zip_longest
+from typing import Any, Literal, NamedTuple
+
+from everstep.record.event_fields import misfit
+
+
+class Badge(NamedTuple):
+    """How the resume of a start was verified.
+
+    Attributes:
+        kind: whether the steps that were executed again came out as before.
+        at: step of the first divergence; None without one.
+        report: what the start has reported, in words.
+        steps: number of steps that were compared, by the first report.
+    """
+
+    kind: Literal["first", "verified", "not verified", "nothing to verify", "diverged"]
+    at: int | None = None
+    report: str = ""
+    steps: int = 0
+
+    def __str__(self) -> str:
+        return self.kind if self.at is None else f"{self.kind} at {self.at}"
+
+
+def badges_in(noted: Iterable[tuple[int, str, Mapping[str, Any]]]) -> dict[int, Badge]:
+    """Return the badge of each start that has reported one, by the start's number.
+
+    Args:
+        noted: start, kind and data of the events "verified" and "diverged", in their order.
+    """
+    found: dict[int, Badge] = {}
+    for start, kind, data in noted:
+        if misfit(kind, data):
+            continue  # an older version of everstep shipped it
+        before = found.get(start)
+        report = data.get("report", "") or (before.report if before else "")
+        steps = [data["step"]] if kind == "diverged" else []
+        if before is not None and before.at is not None:
+            steps.append(before.at)
+        verified = report.startswith("resume verified")
+        told: Any = "diverged" if steps else "verified" if verified else "not verified"
+        compared = (before.steps if before else 0) or data.get("steps", 0)
+        found[start] = Badge(told, min(steps, default=None), report, compared)
+    return found
+
+
+class Start(NamedTuple):
+    """What is known of a start, besides what it has reported.
+
+    Attributes:
+        number: its number.
+        began: the step that it resumed from; None if it began from nothing.
+        reached: its last complete step; None if that is not known.
+        running: whether it may still report.
+    """
+
+    number: int
+    began: int | None
+    reached: int | None
+    running: bool
+
+
+def judged(starts: Iterable[Start], reported: Mapping[int, Badge]) -> list[tuple[int | None, Badge]]:
+    """Return (last complete step, badge) of each start of a run.
+
+    A killed start could not record its last steps, but the next start tells of those that it executed again.
+
+    Args:
+        starts: the starts that trained, the first start first.
+        reported: `badges_in` of the run.
+    """
+    found, known = [], list(starts)
+    for start, following in zip_longest(known, known[1:]):
+        reached, told = start.reached, reported.get(following.number) if following else None
+        if following is not None and told is not None and told.steps:
+            reached = max(reached or 0, (following.began or 0) + told.steps)
+        badge = badge_of(reported.get(start.number), start.began, reached, running=start.running)
+        found.append((reached, badge))
+    return found
+
+
+def badge_of(reported: Badge | None, began: int | None, reached: int | None, *, running: bool) -> Badge:
+    """Return the badge of any start.
+
+    Args:
+        reported: what the start has reported.
+        began: the step that the start resumed from; None if it began from nothing.
+        reached: its last complete step; None if that is not known.
+        running: whether it may still report.
+    """
+    if reported is not None and reported.kind == "diverged":
+        return reported
+    if began is None:
+        return Badge("first")
+    if reported is not None and reported.report:
+        return reported
+    if not running and reached is not None and reached <= began:
+        return Badge("nothing to verify", None, "this start executed no step")
+    return Badge(
+        "not verified", None, "this start ended before its steps were compared with the earlier ones"
+    )

@@ -1,0 +1,389 @@
+"""Divergence: the first step, and the first component, at which two runs, or a run and its replay, part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from everstep.checkpoint import Checkpoint, CheckpointName, Store, read_checkpoint
+from everstep.errors import ReplayError
+from everstep.record import RunJournal
+from everstep.replaying.execution import Executed, execute, plan_for
+from everstep.replaying.parting import Parting, first_parting, parts_of, told, with_values
+from everstep.replaying.recorded_program import program_of, start_of
+from everstep.replaying.recorded_values import (
+    ValueDifference,
+    compare_values,
+    counted,
+    recorded_values,
+)
+from everstep.replaying.run_copy import RunCopy, can_begin_anew, copy_run, last_step, origin
+from everstep.replaying.verify import left_out, replayed_values, verify_copy
+from everstep.services.replayed import compared_leaves
+from everstep.state import Encoded
+from everstep.state.last_place import last_places
+from everstep.supervisor.opening.configuration import differences
+
+_FACTS = ("argv", "config", "controllers", "seed", "limits", "ranks", "fingerprint", "packages", "git")
+"""Facts of starts that are compared."""
+
+
+class Subject(NamedTuple):
+    """One of the two sides.
+
+    Attributes:
+        name: "A" or "B".
+        run_dir: the run.
+        given: script and arguments, in place of the recorded ones.
+    """
+
+    name: str
+    run_dir: Path
+    given: tuple[str, ...] = ()
+
+
+@dataclass
+class DivergeReport:
+    """Result of comparing two sides.
+
+    Attributes:
+        a, b: the sides, in words.
+        settings: settings that differ, in lines.
+        equal: number of recorded values that are equal, by kind.
+        recorded: first recorded value that differs; None if none does.
+        last_equal: newest checkpoint before that whose states are equal in both; "" if there is none.
+        first_unequal: first checkpoint whose states differ; "" if there is none.
+        parting: first step and parts, as found by executing both again; None if that was not possible, or
+            found nothing.
+        notes: what else was found, in sentences.
+    """
+
+    a: str
+    b: str
+    settings: list[str] = field(default_factory=list)
+    equal: dict[str, int] = field(default_factory=dict)
+    recorded: ValueDifference | None = None
+    last_equal: str = ""
+    first_unequal: str = ""
+    parting: Parting | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def compared(self) -> bool:
+        """Whether there was anything to compare."""
+        return self.recorded is not None or any(self.equal.values())
+
+    @property
+    def step(self) -> int | None:
+        """First step at which the sides part; None if they are equal."""
+        if self.parting is not None:
+            return self.parting.step
+        return None if self.recorded is None else self.recorded.step
+
+    @property
+    def component(self) -> str | None:
+        """First component in which they part; None if they are equal."""
+        if self.parting is not None:
+            return self.parting.component
+        if self.recorded is None:
+            return None
+        return {"metric": "loss"}.get(self.recorded.kind, self.recorded.kind)
+
+    def __str__(self) -> str:
+        lines = [f"A {self.a}", f"B {self.b}", *(f"  {each}" for each in self.settings)]
+        lines.append(f"recorded: equal values: {counted(self.equal)}")
+        if not self.compared:
+            return "\n".join([*lines, *self.notes, "not comparable: they have recorded nothing in common"])
+        if self.recorded is None:
+            return "\n".join([*lines, *self.notes, "equal in all that both have recorded"])
+        lines.append(f"recorded: the first that differs: {self.recorded}")
+        if self.last_equal or self.first_unequal:
+            between = [f"{self.last_equal or 'none'} is the last equal checkpoint"]
+            between += [f"{self.first_unequal} the first unequal one"] if self.first_unequal else []
+            lines.append(f"recorded: {', '.join(between)}")
+        lines += self.notes
+        if self.parting is None:
+            return "\n".join([*lines, f"differ: they part at step {self.step}, in the {self.component}"])
+        first, *others = told(self.parting.parts)
+        why = self.parting.parts[0].where
+        if self.parting.step == 1 and "between" in why:
+            why = "as the run began"
+        lines.append(f"differ: they part at step {self.parting.step}, in the {first} ({why})")
+        return "\n".join([*lines, *(f"  then {each}" for each in others)])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as JSON."""
+        parting = self.parting and {
+            "step": self.parting.step,
+            "parts": [part._asdict() for part in self.parting.parts],
+        }
+        recorded = self.recorded and self.recorded._asdict()
+        return {
+            **vars(self),
+            "recorded": recorded,
+            "parting": parting,
+            "step": self.step,
+            "component": self.component,
+        }
+
+
+# ------------------------------------------------------------------------------------ what is recorded
+
+
+def compare_recorded(a: Path, b: Path) -> DivergeReport:
+    """Compare what two runs have recorded: settings, metrics, batch digests, states in checkpoints."""
+    report = DivergeReport(str(a), str(b))
+    origins = origin(a), origin(b)
+    first = 1 + max(0 if name is None else name.step for name in origins)
+    ends = last_step(a), last_step(b)
+    steps = range(first, min(ends) + 1)
+    values = [recorded_values(run_dir, steps) for run_dir in (a, b)]
+    found, equal = compare_values(values[0], values[1], shared=True)
+    for name, own, other in zip("AB", values, values[::-1], strict=True):
+        if alone := sorted(own.names - other.names):
+            more = f" and {len(alone) - 8} more" if len(alone) > 8 else ""
+            what = f"{', '.join(alone[:8])}{more} in steps {first} to {min(ends)}"
+            report.notes.append(f"only {name} has recorded {what}: not compared")
+    for side, began in zip("AB", origins, strict=True):
+        if began is not None:
+            report.notes.append(f"{side} began with {began} of another run: compared from step {first} on")
+    if ends[0] != ends[1]:
+        report.notes.append(f"A has {ends[0]} steps and B {ends[1]}: the first {min(ends)} are compared")
+    states = list(_compare_states(a, b))
+    alike = [name for name, difference in states if difference is None]
+    unequal = [(name, difference) for name, difference in states if difference is not None]
+    found += [difference for _, difference in unequal if difference is not None]
+    report.equal = {**equal, "states of checkpoints": len(alike)}
+    report.recorded = min(found, key=lambda each: (each.step, each.order), default=None)
+    report.notes += _rollbacks(a, b)
+    before = [name for name in alike if report.recorded is not None and name.step < report.recorded.step]
+    report.last_equal = str(before[-1]) if before else ""
+    report.first_unequal = str(unequal[0][0]) if unequal else ""
+    at = report.recorded.step if report.recorded is not None else max(1, min(ends))
+    report.settings = list(compare_settings(a, b, at))
+    return report
+
+
+def _rollbacks(a: Path, b: Path) -> Iterator[str]:
+    """Tell the rollbacks that only one of two runs has made: from there on it has other batches."""
+    made = [{str((each.first, each.batches)): each for each in RunJournal(run).rollbacks()} for run in (a, b)]
+    for side, own, other in zip("AB", made, made[::-1], strict=True):
+        for rollback in [own[place] for place in own if place not in other]:
+            yield (
+                f"{side}: rollback {rollback.number} has left out the batch of step {rollback.first}, as "
+                f"step {rollback.step} failed: {rollback.reason}"
+            )
+
+
+def _compare_states(a: Path, b: Path) -> Iterator[tuple[CheckpointName, ValueDifference | None]]:
+    """Compare the checkpoints that both have, up to the first that differs."""
+    one, other = Store(a), Store(b)
+    for name in sorted({f.name for f in one.facts()} & {f.name for f in other.facts()}):
+        difference = _state_difference(one, other, name)
+        yield name, difference
+        if difference is not None:
+            return
+
+
+def _state_difference(one: Store, other: Store, name: CheckpointName) -> ValueDifference | None:
+    # equal states have equal digests: no array is read for them
+    digests = {read_checkpoint(each.path(name), wanted=lambda array: False).digest for each in (one, other)}
+    if len(digests) == 1:
+        return None
+    a, b = one.read(name), other.read(name)
+    old, new = (dict(compared_leaves(Encoded(each.structure, each.arrays))) for each in (a, b))
+    settings = [*_settings_in(a), *_settings_in(b)]
+    paths = [path for path in sorted(old.keys() | new.keys()) if old.get(path) != new.get(path)]
+    # another gamma of a scheduler is among the settings, and changes a step later, or never
+    paths = [path for path in paths if not path.startswith(tuple(settings))]
+    if not paths:
+        return None
+    array = a.arrays.get(paths[0])
+    both = paths[0] in old and paths[0] in new
+    units = last_places(old[paths[0]], new[paths[0]], array.dtype) if array is not None and both else None
+    more = f" and {len(paths) - 1} more leaves" if len(paths) > 1 else ""
+    return ValueDifference(name.step, "state", f"{paths[0]}{more}", f"in A's {name}", "in B's", units, 90)
+
+
+def _settings_in(checkpoint: Checkpoint) -> list[str]:
+    """Places of values that are settings: the seed, and entries that are neither weights nor an optimizer."""
+    structure: Any = checkpoint.structure
+    entries = structure.get("user", {})
+    arrays = {path.split("/")[1] for path in checkpoint.arrays if path.startswith("user/")}
+    plain = [n for n, tree in entries.items() if n not in arrays and "param_groups" not in str(tree)[:10_000]]
+    return ["progress/seed", *(f"user/{name}/" for name in plain)]
+
+
+def compare_settings(a: Path, b: Path, step: int) -> list[str]:
+    """List the settings that differ between the starts that recorded a step, as lines."""
+    one, other = (_settings(run_dir, step) for run_dir in (a, b))
+    found = differences(one, other)
+    lines = [f"{each.path}: {each.stored} in A, {each.given} in B" for each in found]
+    return lines[:20] + ([f"and {len(lines) - 20} more settings"] if len(lines) > 20 else [])
+
+
+def _settings(run_dir: Path, step: int) -> dict[str, Any]:
+    try:
+        facts = start_of(run_dir, step).facts
+    except ReplayError:
+        return {}
+    told_of = {name: facts[name] for name in _FACTS if facts.get(name) is not None}
+    if isinstance(told_of.get("git"), dict):
+        told_of["git"] = {name: told_of["git"].get(name) for name in ("commit", "diff")}
+    if isinstance(argv := told_of.get("argv"), list):
+        # the name of the run itself is no setting
+        told_of["argv"] = " ".join(str(each) for each in argv if Path(str(each)).name != run_dir.name)
+    saved = [f for f in Store(run_dir).facts() if f.name.step >= step] or Store(run_dir).facts()[-1:]
+    if saved:
+        meta: Any = Store(run_dir).read(saved[0].name).meta
+        told_of["options"] = meta.get("options") or {}
+    return told_of
+
+
+# ------------------------------------------------------------------------------------ execution again
+
+
+def diverge(a: Subject, b: Subject, folder: Path, *, trust: bool = False) -> DivergeReport:
+    """Find where two runs part.
+
+    Args:
+        folder: a folder for copies.
+        trust: start recorded programs that do not count as this user's.
+
+    Raises:
+        EverstepError: a run cannot be read.
+    """
+    report = compare_recorded(a.run_dir, b.run_dir)
+    if report.recorded is None:
+        return report
+    at = report.recorded.step
+    try:
+        pair = [_Side(each, at, report.last_equal, folder / each.name, trust) for each in (a, b)]
+        _execute_both(pair, report)
+    except ReplayError as error:
+        report.notes.append(f"not executed again: {error}")
+    return report
+
+
+class _Side:
+    """A run, executed again up to the step of the first recorded difference."""
+
+    def __init__(self, subject: Subject, at: int, last_equal: str, folder: Path, trust: bool) -> None:
+        at = max(at, 1)
+        self.subject, self.folder, self._tries = subject, folder, 0
+        self.program = program_of(subject.run_dir, at, subject.given, trust=trust)
+        self._begin = CheckpointName.parse(last_equal).step if last_equal else at - 1
+        # what changes behind a step is seen before the next one
+        self.last = min(at + 1, max(last_step(subject.run_dir), 1))
+        self.copy: RunCopy
+        self.executed: Executed
+        self.unfaithful: ValueDifference | None = None
+
+    def execute(self, *, anew: bool = False, first: int = 1, values: int = 0, last: int = 0) -> None:
+        """Execute the steps again; also compare them with what the run itself has recorded."""
+        self._tries += 1
+        place = self.folder / str(self._tries)
+        self.copy = copy_run(self.subject.run_dir, place, self._begin, anew=anew)
+        begin = max(first, self.copy.step + 1)
+        last = last or self.last
+        plan = plan_for(self.copy, last, parts=begin, values=values)
+        self.executed = execute(self.program, self.copy, plan)
+        steps = range(begin, last + 1)
+        own = recorded_values(self.subject.run_dir, steps)
+        found, _ = compare_values(
+            own, replayed_values(self.copy, steps), left_out(self.subject.run_dir, self.executed)
+        )
+        self.unfaithful = found[0] if found else None
+
+    def can_begin_anew(self) -> bool:
+        """Whether an execution from nothing is possible, and is another one."""
+        return self.copy.checkpoint is not None and can_begin_anew(self.subject.run_dir)
+
+    @property
+    def values(self) -> Path:
+        return Path(f"{self.copy.root.parent / 'found.jsonl'}.npz")
+
+
+def _execute_both(pair: Sequence[_Side], report: DivergeReport) -> None:
+    """Execute both sides again from equal states, and find the first part of a step that differs."""
+    anew = [False, False]
+    for side in pair:
+        side.execute()
+    for number, side in enumerate(pair):
+        report.notes += [f"{side.subject.name}: {each}" for each in side.program.notes]
+        if side.unfaithful is not None and side.can_begin_anew():
+            # a resume that is not exact spoils each execution from a checkpoint
+            was, origin = side.unfaithful, side.copy.origin
+            side.execute(anew=True)
+            anew[number] = side.unfaithful is None
+            if anew[number]:
+                report.notes.append(
+                    f"{side.subject.name}: executed from {origin} it is not what it was ({was}), and from "
+                    "its start it is: a resume of this program is not exact (everstep drill SCRIPT)"
+                )
+    for side in pair:
+        if side.unfaithful is not None:
+            report.notes.append(
+                f"{side.subject.name}: executed again from {side.copy.origin} it does not find its own "
+                f"record: {side.unfaithful}"
+            )
+    parting = first_parting(*(parts_of(side.executed) for side in pair))
+    if parting is None:
+        origins = " and ".join(dict.fromkeys(side.copy.origin for side in pair))
+        report.notes.append(
+            f"executed again from {origins}, both find the same up to step {pair[0].last}: what differs in "
+            "the record is not in the programs as they are now"
+        )
+        return
+    if all(side.copy.step + 1 == parting.step for side in pair) and parting.parts[0].where.startswith(
+        "before"
+    ):
+        report.notes.append(f"no common state is recorded before step {parting.step}: they may part earlier")
+    for side, fresh in zip(pair, anew, strict=True):
+        side.execute(anew=fresh, first=parting.step, values=parting.step, last=parting.step)
+    report.parting = with_values(parting, *(side.values for side in pair))
+
+
+def diverge_again(subject: Subject, folder: Path, steps: range, *, trust: bool = False) -> DivergeReport:
+    """Find where a run and its replay part.
+
+    Args:
+        steps: the steps that are executed again.
+    """
+    run_dir = subject.run_dir
+    program = program_of(run_dir, steps[-1], subject.given, trust=trust)
+    copy = copy_run(run_dir, folder / "whole", steps[0] - 1)
+    verified, _ = verify_copy(copy, steps, program)
+    report = DivergeReport(str(run_dir), f"its replay from {copy.origin}", equal=verified.equal)
+    report.notes += verified.notes
+    if not verified.differences:
+        return report
+    report.recorded = verified.differences[0]
+    spoiled = {each.step for each in verified.differences if each.kind == "state"}
+    sound = [name for name in verified.states if CheckpointName.parse(name).step not in spoiled]
+    before = [n for n in sound if CheckpointName.parse(n).step < report.recorded.step]
+    report.last_equal = before[-1] if before else ""
+    pair = [
+        _Side(subject._replace(name=name), report.recorded.step, report.last_equal, folder / name, trust)
+        for name in ("A", "B")
+    ]
+    for side in pair:
+        side.execute()
+    parting = first_parting(*(parts_of(side.executed) for side in pair))
+    start = start_of(run_dir, report.recorded.step)
+    recorded_by = f"step {report.recorded.step} was recorded by start {start.number}"
+    if parting is not None:
+        report.parting = parting
+        report.notes.append(
+            "two executions of these steps differ from each other, too: the program is not deterministic"
+        )
+    else:
+        found = "finds" if pair[0].unfaithful is None else "does not find"
+        resumed = start.facts.get("resumed_from")
+        report.notes.append(
+            f"two executions from {pair[0].copy.origin} agree with each other, and each {found} the record "
+            f"from there; {recorded_by}" + (f", which resumed from {resumed}" if resumed else "")
+        )
+    return report

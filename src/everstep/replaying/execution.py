@@ -1,0 +1,162 @@
+"""Execution of steps again: the program of a run is started in a copy of the run, and followed by a plan."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from everstep.drill.marked_processes import kill_marked, with_parent
+from everstep.drill.owned_folder import owned_folder
+from everstep.errors import ReplayError
+from everstep.record import RunDir
+from everstep.record.rundir import ROOT
+from everstep.replaying.recorded_program import RecordedProgram
+from everstep.replaying.run_copy import RunCopy
+from everstep.services.replayed import LEAVE, VARIABLE, ReplayPlan
+from everstep.services.witness import FILE
+from everstep.unattended import PIPE
+
+FOLDER = "everstep-replay-"
+"""Beginning of the names of temporary folders with copies."""
+
+_OTHERS = ("EVERSTEP_HAZARD", FILE, PIPE)
+"""Variables of drills and of `everstep run`, which are not meant for a replay."""
+
+
+class Executed(NamedTuple):
+    """What an execution has left.
+
+    Attributes:
+        status: exit status of the program.
+        found: the lines of the plan's file.
+        copy: the copy, with the journal and the trail of this execution.
+        log: its output, "" where that went to the terminal.
+    """
+
+    status: int
+    found: list[dict[str, Any]]
+    copy: RunCopy
+    log: str
+
+    def told(self, at: str) -> dict[str, Any] | None:
+        """Return the last line of a kind."""
+        return next((line for line in reversed(self.found) if line["at"] == at), None)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings of the loop, such as one of another processor."""
+        path = self.copy.place / "logs" / "replay.log"
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        return [line.partition("warning: ")[2] for line in lines if "warning: " in line]
+
+
+@contextmanager
+def folder_for(keep: Path | None) -> Iterator[Path]:
+    """Make a folder for copies, deleted after the block unless it is kept.
+
+    Raises:
+        ReplayError: the folder exists.
+    """
+    if keep is not None:
+        if keep.exists():
+            raise ReplayError(f"{keep} exists; give --keep a folder that can be made")
+        yield keep.resolve()
+        return
+    with owned_folder(FOLDER) as folder:
+        yield folder
+
+
+def plan_for(copy: RunCopy, last: int, then: str = LEAVE, **more: Any) -> ReplayPlan:
+    """Make the plan of an execution in a copy, up to its last step."""
+    run = RunDir.open(copy.run_dir, create=False).id
+    out = str(copy.root.parent / "found.jsonl")
+    return ReplayPlan(run, str(copy.run_dir.absolute()), last, then, out, **more)
+
+
+def environment(copy: RunCopy, plan: ReplayPlan) -> dict[str, str]:
+    """Write a plan; return the variables by which a process follows it."""
+    path = copy.root.parent / "plan.json"
+    plan.write(path)
+    return {ROOT: str(copy.root), VARIABLE: str(path), "EVERSTEP_INDEX": "off"}
+
+
+def execute(
+    program: RecordedProgram, copy: RunCopy, plan: ReplayPlan, *, interactive: bool = False
+) -> Executed:
+    """Start a program, and wait until it leaves.
+
+    Args:
+        interactive: whether a person is at its prompt; else its output is kept in a file.
+
+    Raises:
+        ReplayError: the program cannot be started, or ended without coming to the place of the plan.
+    """
+    log = copy.root.parent / "output.log"
+    env = {**os.environ, **program.environment, **environment(copy, plan)}
+    for name in _OTHERS:
+        env.pop(name, None)
+    with open(log, "wb") as output, _left_to_the_program():
+        files: dict[str, Any] = (
+            {} if interactive else {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+        )
+        try:
+            command = [*program.command, *([str(copy.place)] if program.takes_run else [])]
+            with_this = with_parent(signal.SIGKILL)
+            process = subprocess.Popen(command, cwd=program.folder, env=env, preexec_fn=with_this, **files)
+        except OSError as error:
+            raise ReplayError(f"{program.command[0]} cannot be started: {error.strerror}") from error
+        try:
+            status = process.wait()
+        finally:
+            process.kill()
+            process.wait()
+            # loader workers outlive a process that leaves at once
+            kill_marked(os.fsencode(f"{VARIABLE}={env[VARIABLE]}"))
+    found = _read(Path(plan.out))
+    executed = Executed(status, found, copy, log.read_text(errors="replace"))
+    _require_arrival(program, executed, plan)
+    return executed
+
+
+@contextmanager
+def _left_to_the_program() -> Iterator[None]:
+    """Leave Ctrl-C to the program, which the terminal interrupts, too."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with suppress(ValueError):  # a kill may tear the last line
+            found.append(json.loads(line))
+    return found
+
+
+def _require_arrival(program: RecordedProgram, executed: Executed, plan: ReplayPlan) -> None:
+    """Refuse an execution that did not come to the place of its plan."""
+    ended = executed.told("ended")
+    if executed.told("arrived") is not None or (
+        plan.then == LEAVE and ended is not None and ended["finished"]
+    ):
+        return
+    tail = "\n".join(executed.log.splitlines()[-15:])
+    if executed.told("opened") is None:
+        raise ReplayError(f"{_shown(program)} did not open the run (exit status {executed.status}):\n{tail}")
+    where = (
+        f"after step {ended['step']} ({ended['reason']})" if ended else f"with exit status {executed.status}"
+    )
+    raise ReplayError(f"{_shown(program)} ended {where}, before step {plan.last + 1}:\n{tail}")
+
+
+def _shown(program: RecordedProgram) -> str:
+    return " ".join(program.command[1:])

@@ -1,0 +1,279 @@
+"""Messages to people about a run that needs them, or needs them no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from everstep import unattended
+from everstep.arguments import number
+from everstep.contracts.services import Boundary, RunView, Service, Stage
+from everstep.contracts.state import Json
+from everstep.errors import ConfigError, nearest
+from everstep.record import DIVERGED, RunDir, RunJournal
+from everstep.redaction import HIDDEN, redacted
+
+EVENTS = ("failed", "diverged", "stuck", "finished")
+_AGAIN = ("diverged", "finished")
+"""Events that a resume meets again: the same step is compared again, a finished run is opened again."""
+_NOTE = "notified"
+"""Kind of the journal's event that a message was sent."""
+_LAST_WORDS = 3.0
+"""Seconds that a process which ends itself waits for a message."""
+_LONGEST = 2000
+"""Most characters of a reason."""
+
+_POST = """
+import sys, urllib.request
+class Stay(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_):
+        return None
+url, body = sys.stdin.buffer.read().split(b"\\n", 1)
+headers = {"Content-Type": "application/json", "User-Agent": "everstep"}
+request = urllib.request.Request(url.decode(), body, headers)
+try:
+    urllib.request.build_opener(Stay).open(request, timeout=float(sys.argv[1])).close()
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+"""Program that sends a message to a URL: a process can be ended when its time is up."""
+
+
+class Target(NamedTuple):
+    """Receiver of messages: a command or a URL.
+
+    Attributes:
+        command: the command and its arguments; empty for a URL.
+        url: the URL; empty for a command.
+        timeout: seconds that one message may take.
+    """
+
+    command: tuple[str, ...]
+    url: str
+    timeout: float
+
+    def __str__(self) -> str:
+        """Name of the receiver for messages and records, without what may be a secret of it."""
+        if self.command:
+            return self.command[0]
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.hostname}/{HIDDEN}"  # a webhook has its secret in the path
+
+    def send(self, facts: Mapping[str, Any]) -> str | None:
+        """Send facts as JSON, and wait; return what went wrong, None if nothing did."""
+        body = json.dumps(facts).encode()
+        command, given = list(self.command), body + b"\n"
+        if self.url:
+            command, given = (
+                [sys.executable, "-I", "-c", _POST, str(self.timeout)],
+                self.url.encode() + b"\n" + body,
+            )
+        # a file, not a pipe: what the command leaves running would hold a pipe open
+        with tempfile.TemporaryFile() as said:
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=said,
+                    start_new_session=True,  # Ctrl-C ends the training, and must not end its message
+                )
+            except OSError as error:
+                return str(error.strerror)
+            try:
+                process.communicate(given, timeout=self.timeout)
+            except subprocess.TimeoutExpired:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                return f"it took longer than {self.timeout:g} s"
+            if process.returncode == 0:
+                return None
+            said.seek(0)
+            lines = said.read(1 << 16).decode(errors="replace").strip().splitlines()
+        return f"exit status {process.returncode}" + (f": {lines[-1][:200]}" if lines else "")
+
+
+def facts_of(run_dir: Path, event: str, reason: str, **more: Any) -> dict[str, Any]:
+    """Collect the facts of a message about a run; `text` is one sentence for people."""
+    with suppress(OSError):
+        more = {"run": RunDir.open(run_dir, create=False).id, **more}
+    told = {"run": run_dir.name, "event": event, "reason": redacted(reason)[:_LONGEST], **more}
+    place = f" after step {told['step']}" if "step" in told else ""
+    text = f"{told['run']} {_IN_WORDS[event]}{place}" + (f": {told['reason']}" if reason else "")
+    where = {"run_dir": str(run_dir), "host": socket.gethostname(), "time": time.time()}
+    return {"text": text, **told, **where}
+
+
+_IN_WORDS = {
+    "failed": "has failed",
+    "diverged": "has diverged",
+    "stuck": "is stuck",
+    "finished": "is finished",
+}
+
+
+class Notify(Service):
+    """Tell a command or a URL when the run fails, diverges, is stuck or finished.
+
+        Notify(command=["mail", "-s", "a run", "me@example.org"])
+        Notify(url="https://hooks.example.org/services/...")
+
+    A command gets the facts as JSON on its standard input, a URL a POST of the same JSON: "text" (a sentence
+    for people, which chat programs show), "event", "reason", "run", "run_dir", "step", "epoch", "start",
+    "host" and "time" (seconds since 1970).
+
+    | event | when |
+    |---|---|
+    | failed | an error or a guard ends a start; `everstep run` tells it of a process that was killed, too |
+    | diverged | a step that is executed again has other results than the first time |
+    | stuck | the run's `HangWatch` finds that nothing moves: half an hour, or `HangWatch(after=SECONDS)` |
+    | finished | the run came to its end |
+
+    A message is sent by a thread and a process of its own, and never holds the training up; the end of a
+    start waits for it, `timeout` seconds at most.  A message that cannot be sent is a warning, once.  Before
+    it is sent the journal has an event "notified", so that a resume does not send it again; a process that
+    is killed in between sends nothing.  Not told: an error before the run is open.
+
+    Args:
+        command: a command and its arguments.
+        url: an address with http or https.  The record and the warnings name its host only.
+        on: the events to tell.
+        timeout: seconds that one message may take.
+        name: name of the service; needed if there are two.
+
+    Raises:
+        ConfigError: both or none of `command` and `url` are given, or one is not what it should be; an event
+            is unknown.
+    """
+
+    stage = Stage.REPORT
+    moments = frozenset()
+    isolate = False
+    window = "none"
+
+    def __init__(
+        self,
+        *,
+        command: Sequence[str] = (),
+        url: str | None = None,
+        on: Sequence[str] = EVENTS,
+        timeout: float = 10.0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name or "notify")
+        self.on = (on,) if isinstance(on, str) else tuple(on)
+        for event in self.on:
+            if event not in EVENTS:
+                raise ConfigError(f"on={event!r}: there is no such event; {nearest(str(event), EVENTS)}")
+        if bool(command) == (url is not None):
+            raise ConfigError(
+                'Notify: give one of command=["PROGRAM", "ARGUMENT", ...] and url="https://..."'
+            )
+        self.target = Target(_words(command), _address(url), number("timeout", timeout, of="seconds"))
+        self._run: RunView
+        """Set while the loop is open."""
+        self._run_dir = Path()
+        self._is_open = False
+        self._threads: list[threading.Thread] = []
+        self._one_by_one = threading.Lock()
+        self._warned = False
+
+    def config(self) -> Json:
+        return {"to": str(self.target), "on": list(self.on), "timeout": self.target.timeout}
+
+    def __repr__(self) -> str:
+        return f"Notify(to={str(self.target)!r}, on={self.on!r}, timeout={self.target.timeout!r})"
+
+    def open(self, run: RunView) -> None:
+        self._run, self._run_dir, self._threads = run, Path(run.run_dir).absolute(), []
+        self._is_open = True
+        unattended.tell("notify", target=self.target, on=self.on)
+        run.listen(self._heard)
+
+    def run(self, boundary: Boundary) -> None:
+        """Do nothing at a boundary."""
+
+    def close(self) -> None:
+        self._is_open = False
+        for thread in self._threads:
+            thread.join()  # which ends with its message, in `timeout` seconds
+
+    def _heard(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Take an event of the journal, in the thread that adds it."""
+        place = {"step": data.get("step", self._run.step), "epoch": data.get("epoch", self._run.epoch)}
+        start = self._run.segment
+        if kind == "hang":
+            self._begin("stuck", f"{start} {place['step']}", str(data["what"]), place)
+        elif kind == DIVERGED:
+            # found again at each resume that executes that step
+            self._begin(
+                "diverged", str(place["step"]), "a step that was executed again came out otherwise", place
+            )
+        elif kind == "closed" and data["status"] == "finished":
+            self._begin("finished", str(place["step"]), str(data["reason"]), place)
+        elif kind == "closed" and data["status"] == "failed":
+            self._begin("failed", str(start), str(data["reason"]), place)
+            if threading.current_thread() is not threading.main_thread():
+                # this process ends itself (a hang, a lost rank) as soon as this thread has spoken
+                for thread in self._threads:
+                    thread.join(_LAST_WORDS)
+
+    def _begin(self, event: str, key: str, reason: str, place: Mapping[str, int]) -> None:
+        if event not in self.on or not self._is_open:
+            return
+        facts = facts_of(self._run_dir, event, reason, start=self._run.segment, **place)
+        thread = threading.Thread(
+            target=self._send, args=(event, key, facts), name="everstep-notify", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def _send(self, event: str, key: str, facts: dict[str, Any]) -> None:
+        with self._one_by_one:
+            if event in _AGAIN and self._is_told(event, key):
+                return
+            # first: a process that is killed here tells nothing, rather than the same thing twice
+            self._run.note(_NOTE, {"to": self.name, "event": event, "key": key}, wall=True)
+            self._run.flush()
+            problem = self.target.send(facts)
+        if problem is not None and not self._warned:
+            self._warned = True
+            self._run.println(
+                f"warning: {self.target} was not told that {facts['text']}: {redacted(problem)}"
+            )
+
+    def _is_told(self, event: str, key: str) -> bool:
+        """Whether this start or an earlier one has sent a message; only this reads the journal."""
+        told = {"to": self.name, "event": event, "key": key}
+        return any(each.data == told for each in RunJournal(self._run_dir).events(_NOTE, valid=False))
+
+
+def _words(command: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(command, str) or not all(isinstance(word, str) and word for word in command):
+        raise ConfigError(f'command={command!r}: give a list of strings, as in ["mail", "me@example.org"]')
+    return tuple(command)
+
+
+def _address(url: str | None) -> str:
+    if url is None:
+        return ""
+    try:
+        parts = urlsplit(url)
+    except (ValueError, AttributeError, TypeError):
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or set(url) & set(" \n\r\t"):
+        raise ConfigError("url: give an address with http or https, as in https://hooks.example.org/T0/B0")
+    return url

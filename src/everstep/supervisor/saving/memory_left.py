@@ -1,0 +1,86 @@
+"""Memory that the machine, or the group of processes to which this one is limited, has left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+SMALL = 256 << 20
+"""Bytes up to which a copy is not worth a word."""
+
+
+def memory_left(root: Path = Path("/")) -> int | None:
+    """Return the bytes of memory that this process can still take without swapping; None if nobody says.
+
+    The smallest counts of: what Linux estimates as available; and for the cgroup of this process and those
+    above it (version 2, or 1) the limit less what is in use and cannot be dropped.
+
+    Args:
+        root: folder with proc/ and sys/.
+    """
+    found = [*_machine(root), *_groups(root)]
+    return min(found, default=None)
+
+
+def _machine(root: Path) -> Iterator[int]:
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo"), re.M)
+    if match:
+        yield int(match[1]) << 10
+
+
+def _groups(root: Path) -> Iterator[int]:
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers == "":
+            top, limit, used = root / "sys/fs/cgroup", "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            top, limit, used = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        # in a container the path may be that of the host, and the group itself lies at the top
+        places = [top.joinpath(*Path(path.lstrip("/")).parts), top]
+        for folder in {
+            each for place in places for each in (place, *place.parents) if each.is_relative_to(top)
+        }:
+            most, now = _number(folder / limit), _number(folder / used)
+            if most is not None and now is not None:
+                yield max(0, most - now + _droppable(folder))
+
+
+def _droppable(folder: Path) -> int:
+    """Count the bytes of files in memory that nobody has used lately."""
+    match = re.search(r"^(?:total_)?inactive_file (\d+)$", _text(folder / "memory.stat"), re.M)
+    return int(match[1]) if match else 0
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None  # "max" is no limit
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # another system, or another version of cgroups
+        return ""
+
+
+def too_large(needed: int, left: int | None) -> str | None:
+    """Return a sentence where a copy of the state does not fit in memory; None where it fits.
+
+    Args:
+        needed: bytes of the kept copy that are still to come.
+        left: what `memory_left` returned.
+    """
+    if left is None or needed <= max(left, SMALL):
+        return None
+    return (
+        f"saves copy the state, and {_size(needed)} of that copy are still to come, where {_size(left)} of "
+        "memory are left: the process may be killed for it; Checkpoints(copy=False) writes the state from "
+        "where it lies, while training waits"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB"

@@ -1,0 +1,275 @@
+"""The state of a rank from a checkpoint of another number of ranks, or of other parts of the data.
+
+What the ranks have in common is every rank's, whatever their number.  Of what each rank has alone:
+
+- entries declared by `PerRank` are merged by the program's function, or refused;
+- random state: ranks that read the first part of the data have that of the first rank that read the part, all
+  others have generators keyed by (seed, data rank, step), as at the start of a run;
+- the places of streams are given to the streams (`Stream.of_other_ranks`), which know what they mean;
+- the gradients of an open window of accumulation are refused, unless the backend says that they are equal on
+  any number of ranks; then they belong to the rest;
+- the rest has to be equal on all saved ranks.
+
+All of this follows from the checkpoint, the rank and the number of ranks alone.  So a start that is killed
+before its first save, and made again, continues in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from everstep.checkpoint import Checkpoint, read_own_trees
+from everstep.contracts.group import DataRanks, Group
+from everstep.contracts.state import HostArray
+from everstep.errors import RestoreError
+from everstep.state import (
+    Encoded,
+    Merge,
+    Slot,
+    capture,
+    decode,
+    digest,
+    encode,
+    isolated,
+    leaves,
+    merge,
+    portable,
+    rekey,
+    split,
+)
+from everstep.state.parts import children
+from everstep.supervisor.saving.state_tree import random_parts, reading, saved_data
+from everstep.supervisor.saving.user_state import UserState
+
+
+def another_number(saved: DataRanks, now: DataRanks, *, exact: bool) -> str:
+    """Say what another number of ranks means for the run.
+
+    Args:
+        exact: whether steps have the same bits on any number of ranks.
+    """
+    keyed = "; ranks from 1 on draw random numbers keyed by (seed, rank, step)" if now.size > 1 else ""
+    bits = (
+        f"the gradients stay to the bit those of {_ranks(saved)}, by everstep.torch.VirtualShards"
+        if exact
+        else f"from here on the steps are not to the bit those of {_ranks(saved)}, as they would be with "
+        "everstep.torch.VirtualShards"
+    )
+    return (
+        f"the checkpoint is of {_ranks(saved)}, and this start has {_ranks(now)}: samples, values and "
+        f"counters continue; {bits}{keyed}"
+    )
+
+
+class OtherRanks:
+    """A checkpoint as a rank of another number of ranks reads it.
+
+    Args:
+        checkpoint: as `read_checkpoint(path, rank)` returns it.
+        group: the ranks now.
+        user: the state of the program.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, group: Group, user: UserState) -> None:
+        self._checkpoint, self._group, self._user = checkpoint, group, user
+        self._data = saved_data(checkpoint)
+        self._saved = _ranks(self._data)
+        self._changed = f"{checkpoint.path} is of {self._saved}, and this start has {_ranks(group.data)}"
+
+    @cached_property
+    def _parts(self) -> list[Encoded]:
+        """The own trees of all saved ranks; those of one process are empty, as it has all in common."""
+        return [on_current_devices(own) for own in read_own_trees(self._checkpoint.path)]
+
+    def trees(self) -> tuple[Encoded, Encoded]:
+        """Return the common tree, and this rank's own.
+
+        Raises:
+            RestoreError: something cannot be given to another number of ranks; names it.
+        """
+        self._require_no_window()
+        common, own = self._checkpoint.common, self._rest()
+        saved = {*_user(self._checkpoint.common), *_user(self._parts[0])}
+        entries = [self._merged(name) for name in sorted(self._user.per_rank & saved)]
+        for made in (self._random(), self._streams(), *entries):
+            branches = children(made.structure) or {}
+            paths = [(name, part) for name, branch in branches.items() for part in children(branch) or ()]
+            common = split(common, paths)[0]
+            own = merge(own, made)
+        return common, own
+
+    # ------------------------------------------------------------------------------- the parts of it
+
+    def _require_no_window(self) -> None:
+        held = [self._checkpoint.common, *self._parts]
+        if self._user.exact_on_any_ranks():
+            return  # `_rest` requires that they are equal on all saved ranks
+        if any(name.startswith("gradients/") for part in held for name in part.arrays):
+            raise RestoreError(
+                f"{self._changed}: the checkpoint stands inside a window of accumulated gradients, which are "
+                f"sums over the parts of {self._saved}; start with {self._saved}, or resume from a "
+                "checkpoint between two windows, as resume=NAME"
+            )
+
+    def _rest(self) -> Encoded:
+        """Return what has to be equal on all saved ranks."""
+        entries = own_entries(self._parts[0], self._checkpoint.common)
+        apart = [("rng",), ("streams",), ("wall", "streams"), *(("user", name) for name in entries)]
+        rests = [split(part, apart)[0] for part in self._parts]
+        first, *others = (dict(leaves(rest)) for rest in rests)
+        for other in others:
+            for path in sorted({*first, *other}):
+                if bytes(first.get(path, b"")) != bytes(other.get(path, b"")):
+                    raise RestoreError(
+                        f"{self._changed}: {path!r} is not the same on all saved ranks, so it cannot be "
+                        f"given to other ranks; start with {self._saved}, or in another directory"
+                    )
+        return rests[0]
+
+    def _random(self) -> Encoded:
+        """Return the random state of this rank; nothing is drawn or changed here."""
+        first = self._data.first[0]
+        (now, again), (its_now, its_again) = random_parts(self._group.rank), random_parts(first)
+        saved = self._saved_at("rng", first)
+        state, lines = saved[its_now], saved[its_again]
+        if self._group.rank != first:
+            state = portable(state)
+            lines = {
+                place: {**marked, "global": portable(marked["global"])} for place, marked in lines.items()
+            }
+        if self._group.data_rank:
+            state = self._keyed()
+            # lines that run again before the resume point: as that rank entered, then keyed, too
+            lines = {
+                place: {**marked, "global": marked["global"] if place == "enter" else state}
+                for place, marked in lines.items()
+            }
+        return encode({"rng": {now: state, again: lines}})
+
+    def _keyed(self) -> dict[str, Any]:
+        """Return a random state of this rank's part of the data alone."""
+        progress = self._saved_at("progress", 0)
+        with isolated():
+            rekey(progress["seed"], self._group.data_rank, progress["step"])
+            return capture()
+
+    def _streams(self) -> Encoded:
+        """Return the streams as rank 0 had them, each with what those of all parts of the data had."""
+        ranks = self._data.first
+        branches = [self._saved_at("streams", each) for each in ranks]
+        words = [self._saved_at("wall", each).get("streams", {}) for each in ranks]
+        streams = {}
+        for name, first in branches[0].items():
+            told = [
+                _place(branch[name], spoken.get(name, {}))
+                for branch, spoken in zip(branches, words, strict=True)
+            ]
+            # a stream that nobody has bound since an earlier change is handed on with what it has
+            streams[name] = {"of_ranks": told, **first}
+        return encode({"streams": streams, "wall": {"streams": words[0]}})
+
+    def _merged(self, name: str) -> Encoded:
+        """Return what the program's function makes of an entry that is each rank's own."""
+        function = self._user.merges.get(name)
+        if function is None:
+            raise RestoreError(
+                f"{self._changed}: the state entry {name!r} is each rank's own, and cannot be divided among "
+                f"other ranks without a function; give state={{{name!r}: everstep.PerRank(..., "
+                f"merge=function)}}, start with {self._saved}, or in another directory with init_from= and "
+                "exclude=, which takes the other entries"
+            )
+        what = f"{self._changed}: merge of the state entry {name!r}"
+        found = []
+        # not isolated one by one: a function that draws random numbers is to find others the second time
+        with isolated():
+            for _ in range(2):
+                found.append(self._called(what, function, name))
+        if digest(found[0]) != digest(found[1]):
+            raise RestoreError(
+                f"{what} has returned another state the second time; make it depend on its arguments alone, "
+                "not on random numbers, the clock or what it has changed"
+            )
+        return found[0]
+
+    def _called(self, what: str, function: Merge, name: str) -> Encoded:
+        """Call the function once, with copies of the states, and require that its result fits."""
+        trees = [self._saved_entry(name, each) for each in range(self._checkpoint.ranks)]
+        in_slot = isinstance(self._user.objects[name], Slot)
+        states = [tree["value"] if in_slot else tree for tree in trees]
+        kinds = sorted({type(state).__name__ for state in states})
+        try:
+            made = function(states, self._group.rank, self._group.size)
+            tree = {**trees[0], "value": made} if in_slot else made
+            encoded = encode({"user": {name: tree}})
+            wrong = [text for texts in self._user.entries[name].check(tree) for text in texts]
+        except Exception as error:
+            raise RestoreError(
+                f"{what} has failed on rank {self._group.rank} ({type(error).__name__}: {error}); mend the "
+                f"function, or start with {self._saved}"
+            ) from error
+        if wrong or type(made).__name__ not in kinds:
+            why = ", ".join(wrong) or f"a {type(made).__name__} for a {' or '.join(kinds)}"
+            raise RestoreError(
+                f"{what} has returned {made!r:.100} on rank {self._group.rank}, which does not fit the entry "
+                f"({why}); return a state of the form that the saved states have"
+            )
+        return encoded
+
+    # -------------------------------------------------------------------------------------- helpers
+
+    def _saved_entry(self, name: str, rank: int) -> Any:
+        """Decode one entry of the user as a rank has saved it; the others may be gigabytes."""
+        trees = (self._parts[rank], self._checkpoint.common)
+        node, arrays = next((_user(tree)[name], tree.arrays) for tree in trees if name in _user(tree))
+        with reading(self._checkpoint.path, f"user/{name} of rank {rank}"):
+            return decode(Encoded(node, arrays))
+
+    def _saved_at(self, branch: str, rank: int) -> Any:
+        """Decode a branch of the tree as a rank has saved it."""
+        found = []
+        for tree in (self._checkpoint.common, self._parts[rank]):
+            node = (children(tree.structure) or {}).get(branch)
+            if node is not None:
+                found.append(Encoded({branch: node}, tree.arrays))
+        whole = merge(*found) if len(found) == 2 else (*found, Encoded({branch: {}}))[0]
+        with reading(self._checkpoint.path, f"{branch} of rank {rank}"):
+            return decode(whole)[branch]
+
+
+def _place(branch: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a stream's branch may be a rank's own, with the values beside the branch in place."""
+    found = {name: branch[name] for name in ("position", "left", "generators", "opened")}
+    for name, values in words.items():
+        if values:
+            found[name] = {**found[name], **values}
+    return found
+
+
+def own_entries(own: Encoded, common: Encoded) -> set[str]:
+    """Names of the user's entries that are a rank's own as a whole; of others a rank may have some keys."""
+    return set(_user(own)) - set(_user(common))
+
+
+def _user(tree: Encoded) -> Mapping[str, Any]:
+    """Return the nodes of the user's entries."""
+    return children((children(tree.structure) or {}).get("user")) or {}
+
+
+def on_current_devices(tree: Encoded) -> Encoded:
+    """Leave out the numbers of devices: all ranks would load onto one rank's, and not each onto its own."""
+
+    def placed(array: HostArray) -> HostArray:
+        device = array.extra.get("device")
+        if device is None:
+            return array
+        return array.with_extra({**array.extra, "device": device.partition(":")[0]})
+
+    return Encoded(tree.structure, {name: placed(array) for name, array in tree.arrays.items()})
+
+
+def _ranks(data: DataRanks) -> str:
+    count, parts = len(data.of), data.size
+    told = "1 rank" if count == 1 else f"{count} ranks"
+    return f"{told} with {parts} part{'s' if parts > 1 else ''} of each batch" if data.shared else told

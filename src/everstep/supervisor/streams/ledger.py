@@ -1,0 +1,163 @@
+"""Ledger of a stream: the batches that went into complete steps, for `everstep audit`.
+
+A step adds a number to a list, and nothing else; the rest is done at boundaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from everstep.contracts.data import Cursor, Share
+from everstep.record import ledger_format
+from everstep.record.ledger_format import LEFT_OUT, Chain, Entry, Place, link
+
+
+class Ledger:
+    """Accounts for the batches of one stream, pass by pass.
+
+    Args:
+        name: the name of the stream.
+        share: this rank's part of each batch.  Digests of parts are a rank's own, so several ranks keep none.
+
+    Attributes:
+        drawn: digests of the batches that were handed out and not accounted for; None: nothing to digest.
+        account: the batches of the open pass and their chain, as text for the state tree: equal runs have
+            equal accounts.  "-": unknown, as an older everstep had begun the pass.
+        entry: batches of the open pass that are accounted for and not in the journal; None: there are none.
+        entries: those before, of passes that are over.
+    """
+
+    def __init__(self, name: str, share: Share) -> None:
+        self.drawn: list[int | None] = []
+        self._name, self._share = name, share
+        self.entries: list[Entry] = []
+        self._earlier: list[dict[str, Any]] = []
+        """News of data that the program has read before it gave other data."""
+        self._of: str | None = None
+        """What the chains are of, "samples" or "digests"; None: not known."""
+        self._data: tuple[dict[str, Any], str | None] | None = None
+        """Description of the data in the last event of this start, and what the chains were of."""
+        self._begin_pass(0)
+        self._from: str | None = self._here()
+        """Where this start continues, until its first event says so."""
+
+    def _begin_pass(self, pass_index: int) -> None:
+        self._stand_at(pass_index, 0, ledger_format.first_link(self._name, pass_index))
+
+    def _stand_at(self, pass_index: int, place: int | None, chain: Chain) -> None:
+        self._pass, self._place, self._chain = pass_index, place, chain
+        self.entry: Entry | None = None
+        self.account = self._here().partition(" ")[2] or "-"
+
+    def _here(self) -> str:
+        return "-" if self._place is None else str(Place(self._pass, self._place, self._chain))
+
+    def take(self, cursor: Cursor | None) -> None:
+        """Account for what the open pass has handed out; all of it is in complete steps."""
+        drawn, place = self.drawn, self._place or 0
+        if cursor is None:
+            return
+        end = place + len(drawn) if cursor.done is None else cursor.done
+        if end == place and not drawn:
+            return
+        # each save comes here: what was passed over is asked for only where the numbers say so
+        left_out = [] if end - place == len(drawn) else cursor.passed_over()
+        first = end - len(drawn) - len(left_out)
+        if self._chain is not None:
+            chain = self._chain
+            batches, of = cursor.sample_numbers(first, end), "samples"
+            if batches is None and self._share.size == 1 and None not in drawn:
+                of = "digests"
+                batches = [digest.to_bytes(8, "little") for digest in drawn if digest is not None]
+            if batches is not None and left_out:
+                batches = _with(left_out, batches, range(first, end))
+            if batches is not None:
+                self._of = of
+                for batch in batches:
+                    chain = link(batch, chain)
+            self._chain = None if batches is None else chain
+        before, self._place = self._place, end
+        self.account = f"{end} -" if self._chain is None else f"{end} {self._chain:016x}"
+        if self.entry is not None and first == before:
+            self.entry = self.entry._replace(
+                end=end, chain=self._chain, left_out=self.entry.left_out + tuple(left_out)
+            )
+        else:
+            # where the cursor says that it stands: an audit compares it with the entry before
+            self.entries += [] if self.entry is None else [self.entry]
+            self.entry = Entry(self._pass, first, end, self._chain, False, tuple(left_out))
+        drawn.clear()  # the same list: the verifier adds to it
+
+    def end_pass(self, cursor: Cursor | None) -> None:
+        """End the account of a pass, which has come to its end or was left."""
+        self.take(cursor)
+        place = self._place or 0
+        entry = self.entry or Entry(self._pass, place, place, self._chain)
+        self.entries.append(entry._replace(over=True))
+        self._begin_pass(self._pass + 1)
+
+    def begin_again(self) -> None:
+        """Begin the account of the open pass anew: a person has chosen to continue with other data."""
+        self._begin_pass(self._pass)
+        self._from = self._here()
+
+    def load(self, account: str | None, pass_index: int, *, in_pass: bool) -> None:
+        """Load an account.
+
+        Args:
+            account: None in the checkpoint of an everstep that kept no ledger.
+        """
+        if account == "-" or (account is None and in_pass):
+            self._stand_at(pass_index, None, None)
+        elif account is None:
+            self._begin_pass(pass_index)
+        else:
+            self._stand_at(*ledger_format.unpack_place(f"{pass_index} {account}"))
+        self._from = self._here()
+
+    def give_other_data(self, before: dict[str, Any]) -> None:
+        """Keep the entries so far together with the description of their data: later entries have another."""
+        if self.entry is not None or self.entries:
+            self._earlier.append(self._told(before))
+
+    def news(self, cursor: Cursor | None, data: dict[str, Any]) -> list[dict[str, Any]]:
+        """Account for all batches, and return what the journal is to have of this stream, an event for each.
+
+        Args:
+            cursor: the open pass.
+            data: the description of the data.
+        """
+        if self.drawn:
+            self.take(cursor)
+        told, self._earlier = self._earlier, []
+        if self.entry is not None or self.entries:
+            told.append(self._told(data))
+        return told
+
+    def _told(self, data: dict[str, Any]) -> dict[str, Any]:
+        if self.entry is not None:
+            self.entries.append(self.entry)
+            self.entry = None
+        told: dict[str, Any] = {"entries": ";".join(map(str, self.entries))}
+        self.entries.clear()
+        if self._from is not None:
+            told["from"], self._from = self._from, None
+        if (data, self._of) != self._data:
+            self._data, told["data"] = (data, self._of), data
+            if self._of is not None:
+                told["of"] = self._of
+            if self._share.size > 1:
+                told["share"] = [self._share.size, self._share.uneven]
+        return told
+
+
+def _with(left_out: Collection[int], batches: Sequence[Any], numbers: range) -> list[Any]:
+    """Return what a chain takes of some batches, with `LEFT_OUT` for those that no step got.
+
+    Args:
+        batches: of all batches, or of the others alone.
+    """
+    handed = [n for n in numbers if n not in left_out] if len(batches) < len(numbers) else numbers
+    known = dict(zip(handed, batches, strict=True))
+    return [LEFT_OUT if number in left_out else known[number] for number in numbers]

@@ -1,0 +1,333 @@
+"""Evaluations of a Trainer: of the weights of its open loop, or of weights that are loaded."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from everstep.contracts.data import Stream
+from everstep.contracts.group import Group, require_same
+from everstep.contracts.services import Moment, Service
+from everstep.contracts.tasks import Task
+from everstep.errors import CheckpointError, ConfigError, NoCheckpointError, RunDirError, UsageError
+from everstep.group import find_group
+from everstep.record import Evaluation, RunDir, to_read
+from everstep.services.evaluate import Evaluate, steps
+from everstep.supervisor import Loaded, load
+from everstep.supervisor.data_ranks import Said, divide
+from everstep.trainer.checkpoint_follower import CheckpointFollower
+from everstep.trainer.eval_loop import drawn_again, evaluate, evaluating, prefixed
+from everstep.trainer.eval_ranks import EvalRanks, why_whole
+from everstep.trainer.named_streams import NamedStreams
+from everstep.trainer.recorded_evaluations import RecordedEvaluations, weights_of
+from everstep.trainer.trainer_loop import TrainerLoop
+
+
+class Evaluations:
+    """What a Trainer evaluates, in its loop and outside.
+
+    Args:
+        task, run_dir, streams, services: those of the Trainer.
+        recorded: the evaluations of the run that were made outside the loop.
+        data_ranks: the rank's part of the data, as the program said it.
+
+    Attributes:
+        loop: the Trainer's loop while it is open.
+        weights: source of the task's objects, while they are as the run left them.
+        takes: outputs of evaluations that services look at.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        run_dir: str | Path,
+        streams: NamedStreams,
+        services: Sequence[Service],
+        recorded: RecordedEvaluations,
+        data_ranks: Said | None,
+    ) -> None:
+        self.task, self.run_dir = task, run_dir
+        self._streams, self._services = streams, services
+        self._recorded, self._data_ranks = recorded, data_ranks
+        self.loop: TrainerLoop | None = None
+        self.weights: Loaded | None = None
+        looking = [each for each in services if Moment.AFTER_EVAL_STEP in each.moments]
+        self.takes = {name for each in looking for name in each.output_names}
+        self._looks_at_batches = bool(looking)
+        self._found: dict[str, tuple[int, dict[str, float]]] = {}
+        """Step and metrics of each service's last evaluation, by the service's name."""
+        self._told: set[str] = set()
+        """Sentences about evaluations that were said."""
+
+    def forget(self) -> None:
+        """Forget what is known of the task's objects, as a loop is about to change them."""
+        self.weights = None
+        self._found.clear()
+
+    def service_of(self, stream: str) -> Evaluate | None:
+        """Return the service that evaluates a stream."""
+        return next((each for each in evaluates(self._services) if each.stream == stream), None)
+
+    def names(self) -> list[str]:
+        """List the streams to evaluate: those of services, else "valid"."""
+        named = [service.stream for service in evaluates(self._services)]
+        if not named:
+            self._streams.get("valid")
+        return list(dict.fromkeys(named)) or ["valid"]
+
+    # -------------------------------------------------------------------------------- the weights
+
+    def load(self, asked: str | Path | None = None) -> None:
+        """Load weights: those asked for, else the newest checkpoint; an open loop has loaded its own.
+
+        Raises:
+            NoCheckpointError: nothing was trained.
+            UsageError: weights are asked for in a loop that is open.
+        """
+        if self.loop is not None:
+            if asked is not None:
+                raise UsageError(
+                    f"weights={str(asked)!r} inside the loop, which has its own weights; leave the loop first"
+                )
+            return
+        if asked is not None:
+            self.weights = load(weights_of(self.run_dir, asked), self.task.state())
+            return
+        try:
+            self.weights = load(self.run_dir, self.task.state())
+        except (NoCheckpointError, RunDirError) as error:
+            raise NoCheckpointError(
+                f"nothing to evaluate: {error}; train first: random weights are not evaluated"
+            ) from error
+
+    def _require_weights(self, asked: str | Path | None) -> None:
+        if asked is not None or self.weights is None:
+            self.load(asked)
+
+    @property
+    def _seed(self) -> int:
+        """Seed of the run, for its streams."""
+        if self.loop is not None:
+            return self.loop.seed
+        assert self.weights is not None
+        seed = self.weights.seed
+        return RunDir.open(to_read(self.run_dir), create=False).seed if seed is None else seed
+
+    # --------------------------------------------------------------------------------- one stream
+
+    def evaluate(self, stream: Any, num_steps: int, asked: str | Path | None) -> dict[str, float]:
+        """Evaluate a stream, by its name, or data; outside the loop a named one is recorded.
+
+        Args:
+            num_steps: number of batches, 1 or more; -1: until the stream ends.
+            asked: weights to load; None: as they are, or the newest checkpoint.
+        """
+        self._require_weights(asked)
+        ((name, data),) = self._streams.chosen([stream], "valid")
+        if self.loop is None and isinstance(stream, str):
+            return self._apart(name, steps(num_steps)).metrics
+        return self.here(name, data, steps(num_steps), self.service_of(name))
+
+    def due(self, service: Evaluate) -> dict[str, float]:
+        """Evaluate the stream of a service that is due in the loop."""
+        loop = self.loop
+        assert loop is not None
+        began = loop.clock()
+        found = self.here(service.stream, self._streams.get(service.stream), service.num_steps, service)
+        seconds = loop.clock() - began
+        loop.evaluated(found, seconds)
+        self._found[service.name] = (loop.step, found)
+        return {**found, f"{service.stream}/eval_time": seconds}
+
+    def here(
+        self, name: str, stream: Stream, num_steps: int = -1, how: Evaluate | None = None
+    ) -> dict[str, float]:
+        """Evaluate a stream on the weights as they are, and record nothing.
+
+        Args:
+            how: the service of the stream, if any, with its statistics and functions.
+        """
+        with self._together() as group:
+            return self._by(group, name, stream, num_steps, how)
+
+    def _apart(self, name: str, num_steps: int) -> Evaluation:
+        """Evaluate a stream outside the loop, and record it."""
+        with self._together() as group:
+            weights = self.weights
+            assert weights is not None
+            began = time.monotonic()
+            metrics = self._by(group, name, self._streams.get(name), num_steps, self.service_of(name))
+            seconds = time.monotonic() - began
+            found = Evaluation(
+                name,
+                weights.name,
+                weights.digest,
+                weights.step,
+                weights.epoch,
+                num_steps,
+                metrics,
+                time.time(),
+            )
+            if group.writer:
+                self._recorded.add(found, self._seed, seconds)
+        return found
+
+    @contextmanager
+    def _together(self) -> Iterator[Group]:
+        """Join the ranks that evaluate the same weights: those of the open loop, else all that call this."""
+        if self.loop is not None:
+            yield self.loop.group
+            return
+        weights = self.weights
+        assert weights is not None
+        with closing(find_group()) as group:
+            divide(group, self._data_ranks)
+            told = group.gather(asdict(weights), what := "the step of the weights to evaluate")
+            # not the digests: a rank that was in the loop knows that of its own part
+            require_same([each["step"] for each in told], what)
+            self.weights = Loaded(**told[0])
+            yield group
+
+    def _by(
+        self, group: Group, name: str, stream: Stream, num_steps: int, how: Evaluate | None
+    ) -> dict[str, float]:
+        loop = self.loop
+        self._require_apart(name, stream)
+        comes_again = loop is not None or stream in self._streams.named.values()
+        before = None if loop is None else loop.updates
+        look: dict[str, Any] = {"takes": self.takes}
+        if loop is not None:
+            look |= {"say": loop.println, "poll": loop.poll_evaluation, "seen": loop.look_at}
+        ranks = EvalRanks(group, why_whole(self.task, how, self._looks_at_batches))
+        with drawn_again([stream] if comes_again else []):
+            found = evaluate(self.task, stream, name, num_steps, self._seed, how, **look, ranks=ranks)
+        self._tell(ranks.notice(name))
+        if loop is not None and loop.updates != before:
+            raise UsageError(
+                f"an optimizer of the state stepped while stream {name!r} was evaluated; train in "
+                "train_step, and leave optimizer.step() out of eval_step"
+            )
+        return prefixed(f"{name}/", found)
+
+    def _tell(self, sentence: str | None) -> None:
+        """Say a sentence once, on the writer."""
+        if sentence is not None and sentence not in self._told:
+            self._told.add(sentence)
+            if self.loop is not None:
+                self.loop.println(sentence)
+
+    def _require_apart(self, name: str, stream: Stream) -> None:
+        """Refuse, in the loop, an evaluation that would move the training's data; a resume brings it back."""
+        if self.loop is not None:
+            self._streams.require_apart(name, stream, "evaluation")
+
+    def predict(self, name: str, data: Stream, asked: str | Path | None) -> Iterator[Any]:
+        """Yield what the task infers from each batch of a stream; weights as for `evaluate`."""
+        self._require_weights(asked)
+        with closing(data.open(name, 0, seed=self._seed)) as batches:
+            for batch in batches:
+                # not around the yield: the caller's code must not run in evaluation mode
+                with evaluating(self.task, self._seed):
+                    prediction = self.task.inference_step(batch)
+                yield prediction
+
+    # ----------------------------------------------------------------------------- several streams
+
+    def watch(
+        self, follower: CheckpointFollower, names: Sequence[str], max_step: int | None
+    ) -> Iterator[Evaluation]:
+        """Evaluate checkpoints that another process saves, each stream of each once; yield the results.
+
+        Args:
+            max_step: the step whose checkpoint is the last.
+        """
+        done = {(e.stream, e.num_steps, e.checkpoint, e.digest) for e in self._recorded.all()}
+        asked = {(name, self._num_steps(name)) for name in names}
+        on = Counter((checkpoint, digest) for *what, checkpoint, digest in done if tuple(what) in asked)
+        passed = [key for key, count in on.items() if count == len(asked)]
+        for found in follower.checkpoints(passed):
+            try:
+                weights = self.weights = load(found.path, self.task.state())
+            except (CheckpointError, OSError) as error:
+                gone = "it was deleted while it was read" if not found.path.exists() else str(error)
+                print(f"checkpoint {found.path.name} is passed over: {gone}", flush=True)
+                continue
+            for name, num_steps in sorted(asked, key=lambda one: names.index(one[0])):
+                if (name, num_steps, *found.key) not in done:
+                    yield self._apart(name, num_steps)
+            if max_step is not None and weights.step >= max_step:
+                return
+
+    def all(self, *, newest: bool, asked: str | Path | None) -> dict[str, float]:
+        """Evaluate each stream of `names`; known metrics of the same weights are not found again.
+
+        Args:
+            newest: whether to load the newest checkpoint.
+            asked: other weights to load, as for `evaluate`.
+        """
+        if newest:
+            self.load()
+        else:
+            self._require_weights(asked)
+        assert self.weights is not None
+        loaded = newest or asked is not None
+        found: dict[str, float] = {}
+        names = self.names()
+        with self._together() as group:
+            # the writer's: the others may have read the record before its last rows
+            known = group.share(
+                [{} if loaded else self._known(name) for name in names], "earlier evaluations"
+            )
+        for name, metrics in zip(names, known, strict=True):
+            found |= metrics or self.evaluate(name, self._num_steps(name), None)
+        return found
+
+    def _known(self, stream: str) -> dict[str, float]:
+        """Find the metrics of an earlier evaluation of these weights, in the loop or outside; else empty."""
+        how, weights = self.service_of(stream), self.weights
+        assert weights is not None
+        at, metrics = (-1, {}) if how is None else self._found.get(how.name, (-1, {}))
+        return metrics if at == weights.step else self._recorded.find(stream, how, weights)
+
+    def _num_steps(self, stream: str) -> int:
+        how = self.service_of(stream)
+        return -1 if how is None else how.num_steps
+
+
+def evaluates(services: Sequence[Service]) -> list[Evaluate]:
+    """List the services that evaluate a stream."""
+    return [service for service in services if isinstance(service, Evaluate)]
+
+
+def one_batch(service: Evaluate) -> Evaluate:
+    """Copy a service for a smoke test: the same statistics and functions, of the first batch."""
+    return Evaluate(
+        service.stream,
+        num_steps=1,
+        stats=service.stats,
+        online_agg_func=service.online_agg_func,
+        agg_func=service.agg_func,
+        name=service.name,
+    )
+
+
+def require_one_each(services: Sequence[Evaluate]) -> None:
+    """Refuse two evaluations of a stream, which would one day write the same metrics at the same step.
+
+    Raises:
+        ConfigError: names the two services.
+    """
+    by_stream: dict[str, Evaluate] = {}
+    for service in services:
+        first = by_stream.setdefault(service.stream, service)
+        if first is not service:
+            raise ConfigError(
+                f"services {first.name!r} and {service.name!r} both evaluate stream {service.stream!r}, and "
+                "would write the same metrics; give one of them both schedules, as in Every(steps=100) | "
+                "Every(epochs=1), or give the data a second name as a stream"
+            )

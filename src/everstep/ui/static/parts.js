@@ -1,0 +1,117 @@
+// Small parts that several views use.
+
+import { html, useEffect, useRef, useState } from "./preact.js";
+import { get } from "./api.js";
+import { save } from "./dom.js";
+import { FILLED, ICONS } from "./icons.js";
+import { colour, dash } from "./looks.js";
+import { clock, commandLine, duration, format, words } from "./words.js";
+
+export const Icon = ({ name }) => html`
+  <svg class=${`icon ${FILLED.has(name) ? "icon-filled" : ""}`} viewBox="0 0 16 16" aria-hidden="true">
+    <path d=${ICONS[name] ?? ICONS.gone} />
+  </svg>
+`;
+
+export const ago = (seconds) => (seconds < 1.5 ? "now" : `${duration(Math.round(seconds))} ago`);
+
+/** Status by shape and word; a running run tells when it was last heard, a diverged one from which step on. */
+export function Status({ status, heartbeat, diverged }) {
+  const silent = status === "running" && heartbeat !== null && heartbeat > 120;
+  return html`<span class=${`status status-${status}`}>
+    <${Icon} name=${status} />${status}
+    ${status === "running" && heartbeat !== null && heartbeat !== undefined
+      ? html`<small class=${silent ? "warn" : "soft"}>${silent ? "silent, " : ""}${ago(heartbeat)}</small>`
+      : null}
+    ${diverged === null || diverged === undefined ? null : html`<small class="bad"><${Icon} name="diverged" /> diverged at ${format(diverged)}</small>`}
+  </span>`;
+}
+
+export const Swatch = ({ slot }) => html`
+  <svg class="swatch" width="22" height="8" aria-hidden="true">
+    <line x1="0" x2="22" y1="4" y2="4" stroke=${colour(slot)} stroke-width="2.5" stroke-dasharray=${dash(slot).join(" ")} />
+  </svg>
+`;
+
+export const Problem = ({ error }) => (error ? html`<p class="problem" role="alert"><${Icon} name="error" />${error.message}</p>` : null);
+
+/** A command for a terminal, given as its words, with a button that copies the command. */
+export function Command({ words }) {
+  const [copied, setCopied] = useState(false);
+  const code = useRef(null);
+  const line = commandLine(words);
+  if (/[\x00-\x1f\x7f]/.test(line)) return null; // a terminal might obey such a character
+  const copy = async () => {
+    getSelection().selectAllChildren(code.current); // where the browser refuses to copy, Ctrl-C does
+    await navigator.clipboard?.writeText(line).then(() => setCopied(true), () => undefined);
+  };
+  return html`<span class="command"><code ref=${code} title=${line}>${line}</code> <button onClick=${copy} title="Copy this command for a terminal">${copied ? "Copied" : "Copy"}</button></span>`;
+}
+
+/** The command that makes a report of the runs in some directories. */
+export const ReportCommand = ({ directories, name }) =>
+  html`<${Command} words=${["everstep", "report", ...directories, "-o", `${name.replaceAll(/[^\w.-]+/g, "-").replace(/^-+/, "")}.html`]} />`;
+
+export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
+
+/** A cell of the list of runs. */
+export function cell(value, kind) {
+  if (value === null || value === undefined) return "";
+  if (kind === "time") return clock(value).slice(0, 16);
+  return kind === "number" ? format(value) : words(value);
+}
+
+/** {"a": {"b": 1}} as [["a.b", 1]]. */
+export function leaves(tree, prefix = "") {
+  if (tree === null || typeof tree !== "object" || Array.isArray(tree)) return prefix ? [[prefix.slice(0, -1), tree]] : [];
+  const found = Object.entries(tree).flatMap(([name, value]) => leaves(value, `${prefix}${name}.`));
+  return found.length || !prefix ? found : [[prefix.slice(0, -1), {}]];
+}
+
+/** An answer of the server, asked again when path, parameters or `version` change; an older answer stays until then. */
+export function useAnswer(path, params = {}, version = 0) {
+  const [state, setState] = useState({ answer: null, error: null, key: null });
+  const key = `${path}?${JSON.stringify(params)}`;
+  useEffect(() => {
+    if (!path) return undefined;
+    const stop = new AbortController();
+    get(path, params, stop.signal)
+      .then((answer) => setState({ answer, error: null, key }))
+      .catch((error) => error.name !== "AbortError" && setState((before) => ({ ...before, error, key })));
+    return () => stop.abort();
+  }, [key, version]);
+  return { ...state, loading: state.key !== key };
+}
+
+/** Buttons that save a drawing: {PNG: () => a promise of a blob, CSV: ...}, under the name of what is drawn. */
+export const Saves = ({ name, file, as, words, disabled }) =>
+  Object.entries(as).map(
+    ([kind, make]) => html`<button key=${kind} disabled=${disabled} title=${`Save ${name} as ${kind}`} onClick=${async () => save(file ?? name, kind.toLowerCase(), await make())}>${words ?? kind}</button>`,
+  );
+
+/** Whether an element has come near the visible part of the page. */
+export function useSeen() {
+  const ref = useRef(null);
+  const [seen, setSeen] = useState(false);
+  useEffect(() => {
+    const watch = new IntersectionObserver(([entry]) => setSeen(entry.isIntersecting), { rootMargin: "300px" });
+    watch.observe(ref.current);
+    return () => watch.disconnect();
+  }, []);
+  return [ref, seen];
+}
+
+/** Tabs whose choice is in the address. */
+export const Tabs = ({ names, chosen, choose }) => html`
+  <nav class="tabs" role="tablist">
+    ${names.map(
+      ([name, title]) =>
+        html`<button role="tab" key=${name} aria-selected=${name === chosen} onClick=${() => choose(name)}>${title}</button>`,
+    )}
+  </nav>
+`;
+
+/** Names and values in two columns. */
+export const Pairs = ({ pairs }) => html`
+  <dl class="pairs">${pairs.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+`;

@@ -1,0 +1,12 @@
+// The vendored scripts under the names that our modules use.  They are scripts and not modules, because a
+// browser finds "preact" in a module only with an import map in the page, which the page's CSP forbids.
+
+import { plain } from "./words.js";
+
+const { preact, preactHooks, htm } = globalThis;
+
+const told = (child) => (typeof child === "string" ? plain(child) : Array.isArray(child) ? child.map(told) : child);
+
+export const html = htm.bind((type, props, ...children) => preact.h(type, props, ...children.map(told)));
+export const { render } = preact;
+export const { useEffect, useMemo, useRef, useState, useCallback } = preactHooks;

@@ -1,0 +1,299 @@
+// One run: how it went, its charts, and all that was recorded about it.
+
+import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
+import { calmly, get, listen, runPath } from "./api.js";
+import { drawTimeline, marks as marksOf, timelinePicture, zeroOf } from "./timeline.js";
+import { link, setQuery } from "./route.js";
+import { Empty, Icon, Pairs, Problem, ReportCommand, Saves, Status, Tabs, leaves, useAnswer } from "./parts.js";
+import { bytes, clock, count, duration, format, recorded, words } from "./words.js";
+import { enlarge, made } from "./dom.js";
+import { histogram } from "./histogram.js";
+import { ChartBar, ChartGrid, looks } from "./chart_view.js";
+import { useKeys } from "./keys.js";
+
+const TABS = [
+  ["charts", "Charts"],
+  ["summaries", "Images and text"],
+  ["config", "Config"],
+  ["environment", "Code and machine"],
+  ["checkpoints", "Checkpoints"],
+  ["times", "Time"],
+  ["log", "Log"],
+];
+
+export function Run({ id, query }) {
+  const [version, setVersion] = useState(0);
+  const [changed, setChanged] = useState({});
+  const { answer: run, error } = useAnswer(runPath(id), {}, version);
+  useEffect(() => {
+    const again = calmly(() => setVersion((before) => before + 1), 2000);
+    const points = calmly(() => setChanged((before) => ({ [id]: (before[id] ?? 0) + 1 })), 700);
+    const both = () => (again(), points());
+    const stop = listen([id], { changed: (ids) => ids.includes(id) && again(), points, back: both });
+    return () => (stop(), again.stop(), points.stop());
+  }, [id]);
+  const tab = TABS.some(([name]) => name === query.tab) ? query.tab : "charts";
+  const choose = (name) => setQuery({ tab: name === "charts" ? "" : name }, false);
+  useKeys(Object.fromEntries(TABS.map(([name], i) => [String(i + 1), () => choose(name)])));
+  if (!run) return html`<main><${Problem} error=${error} />${error ? null : html`<${Empty}>Reading the run …<//>`}</main>`;
+  const View = VIEWS[tab];
+  return html`
+    <main class="run">
+      <${Problem} error=${error} />
+      <${Facts} run=${run} />
+      <${Timeline} run=${run} />
+      ${run.failures.length ? html`<${Failures} run=${run} />` : null}
+      <${Tabs} names=${TABS} chosen=${tab} choose=${choose} />
+      <div role="tabpanel"><${View} run=${run} query=${query} changed=${changed} version=${version} /></div>
+    </main>
+  `;
+}
+
+const RESUMABLE = new Set(["failed", "killed", "stopped"]);
+
+const MOST_SETTINGS = 8;
+const TELLING = /(^|[._])(lr|rate|learning_rate|batch_size|optimizer|weight_decay|momentum|dropout|width|depth|hidden|layers|model|dataset)(\.name)?$/;
+
+/** The settings that tell most: all of a small config, else those with a usual name. */
+function settings(config) {
+  const plain = leaves(config).filter(([name, value]) => name !== "name" && name !== "seed" && ["number", "string", "boolean"].includes(typeof value) && String(value).length <= 40);
+  const found = plain.length <= MOST_SETTINGS ? plain : plain.filter(([name]) => TELLING.test(name));
+  return found.slice(0, MOST_SETTINGS).map(([name, value]) => [name, typeof value === "number" ? format(value) : String(value)]);
+}
+
+function Facts({ run }) {
+  const running = run.status === "running";
+  const next = run.checkpoints.find((one) => one.next && one.whole);
+  const facts = [
+    [running ? "step" : "steps", format(run.steps ?? 0) + (run.whole > run.steps ? ` of ${format(run.whole)}` : "")],
+    ...(run.rate ? [["rate", `${format(Number(run.rate.toPrecision(3)))} steps/s`]] : []),
+    ...(run.left ? [["time left", duration(run.left)]] : []),
+    ["starts", run.starts.length],
+    ...(run.seed === null ? [] : [["seed", String(run.seed)]]),
+    ["created", clock(run.created)],
+    ...(run.experiment ? [["experiment", run.experiment]] : []),
+    ...(run.parent ? [["fork of", html`<a href=${link("run", run.parent)}>${run.parent}</a>`]] : []),
+    ...settings(run.config),
+    ...run.best.map((best) => [`best ${best.metric}`, `${format(best.value)} at step ${format(best.step)}`]),
+  ];
+  return html`
+    <div class="facts">
+      <h1 title=${run.name}>${run.name}</h1>
+      <${Status} status=${run.status} heartbeat=${run.heartbeat} diverged=${run.diverged} />
+      ${run.tags.map((tag) => html`<span class="tag" key=${tag}>${tag}</span>`)}
+      <${Pairs} pairs=${facts} />
+      ${run.directory ? html`<p class="path" title="directory">${run.directory}</p>` : null}
+      ${run.directory ? html`<p class="soft">To send this run as a file: <${ReportCommand} directories=${[run.directory]} name=${run.name} /></p>` : null}
+      ${RESUMABLE.has(run.status) && next ? html`<p class="soft">Started again, this run resumes from step ${format(next.step)}.</p>` : null}
+      ${run.note ? html`<p class="note">${run.note}</p>` : null}
+      ${run.reason && run.status !== "finished" && !run.failures.some((one) => one.what === run.reason) ? html`<p class="note">${run.status}: ${run.reason}</p>` : null}
+      ${(run.problems ?? []).map((problem) => html`<${Problem} key=${problem} error=${{ message: words(problem) }} />`)}
+    </div>
+  `;
+}
+
+function Timeline({ run }) {
+  const box = useRef(null);
+  useEffect(() => drawTimeline(box.current, run), [run]);
+  return html`
+    <section aria-label="Timeline"><div ref=${box}></div>
+      <div class="card-tools"><${Saves} name=${`${run.name} timeline`} as=${{ PNG: () => timelinePicture(run) }} words="Save the timeline as PNG" /></div>
+    </section>
+  `;
+}
+
+function Failures({ run }) {
+  const where = (one) => `start ${one.segment}, step ${format(one.step)}${one.rank ? `, rank ${one.rank}` : ""}`;
+  return html`
+    <details class="failures" open=${run.status === "failed"}>
+      <summary class="bad">${count(run.failures.length, "failure")}</summary>
+      <table class="list"><tbody>
+        ${run.failures.map(
+          (one, i) => html`<tr key=${i}>
+            <td>${one.kind}</td><td>${where(one)}</td><td>${clock(one.time)}</td>
+            <td><details><summary>${one.what}</summary><pre>${one.lines.join("\n")}</pre></details></td>
+          </tr>`,
+        )}
+      </tbody></table>
+    </details>
+  `;
+}
+
+// ------------------------------------------------------------------------------------------- tabs
+
+function Charts({ run, query, changed }) {
+  const look = looks(query);
+  const find = useRef(null);
+  const shape = JSON.stringify([run.starts, run.rollbacks]);
+  const marks = useMemo(() => (x) => marksOf(run, x), [shape]);
+  const runs = useMemo(() => [{ id: run.id, label: run.name, slot: 0, zero: zeroOf(run) }], [run.id, run.name, run.starts[0]?.began]);
+  return html`
+    <${ChartBar} look=${look} part=${query.find ?? ""} find=${find} />
+    <${ChartGrid} streams=${run.streams} find=${query.find} runs=${runs} look=${look} marks=${marks} changed=${changed} />
+  `;
+}
+
+function Summaries({ run }) {
+  if (!run.summaries.length) return html`<${Empty}>No images or text. <code>loop.add_summary</code> records them, with <code>services.TensorBoard()</code> among the services.<//>`;
+  return html`<div class="cards">${run.summaries.map((one) => html`<${Summary} key=${`${one.kind} ${one.name}`} run=${run} one=${one} />`)}</div>`;
+}
+
+function Summary({ run, one }) {
+  const [at, setAt] = useState(null);
+  const place = Math.min(at ?? Infinity, one.steps.length - 1);
+  const step = one.steps[place];
+  const address = `${runPath(run.id)}/summary?${new URLSearchParams({ name: one.name, kind: one.kind, step })}`;
+  return html`
+    <section class="card" aria-label=${one.name}>
+      <div class="chart-head"><span class="chart-title" title=${one.name}>${one.name}</span><span class="chart-reading">step ${format(step)}</span></div>
+      ${one.kind === "image" ? html`<${Picture} key=${address} address=${address} words=${`${one.name} at step ${step}`} />` : html`<${Text} kind=${one.kind} address=${address} />`}
+      ${one.steps.length > 1
+        ? html`<input type="range" min="0" max=${one.steps.length - 1} value=${place} onInput=${(e) => setAt(Number(e.target.value))} aria-label=${`Step of ${one.name}`} />`
+        : null}
+    </section>
+  `;
+}
+
+function Picture({ address, words }) {
+  const [gone, setGone] = useState(false);
+  return gone
+    ? html`<${Problem} error=${{ message: "the picture cannot be read; look for its file in the run's logs/media" }} />`
+    : html`<img class="summary" src=${address} alt=${words} onLoad=${enlarge} onError=${() => setGone(true)} />`;
+}
+
+function Text({ kind, address }) {
+  const [{ text, error }, set] = useState({ text: "", error: null });
+  const box = useRef(null);
+  useEffect(() => {
+    const stop = new AbortController();
+    fetch(address, { signal: stop.signal })
+      .then((answer) => answer.text().then((text) => set(answer.ok ? { text, error: null } : { text: "", error: { message: JSON.parse(text).error } })))
+      .catch((error) => error.name !== "AbortError" && set({ text: "", error }));
+    return () => stop.abort();
+  }, [address]);
+  useEffect(() => box.current?.replaceChildren(kind === "histogram" ? histogram(text) : made("pre", "summary", text)), [kind, text]);
+  return error ? html`<${Problem} error=${error} />` : html`<div ref=${box}></div>`;
+}
+
+function Config({ run }) {
+  const changed = new Map(run.config_changed.map((each) => [each.name, each]));
+  const rows = leaves(run.config);
+  for (const each of run.config_changed) if (!rows.some(([name]) => name === each.name)) rows.push([each.name, undefined]);
+  if (!rows.length) return html`<${Empty}>This run has no config.<//>`;
+  return html`
+    ${run.parent ? html`<p class="soft">${changed.size} ${changed.size === 1 ? "setting differs" : "settings differ"} from the parent <a href=${link("run", run.parent)}>${run.parent}</a>.</p>` : null}
+    <table class="list">
+      <thead><tr><th>setting</th><th>value</th>${run.parent ? html`<th>in the parent</th>` : null}</tr></thead>
+      <tbody>
+        ${rows.map(
+          ([name, value]) => html`<tr key=${name} class=${changed.has(name) ? "differs" : ""}>
+            <th scope="row">${name}</th><td>${changed.has(name) ? html`<span class="mark">≠</span>` : null}${words(value)}</td>
+            ${run.parent ? html`<td class="soft">${changed.has(name) ? words(changed.get(name).parent ?? undefined) : ""}</td>` : null}
+          </tr>`,
+        )}
+      </tbody>
+    </table>
+  `;
+}
+
+const Tree = ({ title, tree }) => html`
+  <section><h2>${title}</h2>
+    ${leaves(tree).length
+      ? html`<table class="list"><tbody>${leaves(tree).map(([name, value]) => html`<tr key=${name}><th scope="row">${name}</th><td>${recorded(name, value)}</td></tr>`)}</tbody></table>`
+      : html`<${Empty}>Nothing was recorded.<//>`}
+  </section>
+`;
+
+const Environment = ({ run }) => html`<div class="two"><${Tree} title="Code" tree=${run.code} /><${Tree} title="Machine" tree=${run.machine} /></div>`;
+
+function Checkpoints({ run }) {
+  if (!run.checkpoints.length && !run.best_weights.length && !run.evaluations.length) return html`<${Empty}>No checkpoints.<//>`;
+  return html`
+    <table class="list">
+      <thead><tr><th>checkpoint</th><th>state</th><th class="number">step</th><th class="number">size</th><th>kept because</th></tr></thead>
+      <tbody>
+        ${run.checkpoints.map(
+          (one) => html`<tr key=${one.name}>
+            <th scope="row">${one.name}</th><td>${one.whole ? "whole" : html`<span class="bad"><${Icon} name="failed" /> damaged: ${one.problem}</span>`}</td>
+            <td class="number">${format(one.step)}</td><td class="number">${bytes(one.bytes)}</td>
+            <td>${[one.pinned ? "pinned" : "", one.best ? `best ${one.best}` : "", one.next ? "the next start resumes from it" : ""].filter(Boolean).join(", ")}</td>
+          </tr>`,
+        )}
+      </tbody>
+    </table>
+    ${run.best_weights.length ? html`<${BestWeights} found=${run.best_weights} />` : null}
+    ${run.evaluations.length ? html`<${Evaluations} found=${run.evaluations} />` : null}
+  `;
+}
+
+const BestWeights = ({ found }) => html`
+  <section><h2>Best weights</h2>
+    <table class="list">
+      <thead><tr><th>metric</th><th class="number">rank</th><th class="number">value</th><th class="number">step</th><th>directory</th></tr></thead>
+      <tbody>
+        ${found.map(
+          (one) => html`<tr key=${one.path}>
+            <th scope="row">${one.metric}</th><td class="number">${format(one.rank)}</td><td class="number">${format(one.value)}</td>
+            <td class="number">${format(one.step)}</td><td class="path">${one.path}</td>
+          </tr>`,
+        )}
+      </tbody>
+    </table>
+  </section>
+`;
+
+const Evaluations = ({ found }) => html`
+  <section><h2>Evaluations</h2>
+    <table class="list">
+      <thead><tr><th>stream</th><th>checkpoint</th><th class="number">step</th><th>metrics</th><th>time</th></tr></thead>
+      <tbody>
+        ${found.map(
+          (one, i) => html`<tr key=${i}>
+            <th scope="row">${one.stream}</th><td>${one.checkpoint}</td><td class="number">${format(one.step)}</td>
+            <td>${Object.entries(one.metrics).map(([name, value]) => `${name} ${format(value)}`).join(", ")}</td><td>${clock(one.time)}</td>
+          </tr>`,
+        )}
+      </tbody>
+    </table>
+  </section>
+`;
+
+function Times({ run }) {
+  const times = Object.entries(run.times ?? {}).sort((a, b) => b[1] - a[1]);
+  const sum = times.reduce((total, [, seconds]) => total + seconds, 0);
+  if (!sum) return html`<${Empty}>No times were recorded.<//>`;
+  return html`
+    <table class="list times">
+      <thead><tr><th>where</th><th class="number">time</th><th class="number">share</th><th></th></tr></thead>
+      <tbody>
+        ${times.map(
+          ([name, seconds]) => html`<tr key=${name}>
+            <th scope="row">${name}</th><td class="number">${duration(seconds)}</td><td class="number">${((100 * seconds) / sum).toFixed(1)} %</td>
+            <td class="share"><span style=${{ width: `${(100 * seconds) / sum}%` }}></span></td>
+          </tr>`,
+        )}
+      </tbody>
+    </table>
+  `;
+}
+
+function Log({ run, version, changed }) {
+  const [state, setState] = useState({ text: "", next: 0, error: null });
+  const box = useRef(null);
+  const fresh = changed[run.id] ?? 0;
+  useEffect(() => {
+    const stop = new AbortController();
+    const end = box.current.scrollHeight - box.current.scrollTop - box.current.clientHeight < 40;
+    get(`${runPath(run.id)}/log`, { after: state.next }, stop.signal)
+      .then(({ next, text }) => {
+        const replaced = next < state.next; // the file is shorter than what was read: another lies there now
+        setState((before) => ({ text: ((replaced ? "" : before.text) + text).slice(-2_000_000), next, error: null }));
+        if (end) requestAnimationFrame(() => box.current && (box.current.scrollTop = box.current.scrollHeight));
+      })
+      .catch((error) => error.name !== "AbortError" && setState((before) => ({ ...before, error })));
+    return () => stop.abort();
+  }, [run.id, version, fresh]);
+  return html`<${Problem} error=${state.error} /><pre class="log" ref=${box} tabindex="0">${state.text || "The log is empty."}</pre>`;
+}
+
+const VIEWS = { charts: Charts, summaries: Summaries, config: Config, environment: Environment, checkpoints: Checkpoints, times: Times, log: Log };

@@ -1,0 +1,228 @@
+// The timeline of a run: a row for each start, with what ended it and whether its resume was verified.
+// Data in, drawing out: this file fetches nothing; it needs charts.css.
+//
+// drawTimeline(element, run) draws into the element, and may be called again with newer data.
+// timelinePicture(run) draws the same as a PNG.
+//   run = {
+//     name: "digits-1a2b3c", steps: 810,
+//     starts: [{start: 1, began: unix seconds, ended: unix seconds or null, from_step: 0, to_step: 812,
+//               end: "killed" | "finished" | "signal" | "error" | "running", why: "...",
+//               badge: "first" | "verified" | "not verified" | "nothing to verify" | "diverged",
+//               diverged_at: null or N, how: "...",
+//               again: steps that were compared with their first execution (optional)}],
+//     rollbacks: [{at, to, why}]
+//   }
+//
+// marks(run, x): the marks for a chart, in steps (x = "step") or seconds since the first start (x = "time").
+
+import { made } from "./dom.js";
+import { icon } from "./icons.js";
+import { clock, format } from "./words.js";
+import { picture } from "./timeline_picture.js";
+
+const WORDS = { signal: "stopped", error: "failed" };
+const BAD = new Set(["killed", "error"]);
+
+const number = (step) => format(Math.round(step));
+
+/** A number of a run's files, which may hold anything. */
+const finite = (value, other = 0) => (Number.isFinite(value) ? value : other);
+
+/** What a badge says, in words. */
+function badgeWords(start) {
+  if (start.badge === "diverged") return start.diverged_at === null ? "diverged" : `diverged at ${number(start.diverged_at)}`;
+  return start.badge === "first" ? "first start" : start.badge;
+}
+
+const endWords = (start) => WORDS[start.end] ?? start.end;
+
+/**
+ * The starts, with the last step of each as far as it is known: a killed start wrote its last step no more, but
+ * the next one met its traces.
+ */
+function known(starts) {
+  return starts.map((start, i) => {
+    const next = starts[i + 1];
+    const met = finite(next?.again) ? finite(next.from_step) + next.again : 0;
+    return { ...start, from_step: finite(start.from_step), diverged_at: finite(start.diverged_at, null), to_step: Math.max(finite(start.to_step), met) };
+  });
+}
+
+/** Time from which a run's time axis counts. */
+export const zeroOf = (run) => run.starts[0]?.began ?? run.created ?? 0;
+
+/** Marks for a chart of this run. */
+export function marks(run, x) {
+  const zero = zeroOf(run);
+  const found = [];
+  known(run.starts).forEach((start, i) => {
+    if (i > 0) {
+      const words = `resumed from step ${number(start.from_step)}: ${badgeWords(start)}`;
+      const kind = start.badge === "diverged" ? "diverged" : "resumed";
+      found.push({ x: x === "time" ? start.began - zero : start.from_step, kind, words });
+    }
+    if (["killed", "signal", "error"].includes(start.end) && start.to_step !== null) {
+      const at = x === "time" ? (start.ended ?? start.began) - zero : start.to_step;
+      const kind = { signal: "stopped" }[start.end] ?? start.end;
+      found.push({ x: at, kind, words: `${endWords(start)} at step ${number(start.to_step)}` });
+    }
+  });
+  if (x === "step") {
+    for (const one of (run.rollbacks ?? []).filter((each) => Number.isFinite(each.at))) {
+      found.push({ x: one.at, kind: "rolled back", words: `rolled back from step ${number(one.at)} to ${number(one.to)}` });
+    }
+  }
+  return found;
+}
+
+// ------------------------------------------------------------------------------------------- rows
+
+/**
+ * What is drawn: {last: the last step, ticks: steps, rows}; a row is
+ * {title, words, bad, when, why, parts: [{kind, state, from, to, words}], signs: [{step, icon (null: a line), bad, isAfter: beside the end of the part}], badge, how}.
+ */
+function drawing(run) {
+  const starts = known(run.starts ?? []);
+  const left = (run.rollbacks ?? []).map((each) => ({ ...each, at: finite(each.at), to: finite(each.to) }));
+  const last = Math.max(1, finite(run.steps), ...starts.map((each) => each.to_step), ...left.map((each) => each.at));
+  const rows = [];
+  starts.forEach((start, i) => {
+    rows.push(startRow(start, i, starts));
+    while (left.length && within(left[0], start, starts[i + 1])) rows.push(rollbackRow(left.shift()));
+  });
+  rows.push(...left.map(rollbackRow));
+  return { last, ticks: ticks(last), rows };
+}
+
+const within = (rollback, start, next) =>
+  rollback.start === undefined ? rollback.at <= (start.to_step ?? Infinity) || !next : rollback.start === start.start;
+
+function ticks(last) {
+  const rough = last / 5;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = Math.max(1, power * [1, 2, 5, 10].find((digit) => digit * power >= rough));
+  const found = [];
+  for (let at = 0; at <= last && found.length < 20; at += step) found.push(at);
+  return found;
+}
+
+function startRow(start, i, starts) {
+  const from = start.from_step ?? 0;
+  const to = start.to_step ?? from;
+  const bad = BAD.has(start.end);
+  const signs = [];
+  if (i) signs.push({ step: from, icon: null });
+  if (start.badge === "diverged" && start.diverged_at !== null) signs.push({ step: start.diverged_at, icon: "diverged", bad: true });
+  const parts = startParts(start, from, to, starts.slice(0, i), starts.slice(i + 1));
+  signs.push({ step: to, icon: start.end, bad, isAfter: parts.some((part) => part.kind === "lost") });
+  return {
+    title: `Start ${start.start}`,
+    words: [endWords(start), ` at ${start.end === "running" ? "step " : ""}${number(to)}`],
+    bad,
+    when: start.ended ? `${clock(start.began)} – ${clock(start.ended, start.began)}` : clock(start.began),
+    why: start.why,
+    parts,
+    signs,
+    badge: start.badge === "first" ? null : { kind: start.badge, words: badgeWords(start) },
+    how: reason(start),
+  };
+}
+
+/** The report of a resume without what its badge says. */
+const reason = (start) => (start.how ?? "").replace(/^resume (not )?verified: /, "");
+
+/** Steps that were executed again, steps that count, and steps that a later start has replaced. */
+function startParts(start, from, to, earlier, later) {
+  const again = Math.min(to, Math.max(0, ...earlier.map((each) => each.to_step ?? 0)));
+  const stays = Math.min(to, ...later.map((each) => each.from_step ?? Infinity));
+  const begin = Math.max(again, from);
+  const lost = Math.max(stays, begin);
+  const state = { diverged: "diverged", verified: "verified" }[start.badge] ?? "unknown";
+  const parts = [
+    { kind: "bar", from: begin, to: stays, words: `steps ${begin} to ${stays}` },
+    { kind: "lost", from: lost, to, words: `steps ${stays} to ${to}: superseded by a later start` },
+    // Last, above the bar: what is a few pixels wide is drawn wider, to be seen.
+    { kind: "again", state, from, to: again, words: `steps ${from} to ${again}: executed again` },
+  ];
+  return parts.filter((part) => part.to > part.from);
+}
+
+const rollbackRow = (one) => ({
+  title: "Rolled back",
+  words: ["", `${number(one.at)} → ${number(one.to)}`],
+  when: "",
+  parts: [{ kind: "rollback", from: one.to, to: one.at }],
+  signs: [{ step: one.to, icon: "rolled back" }, { step: one.at, icon: null }],
+  badge: null,
+  how: one.why ?? "",
+});
+
+// ------------------------------------------------------------------------------------ as elements
+
+export function drawTimeline(parent, run) {
+  const { last, ticks, rows } = drawing(run);
+  parent.classList.add("timeline");
+  parent.setAttribute("role", "list");
+  parent.replaceChildren(axisRow(ticks, last), ...rows.map((row) => element(row, last)), legend(rows));
+}
+
+const LEGEND = [["bar", "steps that count"], ["again", "executed again"], ["lost", "superseded by a later start"], ["rollback", "rolled back"]];
+
+/** What the bars and signs of these rows mean. */
+function legend(rows) {
+  const parts = rows.flatMap((row) => row.parts);
+  const signs = [...new Set(rows.flatMap((row) => row.signs.map((sign) => sign.icon)))];
+  const bars = LEGEND.map(([kind, words]) => [parts.find((part) => part.kind === kind), words]).filter(([part]) => part);
+  const told = bars.map(([part, words]) => made("span", "", made("span", "timeline-sample", bar(part)), words));
+  if (signs.includes(null)) told.push(made("span", "", made("span", "timeline-from"), "resumed (a dot in charts)"));
+  for (const sign of signs.filter((one) => one && one !== "rolled back")) told.push(made("span", BAD.has(sign) || sign === "diverged" ? "timeline-bad" : "", icon(sign), WORDS[sign] ?? sign));
+  const one = made("div", "timeline-legend", told);
+  one.setAttribute("aria-hidden", "true"); // the rows say it in words
+  return one;
+}
+
+const bar = (part) => made("span", part.kind === "again" ? `timeline-again timeline-again-${part.state}` : `timeline-${part.kind}`);
+
+function placed(one, from, to, last) {
+  one.style.left = `${(100 * from) / last}%`;
+  if (to !== null) one.style.width = `${(100 * (to - from)) / last}%`;
+  return one;
+}
+
+function axisRow(ticks, last) {
+  const track = made("div", "timeline-track", ticks.map((step) => placed(made("span", "timeline-tick", number(step)), step, null, last)));
+  const row = made("div", "timeline-row timeline-axis", made("div", "timeline-label", "step"), track, made("div", "timeline-badge"));
+  row.setAttribute("aria-hidden", "true");
+  return row;
+}
+
+function element(row, last) {
+  const track = made("div", "timeline-track");
+  for (const part of row.parts) {
+    track.append(placed(Object.assign(bar(part), { title: part.words ?? "" }), part.from, part.to, last));
+  }
+  for (const sign of row.signs) {
+    const shape = sign.icon ? icon(sign.icon) : made("span", "timeline-from");
+    track.append(placed(made("span", `timeline-mark ${sign.bad ? "timeline-bad" : ""} ${sign.isAfter ? "timeline-after" : ""}`, shape), sign.step, null, last));
+  }
+  const one = made("div", "timeline-row", label(row), track, badgeBox(row));
+  one.setAttribute("role", "listitem");
+  return one;
+}
+
+function label(row) {
+  const end = made("span", "timeline-end", made("span", row.bad ? "timeline-bad" : "", row.words[0]), row.words[1]);
+  const when = row.when ? made("span", "timeline-when", row.when, row.why ? ` · ${row.why}` : null) : null;
+  return Object.assign(made("div", "timeline-label", made("span", "timeline-start", row.title), " ", end, when), { title: row.why ?? "" });
+}
+
+/** The badge of a start's resume. */
+export const badge = (start) => badgeElement(start.badge, badgeWords(start));
+
+const badgeElement = (kind, words) => made("span", `badge badge-${kind.replaceAll(" ", "-")}`, icon(kind), words);
+
+const badgeBox = (row) =>
+  made("div", "timeline-badge", row.badge ? badgeElement(row.badge.kind, row.badge.words) : null, row.how ? made("span", "timeline-how", row.how) : null);
+
+/** The timeline as a PNG, in the colours of the page. */
+export const timelinePicture = (run) => picture(run.name, drawing(run));

@@ -1,0 +1,1 @@
+"""What commands, the page, the report and notebooks tell of runs."""

@@ -1,0 +1,134 @@
+"""Lists that several commands share: a run's checkpoints on disk, its best values."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection
+
+from everstep.checkpoint import CheckpointName, Store, is_interim, pointer, read_manifest
+from everstep.checkpoint.manifest import check_sizes, shared_size, size
+from everstep.contracts.metrics import better_when
+from everstep.errors import CheckpointError
+from everstep.index.run_queries import extreme, metric_names
+
+BEST = ("metric", "rank", "value", "step", "epoch", "path")
+"""Columns of a table of best weights."""
+
+
+def store_of(run_dir: Path, say: Callable[[str], None] = lambda text: None) -> Store:
+    """Return the checkpoints of a run, for reading: no folder is made."""
+    return Store(run_dir, say=say)
+
+
+def checkpoints_of(run_dir: Path) -> list[dict[str, Any]]:
+    """List a dictionary per checkpoint, oldest first, from the manifests alone.
+
+    Tables leave out interim checkpoints ("interim" is true): only the next start needs these.
+    """
+    store = store_of(run_dir)
+    try:
+        pins = store.pins()
+    except CheckpointError:
+        pins = set()
+    names = store.names()
+    named = ""
+    with contextlib.suppress(OSError):  # missing or unreadable: the next start reports it
+        named = pointer.read(run_dir / "checkpoint", [str(name) for name in names]).text
+    return [_describe(store, name, name in pins, str(name) == named) for name in names]
+
+
+def _describe(store: Store, name: CheckpointName, pinned: bool, named: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": str(name), "step": name.step, "epoch": name.epoch}
+    found |= {"pinned": pinned, "next": named, "interim": False, "path": str(store.path(name))}
+    try:
+        body = read_manifest(store.path(name))
+        check_sizes(store.path(name), body)
+    except CheckpointError as error:
+        return found | {"whole": False, "problem": str(error)}
+    return found | {
+        "whole": True,
+        "epoch": body["epoch"],
+        "phase": body["phase"],
+        "partial": body["partial"],
+        "interim": is_interim(body),
+        "digest": body["digest"],
+        "bytes": size(body),
+        "shared": shared_size(body),
+        "ranks": len(body["ranks"]),
+        "created": _timestamp(body["created"]),
+        "metrics": (body["meta"] or {}).get("metrics", {}),
+        "one_fingerprint": (body["meta"] or {}).get("one_fingerprint", True),
+    }
+
+
+def _timestamp(text: str) -> float | None:
+    with contextlib.suppress(ValueError, OverflowError):
+        return datetime.fromisoformat(text).timestamp()
+    return None
+
+
+def asked_for(checkpoints: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Keep the checkpoints that a schedule, an interruption or a person (by a pin) asked for."""
+    return [one for one in checkpoints if one["pinned"] or not one["interim"]]
+
+
+def digest_of(run_dir: Path) -> str | None:
+    """Return the digest of the newest whole checkpoint, as `Ending.digest`; None if there is none."""
+    return newest_digest(asked_for(checkpoints_of(run_dir)))
+
+
+def newest_digest(checkpoints: list[dict[str, Any]]) -> str | None:
+    """Return the digest of the newest whole checkpoint of a list; None if there is none."""
+    return next((one["digest"] for one in reversed(checkpoints) if one["whole"]), None)
+
+
+def best_weights(run_dir: Path) -> list[dict[str, Any]]:
+    """List the folders of best weights: metric, rank, value, step, epoch and path, as far as known.
+
+    The rank is that in the newest checkpoint, 1 is the best; None for weights that only an older one knows.
+    """
+    found = []
+    ranks = {
+        path: rank for kept in store_of(run_dir).kept_best().values() for rank, path in enumerate(kept, 1)
+    }
+    best = run_dir / "best"
+    metrics = [path for path in best.glob("*") if not (best.is_symlink() or path.is_symlink())]
+    folders = [path for metric in metrics for path in metric.glob("*") if path.is_dir()]
+    for path in sorted(folders, key=lambda path: (path.parent.name, ranks.get(path, len(folders)))):
+        told: dict[str, Any] = {"metric": path.parent.name, "rank": ranks.get(path)}
+        with contextlib.suppress(CheckpointError):
+            body = read_manifest(path)
+            told |= {name: value for name, value in (body["meta"] or {}).items() if name != "run"}
+            told |= {"step": body["step"], "epoch": body["epoch"]}
+        found.append({**told, "path": str(path)})
+    return found
+
+
+def options_of(run_dir: Path) -> dict[str, dict[str, str]]:
+    """Options of the objects of a run, by entry of its state, from its newest checkpoint."""
+    for name in reversed(store_of(run_dir).names()):
+        with contextlib.suppress(CheckpointError):
+            meta = read_manifest(store_of(run_dir).path(name))["meta"] or {}
+            options: dict[str, dict[str, str]] = meta.get("options", {})
+            return options
+    return {}
+
+
+def best_values(connection: Connection, run: int) -> dict[tuple[str, str], tuple[float, int]]:
+    """Return (phase, name) -> best finite value and its step, if the name says which direction is better.
+
+    Metrics of single steps are left out: they do not measure a run.  Metrics of the tail come first.
+    """
+    found = {}
+    for phase, name in metric_names(connection, run):
+        better = better_when(name)
+        if better is None or phase in ("step", "head"):
+            continue
+        if (best := extreme(connection, run, phase, name, smallest=better == "min")) is not None:
+            found[phase, name] = best
+    return found

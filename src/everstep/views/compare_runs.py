@@ -1,0 +1,101 @@
+"""Runs side by side: their facts, settings and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from everstep.display.cells import flat
+from everstep.index.run_facts import FACTS
+from everstep.index.run_queries import starts, summaries
+from everstep.record.trust import MARKS
+from everstep.views.checkpoint_tables import best_values, digest_of, options_of
+from everstep.views.find_run import Found
+
+NOT_COMPARED = {"pid", "name", "created", "heartbeat", *MARKS}
+"""Facts that always differ, and tell nobody anything."""
+
+
+SideBySide: TypeAlias = dict[str, dict[str, Any]]
+"""Name of a fact -> title of a run -> value; None where a run lacks the fact."""
+
+
+class Compared(NamedTuple):
+    """Runs side by side: their titles, facts (`config.optimizer.lr`), and last and best metrics."""
+
+    runs: list[str]
+    facts: SideBySide
+    metrics: SideBySide
+
+    def differing(self) -> SideBySide:
+        """Return the facts that differ."""
+        return {
+            name: values for name, values in self.facts.items() if len(set(map(str, values.values()))) > 1
+        }
+
+    def verdict(self) -> str | None:
+        """Say whether the newest checkpoints are equal to the bit, or why they cannot be; else None."""
+        digests, seeds = (set(self.facts[name].values()) for name in ("digest", "seed"))
+        if (digest := digests.pop()) is not None and not digests:
+            return f"the newest checkpoints are equal to the bit: digest {digest}"
+        if digests and len(seeds) > 1:
+            return "the runs have different seeds: give both the same seed= to compare them to the bit"
+        return None
+
+
+def compare(given: Sequence[str], found: list[Found]) -> Compared:
+    """Put runs side by side.
+
+    Args:
+        given: strings by which a person named the runs.
+    """
+    titles = _titles(given, found)
+    facts, metrics = ([tell(run) for run in found] for tell in (_facts, _metrics))
+    return Compared(titles, _side_by_side(titles, facts), _side_by_side(titles, metrics))
+
+
+def _titles(given: Sequence[str], found: list[Found]) -> list[str]:
+    """Return the names of the runs, or the given strings where names are equal, as of copies of a run."""
+    names = [str(run.facts["name"]) for run in found]
+    return names if len(set(names)) == len(names) else list(given)
+
+
+def _facts(run: Found) -> dict[str, Any]:
+    with run.database.read() as connection:
+        begun = starts(connection, run.id)
+    told = {name: run.facts[name] for name in FACTS if name not in NOT_COMPARED}
+    told["starts"] = len(begun)
+    told["digest"] = None if run.is_gone else digest_of(run.path)
+    options = {} if run.is_gone else options_of(run.path)
+    for name, value in _flat({**(begun[-1]["facts"] if begun else {}), **options}).items():
+        if name not in NOT_COMPARED:
+            told.setdefault(name, value)
+    return told
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Map each path in a tree to its value, also in lists of mappings."""
+    found: dict[str, Any] = {}
+    for path, value in flat(tree):
+        if isinstance(value, list) and any(isinstance(part, dict) for part in value):
+            found |= _flat({f"{path}.{at}": part for at, part in enumerate(value)})
+        else:
+            found[path] = value
+    return found
+
+
+def _metrics(run: Found) -> dict[str, Any]:
+    """Return "PHASE/NAME last" and "PHASE/NAME best" -> value."""
+    told: dict[str, Any] = {}
+    with run.database.read() as connection:
+        best = best_values(connection, run.id)
+        for one in summaries(connection, run.id):
+            told[f"{one.phase}/{one.name} last"] = one.last
+            if (one.phase, one.name) in best:
+                told[f"{one.phase}/{one.name} best"] = best[one.phase, one.name][0]
+    return told
+
+
+def _side_by_side(titles: list[str], each: list[dict[str, Any]]) -> SideBySide:
+    names = dict.fromkeys(name for one in each for name in one)
+    return {name: {title: one.get(name) for title, one in zip(titles, each, strict=True)} for name in names}

@@ -1,0 +1,97 @@
+"""Find the run that a person means: a run directory, or a name in the index."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from everstep.errors import ConfigError
+from everstep.index import query
+from everstep.index.database import Database
+from everstep.index.readers import id_at, is_run
+from everstep.index.run_facts import GONE
+from everstep.index.run_queries import find_run
+from everstep.index.shipping import is_gone, ship
+
+Note: TypeAlias = Callable[[list[str]], object]
+"""Takes descriptions of faults in journals and index."""
+
+
+class Found(NamedTuple):
+    """A run, and the index that has it: `facts` includes its `id` there."""
+
+    database: Database
+    facts: dict[str, Any]
+
+    @property
+    def id(self) -> int:
+        """Key of the run in the index."""
+        return int(self.facts["id"])
+
+    @property
+    def path(self) -> Path:
+        """Directory of the run.
+
+        Raises:
+            ConfigError: the directory is gone, or is now that of another run.
+        """
+        path, name = self.facts["path"], self.facts["name"]
+        there = id_at(path)
+        if there not in (None, name):
+            raise ConfigError(f"the directory of {name} is gone: {path} is now the run {there}; give {there}")
+        if self.is_gone:
+            raise ConfigError(f"the directory of {name}, {path}, is gone; give another run")
+        return Path(path)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the directory of the run is gone."""
+        return bool(self.facts["status"] == GONE)
+
+
+def find_all(texts: Sequence[str], index: str | None, note: Note, *, exactly: bool = False) -> list[Found]:
+    """Find runs by directory (read from the journal alone) or by name in the index.
+
+    Args:
+        note: called with descriptions of faults.
+        exactly: refuse the beginning of a name.
+
+    Raises:
+        ConfigError: a run is unknown.
+        RunDirError, JournalError, RunIndexError: a run cannot be read.
+    """
+    named = [text for text in texts if not _is_run_dir(text)]
+    database, problems = query.open_index(index) if named else (None, [])
+    note(problems)
+    found = []
+    for text in texts:
+        if database is not None and text in named:
+            with database.read() as connection:
+                gone = partial(is_gone, database)
+                run = find_run(connection, text, gone, exactly=exactly, place=database.name)
+                found.append(Found(database, run | ({"status": GONE} if gone(run) else {})))
+        else:
+            found.append(_read_alone(Path(text).absolute(), note))
+    return found
+
+
+def _is_run_dir(text: str) -> bool:
+    folder = Path(text)
+    if folder.suffix in (".yaml", ".yml") and folder.is_file():
+        raise ConfigError(f"{text} is a config file; give a run, or train it: everstep train {text}")
+    if is_run(folder):
+        return True
+    if folder.is_dir() and os.sep in text:
+        raise ConfigError(f"{text} is not a run directory: it has no run.json; give a run directory")
+    return False
+
+
+def _read_alone(run_dir: Path, note: Note) -> Found:
+    """Read a run from its journal, into an index in memory."""
+    database = Database(None)
+    note(ship(database, run_dir).problems)
+    with database.read() as connection:
+        return Found(database, find_run(connection, str(run_dir)))

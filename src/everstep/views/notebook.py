@@ -1,0 +1,160 @@
+"""A run, and runs side by side, as objects that a notebook shows: `everstep.show`, `everstep.compare`."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from everstep.display.cells import cell, in_line
+from everstep.display.html import charts, escaped, table
+from everstep.display.line_chart import Chart, Line
+from everstep.errors import ConfigError
+from everstep.index.answer import Documents
+from everstep.index.run_queries import metric_names, metric_rows
+from everstep.views.compare_runs import Compared, SideBySide
+from everstep.views.compare_runs import compare as side_by_side
+from everstep.views.describe_run import describe
+from everstep.views.find_run import Found, find_all
+
+_MOST_CHARTS = 6
+_FACTS = ("reason", "step", "epoch", "created", "heartbeat", "seed", "digest", "path")
+_STARTS = ("number", "started", "from", "status", "step", "verified", "reason")
+_METRICS = ("phase", "name", "rows", "last", "step", "smallest", "largest", "best", "best_step")
+_CHECKPOINTS = ("name", "bytes", "created", "pinned", "next")
+
+
+class ShownRun:
+    """Everything about a run, as `everstep show` prints it; a notebook shows tables and charts.
+
+    Attributes:
+        facts: the content of `everstep show RUN --json`.
+        starts, metrics, checkpoints: parts of it, as results of a query: lists that become frames.
+    """
+
+    def __init__(self, facts: dict[str, Any], charts: Sequence[Chart]) -> None:
+        self.facts = facts
+        self.starts = Documents(facts["segments"], _STARTS)
+        self.metrics = Documents(facts["metrics"], _METRICS)
+        self.checkpoints = Documents(facts["checkpoints"], _CHECKPOINTS)
+        self._charts = charts
+
+    def __repr__(self) -> str:
+        return f"<run {in_line(self.facts['name'])}: {self._standing()}>"
+
+    def _standing(self) -> str:
+        facts = self.facts
+        diverged = "" if facts["diverged"] is None else f", diverged at {facts['diverged']}"
+        count = len(self.starts)
+        return f"{facts['status']}{diverged}, step {facts['step']}, {count} start{'s' * (count != 1)}"
+
+    def _repr_html_(self) -> str:
+        facts = [{"": name, "value": cell(name, self.facts[name])} for name in _FACTS]
+        parts = (("starts", self.starts), ("metrics", self.metrics), ("checkpoints", self.checkpoints))
+        tables = "".join(table(rows, rows.columns, title) for title, rows in parts if rows)
+        head = f"<p><b>{escaped(self.facts['name'])}</b>: {escaped(self._standing())}</p>"
+        return head + charts(self._charts) + table(facts, ("", "value")) + tables
+
+
+class Comparison:
+    """Runs side by side, as `everstep compare` prints them; a notebook shows tables and charts.
+
+    Attributes:
+        runs: the titles of the runs, which are columns of the tables.
+        facts: a dictionary for each fact that differs, settings included (`config.optimizer.lr`).
+        metrics: the same for the last and best value of each metric.
+        verdict: whether the newest checkpoints are equal to the bit; None where nothing can be said.
+    """
+
+    def __init__(self, compared: Compared, charts: Sequence[Chart]) -> None:
+        self.runs, self.verdict = compared.runs, compared.verdict()
+        self.facts = _documents("fact", self.runs, compared.differing())
+        self.metrics = _documents("metric", self.runs, compared.metrics)
+        self._charts = charts
+
+    def __repr__(self) -> str:
+        return f"<{', '.join(map(in_line, self.runs))}: {len(self.facts)} facts differ>"
+
+    def _repr_html_(self) -> str:
+        said = f"<p>{escaped(self.verdict)}</p>" if self.verdict else ""
+        facts = [{name: cell(row["fact"], value) for name, value in row.items()} for row in self.facts]
+        differing = table(facts, self.facts.columns, "facts that differ")
+        return charts(self._charts) + differing + table(self.metrics, self.metrics.columns, "metrics") + said
+
+
+def _documents(what: str, runs: Sequence[str], values: SideBySide) -> Documents:
+    return Documents([{what: name, **each} for name, each in values.items()], (what, *runs))
+
+
+def show(run: str | os.PathLike[str], *, index: str | os.PathLike[str] | None = None) -> ShownRun:
+    """Return everything about a run except its rows.
+
+    Args:
+        run: a run directory, of which only the journal is read, or a name in the index; the beginning of a
+            name is enough.
+        index: as in `everstep.query`.
+
+    Raises:
+        ConfigError: there is no such run; names the nearest.
+        RunDirError, JournalError, RunIndexError: the run cannot be read.
+
+    Warns:
+        RuntimeWarning: a journal is damaged or the index could not be brought up to date.
+    """
+    (found,) = _find([run], index)
+    with found.database.read() as connection:
+        facts = describe(connection, found)
+    name = str(facts["name"])
+    return ShownRun(facts, _charts([name], [found]))
+
+
+def compare(*runs: str | os.PathLike[str], index: str | os.PathLike[str] | None = None) -> Comparison:
+    """Return the facts in which two or more runs differ, and their metrics.
+
+    Args:
+        runs, index: as in `everstep.show`.
+
+    Raises:
+        ConfigError: fewer than two runs are given, or there is no such run.
+        RunDirError, JournalError, RunIndexError: a run cannot be read.
+    """
+    if len(runs) < 2:
+        raise ConfigError(f"compare needs two runs or more, not {len(runs)}; give their directories or names")
+    found = _find(runs, index)
+    compared = side_by_side([os.fspath(run) for run in runs], found)
+    return Comparison(compared, _charts(compared.runs, found))
+
+
+def _find(runs: Iterable[str | os.PathLike[str]], index: str | os.PathLike[str] | None) -> list[Found]:
+    place = None if index is None else os.fspath(index)
+    problems: list[str] = []
+    found = find_all([os.fspath(run) for run in runs], place, problems.extend)
+    for problem in problems:
+        warnings.warn(problem, RuntimeWarning, stacklevel=3)
+    return found
+
+
+def _charts(titles: Sequence[str], found: Sequence[Found]) -> list[Chart]:
+    """Draw the metrics that most of the runs have, those measured outside steps first."""
+    lines: dict[tuple[str, str], list[Line]] = {}
+    chosen = _most_shared(found)
+    for title, run in zip(titles, found, strict=True):
+        with run.database.read() as connection:
+            for phase, name in set(metric_names(connection, run.id)) & set(chosen):
+                rows = metric_rows(connection, run.id, name, phase)
+                line = Line(title, [row.step for row in rows], [row.value for row in rows])
+                lines.setdefault((phase, name), []).append(line)
+    return [Chart("/".join(key), lines[key]) for key in chosen]
+
+
+def _most_shared(found: Sequence[Found]) -> list[tuple[str, str]]:
+    """List (phase, name) of the metrics to draw."""
+    counts: dict[tuple[str, str], int] = {}
+    for run in found:
+        with run.database.read() as connection:
+            for key in metric_names(connection, run.id):
+                counts[key] = counts.get(key, 0) + 1
+    late = ("epoch", "step", "head")
+    ranked = sorted(counts, key=lambda key: (-counts[key], late.index(key[0]) if key[0] in late else -1, key))
+    return ranked[:_MOST_CHARTS]

@@ -1,0 +1,125 @@
+"""What must hold after a crash in each scenario of `checkpoint_samples`, whatever the crash was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from checkpoint_samples import at, commit, resumed, seed_of, store_in
+
+from everstep.checkpoint import Retention
+from everstep.checkpoint.reading import read
+
+BEFORE = {
+    **dict.fromkeys(("save_twice", "replace_damaged", "replace_whole"), 10),
+    "interim": 19,
+    "forget": 30,
+    "heal": 30,
+}
+"""Seed of the newest checkpoint before a scenario that saves."""
+
+
+def last(folder: Path, word: str, default: int) -> int:
+    """Seed of the last save that the victim began or ended."""
+    log = folder / "log"
+    lines = log.read_text().splitlines() if log.exists() else []
+    return next((int(line.split()[1]) for line in reversed(lines) if line.startswith(word)), default)
+
+
+def goes_on(run_dir: Path) -> None:
+    """After any crash the next save works, nothing is left behind, and pins can be read."""
+    store = store_in(run_dir, segment=3)
+    commit(store, at(500))
+    store.retain(Retention(keep_last=1))
+    assert seed_of(store.find(True)[0]) == 500
+    assert not list(run_dir.rglob(".tmp-*"))
+    told = b"".join(path.read_bytes() for path in run_dir.glob("*/*/manifest.json"))
+    for path in (run_dir / "shared").glob("*"):
+        assert path.name.replace(".copy", "").encode() in told, f"nothing refers to {path}"
+    store.pins()
+
+
+def require_sound(scenario: str, folder: Path, *, refused: bool = False) -> int:
+    """Require that nothing is lost or half done in `folder`/run; returns the seed that a start goes on from.
+
+    Args:
+        refused: whether the save that was begun has ended with an error: then the one before is the newest.
+    """
+    run_dir = folder / "run"
+    if scenario in ("best", "linked"):
+        seed = _require_best(run_dir)
+    elif scenario == "start_over":
+        seed = _require_emptied(run_dir)
+    elif scenario == "supersede":
+        seed = _require_chosen(run_dir)
+    elif scenario == "choose":
+        names = store_in(run_dir).names()
+        seed = seed_of(resumed(run_dir))
+        assert seed == 10 or (seed == 30 and names == [at(10), at(20), at(30)])
+        store_in(run_dir, segment=2).supersede_after(at(seed))  # as every start does
+    elif scenario == "pin":
+        assert store_in(run_dir).pins() <= {at(10)}
+        seed = seed_of(resumed(run_dir))
+        assert seed == 10
+    elif scenario == "mend":
+        # before the first copy is whole again, the run has what does not refer to it
+        seed = seed_of(resumed(run_dir))
+        assert seed in (10, 30, 40)
+    elif scenario == "mend_linked":
+        return _require_mended(run_dir)
+    else:
+        seed = _require_newest(scenario, folder, refused)
+    goes_on(run_dir)
+    return seed
+
+
+def _require_newest(scenario: str, folder: Path, refused: bool) -> int:
+    before = BEFORE.get(scenario, -1)
+    said, begun = last(folder, "end", before), last(folder, "begin", before)
+    store = store_in(folder / "run", segment=2)
+    store.clean()
+    found, _ = store.find(True)
+    seed = -1 if found is None else seed_of(found)
+    assert seed in ({said} if refused else {said, begun}), f"{seed} is neither {said} nor {begun}"
+    return seed
+
+
+def _require_chosen(run_dir: Path) -> int:
+    store = store_in(run_dir, segment=2)
+    store.clean()
+    seed = seed_of(store.find(True)[0])
+    assert seed == 10
+    store.supersede_after(at(10))
+    assert store.names() == [at(10)]
+    return seed
+
+
+def _require_emptied(run_dir: Path) -> int:
+    store = store_in(run_dir, segment=2)
+    store.clean()
+    left = [name.step for name in store.names()]
+    found, _ = store.find(True)
+    assert (seed_of(found) if found else None) == (left[-1] if left else None)
+    store.supersede_all()
+    assert store.find(True) == (None, [])
+    return left[-1] if left else -1
+
+
+def _require_best(run_dir: Path) -> int:
+    store_in(run_dir).clean()
+    left = sorted((run_dir / "best/valid/loss").iterdir())
+    seeds = {seed_of(read(path)) for path in left}
+    assert seeds and seeds <= {1, 2}
+    assert not list(run_dir.rglob(".tmp-*"))
+    return max(seeds)
+
+
+def _require_mended(run_dir: Path) -> int:
+    seed = seed_of(resumed(run_dir))
+    assert seed in (30, 40)
+    (best,) = (run_dir / "best/valid_loss").iterdir()
+    assert seed_of(read(best)) == 1
+    store = store_in(run_dir, segment=3)
+    store.best_weights.check()
+    assert store.best_weights.check() == []
+    assert not list(run_dir.rglob(".tmp-*"))
+    return seed

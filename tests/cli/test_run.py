@@ -1,0 +1,286 @@
+"""`everstep run`: a command is started again while that helps, and never while it does not."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runs import everstep
+
+import warm
+from everstep.record import RunJournal, is_held
+
+PROGRAM = """
+import os, pathlib, signal, subprocess, sys, time
+import numpy, everstep
+
+start = len(list(pathlib.Path("run/journal").glob("*.evj"))) + 1
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+numbers, limits, services = numpy.arange(16.0), {"max_epoch": 2}, []
+BEFORE
+data = everstep.data.arrays(numbers, batch_size=2)
+w = numpy.zeros(1)
+services += [everstep.Checkpoints(everstep.Every(steps=2))]
+with everstep.TrainLoop("run", {"w": w}, seed=1, services=services, **limits) as loop:
+    for epoch in loop.iter_epochs():
+        for step, (batch,) in loop.iter_steps(data):
+            INSIDE
+            w += batch.mean()
+            loop.collect_metrics(loss=float(w.sum()))
+AFTER
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Callable[..., list[str]]:
+    """Writes the program, with lines of a test's own, and returns the command that runs it."""
+
+    def write(inside: str = "pass", before: str = "", after: str = "") -> list[str]:
+        text = PROGRAM.replace("INSIDE", inside).replace("BEFORE", before).replace("AFTER", after)
+        (tmp_path / "train.py").write_text(text)
+        return [sys.executable, "train.py"]
+
+    return write
+
+
+def run(here: Path, *command: str, status: int = 0, options: tuple[str, ...] = ("--back-off", "0")) -> str:
+    """What `everstep run` says besides what the command says."""
+    line = [sys.executable, "-m", "everstep", "run", *options, "--", *command]
+    done = warm.run(line, cwd=here, capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    return "\n".join(
+        line for line in done.stderr.splitlines() if line.startswith(("everstep run:", "  start"))
+    )
+
+
+def begin(here: Path, command: list[str], *options: str) -> Any:
+    return warm.Popen(
+        [sys.executable, "-m", "everstep", "run", *options, "--", *command],
+        cwd=here,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def until(condition: Callable[[], Any], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.02)
+
+
+def starts(here: Path) -> int:
+    return len(list((here / "run" / "journal").glob("*.evj")))
+
+
+def rows(run_dir: Path) -> list[Any]:
+    return [row[1:] for row in RunJournal(run_dir).rows() if not row.wall]
+
+
+def test_three_deaths_at_one_step_are_enough(tmp_path: Path, program: Callable[..., list[str]]) -> None:
+    said = run(tmp_path, *program("step == 6 and die()"), status=137, options=("--back-off", "0.1"))
+    dead = [f"start {number}: killed by SIGKILL after step 5 of run" for number in (1, 2, 3)]
+    assert said.splitlines() == [
+        f"everstep run: {dead[0]}; start 2 in 0.1 s",
+        f"everstep run: {dead[1]}; start 3 in 0.2 s",
+        "everstep run: not started again: 3 starts in a row got no further:",
+        *(f"  {line}" for line in dead),
+    ]
+    assert starts(tmp_path) == 3
+
+
+def test_killed_now_and_then_it_ends_as_if_it_never_was(
+    tmp_path: Path, program: Callable[..., list[str]]
+) -> None:
+    """Progress resets the wait, and the count: more deaths than --max-deaths."""
+    command = program("step == 3 * start and start < 5 and die()")
+    said = run(tmp_path, *command, options=("--max-deaths", "2", "--back-off", "0.1"))
+    ends = [f"start {n}: killed by SIGKILL after step {3 * n - 1} of run" for n in range(1, 5)]
+    assert [line.split("; ")[0] for line in said.splitlines()[:-1]] == [f"everstep run: {e}" for e in ends]
+    assert re.findall(r"in ([\d.]+) s", said) == ["0.1"] * 4
+    assert said.splitlines()[-1] == "everstep run: start 5: finished after step 16 of run"
+    disturbed = rows(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "killed")
+    run(tmp_path, *program())
+    assert rows(tmp_path / "run") == disturbed != []
+
+
+def test_a_time_budget_is_used_again_and_again_at_once(
+    tmp_path: Path, program: Callable[..., list[str]]
+) -> None:
+    command = program("time.sleep(0.05)", "limits['max_time'] = 0.3")
+    said = run(tmp_path, *command, options=("--max-deaths", "1"))
+    assert re.match(r"everstep run: start 1: out of time after step \d+ of run; start 2 in 0 s\n", said)
+    assert re.search(r"start \d+: finished after step 16 of run$", said) and starts(tmp_path) > 2
+
+
+def test_what_never_gets_further_is_given_up_also_if_each_start_could_be_resumed(
+    tmp_path: Path, program: Callable[..., list[str]]
+) -> None:
+    said = run(tmp_path, *program("step == 4 and sys.exit(3)"), status=3)
+    assert starts(tmp_path) == 1 + 3
+    assert said.splitlines()[-3:] == [f"  start {n}: out of time after step 3 of run" for n in (2, 3, 4)]
+
+
+USELESS = {
+    "it is finished": (("pass",), 0, "", 1),
+    "wrong usage": (
+        ("pass", "sys.exit(2)"),
+        2,
+        "start 1: exit status 2 before it opened a run; wrong usage",
+        0,
+    ),
+    "a config error": (
+        ("pass", "limits['max_epoch'] = -1"),
+        1,
+        "start 1: exit status 1 before it opened a run: ConfigError: max_epoch=-1",
+        0,
+    ),
+    "a state that does not fit": (
+        ("step == 4 and start == 1 and die()", "", "", "numpy.zeros(start)"),
+        1,
+        "start 2: exit status 1 after step 3 of run: RestoreError: ",
+        1,
+    ),
+    "a divergence": (
+        ("step == 4 and die()", "numbers = numbers + start"),
+        1,
+        "of run: DivergenceError: resume differs: step",
+        2,
+    ),
+    "a requirement": (
+        ("pass", "services = [everstep.services.Require('loss', -1.0, step=3)]"),
+        4,
+        "start 1: requirement not met after step 3 of run; it is not started again",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", USELESS)
+def test_no_further_start_where_it_would_not_help(
+    tmp_path: Path, program: Callable[..., list[str]], case: str
+) -> None:
+    lines, status, told, begun = USELESS[case]
+    command = program(*lines[:3])
+    if len(lines) > 3:
+        text = (tmp_path / "train.py").read_text()
+        (tmp_path / "train.py").write_text(text.replace("numpy.zeros(1)", lines[3]))
+    said = run(tmp_path, *command, status=status)
+    assert (told in said.splitlines()[-1]) if told else not said, said
+    assert starts(tmp_path) == begun
+
+
+def test_a_command_that_cannot_be_started(tmp_path: Path) -> None:
+    said = everstep("run", "--", "./nowhere", cwd=tmp_path, status=127)[1]
+    assert said == "everstep run: ./nowhere cannot be started: No such file or directory; check its name\n"
+    everstep("run", "--", cwd=tmp_path, status=2)
+
+
+def test_a_directory_of_its_own_for_each_start_is_no_progress(
+    tmp_path: Path, program: Callable[..., list[str]]
+) -> None:
+    command = program("step == 3 and die()")
+    text = (tmp_path / "train.py").read_text().replace('TrainLoop("run"', 'TrainLoop(f"runs/{time.time()}"')
+    (tmp_path / "train.py").write_text(text)
+    run(tmp_path, *command, status=137)
+    assert len(list((tmp_path / "runs").iterdir())) == 3
+
+
+def test_people_are_told_of_a_process_that_was_killed(
+    tmp_path: Path, program: Callable[..., list[str]]
+) -> None:
+    """It could not tell that itself; what it can tell, `everstep run` does not repeat."""
+    before = 'services = [everstep.services.Notify(command=["sh", "-c", "cat >> told"])]'
+    command = program("step == 6 and die()", before)
+    said = run(tmp_path, *command, status=137, options=("--max-deaths", "2", "--back-off", "0"))
+    told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    reasons = ["killed by SIGKILL"] * 2 + ["not started again: 2 starts in a row got no further"]
+    assert [(each["event"], each["step"], each["reason"]) for each in told] == [
+        ("failed", 5, reason) for reason in reasons
+    ]
+    assert told[0]["run_dir"] == str(tmp_path / "run") and "told" not in said
+    run(tmp_path, *program("pass", before))
+    assert (tmp_path / "told").read_text().count("\n") == 4
+
+
+# -------------------------------------------------------------------------------- signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("shell", ["", "trap : INT TERM USR1; ", "true; "])
+def test_a_signal_reaches_the_command_which_saves_and_ends_it(
+    tmp_path: Path, program: Callable[..., list[str]], number: signal.Signals, shell: str
+) -> None:
+    """Also where a shell stands between, which may end at once: the save is waited for."""
+    command = program("open('now', 'w').close(); time.sleep(0.05)")
+    if shell:  # which does not pass signals on
+        command = ["sh", "-c", f"{shell}{' '.join(command)}; exit $?"]
+    process = begin(tmp_path, command)
+    until((tmp_path / "now").exists)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, said
+    (end,) = RunJournal(tmp_path / "run").events("interrupted")
+    assert end.data["status"] == 128 + number and not is_held(tmp_path / "run")
+    assert starts(tmp_path) == 1 and "everstep run:" not in said
+
+
+def test_a_signal_ends_the_wait_before_a_start(tmp_path: Path, program: Callable[..., list[str]]) -> None:
+    process = begin(tmp_path, program("step == 3 and die()"), "--back-off", "60")
+    assert process.stderr is not None
+    while "start 2 in 60 s" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 143 and starts(tmp_path) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a process that its parent died")
+def test_killed_itself_it_leaves_no_training_behind(
+    tmp_path: Path, program: Callable[..., list[str]]
+) -> None:
+    """And while the training lives, a second `everstep run` starts no twin."""
+    command = program("open('now', 'w').close(); time.sleep(0.05)", "limits['max_epoch'] = 99")
+    process = begin(tmp_path, command)
+    until((tmp_path / "now").exists)
+    said = run(tmp_path, *command, status=1, options=("--max-deaths", "1"))
+    assert re.search(r"RunLockedError: .*run is in use by process \d+", said)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    until(lambda: not is_held(tmp_path / "run"), 20)
+    (end,) = RunJournal(tmp_path / "run").events("interrupted")
+    assert end.data["status"] == 143
+
+
+def test_what_a_crash_leaves_behind_is_gone_at_the_next_start(
+    tmp_path: Path, program: Callable[..., list[str]]
+) -> None:
+    """Here a process in a session of its own, as torchrun makes them."""
+    before = """
+sleeper = subprocess.Popen(["sleep", "600"], start_new_session=True)
+print(sleeper.pid, file=open(f"left-{start}", "w"))"""
+    run(tmp_path, *program("step == 3 * start and start < 3 and die()", before, "sleeper.kill()"))
+    for number in (1, 2):
+        pid = int((tmp_path / f"left-{number}").read_text())
+        assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()
+
+
+def test_the_status_that_torchrun_hides_is_found(tmp_path: Path, program: Callable[..., list[str]]) -> None:
+    """Under torchrun an interrupted run ends with 0."""
+    command = program(
+        "time.sleep(0.05)", "os.environ['TORCHELASTIC_RUN_ID'] = 'here'; limits['max_time'] = 0.3"
+    )
+    said = run(tmp_path, *command)
+    assert said.count("out of time") == starts(tmp_path) - 1 >= 1
+    assert said.endswith("finished after step 16 of run")

@@ -1,0 +1,286 @@
+"""Another number of ranks at a resume: the same samples, the same values, and from there on an exact run."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from processes import ended, started
+
+from everstep.cli.runs import command as runs
+from everstep.cli.show import command as show
+from everstep.cli.sync import command as sync
+from everstep.proof.compare import compare_runs
+from everstep.record import RunJournal
+
+PROGRAM = '''
+import json
+import numpy, torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+import everstep
+from everstep import Every
+
+numbers = numpy.random.default_rng(0)
+LENGTH = 59
+x, y = numbers.standard_normal((LENGTH, 5)), numbers.standard_normal((LENGTH, 1))
+samples = TensorDataset(torch.arange(LENGTH), torch.as_tensor(x), torch.as_tensor(y))
+
+def of_arrays():
+    return everstep.data.arrays(numpy.arange(LENGTH), x, y, batch_size=12, shuffle=True)
+
+def of_loader():
+    return everstep.data.loader(samples, batch_size=12, shuffle=True)
+
+def of_torch(kind=DataLoader, **given):
+    sampler = DistributedSampler(samples, num_replicas=size, rank=rank, seed=3)
+    return kind(samples, batch_size=12 // size, sampler=sampler, **given)
+
+def of_torchdata():
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    return of_torch(StatefulDataLoader)
+
+def with_workers():
+    return of_torch(num_workers=1, generator=torch.Generator().manual_seed(rank))
+
+def checked():
+    return everstep.data.prefetch(everstep.data.checked(of_arrays()))
+
+def of_few():
+    return everstep.data.arrays(numpy.arange(LENGTH), x, y, batch_size=12 if size == 2 else 9)
+
+class OfItself:
+    """Data that hands out this rank's part of each batch, at its word."""
+    num_replicas, rank = size, rank
+
+    def __init__(self):
+        self.drawn = 0
+
+    def __len__(self):
+        return 5
+
+    def __iter__(self):
+        for first in range(self.drawn * 12, LENGTH, 12):
+            self.drawn += 1
+            ids = numpy.arange(first, min(first + 12, LENGTH))[rank::size]
+            yield ids, x[ids], y[ids]
+        self.drawn = 0
+
+    def state_dict(self):
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state):
+        self.drawn = state["drawn"]
+
+class OfState(OfItself):
+    """Such data, with a state of its own after each pass."""
+
+    def state_dict(self):
+        return {"drawn": self.drawn, "rank": rank}
+
+everywhere = {}
+
+def of_itself(kind=OfItself):
+    return everywhere.setdefault(kind, kind())
+
+def of_state():
+    return of_itself(OfState)
+
+def shared_out(states, rank, size):
+    # what was counted stays in sum; the drawn numbers are those of the ranks that are left
+    counted = sum(state["samples"] for state in states)
+    drawn = states[rank % len(states)]["drawn"]
+    return {"samples": counted // size + (rank < counted % size), "drawn": drawn}
+
+def train(run, make, dies=None, dropout=0.0, max_epoch=4, merge=shared_out, window=1):
+    """`dies`: the step in which the last rank kills itself, once a checkpoint of this name is there."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    layers = [torch.nn.Linear(5, 24), torch.nn.Tanh(), torch.nn.Dropout(dropout), torch.nn.Linear(24, 1)]
+    bare = torch.nn.Sequential(*layers).double()
+    model = everstep.torch.parallel(bare, bucket_cap_mb=0.001)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    seen = {"samples": 0, "drawn": 0}
+    state = {"model": model, "optimizer": optimizer, "seen": everstep.PerRank(seen, merge=merge)}
+    saves = everstep.Checkpoints(Every(steps=4) | Every(epochs=1))
+    stopper = everstep.EarlyStop("valid_loss", patience=50)
+    given = dict(seed=7, max_epoch=max_epoch, uneven="weight", services=[saves, stopper])
+    with everstep.TrainLoop(run, state, **given) as loop:
+        say("seen", json.dumps([loop.step, seen]))
+        for epoch in loop.iter_epochs():
+            for step, (ids, bx, by) in loop.iter_steps(make()):
+                if dies and step == dies[0] and rank == size - 1:
+                    until = time.monotonic() + 30
+                    while dies[1] not in os.listdir(run + "/checkpoints") and time.monotonic() < until:
+                        time.sleep(0.01)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                say("ids", json.dumps([step, torch.as_tensor(ids).tolist()]))
+                bx, by = torch.as_tensor(bx), torch.as_tensor(by)
+                loss = torch.nn.functional.mse_loss(model(bx), by)
+                if step % window == 1 % window:
+                    optimizer.zero_grad()
+                (loss * loop.batch_weight).backward()
+                if step % window == 0:
+                    optimizer.step()
+                seen["samples"] += len(ids)
+                seen["drawn"] += int(torch.randint(1000, ()))
+                loop.collect_metrics(loss=loss)
+            with loop.evaluation(), torch.no_grad():
+                bare.eval()
+                loss = torch.nn.functional.mse_loss(bare(torch.as_tensor(x)), torch.as_tensor(y))
+                loop.collect_metrics(valid_loss=loss)
+                bare.train()
+    say("ended", json.dumps([seen, loop.ending.digest, loop.ending.one_fingerprint]))
+'''
+
+KINDS = ["of_arrays", "of_loader", "of_torch", "of_torchdata", "with_workers", "checked"]
+
+
+def trained(run: Path, size: int, make: str = "of_arrays", *, fails: bool = False, **given: Any) -> list[str]:
+    """Train until the end, an error, or the death of the last rank; return what each rank said."""
+    arguments = "".join(f", {name}={value!r}" for name, value in given.items())
+    with started(f"{PROGRAM}\ntrain({str(run)!r}, {make}{arguments})", size) as processes:
+        said = ended(processes)
+        codes = [process.returncode for process in processes]
+    if given.get("dies"):
+        assert codes[-1] == -signal.SIGKILL and 0 not in codes, "\n".join(said)
+    else:
+        assert codes == [int(fails)] * size, "\n".join(said)
+    return said
+
+
+def told(said: Sequence[str], word: str) -> list[list[Any]]:
+    """What each rank said with this word."""
+    return [
+        [json.loads(line.split(word, 1)[1]) for line in text.splitlines() if f": {word} " in line]
+        for text in said
+    ]
+
+
+def samples(said: Sequence[str]) -> dict[int, list[int]]:
+    """The samples of each step, of all ranks together."""
+    found: dict[int, list[int]] = {}
+    for ids in told(said, "ids"):
+        for step, mine in ids:
+            found.setdefault(step, []).extend(mine)
+    return {step: sorted(ids) for step, ids in found.items()}
+
+
+def losses(run: Path) -> dict[tuple[str, int], float]:
+    rows = RunJournal(run).rows()
+    return {(row.name, row.step): row.value for row in rows if row.phase in ("step", "tail")}
+
+
+AT_AN_END, INSIDE = "epoch-0001-step-00000005", "step-00000008"
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_four_two_one_three(make: str, tmp_path: Path) -> None:
+    straight, run = tmp_path / "straight", tmp_path / "run"
+    expected = samples(trained(straight, 1, make))
+    assert [len(ids) for ids in expected.values()] == [12, 12, 12, 12, 11] * 4
+    found: dict[int, list[int]] = {}
+    plan = ((4, (7, AT_AN_END), 0, 0), (2, (10, INSIDE), 5, 59), (1, (15, "step-00000012"), 8, 95))
+    for size, dies, resumed, counted in (*plan, (3, None, 12, 142)):
+        said = trained(run, size, make, dies=dies)
+        starts = [start for (start,) in told(said, "seen")]
+        assert {step for step, _ in starts} == {resumed}
+        assert sum(seen["samples"] for _, seen in starts) == counted, "what each rank counted is merged"
+        again = samples(said)
+        if dies:
+            again.pop(dies[0], None)  # the last rank had gone
+        for step, ids in again.items():
+            assert found.setdefault(step, ids) == ids, f"step {step} of {size} ranks"
+    assert found == expected
+    assert losses(run).keys() == losses(straight).keys()
+    for place, loss in losses(straight).items():
+        assert losses(run)[place] == pytest.approx(loss, abs=1e-10), place
+
+
+CHANGES = [(4, 2), (1, 2), (2, 1), (2, 3)]
+
+
+@pytest.mark.parametrize(("before", "now"), CHANGES)
+@pytest.mark.parametrize("make", ["of_arrays", "with_workers"])
+def test_kills_before_and_after_the_change_make_no_difference(
+    make: str, before: int, now: int, tmp_path: Path
+) -> None:
+    """Dropout, a counter of random numbers and workers' seeds are each rank's own, and keyed anew."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    trained(a, before, make, dies=(10, INSIDE), dropout=0.2)
+    trained(b, before, make, dies=(4, "epoch-0000-step-00000000"), dropout=0.2)
+    trained(b, before, make, dies=(9, INSIDE), dropout=0.2)
+    said = trained(a, now, make, dropout=0.2)
+    # before the first save of the new ranks, and after two
+    trained(b, now, make, dies=(9, INSIDE), dropout=0.2)
+    trained(b, now, make, dies=(14, "step-00000012"), dropout=0.2)
+    again = trained(b, now, make, dropout=0.2)
+    assert compare_runs(a, b) == []
+    assert told(said, "ended") == told(again, "ended")
+    ((_, _, one_fingerprint),) = told(said, "ended")[0]
+    assert one_fingerprint is False
+
+
+def test_the_change_is_recorded_said_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    trained(run, 2, dies=(7, AT_AN_END))
+    said = trained(run, 3, dies=(8, AT_AN_END))[0]
+    change = "the checkpoint is of 2 ranks, and this start has 3 ranks"
+    assert said.count(change) == 1 and "not to the bit" in said
+    again = trained(run, 3, max_epoch=2)[0]
+    assert again.count(change) == 1, "said at each start that continues from such a checkpoint"
+    assert "resume verified: 2 steps executed again" in again, (
+        "the steps of 3 ranks are compared with those of 3"
+    )
+    journal = RunJournal(run)
+    starts = [event.data["facts"] for event in journal.events("segment", valid=False)]
+    assert [(facts["ranks"], facts.get("ranks_before")) for facts in starts] == [(2, None), (3, 2), (3, 2)]
+    decided = [e.data for e in journal.events("decision", valid=False) if e.data["what"] == "chosen"]
+    assert [(each["why"], each["step"]) for each in decided] == [("another number of ranks", 5)]
+    shown = CliRunner().invoke(show, [str(run)]).output
+    assert "2 -> 3" in shown and "more than one kind of machine, number or layout of ranks" in shown
+    monkeypatch.setenv("EVERSTEP_INDEX", str(tmp_path / "everstep.db"))
+    CliRunner().invoke(sync, [str(run)])
+    columns, values = CliRunner().invoke(runs).output.splitlines()[:2]
+    assert columns.split()[-1] == "ranks" and values.split()[-1] == "3"
+    finished = trained(run, 2, max_epoch=2)[0]
+    assert "this run is finished" in finished and "of 3 ranks, and" not in finished
+
+
+def damage(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, damage])
+def test_a_harmed_part_is_named_and_the_checkpoint_before_is_used(harm: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trained(run, 2, dies=(10, INSIDE))
+    harm(run / "checkpoints" / INSIDE / "rank-00001.safetensors")
+    said = trained(run, 1)
+    assert {start[0] for start in told(said, "seen")[0]} == {5}
+    assert "rank-00001.safetensors" in said[0] and samples(said).keys() == set(range(6, 21))
+
+
+REFUSED = {
+    "no function": ("of_arrays", {"merge": None}, "'seen' is each rank's own", "start with 2 ranks"),
+    "a window": ("of_arrays", {"window": 3}, "window of accumulated gradients", "start with 2 ranks"),
+    "other batches": ("of_few", {}, "batch_size was 12 at the checkpoint and is 9 now", "checkpoint's data"),
+    "a place": ("of_itself", {}, "ranks was 2 at the checkpoint and is 3 now", "checkpoint's data"),
+    "a state": ("of_state", {}, "'state' was another on each rank", "start with 2"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_given_to_other_ranks_is_refused_by_all(what: str, tmp_path: Path) -> None:
+    make, given, *expected = REFUSED[what]
+    dies = (7, AT_AN_END) if what == "a state" else (10, INSIDE)
+    trained(tmp_path / "run", 2, make, dies=dies, **given)
+    for text in trained(tmp_path / "run", 3, make, fails=True, **given):
+        assert all(words in text for words in expected), text
+    trained(tmp_path / "run", 2, make, **given)  # nothing is lost: as many ranks as before continue

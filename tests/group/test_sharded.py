@@ -1,0 +1,254 @@
+"""Sharded models: each rank saves what it holds, and a run that was killed ends as the undisturbed."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import ended, lines_by_rank, outputs, started, strike
+from safetensors.numpy import load_file
+from sharded_loops import HEAD
+
+from everstep.proof.compare import compare_runs
+from everstep.record import RunJournal
+
+LAYOUTS = [
+    ("fsdp", 2),
+    ("fsdp", 4),
+    ("window", 2),
+    ("clipped", 2),
+    ("mixed precision", 2),
+    ("hsdp", 4),
+]
+
+
+def manifest(folder: Path) -> Any:
+    return json.loads((folder / "manifest.json").read_bytes())["body"]
+
+
+@pytest.mark.parametrize(("how", "size"), LAYOUTS)
+def test_killed_twice_it_ends_as_the_undisturbed(how: str, size: int, tmp_path: Path) -> None:
+    def train(name: str, kill_at: int) -> list[int | None]:
+        program = f"{HEAD}\ntrain({str(tmp_path / name)!r}, {how!r}, {kill_at})"
+        with started(program, size) as processes:
+            said = ended(processes)
+        codes = [process.returncode for process in processes]
+        assert kill_at or codes == [0] * size, "\n".join(said)
+        return codes
+
+    train("straight", 0)
+    assert train("killed", 8)[-1] == -signal.SIGKILL
+    assert train("killed", 11)[-1] == -signal.SIGKILL
+    train("killed", 0)
+    assert compare_runs(tmp_path / "straight", tmp_path / "killed") == []
+
+
+def test_each_value_is_written_once_by_a_rank_that_holds_it(tmp_path: Path) -> None:
+    outputs(f"{HEAD}\ntrain({str(tmp_path / 'run')!r}, 'hsdp', epochs=1)", 4)
+    folder = tmp_path / "run/checkpoints/epoch-0001-step-00000005"
+    body = manifest(folder)
+    stored = {file: load_file(folder / file) for file in body["files"] if file.startswith("pieces-")}
+    assert len(stored) > 2  # copies share the work
+    used = set()
+    for name, facts in body["arrays"].items():
+        if name.endswith(("weight", "bias", "exp_avg", "exp_avg_sq")):
+            pieces = facts["pieces"]
+            used |= {(piece["file"], piece["key"]) for piece in pieces}
+            rows = [row for p in pieces for row in range(p["offset"][0], p["offset"][0] + p["shape"][0])]
+            assert sorted(rows) == list(range(facts["shape"][0])), name
+            assert all([*stored[p["file"]][p["key"]].shape] == p["shape"] for p in pieces)
+    assert used == {(file, key) for file, arrays in stored.items() for key in arrays}
+
+
+def told(said: list[str], word: str) -> str:
+    """What all ranks have said after a word."""
+    found = {
+        line.split(word)[1].strip() for text in said for line in text.splitlines() if f": {word} " in line
+    }
+    (only,) = found
+    return only
+
+
+def test_a_state_goes_from_one_layout_into_another(tmp_path: Path) -> None:
+    run, before = tmp_path / "run", ""
+    ways = [("fsdp", 4), ("ddp", 2), ("plain", 1), ("hsdp", 4), ("fsdp", 2), ("fsdp", 3)]
+    for number, (how, size) in enumerate(ways, 1):
+        given = f"{how!r}, epochs={number}, on_divergence='warn'"
+        said = outputs(f"{HEAD}\ntrain({str(run)!r}, {given})", size)
+        assert before in ("", told(said, "entered"))
+        before = told(said, "left")
+    outputs(f"{HEAD}\ntrain({str(tmp_path / 'alone')!r}, 'plain', epochs={len(ways)})", 1)
+    losses = [
+        [row.value for row in RunJournal(each).rows() if row.name == "loss" and row.phase == "step"]
+        for each in (run, tmp_path / "alone")
+    ]
+    assert len(losses[0]) == 5 * len(ways)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-10)
+
+
+def test_a_damaged_or_missing_shard_is_named_and_the_checkpoint_before_is_used(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    outputs(f"{HEAD}\ntrain({str(run)!r}, epochs=2)", 2)
+    newest = run / "checkpoints/epoch-0002-step-00000010"
+    torn = newest / "pieces-00001.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-1] + b"x")
+    said = "".join(outputs(f"{HEAD}\ntrain({str(run)!r}, epochs=3)", 2))
+    assert f"{torn} has changed since it was written" in said
+    assert "resuming epoch 2, step 8, from" in said
+    last = run / "checkpoints/epoch-0003-step-00000015/pieces-00000.safetensors"
+    last.unlink()
+    said = "".join(outputs(f"{HEAD}\ntrain({str(run)!r}, epochs=4)", 2))
+    assert f"{last} is missing" in said
+    assert "resuming epoch 3, step 14, from" in said
+
+
+FROZEN = """
+def frozen(run, epochs):
+    model = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.Linear(128, 1)).double()
+    model[0].requires_grad_(False)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model[1].parameters(), 0.01)
+    data = everstep.data.arrays(numpy.ones((40, 128)), batch_size=8)
+    each = [everstep.Checkpoints(Every(steps=2))]
+    state = {"model": model, "optimizer": optimizer}
+    with everstep.TrainLoop(run, state, max_epoch=epochs, services=each) as loop:
+        for epoch in loop.iter_epochs():
+            for step, (b,) in loop.iter_steps(data):
+                optimizer.zero_grad()
+                model(torch.as_tensor(b)).mean().backward()
+                optimizer.step()
+"""
+
+
+def test_frozen_shards_are_not_written_again_after_a_restart(tmp_path: Path) -> None:
+    run, shared = tmp_path / "run", []
+    for epochs in (1, 2):
+        outputs(f"{HEAD}\n{FROZEN}\nfrozen({str(run)!r}, {epochs})", 2)
+        shared.append(sorted(path.name for path in run.glob("shared/*")))
+    assert len(shared[0]) == 4 and shared[1] == shared[0]  # two copies of a file of each rank
+    newest = run / "checkpoints/epoch-0002-step-00000010"
+    assert all((newest / f"pieces-0000{rank}.safetensors").stat().st_size < 10_000 for rank in range(2))
+
+
+REFUSED = """
+def refused(state, **given):
+    try:
+        with everstep.TrainLoop(given.pop("run", "{run}"), state, max_epoch=1) as loop:
+            given.pop("then", lambda: None)()
+            for epoch in loop.iter_epochs():
+                for step, _ in loop.iter_steps(everstep.data.arrays(x, y, batch_size=12)):
+                    pass
+        return "taken"
+    except EverstepError as error:
+        return " ".join(str(error).split())
+
+adamw = torch.optim.AdamW
+model = bare()
+for layer in (model[0], model[2]):
+    fully_shard(layer)
+say(refused({"model": model, "optimizer": adamw(model.parameters())}))
+
+model = sharded(bare())
+say(refused({"model": everstep.PerRank(model), "optimizer": adamw(model.parameters())}))
+
+model = bare()
+model[0].requires_grad_(False)
+sharded(model)
+say(refused({"model": everstep.torch.trainable(model), "optimizer": adamw(model[2:].parameters())}))
+
+model = bare()
+late = {"model": model, "optimizer": adamw(model.parameters())}
+say(refused({"model": model}, then=lambda: sharded(model)))
+
+alone = dist.device_mesh.DeviceMesh("cpu", [rank])
+model = sharded(bare(), mesh=alone)
+say(refused({"model": model, "optimizer": adamw(model.parameters())}))
+
+mesh = dist.device_mesh.init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "model"))
+model = parallelize_module(bare(), mesh["model"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+say(refused({"model": model, "optimizer": adamw(model.parameters())}))
+fully_shard(model, mesh=mesh["data"])
+say(refused({"model": model, "optimizer": adamw(model.parameters())}))
+"""
+
+
+def test_what_cannot_be_saved_is_refused_by_name(tmp_path: Path) -> None:
+    program = REFUSED.replace("{run}", str(tmp_path / "run"))
+    said = lines_by_rank("".join(outputs(f"{HEAD}\n{program}", 2)))
+    wanted = [
+        "each would train model/4.weight, model/4.bias by itself, beside what fully_shard divides",
+        "'model' is each rank's own (PerRank), and the ranks hold it together",
+        "in trainable(...) '0.weight' is sharded over processes",
+        "'0.bias' was sharded after the loop was made",
+        "is sharded over",
+        "tensor parallel",
+        "tensor parallel",
+    ]
+    for lines in said.values():
+        assert len(lines) == len(wanted)
+        for line, part in zip(lines, wanted, strict=True):
+            assert part in line
+
+
+DIFFERING = """
+model = laid_out("hsdp")
+if rank == 3:
+    with torch.no_grad():
+        model[2].weight._local_tensor.mul_(2)
+optimizer = torch.optim.AdamW(model.parameters())
+try:
+    with everstep.TrainLoop({run!r}, {{"model": model, "optimizer": optimizer}}, max_epoch=1) as loop:
+        for epoch in loop.iter_epochs():
+            for step, _ in loop.iter_steps(everstep.data.arrays(x, y, batch_size=12)):
+                pass
+except EverstepError as error:
+    say(error)
+"""
+
+
+def test_copies_that_differ_make_no_checkpoint_and_the_ranks_are_named(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    said = outputs(f"{HEAD}\n{DIFFERING.format(run=str(run))}", 4)
+    for text in said:
+        assert "'user/model/2.weight' of rank 3 is not that of rank 1" in text
+    assert not list(run.glob("checkpoints/*"))
+
+
+@cache
+def undisturbed(folder: Path, size: int) -> Path:
+    run = folder / f"straight-{size}"
+    outputs(f"{HEAD}\ntrain({str(run)!r}, 'window', epochs=6)", size)
+    return run
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sharded")
+
+
+def struck(seed: int, folder: Path, run: Path) -> int:
+    """Kill a run of 2 or 4 ranks twice, at times that the seed chooses; then let it end, and compare."""
+    chosen, size, kills = random.Random(seed), 2 + 2 * (seed % 2), 0
+    for _ in range(2):
+        kills += strike(f"{HEAD}\ntrain({str(run)!r}, 'window', slow=0.02, epochs=6)", size, run, chosen, 1.2)
+    outputs(f"{HEAD}\ntrain({str(run)!r}, 'window', epochs=6)", size)
+    assert compare_runs(undisturbed(folder, size), run) == []
+    return kills
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_struck_at_any_time_it_ends_as_the_undisturbed(seed: int, folder: Path, tmp_path: Path) -> None:
+    struck(seed, folder, tmp_path / "run")
+
+
+@pytest.mark.parametrize("seed", range(20, 80))
+def test_struck_at_any_time_it_ends_as_the_undisturbed_often(
+    seed: int, folder: Path, tmp_path: Path, tally: Any
+) -> None:
+    kills = struck(seed, folder, tmp_path / "run")
+    tally("kills", kills, phase="ranks, at any time", door="fully_shard")

@@ -1,0 +1,101 @@
+"""Hostile files: each input ends in a value or in an error of everstep's, and nothing of a file runs.
+
+Every input is read in a process that may take half a gigabyte more than its imports, and whose audit hook
+hears of each import, compilation, execution, process, and file written outside the run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fuzz_targets import NAMES, Place, targets
+
+import tiers
+from whole_run import make_whole
+
+CHILD = Path(__file__).with_name("fuzz_child.py")
+INPUTS, MANY, PARTS = 240, 2_000, 4
+"""Inputs of a target in `make test-all`, and in each part of `make torture`: there over 100,000 in all."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_whole(tmp_path_factory.mktemp("fuzz") / "run")
+
+
+def fuzz(whole: Path, folder: Path, name: str, first: int, count: int) -> int:
+    """Hand a target's inputs to its readers, in a process of their own; returns their number."""
+    run = shutil.copytree(whole, folder / "run")
+    seed = str(tiers.today())
+    asked = [sys.executable, str(CHILD), str(run), name, seed, str(first), str(count)]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, f"{asked} died:\n{done.stdout}{done.stderr}"
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    repeat = f"to repeat one: python {CHILD} A_COPY_OF_A_RUN {name!r} {seed} NUMBER 1"
+    assert not told["faults"], "\n".join([repeat, *told["faults"]])
+    # else no input would get further than the door, or none would be refused
+    assert 0 < told["values"] < told["done"] == count, told
+    return count
+
+
+def test_all_targets_are_named(whole: Path, tmp_path: Path) -> None:
+    assert targets(Place(shutil.copytree(whole, tmp_path / "run"))).keys() == NAMES.keys()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hostile_input_ends_in_a_value_or_an_error(
+    whole: Path, tmp_path: Path, name: str, tally: Any
+) -> None:
+    count = fuzz(whole, tmp_path, name, 0, max(60, INPUTS // NAMES[name]))
+    tally("fuzz inputs", count, file=name)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("name", NAMES)
+def test_thousands_of_hostile_inputs_end_so(
+    whole: Path, tmp_path: Path, name: str, part: int, tally: Any
+) -> None:
+    count = MANY // NAMES[name]
+    fuzz(whole, tmp_path, name, INPUTS + part * count, count)
+    tally("fuzz inputs", count, file=name)
+
+
+ACTS = {
+    "import": "import antigravity_is_not_installed",
+    "compile": "eval('1 + ' + str(1))",
+    "exec": "exec(code)",
+    "pickle.find_class": "pickle.loads(pickled)",
+    "os.system": "os.system('true')",
+    "subprocess.Popen": "subprocess.run(['true'])",
+    "os.fork": "os._exit(0) if os.fork() == 0 else os.wait()",
+    "open for writing": "open('/dev/shm/written', 'w')",
+    "os.remove": "os.remove('/dev/shm/written')",
+    "ctypes.dlopen": "ctypes.CDLL(None)",
+}
+
+
+@pytest.mark.parametrize(("heard", "act"), ACTS.items())
+def test_the_watch_hears_it(tmp_path: Path, heard: str, act: str) -> None:
+    """A reader that does this would be caught."""
+    program = f"""
+import contextlib, ctypes, fractions, os, pickle, subprocess, sys
+sys.path.insert(0, {str(CHILD.parent)!r})
+from fuzz_child import Watch, one_input
+code, pickled = compile("1", "here", "eval"), pickle.dumps(fractions.Fraction)
+class Reader:
+    may = (Exception,)
+    def read(self, data):
+        {act}
+watch = Watch({str(tmp_path)!r})
+watch.arm()
+print(one_input(Reader(), b"", watch))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert heard in done.stdout, done.stdout
+    assert "(False, '')" not in done.stdout

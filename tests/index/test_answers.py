@@ -1,0 +1,202 @@
+"""What a query returns: a list that a notebook shows, and that becomes a frame."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+import sys
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pytest
+
+import everstep
+from everstep.display.line_chart import MOST_LINES, Chart, Line, drawn, thinned
+from everstep.errors import ConfigError
+from everstep.index.answer import Documents
+from tiny_runs import Tiny
+
+HOSTILE = "<img src=x onerror=alert(1)>\u202e&amp;"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, one of them with a hostile name; no test changes them."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, rate in (("plain", 0.1), (HOSTILE, 0.2)):
+        config = {
+            "optimizer": {"lr": rate, "betas": [0.9, 0.99]},
+            "mixed": rate if rate > 0.1 else "no",
+            "said": HOSTILE,
+        }
+        Tiny(folder / name, max_epoch=2, config=config).train(
+            tail=lambda loop, epoch: loop.collect_metrics(**{"valid_loss": 1 / epoch, HOSTILE: epoch})
+        )
+    return folder
+
+
+class Page(HTMLParser):
+    """Elements, attributes and text of HTML, as a browser reads them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: dict[str, list[str]] = {}
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            self.attributes.setdefault(name, []).append(value)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def pictures(self) -> list[ET.Element]:
+        """The charts, parsed as strict XML."""
+        start = "data:image/svg+xml;base64,"
+        assert all(source.startswith(start) for source in self.attributes.get("src", ()))
+        sources = self.attributes.get("src", ())
+        return [ET.fromstring(base64.b64decode(source.removeprefix(start))) for source in sources]
+
+
+def query(folder: Path, collection: str, where: Any = None, **how: Any) -> Documents:
+    return everstep.query(collection, where, index=folder, **how)
+
+
+def test_an_answer_is_a_list_of_dictionaries(folder: Path) -> None:
+    found = query(folder, "metrics", {"name": "loss", "phase": "step"}, fields=["step", "value"])
+    assert found == [dict(one) for one in found] and repr(found) == repr(list(found))
+    assert found[:2].columns == ("step", "value") and isinstance(found[:2], Documents)
+    assert isinstance(found[0], dict)
+
+
+def test_a_frame_has_a_column_for_each_value(folder: Path) -> None:
+    found = query(folder, "runs", sort="config.optimizer.lr")
+    for frame in (found.to_pandas(), found.to_polars()):
+        assert list(frame["config.optimizer.lr"]) == [0.1, 0.2]
+        assert list(frame["step"]) == [8, 8] and list(frame["valid_loss"]) == [0.5, 0.5]
+        assert list(frame.columns[:2]) == ["name", "status"]
+        assert "config" not in frame.columns
+    assert found.to_pandas()["config.optimizer.betas"][0] == [0.9, 0.99]
+    assert found.to_polars()["config.optimizer.betas"][0] == "[0.9, 0.99]"
+    assert found.to_polars()["config.mixed"].to_list() == ['"no"', "0.2"]
+
+
+def test_rows_of_metrics_keep_their_bits_and_kinds(folder: Path) -> None:
+    found = query(folder, "metrics", {"name": "loss"})
+    pandas, polars = found.to_pandas(), found.to_polars()
+    assert [x.hex() for x in pandas["value"]] == [x.hex() for x in polars["value"]]
+    assert [x.hex() for x in polars["value"]] == [row["value"].hex() for row in found]
+    assert polars.schema["step"] == pl.Int64 and polars.schema["wall"] == pl.Boolean
+    assert pandas.dtypes["step"] == "int64" and len(pandas) == len(polars) == len(found) > 0
+
+
+def test_values_that_a_database_cannot_tell_apart_stay_apart() -> None:
+    rows = Documents([{"a": math.nan, "n": 1, "big": 2**80}, {"n": 2.5, "big": 1, "l": [1, {"b": None}]}])
+    frame = rows.to_polars()
+    assert math.isnan(frame["a"][0]) and frame["a"][1] is None
+    assert frame["n"].to_list() == [1.0, 2.5]
+    assert frame["big"].to_list() == [str(2**80), "1"] and frame["l"].to_list() == [None, '[1, {"b": null}]']
+    assert rows.to_pandas()["big"].tolist() == [2**80, 1]
+
+
+def test_no_documents_are_a_frame_with_the_columns(folder: Path) -> None:
+    found = query(folder, "metrics", {"name": "nothing"}, fields=["run", "value"])
+    assert list(found.to_pandas().columns) == found.to_polars().columns == ["run", "value"]
+    assert found._repr_html_() == "<p>no documents</p>"
+    assert isinstance(found.to_pandas(), pd.DataFrame)
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars"])
+def test_a_frame_needs_its_package(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=f"pip install {package}"):
+        getattr(Documents([{"a": 1}]), f"to_{package}")()
+
+
+def test_a_notebook_shows_runs_as_a_table(folder: Path) -> None:
+    page = Page(query(folder, "runs", {"config.optimizer.lr": {"$gt": 0}})._repr_html_())
+    assert page.tags.count("tr") == 3 and "img" not in page.tags
+    for text in ("plain-", "finished", "valid_loss", "config.optimizer.lr", "0.2"):
+        assert text in page.text
+
+
+def test_a_notebook_shows_metrics_as_charts_and_a_table(folder: Path) -> None:
+    page = Page(query(folder, "metrics")._repr_html_())
+    charts = page.pictures()
+    titles = ["".join(chart.itertext()) for chart in charts]
+    assert [title.split("loss")[0] for title in titles[:2]] == ["epoch/", "step/"] and len(titles) == 4
+    paths = [each for each in charts[1].iter() if each.tag.endswith("path") and each.get("fill") == "none"]
+    assert len(paths) == 4, "a line and its mark in the legend, for each run"
+    assert "step/loss by step" in page.attributes["alt"][1] and "8 points, last" in page.attributes["alt"][1]
+    assert "more rows" in page.text
+
+
+def test_a_chart_of_rows_without_names_is_of_the_metric_that_was_asked_for(folder: Path) -> None:
+    asked = {"phase": "step"}
+    (chart,) = Page(
+        query(folder, "metrics", {"name": "loss", **asked}, fields=["step", "value"])._repr_html_()
+    ).pictures()
+    assert "".join(chart.itertext()).startswith("loss")
+    mixed = query(folder, "metrics", asked, fields=["step", "value"])
+    assert Page(mixed._repr_html_()).pictures() == []
+
+
+def test_names_are_data_never_markup(folder: Path) -> None:
+    for collection in ("runs", "configs", "metrics", "evaluations", "checkpoints"):
+        text = query(folder, collection)._repr_html_()
+        page = Page(text)
+        assert set(page.tags) <= {"table", "thead", "tbody", "tr", "th", "td", "p", "b", "img"}
+        assert set(page.attributes) <= {"align", "alt", "src"}
+        assert "\u202e" not in text
+        assert collection == "checkpoints" or re.search(r"&lt;img src=x onerror=alert\(1\)&gt;", text)
+        for chart in page.pictures():
+            tags = {each.tag.rpartition("}")[2] for each in chart.iter()}
+            assert tags <= {"svg", "text", "path", "circle"}
+            assert not {name for each in chart.iter() for name in each.attrib} & {"href", "onload", "style"}
+
+
+# ---------------------------------------------------------------------------------------- charts
+
+
+def words(chart: Chart) -> str:
+    return "|".join(ET.fromstring(drawn(chart)).itertext())
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([math.nan, math.inf], "no finite value|a (2 not finite)"),
+        ([1e308, -1e308], "-1e+308"),
+        ([0.25], "0.24|0.26"),
+        ([5e-324, 0.0], "a"),
+        ([3.0, math.nan, 3.0], "a (1 not finite)"),
+    ],
+)
+def test_any_value_can_be_drawn(values: list[float], said: str) -> None:
+    chart = Chart("a", [Line("a", list(range(len(values))), values)])
+    assert said in words(chart)
+    assert "nan" not in drawn(chart).replace("not finite", "") and "inf" not in re.sub(
+        "finite", "", drawn(chart)
+    )
+
+
+def test_a_peak_of_one_step_is_drawn() -> None:
+    points = [(float(x), 0.0) for x in range(100_000)]
+    points[33_333], points[77_777] = (33_333.0, 9.0), (77_777.0, -9.0)
+    kept = thinned(points, 300)
+    assert len(kept) <= 1200 and {(33_333.0, 9.0), (77_777.0, -9.0), points[0], points[-1]} <= set(kept)
+    assert kept == sorted(kept)
+
+
+def test_lines_that_do_not_fit_are_counted() -> None:
+    lines = [Line(f"run {n}", [1, 2], [n, n]) for n in range(MOST_LINES + 3)]
+    assert words(Chart("loss", lines)).endswith("... and 3 more")
+    assert Chart("loss", lines).words().endswith("3 more")

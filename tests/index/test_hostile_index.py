@@ -1,0 +1,120 @@
+"""An index that somebody sent, or files beside an index: nothing is deleted, and the runs are shown."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from index_runs import indexed
+
+import everstep
+from everstep.errors import RunIndexError
+from everstep.index.database import Database
+from everstep.index.index_errors import MalformedIndexError, UnwritableIndexError
+from everstep.index.run_queries import newest_facts
+from everstep.index.shipping import sync
+
+
+def rollback_file(index: Path, victim: Path) -> bytes:
+    """A journal of SQLite without a page, by which SQLite deletes another file: the super-journal."""
+    magic, name = bytes.fromhex("d9d505f920a163d7"), os.fsencode(victim)
+    header = magic + struct.pack(">IIIII", 0, 0, index.stat().st_size // 4096, 512, 4096)
+    page = struct.pack(">I", 0x40000000 // 4096 + 1)
+    return header.ljust(512, b"\0") + page + name + struct.pack(">II", len(name), sum(name)) + magic
+
+
+@pytest.mark.parametrize("through_a_link", [False, True])
+def test_a_file_beside_the_index_deletes_nothing(tmp_path: Path, through_a_link: bool) -> None:
+    folder = indexed(tmp_path / "sent")
+    victim = tmp_path / "precious"
+    victim.write_text("precious")
+    index = folder / "everstep.db"
+    if through_a_link:
+        index = index.rename(tmp_path / "elsewhere.db")
+        (folder / "everstep.db").symlink_to(index)
+    Path(f"{index}-journal").write_bytes(rollback_file(index, victim))
+    with pytest.warns(RuntimeWarning, match=r"-journal is there.*Move both files away and run everstep sync"):
+        assert [run["step"] for run in everstep.query("runs", index=folder)] == [3]
+    with pytest.raises(UnwritableIndexError, match="-journal is there"):
+        sync(Database(folder / "everstep.db"), [folder])
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("end", ["-journal", "-wal", "-shm"])
+def test_a_fifo_beside_the_index_holds_nobody(tmp_path: Path, end: str) -> None:
+    folder = indexed(tmp_path / "sent")
+    os.mkfifo(folder / f"everstep.db{end}")
+    asked = [sys.executable, "-m", "everstep", "runs", "--index", str(folder)]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0 and "finished" in done.stdout and f"everstep.db{end} is" in done.stderr
+
+
+def test_an_index_in_another_mode_is_brought_back(tmp_path: Path) -> None:
+    folder = indexed(tmp_path / "runs")
+    with sqlite3.connect(folder / "everstep.db") as connection:
+        assert connection.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
+    connection.close()
+    assert len(everstep.query("runs", index=folder)) == 1
+    with sqlite3.connect(folder / "everstep.db") as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    connection.close()
+
+
+ENDLESS = (
+    "CREATE VIEW runs AS WITH RECURSIVE t(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM t) SELECT * FROM t"
+)
+TRIGGER = "CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM runs; END"
+
+
+@pytest.mark.parametrize(
+    "statements", [("ALTER TABLE runs RENAME TO old", ENDLESS), (TRIGGER,)], ids=["view", "trigger"]
+)
+def test_what_computes_in_the_place_of_a_table_is_refused(
+    tmp_path: Path, statements: tuple[str, ...]
+) -> None:
+    folder = indexed(tmp_path / "sent")
+    shutil.move(folder / "everstep.db", folder / "other.db")
+    with sqlite3.connect(folder / "other.db") as connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+    with pytest.raises(RunIndexError, match=r"is not a table; move it away and run everstep sync"):
+        everstep.query("runs", index=folder / "other.db")
+
+
+@pytest.mark.parametrize("facts", ["not json", "[1, 2]"])
+def test_a_row_that_everstep_does_not_write_is_a_malformed_index(tmp_path: Path, facts: str) -> None:
+    folder = indexed(tmp_path / "sent")
+    database = Database(folder / "everstep.db")
+    with sqlite3.connect(folder / "everstep.db") as connection:
+        connection.execute("UPDATE segments SET facts = ?", [facts])
+    connection.close()
+    with pytest.raises(MalformedIndexError, match="a row has"), database.read() as found:
+        newest_facts(found)
+    assert [run["step"] for run in everstep.query("runs", index=folder)] == [3]
+
+
+@pytest.mark.parametrize(
+    ("table", "column"), [("metrics", "step"), ("metrics", "value"), ("segments", "last")]
+)
+def test_a_row_of_an_older_index_that_cannot_be_migrated_is_a_malformed_index(
+    tmp_path: Path, table: str, column: str
+) -> None:
+    folder = indexed(tmp_path / "sent")
+    with sqlite3.connect(folder / "everstep.db") as connection:
+        for statement in ("DROP TABLE blocks", "DROP INDEX labels", "PRAGMA user_version = 3"):
+            connection.execute(statement)
+        connection.execute(f"UPDATE {table} SET {column} = 'words'")
+    connection.close()
+    with (
+        pytest.raises(MalformedIndexError, match="a row has values of other types"),
+        Database(folder / "everstep.db").read(),
+    ):
+        pass
+    assert [run["step"] for run in everstep.query("runs", index=folder)] == [3]

@@ -1,0 +1,81 @@
+"""The watch over run directories sees each change, also one that changes no folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep.index.database import Database
+from everstep.index.journal_watch import JournalWatch
+from everstep.index.run_queries import find_run, labels_of
+from everstep.labels import add_tags
+from everstep.record import ACCEPTED, Block, Journal, Position, RunDir, RunLock
+
+Look = Callable[[], dict[str, Any]]
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> RunDir:
+    run = RunDir.open(tmp_path / "run", seed=1)
+    with closing(Journal.open(run.path, 1, None, {}, warn=print)) as journal:
+        journal.append(Block(1, "step", "loss", False, [1, 2], [0.5, 0.25], [1, 1], [0, 0]))
+        journal.event("diverged", {"step": 2})
+        journal.event("ended", {"reason": "done", "step": 2})
+    return run
+
+
+@pytest.fixture
+def look(finished: RunDir) -> Look:
+    """Look, and return what the index has."""
+    database = Database(None)
+    watch = JournalWatch([finished.path.parent])
+    watch._marks.clear()  # as in a folder that has just come
+
+    def looked() -> dict[str, Any]:
+        known: list[dict[str, Any]] = []
+        with database.read() as connection:
+            if connection.exec_driver_sql("SELECT count(*) FROM runs").scalar():
+                known = [find_run(connection, finished.id)]
+        assert watch.look(database, [{**run, "host": None} for run in known]) == []
+        with database.read() as connection:
+            found = find_run(connection, finished.id)
+            return {**found, "labels": labels_of(connection)}
+
+    return looked
+
+
+def test_a_finished_run_that_is_resumed_in_a_file_that_is_empty_at_first(
+    finished: RunDir, look: Look
+) -> None:
+    assert look()["status"] == "finished"
+    lock = RunLock(finished.path)
+    lock.acquire()
+    try:
+        with closing(Journal.open(finished.path, 2, Position(1, 1), {}, warn=print)) as journal:
+            assert look()["status"] == "finished"  # the new file has no byte
+            journal.append(Block(1, "step", "loss", False, [3], [0.5], [1], [0]))
+            journal.flush()
+            found = look()
+            assert (found["status"], found["step"]) == ("running", 3)
+            add_tags(finished.path, ["while-it-runs"])
+            assert look()["labels"] == {1: {"tags": '["while-it-runs"]'}}
+    finally:
+        lock.release()
+
+
+def test_an_accepted_divergence_in_a_file_that_is_empty_at_first(finished: RunDir, look: Look) -> None:
+    assert look()["diverged"] == 2
+    with closing(Journal.open(finished.path, 2, Position(1, 1000), None, warn=print)) as decision:
+        assert look()["diverged"] == 2
+        decision.decide({"what": ACCEPTED, "step": 2})
+    assert look()["diverged"] is None
+
+
+def test_a_label_of_a_finished_run(finished: RunDir, look: Look) -> None:
+    assert look()["labels"] == {}
+    add_tags(finished.path, ["good"])
+    assert look()["labels"] == {1: {"tags": '["good"]'}}

@@ -1,0 +1,48 @@
+"""A program of one mirrored run: `python mirror_program.py RUN MIRROR EPOCHS`.
+
+It trains epochs of 4 steps, saves at each second step and each epoch's end, and keeps the two newest
+checkpoints and the best weights.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import everstep
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tiny_runs import LoopHook, Tiny
+
+EPOCHS = 3
+
+
+def make(run_dir: Path, mirror: str | Path | None, epochs: int = EPOCHS, **arguments: Any) -> Tiny:
+    """The run; its losses are best at some epoch's end."""
+    saves = everstep.Checkpoints(
+        everstep.Every(steps=2) | everstep.Every(epochs=1),
+        keep_last=2,
+        mirror=mirror,
+        mirror_wait=arguments.pop("mirror_wait", 30.0),
+    )
+    services = [saves, everstep.Best("valid_loss"), *arguments.pop("services", ())]
+    return Tiny(run_dir, max_epoch=epochs, services=services, **arguments)
+
+
+def train(tiny: Tiny, inside: LoopHook = lambda loop, step: None) -> Tiny:
+    """Train to the end, with a value for `Best` after each epoch."""
+
+    def tail(loop: Any, epoch: int) -> None:
+        loop.collect_metrics(valid_loss=float(abs(tiny.w).sum()))
+
+    return tiny.train(inside, tail)
+
+
+if __name__ == "__main__":
+    run_dir, mirror, epochs = sys.argv[1:4]
+    tiny = make(Path(run_dir), mirror, int(epochs), say=lambda line: print(line, flush=True))
+    pause = float(os.environ.get("PAUSE", "0"))
+    train(tiny, lambda loop, step: time.sleep(pause))

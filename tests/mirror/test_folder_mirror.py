@@ -1,0 +1,554 @@
+"""A mirror in a plain folder: a disk vanishes, comes back, or is another run's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mirror_program import make, train
+
+import everstep
+from everstep import hazard
+from everstep.errors import ConfigError, MirrorError, RunLockedError
+from everstep.mirror import uploads
+from tiny_runs import Tiny, rows
+
+
+@pytest.fixture
+def disarmed() -> Iterator[None]:
+    yield
+    hazard.arm(None)
+
+
+@pytest.fixture
+def right(tmp_path: Path) -> Any:
+    """The result of the run that nobody disturbed."""
+    return train(make(tmp_path / "plain", None)).result()
+
+
+def contents(mirror: Path) -> dict[str, Any]:
+    """The newest list of a mirror."""
+    body: dict[str, Any] = json.loads(max((mirror / "contents").glob("*.json")).read_bytes())["body"]
+    return body
+
+
+def committed(run_dir: Path) -> set[str]:
+    """What a directory has of what a mirror holds."""
+    found = [p for top in ("checkpoints", "best", "journal") for p in (run_dir / top).rglob("*")]
+    return {p.relative_to(run_dir).as_posix() for p in found if p.is_file() and p.suffix != ".trail"}
+
+
+def await_checkpoint(mirror: Path, name: str) -> None:
+    """Wait until a checkpoint is in the newest list."""
+    end = time.monotonic() + 30
+    while f"checkpoints/{name}/manifest.json" not in contents(mirror)["files"]:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def warnings_of(tiny: Tiny) -> list[str]:
+    return [line for line in tiny.lines if line.startswith("warning") and "mirror" in line]
+
+
+class _Vanished(Exception):
+    """Stands for a program that fails."""
+
+
+def stop_at(run_dir: Path, mirror: Path | None, step: int, **arguments: Any) -> Tiny:
+    """A start that ends by an error of the program in the body of a step."""
+    tiny = make(run_dir, mirror, **arguments)
+
+    def inside(loop: Any, now: int) -> None:
+        if now == step:
+            raise _Vanished
+
+    with pytest.raises(_Vanished):
+        train(tiny, inside)
+    return tiny
+
+
+def test_an_empty_machine_goes_on_exactly(tmp_path: Path, right: Any) -> None:
+    mirror = tmp_path / "elsewhere" / "mirror"
+    first = train(make(tmp_path / "first", mirror, epochs=2))
+    shutil.rmtree(tmp_path / "first")
+    second = train(make(tmp_path / "second", mirror))
+    assert second.result() == right
+    assert any("the run comes from its mirror" in line for line in second.lines)
+    assert not warnings_of(first) + warnings_of(second)
+    third = train(make(tmp_path / "third", mirror))  # finished: no step is run
+    assert third.seen == [] and third.result() == right
+
+
+def test_the_mirror_holds_what_the_directory_has_and_nothing_else(tmp_path: Path) -> None:
+    mirror, run_dir = tmp_path / "mirror", tmp_path / "run"
+    train(make(run_dir, mirror))
+    held = contents(mirror)
+    assert set(held["files"]) == committed(run_dir)
+    assert held["notes"]["checkpoint"] == (run_dir / "checkpoint").read_text()
+    keys = {part[0] for parts in held["files"].values() for part in parts}
+    there = {p.relative_to(mirror).as_posix() for p in (mirror / "files").rglob("*") if p.is_file()}
+    assert there == keys
+    assert len(list((mirror / "contents").iterdir())) == 2
+    for path, parts in held["files"].items():
+        assert b"".join((mirror / key).read_bytes() for key, _, _ in parts) == (run_dir / path).read_bytes()
+
+
+def test_a_directory_that_had_no_mirror_gets_one(tmp_path: Path, right: Any) -> None:
+    stop_at(tmp_path / "run", None, 7)
+    stop_at(tmp_path / "run", tmp_path / "mirror", 8)
+    assert set(contents(tmp_path / "mirror")["files"]) == committed(tmp_path / "run")
+    assert {path for path in contents(tmp_path / "mirror")["files"] if "segment" in path} == {
+        "journal/segment-0001.evj",
+        "journal/segment-0002.evj",
+    }
+
+
+def test_a_directory_that_is_behind_is_brought_up(tmp_path: Path, right: Any) -> None:
+    """The first disk comes back after a second machine has gone on."""
+    mirror = tmp_path / "mirror"
+    train(make(tmp_path / "first", mirror, epochs=1))
+    train(make(tmp_path / "second", mirror, epochs=2))
+    again = train(make(tmp_path / "first", mirror))
+    assert again.result() == right
+    assert [step for _, step, _ in again.seen] == [9, 10, 11, 12]
+    aside = tmp_path / "first" / "superseded"  # nothing was deleted that only this directory had
+    assert {path.name.partition(".")[0] for path in aside.glob("*")} == {
+        "step-00000002",
+        "epoch-0001-step-00000004",
+    }
+
+
+def test_rows_that_only_the_directory_has_stay(tmp_path: Path, right: Any) -> None:
+    """Killed after a commit: the directory has rows that were never uploaded, and no checkpoint more."""
+    mirror, first = tmp_path / "mirror", tmp_path / "first"
+    train(make(first, mirror, epochs=1))
+    segment = first / "journal" / "segment-0001.evj"
+    segment.write_bytes(segment.read_bytes() + b"rows")
+    train(make(tmp_path / "second", mirror, epochs=2))
+    assert train(make(first, mirror)).result() == right
+    assert segment.read_bytes().endswith(b"rows")
+
+
+def test_trained_apart_is_refused_and_either_can_go_on(tmp_path: Path, right: Any) -> None:
+    mirror, first = tmp_path / "mirror", tmp_path / "first"
+    train(make(first, mirror, epochs=1))
+    train(make(first, None, epochs=2))  # without the mirror: its checkpoints are there alone
+    train(make(tmp_path / "second", mirror, epochs=2))
+    before = sorted(path for path in first.rglob("*") if path.name not in ("lock", "lock.json"))
+    with pytest.raises(MirrorError, match=r"trained apart.*empty run directory.*another mirror"):
+        train(make(first, mirror))
+    assert sorted(path for path in first.rglob("*") if path.name not in ("lock", "lock.json")) == before
+    assert train(make(first, tmp_path / "another")).result() == right
+    assert train(make(tmp_path / "third", mirror)).result() == right
+
+
+def test_a_shorter_journal_of_its_own_is_another_history(tmp_path: Path) -> None:
+    """Nothing is moved before the journals are compared to the last byte that both have."""
+    mirror, first = tmp_path / "mirror", tmp_path / "first"
+    train(make(first, mirror, epochs=1))
+    train(make(first, None, epochs=2))
+    train(make(tmp_path / "second", mirror, epochs=2))
+    segment = first / "journal" / "segment-0002.evj"
+    segment.write_bytes(segment.read_bytes()[:700])
+    with pytest.raises(MirrorError, match=r"trained apart: journal/segment-0002.evj differs from byte 0 on"):
+        train(make(first, mirror))
+    assert not (first / "superseded").exists()
+
+
+def test_a_checkpoint_that_the_mirror_has_never_had_is_not_passed_over(tmp_path: Path) -> None:
+    mirror, first = tmp_path / "mirror", tmp_path / "first"
+    train(make(first, mirror, epochs=1))
+    old = shutil.copytree(mirror, tmp_path / "old")
+    stop_at(first, mirror, 7, epochs=3)
+    shutil.rmtree(mirror)
+    old.rename(mirror)  # as if the last uploads had never come
+    segment = first / "journal" / "segment-0002.evj"
+    data = segment.read_bytes()
+    segment.unlink()
+    train(make(tmp_path / "second", mirror, epochs=2))
+    segment.write_bytes(data[:2000])  # its own beginning of segment 2, and its checkpoint of step 6
+    with pytest.raises(MirrorError, match="trained apart"):
+        train(make(first, mirror))
+
+
+def test_another_run_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    mirror = tmp_path / "mirror"
+    train(make(tmp_path / "first", mirror, epochs=1))
+    train(make(tmp_path / "other", None, epochs=1))
+    held = contents(mirror)
+    other = make(tmp_path / "other", mirror)
+    with pytest.raises(MirrorError, match=r"is of the run first-\w+, and .* holds other-\w+: give each run"):
+        train(other)
+    assert other.seen == [] and contents(mirror) == held
+
+
+def test_of_two_machines_the_earlier_is_refused(tmp_path: Path, right: Any) -> None:
+    mirror = tmp_path / "mirror"
+    later: list[Tiny] = []
+
+    def inside(loop: Any, step: int) -> None:
+        if step == 6:
+            await_checkpoint(mirror, "epoch-0001-step-00000004")
+            later.append(train(make(tmp_path / "second", mirror)))
+
+    first = make(tmp_path / "first", mirror)
+    with pytest.raises(RunLockedError, match=r"was taken over by process .* in .*second"):
+        train(first, inside)
+    assert later[0].result() == right
+    assert any("took over the mirror from process" in line for line in later[0].lines)
+    assert train(make(tmp_path / "third", mirror)).result() == right  # nothing of the first came in between
+
+
+def test_a_machine_that_ends_without_a_further_save_is_refused_too(tmp_path: Path) -> None:
+    mirror = tmp_path / "mirror"
+
+    def inside(loop: Any, step: int) -> None:
+        if step == 4:
+            await_checkpoint(mirror, "step-00000002")
+            train(make(tmp_path / "second", mirror))
+
+    first = make(tmp_path / "first", mirror, max_step=4)
+    with pytest.raises(RunLockedError, match="was taken over"):
+        train(first, inside)
+
+
+def test_an_outage_is_one_warning_and_is_caught_up(
+    tmp_path: Path, right: Any, disarmed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "PAUSES", (0.01, 0.02))
+    hazard.arm("EIO:mirror.put:3-12")
+    tiny = train(make(tmp_path / "run", tmp_path / "mirror"))
+    hazard.arm(None)
+    assert len(warnings_of(tiny)) == 1 and "the training continues" in warnings_of(tiny)[0]
+    assert sum("can be written again, and has everything" in line for line in tiny.lines) == 1
+    assert set(contents(tmp_path / "mirror")["files"]) == committed(tmp_path / "run")
+    assert tiny.result() == right
+    assert train(make(tmp_path / "second", tmp_path / "mirror")).result() == right
+
+
+def test_what_is_not_mirrored_at_the_end_is_said_and_caught_up(
+    tmp_path: Path, right: Any, disarmed: None
+) -> None:
+    hazard.arm("EIO:mirror.put:1-9999")
+    tiny = train(make(tmp_path / "run", tmp_path / "mirror", mirror_wait=0.2))
+    hazard.arm(None)
+    said = warnings_of(tiny)
+    assert len(said) == 2 and "epoch-0003-step-00000012" in said[1] and "Input/output error" in said[1]
+    assert tuple(line.removeprefix("warning: ") for line in said) == tiny.loop.ending.warnings
+    assert tiny.result() == right
+    assert train(make(tmp_path / "run", tmp_path / "mirror")).seen == []
+    assert train(make(tmp_path / "second", tmp_path / "mirror")).result() == right
+
+
+def test_training_and_retention_do_not_wait_for_a_slow_mirror(
+    tmp_path: Path, right: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free, waiting = threading.Event(), set()
+
+    def slow(name: str) -> None:
+        if name == "mirror.put":
+            waiting.add(threading.current_thread().name)
+            assert free.wait(60)
+
+    monkeypatch.setattr(hazard, "_action", slow)
+    seen: list[int] = []
+
+    def inside(loop: Any, step: int) -> None:
+        seen.append(step)
+        if step == 10:  # all steps until here were made while the first upload stood still
+            names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+            assert "epoch-0000-step-00000000" in names  # what is being uploaded is not deleted
+            assert not list((tmp_path / "mirror" / "files").glob("*"))
+            free.set()
+
+    tiny = make(tmp_path / "run", tmp_path / "mirror")
+    train(tiny, inside)
+    assert waiting == {"everstep-mirror"} and seen == list(range(1, 13))
+    assert tiny.result() == right
+    assert set(contents(tmp_path / "mirror")["files"]) == committed(tmp_path / "run")
+    assert "epoch-0000-step-00000000" not in {p.name for p in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert not [each for each in threading.enumerate() if each.name == "everstep-mirror"]
+
+
+def test_a_long_outage_does_not_fill_the_disk(tmp_path: Path, disarmed: None) -> None:
+    hazard.arm("EIO:mirror.put:1-9999")
+    tiny = train(make(tmp_path / "run", tmp_path / "mirror", epochs=6, mirror_wait=0.1))
+    assert len(warnings_of(tiny)) == 2
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2  # as keep_last says
+
+
+def test_a_checkpoint_that_is_damaged_on_the_disk_is_left_out(
+    tmp_path: Path, right: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_at(tmp_path / "run", None, 8)
+    arrays = tmp_path / "run" / "checkpoints" / "epoch-0001-step-00000004" / "arrays.safetensors"
+    arrays.write_bytes(arrays.read_bytes()[:-1] + b"\1")
+    tiny = make(tmp_path / "run", tmp_path / "mirror", epochs=2)
+    train(tiny)
+    assert len(warnings_of(tiny)) == 1 and f"{arrays} is damaged" in warnings_of(tiny)[0]
+    assert train(make(tmp_path / "second", tmp_path / "mirror")).result() == right
+
+
+def test_files_that_checkpoints_share_come_along(tmp_path: Path) -> None:
+    """A frozen base is in the checkpoints once, and in the mirror once."""
+    mirror = tmp_path / "mirror"
+
+    def start(name: str, epochs: int) -> tuple[Tiny, Any]:
+        base = np.zeros(1 << 18)
+        tiny = make(tmp_path / name, mirror, epochs, state={"base": base})
+        if name == "first":
+            base[:] = np.arange(1 << 18)
+        return train(tiny), base
+
+    start("first", 2)
+    assert list((tmp_path / "first" / "shared").iterdir())
+    shared = [path for path in contents(mirror)["files"] if path.startswith("shared/")]
+    assert len(shared) == len(list((mirror / "files").rglob("shared/*"))) == 1
+    shutil.rmtree(tmp_path / "first")
+    second, base = start("second", 3)
+    assert second.seen[0][1] == 9 and (base == np.arange(1 << 18)).all()
+    assert not warnings_of(second)
+
+
+@pytest.mark.parametrize("gone", ["", "files", "journal", "contents"])
+def test_a_mirror_that_loses_files_while_a_run_trains_gets_them_again(
+    tmp_path: Path, right: Any, gone: str
+) -> None:
+    """A disk is replaced by an empty one; a rule of a store deletes what is old."""
+    mirror = tmp_path / "mirror"
+
+    def inside(loop: Any, step: int) -> None:
+        if step == 7:
+            await_checkpoint(mirror, "step-00000006")
+            for path in [mirror / gone] if gone != "journal" else list((mirror / "files").glob("*/journal")):
+                shutil.rmtree(path, ignore_errors=True)  # the mirror deletes what is old, too
+
+    first = train(make(tmp_path / "first", mirror, epochs=2), inside)
+    told = [line for line in warnings_of(first) if "has lost" in line]
+    assert len(told) == (gone != "contents")
+    assert train(make(tmp_path / "second", mirror)).result() == right
+
+
+def _lose(path: Path) -> None:
+    path.unlink()
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def _flip(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+
+
+def _share(tmp_path: Path, name: str, epochs: int, inside: Any = lambda loop, step: None) -> tuple[Tiny, Any]:
+    """A start of a run whose checkpoints share a frozen base."""
+    base = np.zeros(1 << 14)
+    tiny = make(tmp_path / name, tmp_path / "mirror", epochs, state={"base": base})
+    if name == "first":
+        base[:] = np.arange(1 << 14)
+    return train(tiny, inside), base
+
+
+@pytest.mark.parametrize(
+    ("harm", "both"), [(_lose, False), (_cut, False), (_flip, False), (_lose, True), (_cut, True)]
+)
+def test_a_shared_file_that_is_damaged_before_its_upload(
+    tmp_path: Path, harm: Any, both: bool, disarmed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second copy takes its place; without one, no checkpoint is listed that lacks a file."""
+    monkeypatch.setattr(uploads, "PAUSES", (0.01, 0.01))
+
+    def inside(loop: Any, step: int) -> None:
+        if step == 1:
+            hazard.arm("EIO:mirror.put:1-9999")
+        if step == 8:  # by now there are two copies
+            path, *_ = [p for p in (tmp_path / "first/shared").iterdir() if ".copy" not in p.name]
+            assert path.with_suffix(".copy.safetensors").exists()
+            for each in [path, path.with_suffix(".copy.safetensors")][: 1 + both]:
+                harm(each)
+            hazard.arm(None)
+
+    _share(tmp_path, "first", 3, inside)
+    names = contents(tmp_path / "mirror")["files"]
+    for path in names:
+        if path.endswith("manifest.json"):
+            files = json.loads((tmp_path / "first" / path).read_bytes())["body"]["files"]
+            places = [f"{path}/../{record.get('shared', '.')}/{f}" for f, record in files.items()]
+            assert {os.path.normpath(place) for place in places} <= names.keys()
+    second, base = _share(tmp_path, "second", 4)
+    assert second.seen[0][1] == 13 or (both and second.seen[0][1] < 13)
+    assert (base == np.arange(1 << 14)).all()
+
+
+def test_a_checkpoint_that_is_cut_off_on_the_disk_stops_no_upload(
+    tmp_path: Path, right: Any, disarmed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "PAUSES", (0.01, 0.01))
+
+    def inside(loop: Any, step: int) -> None:
+        if step == 3:
+            hazard.arm("EIO:mirror.put:1-9999")
+        if step == 8:
+            arrays = tmp_path / "first/checkpoints/step-00000006/arrays.safetensors"
+            arrays.write_bytes(arrays.read_bytes()[:-1])
+            hazard.arm(None)
+
+    first = train(make(tmp_path / "first", tmp_path / "mirror", epochs=2), inside)
+    assert not any("the run directory has everything" in line for line in warnings_of(first))
+    assert train(make(tmp_path / "second", tmp_path / "mirror")).result() == right
+
+
+def test_a_damaged_shared_file_of_a_directory_that_is_behind_is_brought_again(tmp_path: Path) -> None:
+    _share(tmp_path, "first", 2)
+    shutil.copytree(tmp_path / "first", tmp_path / "behind")
+    _share(tmp_path, "first", 3)
+    for path in (tmp_path / "behind/shared").iterdir():
+        _flip(path)
+    behind, base = _share(tmp_path, "behind", 4)
+    assert behind.seen[0][1] == 13 and (base == np.arange(1 << 14)).all()
+
+
+def test_half_uploaded_files_are_ignored_and_removed(tmp_path: Path, right: Any) -> None:
+    mirror = tmp_path / "mirror"
+    train(make(tmp_path / "first", mirror, epochs=2))
+    half = mirror / "files" / "99999999" / "checkpoints" / "step-00000099" / "arrays.safetensors"
+    half.parent.mkdir(parents=True)
+    half.write_bytes(b"half")
+    (mirror / "contents" / "99999999.json").write_bytes(b'{"checksum":"00')
+    second = train(make(tmp_path / "second", mirror))
+    assert second.result() == right and not half.exists()
+
+
+@pytest.mark.parametrize("place", ["contents", "files"])
+def test_a_damaged_mirror_gives_nothing(tmp_path: Path, place: str) -> None:
+    mirror = tmp_path / "mirror"
+    train(make(tmp_path / "first", mirror, epochs=1))
+    for path in (mirror / place).rglob("*"):
+        if path.is_file():
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+    second = make(tmp_path / "second", mirror)
+    with pytest.raises(MirrorError, match="none is whole" if place == "contents" else "is damaged"):
+        train(second)
+    assert second.seen == [] and not list((tmp_path / "second").glob("checkpoints/*"))
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("checkpoints/../../escaped", "files/00000001/x"),
+        ("../escaped", "files/00000001/x"),
+        ("logs/run.log", "files/00000001/x"),
+        ("checkpoints/step-00000001/manifest.json", "files/../../secret"),
+        ("checkpoints/half\ud800", "files/00000001/x"),
+    ],
+)
+def test_a_list_from_a_stranger_leads_nowhere(tmp_path: Path, path: str, key: str) -> None:
+    import xxhash
+
+    mirror = tmp_path / "mirror"
+    train(make(tmp_path / "first", mirror, epochs=1))
+    newest = max((mirror / "contents").glob("*.json"))
+    body = contents(mirror)
+    body["files"][path] = [[key, 1, "0" * 32]]
+    text = json.dumps(body).encode()
+    newest.write_bytes(b'{"checksum":"%s","body":%s}\n' % (xxhash.xxh3_128_hexdigest(text).encode(), text))
+    with pytest.raises(MirrorError, match="not a file of a run"):
+        train(make(tmp_path / "second", mirror))
+
+
+def test_pins_and_an_edited_pointer_come_back(tmp_path: Path) -> None:
+    mirror, first = tmp_path / "mirror", tmp_path / "first"
+    train(make(first, mirror, epochs=1))
+    everstep.checkpoint.Store(first).pin(everstep.checkpoint.CheckpointName.parse("step-00000002"))
+    stop_at(first, mirror, 8)
+    assert "step-00000002" in (first / "pins.json").read_text()
+    second = train(make(tmp_path / "second", mirror))
+    assert (tmp_path / "second" / "checkpoints" / "step-00000002").is_dir()
+    assert rows(tmp_path / "second") and second.loop.ending.finished
+
+
+# ------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("mirror", "message"),
+    [
+        ("nonsense://place", "nonsense.*give a folder, s3://BUCKET/PATH"),
+        ("s3://user:***@bucket/run", "comes from a record"),
+        (7, "is not a path"),
+        ("", "is not a path"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused(tmp_path: Path, mirror: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(make(tmp_path / "run", mirror))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "missing", "remedy"),
+    [
+        ("s3://bucket/run", "s3fs", r"pip install 'everstep\[mirror\]'"),
+        ("gs://bucket/run", "gcsfs", r"pip install 'everstep\[mirror\]' gcsfs"),
+        ("s3://bucket/run", "fsspec", r"pip install 'everstep\[mirror\]'"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(
+    tmp_path: Path, url: str, missing: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "everstep.mirror.object_store", raising=False)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ConfigError, match=remedy):
+        train(make(tmp_path / "run", url))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mirror_inside_the_run_directory_is_refused(tmp_path: Path) -> None:
+    for mirror in (tmp_path / "run" / "mirror", tmp_path, tmp_path / "run"):
+        with pytest.raises(ConfigError, match="lie in each other"):
+            train(make(tmp_path / "run", mirror))
+
+
+def test_a_mirror_that_cannot_be_written_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    tiny = make(tmp_path / "run", tmp_path / "file" / "mirror")
+    with pytest.raises(MirrorError, match=r"cannot be (read|written).*start without mirror="):
+        train(tiny)
+    assert tiny.seen == []
+
+
+def test_a_drill_leaves_a_real_mirror_alone(
+    tmp_path: Path, right: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERSTEP_ROOT", str(tmp_path / "root"))
+    mirror = tmp_path / "mirror"
+    tiny = train(make(tmp_path / "run", mirror))
+    assert tiny.loop.ending.finished and not mirror.exists()
+    assert (tmp_path / "root").joinpath(*mirror.parts[1:], "contents").is_dir()
+    other = train(make(tmp_path / "other", "s3://bucket/run"))
+    assert any("the mirror s3://bucket/run is left alone" in line for line in other.lines)
+
+
+def test_a_secret_in_a_url_is_recorded_nowhere(tmp_path: Path) -> None:
+    """The server of this URL does not exist."""
+    url = "ftp://me:hunter2-secret@127.0.0.1:9/run"
+    tiny = make(tmp_path / "run", url)
+    with pytest.raises(MirrorError) as error:
+        train(tiny)
+    told = [str(error.value), repr(error.value.__cause__), *tiny.lines, repr(tiny.loop)]
+    assert not [line for line in told if "hunter2" in line]
+    assert "ftp://***@127.0.0.1:9/run" in str(error.value)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"hunter2" in path.read_bytes()]

@@ -1,0 +1,363 @@
+"""What a disk may hold after a power cut, as far as POSIX promises nothing else.
+
+The model follows strace's record of a process (`strace_log`).  Certain are the bytes of a file at its
+last fsync, and the names in a folder at its last fsync.  Of what came later, each write may be on the disk or
+not, as zeros of its length, by half, or page by page, whatever became of the writes before and behind it; and
+each name may be there or not.  A rename is done or not; from one folder into another the file may also have
+both names, but never none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from strace_log import Call
+
+
+class Change(NamedTuple):
+    """A change of a file's bytes: a write at `offset`, or with `data` None the new length `offset`."""
+
+    offset: int
+    data: bytes | None
+
+    def applied(self, content: bytearray) -> None:
+        if self.data is None:
+            content[self.offset :] = bytes(max(0, self.offset - len(content)))
+            return
+        content.extend(bytes(max(0, self.offset - len(content))))
+        content[self.offset : self.offset + len(self.data)] = self.data
+
+
+@dataclass(eq=False)
+class File:
+    """A file: the bytes that are certain, and what was changed since."""
+
+    certain: bytes = b""
+    now: bytearray = field(default_factory=bytearray)
+    changes: list[Change] = field(default_factory=list)
+
+    def change(self, change: Change) -> None:
+        change.applied(self.now)
+        self.changes.append(change)
+
+    def synced(self) -> None:
+        self.certain, self.changes = bytes(self.now), []
+
+
+@dataclass(eq=False)
+class Folder:
+    """A folder: the names that are certain, and those of now."""
+
+    certain: dict[str, Node] = field(default_factory=dict)
+    now: dict[str, Node] = field(default_factory=dict)
+
+
+Node = File | Folder
+Names = dict[Folder, dict[str, Node]]
+
+
+@dataclass(eq=False)
+class Event:
+    """A change of names that is not certain: `node` gets the name `gives`, the name `takes` goes."""
+
+    node: Node | None
+    gives: tuple[Folder, str] | None = None
+    takes: tuple[Folder, str] | None = None
+
+    def give(self, names: Names) -> None:
+        if self.gives is not None and self.node is not None:
+            names[self.gives[0]][self.gives[1]] = self.node
+
+    def take(self, names: Names) -> None:
+        if self.takes is not None:
+            folder, name = self.takes
+            # by now another file may have the name
+            if self.node is None or names[folder].get(name) is self.node:
+                names[folder].pop(name, None)
+
+
+LOST, THERE, ZEROS, HALF, PAGES = "lost", "there", "zeros", "half", "pages"
+PAGE = 4096
+EXTREMES = ((LOST, LOST), (THERE, LOST), (THERE, ZEROS), (THERE, HALF), (LOST, THERE), (THERE, THERE))
+"""What becomes of all names, and of all writes, where all have the same fate."""
+
+
+class Disk:
+    """Follows a record of calls, from a folder whose content is certain."""
+
+    def __init__(self, before: Path) -> None:
+        self._folders: list[Folder] = []
+        self._events: list[Event] = []
+        self._at: dict[int, int] = {}
+        """Descriptor -> where the next write goes; -1: to the end."""
+        known: dict[int, Node] = {}
+        self.top = self._read(before, known)
+
+    def _read(self, path: Path, known: dict[int, Node]) -> Folder:
+        folder = self._folder()
+        for one in path.iterdir():
+            number = one.stat().st_ino
+            if one.is_dir():
+                known[number] = self._read(one, known)
+            elif number not in known:
+                content = one.read_bytes()
+                known[number] = File(content, bytearray(content))
+            folder.certain[one.name] = folder.now[one.name] = known[number]
+        return folder
+
+    def _folder(self) -> Folder:
+        self._folders.append(Folder())
+        return self._folders[-1]
+
+    # ------------------------------------------------------------------------------ following
+
+    def _find(self, path: str) -> tuple[Folder, str]:
+        """The folder of a path, and the name in it."""
+        *above, name = path.split("/")
+        folder = self.top
+        for each in above:
+            inside = folder.now[each]
+            assert isinstance(inside, Folder), path
+            folder = inside
+        return folder, name
+
+    def follow(self, call: Call) -> None:
+        """Take over what a call has changed."""
+        if call.failed or call.path.endswith(" (deleted)"):
+            return
+        if call.path == ".":
+            assert call.kind == "fsync", call
+            self._sync(self.top)
+            return
+        folder, name = self._find(call.path)
+        node = folder.now.get(name)
+        if call.name.startswith("open"):
+            self._at[call.descriptor] = -1 if "O_APPEND" in call.flags else 0
+        if call.kind in ("create", "open"):
+            if node is None:
+                self._happen(Event(File(), gives=(folder, name)))
+            elif "O_TRUNC" in call.flags and isinstance(node, File):
+                node.change(Change(0, None))
+        elif call.kind == "mkdir":
+            self._happen(Event(self._folder(), gives=(folder, name)))
+        elif call.kind in ("unlink", "rmdir"):
+            self._happen(Event(node, takes=(folder, name)))
+        elif call.kind == "rename":
+            self._happen(Event(node, gives=self._find(call.target), takes=(folder, name)))
+        elif call.kind == "link":
+            self._happen(Event(node, gives=self._find(call.target)))
+        elif call.kind == "fsync":
+            assert node is not None, call
+            self._sync(node)
+        elif call.kind == "truncate":
+            assert isinstance(node, File), call
+            node.change(Change(call.offset or 0, None))
+        else:
+            assert call.kind == "write" and isinstance(node, File), f"what does the disk do at {call}?"
+            self._write(call, node)
+
+    def _write(self, call: Call, file: File) -> None:
+        at = call.offset
+        if at is None:
+            at = self._at[call.descriptor]
+            at = len(file.now) if at < 0 else at
+            if self._at[call.descriptor] >= 0:
+                self._at[call.descriptor] = at + len(call.data)
+        file.change(Change(at, call.data))
+
+    def _happen(self, event: Event) -> None:
+        now = {folder: folder.now for folder in self._folders}
+        event.give(now)
+        event.take(now)
+        self._events.append(event)
+
+    def _sync(self, node: Node) -> None:
+        if isinstance(node, File):
+            node.synced()
+            return
+        certain = {folder: folder.certain for folder in self._folders}
+        for event in list(self._events):
+            taken = event.takes is not None and event.takes[0] is node
+            if taken or (event.gives is not None and event.gives[0] is node):
+                # a file never loses its old name before it has the new one
+                event.give(certain)
+                event.gives = None
+            if taken:
+                event.take(certain)
+                event.takes = None
+            if event.gives is None and event.takes is None:
+                self._events.remove(event)
+
+    def settle(self) -> None:
+        """Make everything certain."""
+        for folder in self._folders:
+            folder.certain = dict(folder.now)
+            for node in folder.now.values():
+                if isinstance(node, File):
+                    node.synced()
+        self._events.clear()
+
+    # ------------------------------------------------------------------------------ states
+
+    def state(self, draw: random.Random, fates: tuple[str, str] | None = None) -> State:
+        """What the disk may hold if the power goes now.
+
+        Args:
+            draw: chooses where no fate is given.
+            fates: of all names and of all writes, see `EXTREMES`.
+        """
+        names = {folder: dict(folder.certain) for folder in self._folders}
+        for event in self._events:
+            fate = draw.choice((LOST, THERE, HALF)) if fates is None else fates[0]
+            if fate != LOST:
+                event.give(names)
+            # by half: of a rename into another folder, both names
+            within = event.gives is None or event.takes is None or event.gives[0] is event.takes[0]
+            if fate == THERE or (fate == HALF and within):
+                event.take(names)
+        contents: dict[File, bytes] = {}
+        for file in _files(self.top, names):
+            content = bytearray(file.certain)
+            for change in file.changes:
+                fate = draw.choice((LOST, THERE, ZEROS, HALF, PAGES)) if fates is None else fates[1]
+                _befall(change, content, fate, draw)
+            contents[file] = bytes(content)
+        return State(self.top, names, contents)
+
+
+def _befall(change: Change, content: bytearray, fate: str, draw: random.Random) -> None:
+    """Let a change reach the disk, or not."""
+    offset, data = change
+    if fate == LOST:
+        return
+    if data is None or fate == THERE:
+        change.applied(content)
+    elif fate == ZEROS:
+        Change(offset, bytes(len(data))).applied(content)
+    elif fate == HALF:
+        Change(offset, data[: len(data) // 2]).applied(content)
+    else:
+        for start in range(0, len(data), PAGE):
+            page = Change(offset + start, data[start : start + PAGE])
+            _befall(page, content, draw.choice((LOST, THERE, ZEROS)), draw)
+
+
+def _files(folder: Folder, names: Names) -> Iterator[File]:
+    seen = set[int]()
+    for node in names[folder].values():
+        if isinstance(node, Folder):
+            yield from _files(node, names)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            yield node
+
+
+class State(NamedTuple):
+    """A content of the disk."""
+
+    top: Folder
+    names: Names
+    contents: dict[File, bytes]
+
+    def build(self, target: Path, only: str = "") -> None:
+        """Make the files and folders, with their links; `only`: of this one folder at the top."""
+        made: dict[File, Path] = {}
+        target.mkdir()
+        inside = self.names[self.top]
+        for name, node in inside.items():
+            if only in ("", name):
+                self._fill(node, target / name, made)
+
+    def _fill(self, node: Node, path: Path, made: dict[File, Path]) -> None:
+        if isinstance(node, Folder):
+            path.mkdir()
+            for name, inside in self.names[node].items():
+                self._fill(inside, path / name, made)
+        elif node in made:
+            os.link(made[node], path)
+        else:
+            path.write_bytes(self.contents[node])
+            made[node] = path
+
+    def digest(self) -> str:
+        """Equal for equal contents."""
+        found = hashlib.sha256()
+        for line in sorted(self._lines(self.top, "")):
+            found.update(line)
+        return found.hexdigest()
+
+    def _lines(self, folder: Folder, where: str) -> Iterator[bytes]:
+        for name, node in self.names[folder].items():
+            path = f"{where}/{name}"
+            if isinstance(node, Folder):
+                yield f"{path}/\n".encode()
+                yield from self._lines(node, path)
+            else:
+                yield f"{path} {hashlib.sha256(self.contents[node]).hexdigest()}\n".encode()
+
+    def listed(self, path: str) -> set[str]:
+        """The names in a folder; none if it is not there."""
+        node: Node | None = self.top
+        for part in path.split("/"):
+            if not isinstance(node, Folder):
+                return set()
+            node = self.names[node].get(part)
+        return set(self.names[node]) if isinstance(node, Folder) else set()
+
+
+class Cut(NamedTuple):
+    """A power cut before call number `at` of a record.
+
+    Attributes:
+        number: which state of those that are possible there.
+        state: what the disk holds.
+        least: what is certain.
+        said: the bytes of a file that the process has written for us, and that no power cut takes.
+    """
+
+    at: int
+    number: int
+    state: State
+    least: State
+    said: bytes
+
+
+def cuts(
+    disk: Disk,
+    calls: Sequence[Call],
+    seed: int,
+    each: int,
+    said: str = "",
+    some: Container[int] | None = None,
+) -> Iterator[Cut]:
+    """Different states, up to `each` of every instant of a record and of its end.
+
+    Args:
+        disk: as it was at the beginning; it follows the calls.
+        seed: the choice of the states follows from it.
+        said: a file at the top that is no part of the disk.
+        some: the states that are wanted, of (calls + 1) * `each`; None: all.
+    """
+    met, lines = set[tuple[str, str, bytes]](), b""
+    for at, call in enumerate([*calls, None]):
+        least = disk.state(random.Random(0), EXTREMES[0])
+        certain = least.digest()
+        for number in range(each):
+            if some is not None and at * each + number not in some:
+                continue
+            draw = random.Random(f"{seed} {at} {number}")
+            state = disk.state(draw, EXTREMES[number] if number < len(EXTREMES) else None)
+            # the same files are another case where more was said, or is certain
+            if (found := (state.digest(), certain, lines)) not in met:
+                met.add(found)
+                yield Cut(at, number, state, least, lines)
+        if call is not None and call.path == said:
+            lines += call.data
+        elif call is not None:
+            disk.follow(call)

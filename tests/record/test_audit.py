@@ -1,0 +1,647 @@
+"""`everstep audit`: what the ledger of a run proves over crashes, and what damage is named."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from torch.utils.data import DataLoader, TensorDataset
+
+import everstep
+import warm
+from everstep import Every
+from everstep.cli.audit import command
+from everstep.contracts.data import Cursor, Stream
+from everstep.data import arrays, checked, loader, prefetch
+from everstep.data.arrays import Arrays
+from everstep.proof.audit import Audit, audit
+from everstep.proof.compare import compare_runs
+from everstep.record import Journal, RunDir, RunJournal, journal_format, ledger_format
+from everstep.record.journal_format import EVENT, FRAME_SIZE, HEADER_SIZE, METRICS, Frame
+from tiny_runs import Boom, Tiny, boom_at
+
+YES, NO = "verified", "not verified"
+SAMPLES = torch.arange(22, dtype=torch.float64)
+
+
+def told(found: Audit) -> list[tuple[str, str, str]]:
+    """The findings: passes, verdict, and what was found."""
+    return [(each.passes, each.verdict, each.found) for each in found.passes]
+
+
+class Run:
+    """A run over any data; each `start` may be cut short."""
+
+    def __init__(self, folder: Path, make: Callable[[], Any], **arguments: Any) -> None:
+        self.folder, self.make = folder, make
+        self.arguments = {"max_epoch": 3, "seed": 5, **arguments}
+
+    def start(self, boom: int = 0, *, leave: int = 0, **arguments: Any) -> Run:
+        """One start: it fails in step `boom`, and leaves the pass by `break` in step `leave`."""
+        w, data = np.zeros(1), self.make()
+        saves = [everstep.Console(sink=lambda line: None), everstep.Checkpoints(Every(steps=3))]
+        given = {"services": saves, **self.arguments, **arguments}
+        with contextlib.suppress(Boom), everstep.TrainLoop(self.folder, {"w": w}, **given) as loop:
+            for _ in loop.iter_epochs():
+                for step, batch in loop.iter_steps(data):
+                    part = batch[0] if isinstance(batch, list | tuple) else batch
+                    w[0] = w[0] * 0.5 + float(part.sum()) * step
+                    loop.collect_metrics(w=float(w[0]))
+                    if step == boom:
+                        raise Boom
+                    if step == leave:
+                        break
+        return self
+
+    def audit(self) -> Audit:
+        return audit(self.folder)
+
+
+def test_over_crashes_every_sample_is_used_once(tmp_path: Path) -> None:
+    for boom in (2, 5, 6, 11):
+        with contextlib.suppress(Boom):
+            Tiny(tmp_path, max_epoch=3).train(inside=boom_at(boom))
+    last = Tiny(tmp_path, max_epoch=3).train()
+    found = audit(tmp_path)
+    assert told(found) == [("passes 1 to 3", "proven", "each sample of 8 exactly once, in 4 batches")]
+    assert found.verdict == "proven" and found.finished and found.starts == 5 and not found.problems
+    assert [each.verification for each in found.resumes] == [
+        "verified",
+        "not verified",
+        "verified",
+        "verified",
+    ]
+    assert found.resumes[0].by.startswith("resume verified: 1 step executed again: 1 batch digest")
+    assert found.resumes[1].by == "resume not verified: nothing was executed again"
+    assert found.resumes[-1].data == "train: batch 1 of pass 3"
+    assert len(last.seen) == 4
+
+
+def ledgers(folder: Path) -> list[Any]:
+    """What the checkpoints and the journal hold of the ledger, whenever it was written."""
+    chains: dict[Any, Any] = {}
+    for event in RunJournal(folder).events("progress"):
+        for news in event.data.get("ledger", {}).values():
+            for entry in ledger_format.unpack(news["entries"]):
+                chains[entry.pass_index, entry.end] = entry.chain
+    return sorted(chains.items())
+
+
+def test_equal_runs_have_equal_ledgers(tmp_path: Path) -> None:
+    """However often they are saved, and wherever they are killed."""
+    make = lambda: loader(TensorDataset(SAMPLES), 4, shuffle=True)  # noqa: E731
+    Run(tmp_path / "a", make).start()
+    other = Run(tmp_path / "b", make)
+    other.start(5).start(8).start(13).start()
+    assert set(ledgers(tmp_path / "a")) & set(ledgers(tmp_path / "b")) >= {
+        each for each in ledgers(tmp_path / "a") if each[0][1] == 6
+    }
+    assert compare_runs(tmp_path / "a", tmp_path / "b") == []
+
+
+KINDS: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "in order": (
+        lambda: arrays(SAMPLES, batch_size=4),
+        "proven",
+        "each sample of 22 exactly once, in 6 batches",
+    ),
+    "drop_last": (
+        lambda: arrays(SAMPLES, batch_size=4, shuffle=True, drop_last=True),
+        "proven",
+        "20 of 22 samples, each exactly once, in 5 batches, 2 left out by drop_last",
+    ),
+    "workers": (
+        lambda: loader(TensorDataset(SAMPLES), 4, shuffle=True, num_workers=2),
+        "proven",
+        "each sample of 22 exactly once, in 6 batches",
+    ),
+    "prefetched": (
+        lambda: prefetch(arrays(SAMPLES, batch_size=4, shuffle=True)),
+        "proven",
+        "each sample of 22 exactly once, in 6 batches",
+    ),
+    "left out": (
+        lambda: checked(arrays(SAMPLES, batch_size=4, shuffle=True), fixed_batch_size=4, wrong_size="ignore"),
+        "proven",
+        "20 of 22 samples, each exactly once, in 5 batches; left out: batch 6 (by everstep.data.checked)",
+    ),
+    "left out and prefetched": (
+        lambda: prefetch(
+            checked(arrays(SAMPLES, batch_size=4, shuffle=True), fixed_batch_size=4, wrong_size="ignore")
+        ),
+        "proven",
+        "20 of 22 samples, each exactly once, in 5 batches; left out: batch 6 (by everstep.data.checked)",
+    ),
+    "DataLoader": (
+        lambda: DataLoader(TensorDataset(SAMPLES), 4, shuffle=True),
+        "not provable",
+        "6 batches, each once, by one chain of their digests; data of kind 'dataloader' does not tell the "
+        "numbers of its samples",
+    ),
+    "list": (
+        lambda: list(SAMPLES.reshape(11, 2)),
+        "not provable",
+        "11 batches, each once, by one chain of their digests; data of kind 'sequence' does not tell the "
+        "numbers of its samples",
+    ),
+}
+
+
+class OwnCursor(Cursor):
+    """Batches of a stream of one's own, without `sample_numbers`."""
+
+    def __init__(self, at: int) -> None:
+        self.done = at
+
+    def __next__(self) -> Any:
+        if self.done == 5:
+            raise StopIteration
+        self.done += 1
+        return SAMPLES[self.done : self.done + 4]
+
+    def position(self) -> Any:
+        return self.done
+
+
+class Own(Stream):
+    """A stream of one's own, which describes itself as everstep's streams do."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
+        return OwnCursor(position or 0)
+
+    def describe(self, seed: int) -> dict[str, Any]:
+        return {"kind": self._kind, "length": 22, "batch_size": 4, "shuffle": False, "seed": seed}
+
+
+@pytest.mark.parametrize("kind", ["arrays", "loader"])
+def test_a_stream_of_ones_own_with_the_name_of_ours_is_not_wrong(tmp_path: Path, kind: str) -> None:
+    found = Run(tmp_path, lambda: Own(kind)).start(4).start(9).start().audit()
+    words = (
+        f"5 batches, each once, by one chain of their digests; data of kind {kind!r} does not tell the "
+        "numbers of its samples"
+    )
+    assert told(found) == [("passes 1 to 3", "not provable", words)]
+    assert found.verdict == "not provable" and found.problems == []
+
+
+def test_a_ledger_that_does_not_say_what_its_chains_are_of_is_read_by_the_kind(
+    sound: Path, tmp_path: Path
+) -> None:
+    """As an older everstep wrote it."""
+    run = Path(shutil.copytree(sound, tmp_path / "run"))
+    for path in sorted((run / "journal").glob("*.evj")):
+        header, frames = frames_of(path)
+        assert any(b'"of":"samples"' in payload for _, payload in frames)
+        # blanks in its place: offsets, which the next start and the checkpoints name, stay as they are
+        cut = [(kind, payload.replace(b',"of":"samples"', b" " * 15)) for kind, payload in frames]
+        written(path, header, linked_anew(header, cut))
+    found = audit(run)
+    assert found.verdict == "proven" and found.problems == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_data_is_proven_or_said_to_be_not(tmp_path: Path, kind: str) -> None:
+    make, verdict, words = KINDS[kind]
+    found = Run(tmp_path, make).start(5).start(8).start(9).start().audit()
+    assert told(found) == [("passes 1 to 3", verdict, words)]
+    assert found.verdict == verdict and found.problems == [] and len(found.resumes) == 3
+
+
+def test_epochs_that_are_parts_of_passes(tmp_path: Path) -> None:
+    run = Run(tmp_path, lambda: arrays(SAMPLES, batch_size=4, shuffle=True), steps_per_epoch=4)
+    found = run.start(5).start(10).start().audit()
+    assert told(found) == [("passes 1 to 2", "proven", "each sample of 22 exactly once, in 6 batches")]
+
+
+def test_passes_over_other_data_between_two_flushes(tmp_path: Path) -> None:
+    """Each pass is compared with the data that it read, not with that of the event which tells it."""
+    w = np.zeros(1)
+    services = [everstep.Console(sink=lambda line: None)]
+    with everstep.TrainLoop(tmp_path, {"w": w}, services=services, seed=5, max_epoch=2) as loop:
+        for _ in loop.iter_epochs():
+            for size in (4, 8, 2):
+                for _, (part,) in loop.iter_steps(arrays(SAMPLES, batch_size=size, shuffle=True)):
+                    w += float(part.sum())
+    found = audit(tmp_path)
+    assert [each.found for each in found.passes] == [
+        f"each sample of 22 exactly once, in {batches} batches" for batches in (6, 3, 11) * 2
+    ]
+    assert found.verdict == "proven"
+
+
+def test_a_run_that_trains_meanwhile_is_not_wrong(tmp_path: Path) -> None:
+    def look() -> None:
+        while len(found) < 40:
+            found.append(audit(tmp_path))
+
+    found: list[Audit] = []
+    looker = threading.Thread(target=look)
+    w, data = np.zeros(1), arrays(SAMPLES, batch_size=1, shuffle=True)
+    services = [everstep.Console(sink=lambda line: None), everstep.Checkpoints(Every(steps=1))]
+    with everstep.TrainLoop(tmp_path, {"w": w}, services=services, seed=5) as loop:
+        for _ in loop.iter_epochs():
+            for step, (part,) in loop.iter_steps(data):
+                w += float(part.sum())
+                if step == 3:
+                    looker.start()
+            if step > 3 and not looker.is_alive():
+                loop.request_stop()
+    looker.join()
+    assert {each.verdict for each in found} <= {"proven", "not provable"}, found
+    assert audit(tmp_path).verdict == "proven"
+
+
+def test_a_pass_that_is_left_and_one_that_is_not_over(tmp_path: Path) -> None:
+    run = Run(tmp_path, lambda: arrays(SAMPLES, batch_size=4, shuffle=True), max_epoch=None, max_step=10)
+    found = run.start(2, leave=4).start(7, leave=4).start(leave=4).audit()
+    assert [each[1:] for each in told(found)] == [
+        ("proven", "left early: 16 of 22 samples, each once, in 4 of 6 batches"),
+        ("proven", "each sample of 22 exactly once, in 6 batches"),
+    ]
+    more = Run(tmp_path, run.make, max_epoch=None, max_step=13).start(leave=4).audit()
+    assert told(more)[-1][2] == "left early: 12 of 22 samples, each once, in 3 of 6 batches"
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_a_loop_without_epochs(tmp_path: Path, accumulate: int) -> None:
+    def start(boom: int = 0) -> None:
+        w = np.zeros(1)
+        services = [everstep.Console(sink=lambda line: None), everstep.Checkpoints(Every(steps=2))]
+        given = {"services": services, "seed": 3, "max_step": 8}
+        with contextlib.suppress(Boom), everstep.Supervisor(tmp_path, {"w": w}, **given) as sv:
+            batches = sv.stream(arrays(SAMPLES, batch_size=4, shuffle=True))
+            while not sv.should_stop():
+                for _ in range(accumulate):
+                    w += float(next(batches)[0].sum())
+                if sv.step == boom:
+                    raise Boom
+                sv.advance(w=float(w[0]))
+
+    for boom in (3, 6, 7):
+        start(boom)
+    start()
+    found = audit(tmp_path)
+    assert found.verdict == "proven" and found.problems == []
+    batches = 8 * accumulate
+    whole, rest = divmod(batches, 6)
+    assert told(found)[0][2] == "each sample of 22 exactly once, in 6 batches"
+    assert told(found)[0][0] == ("pass 1" if whole == 1 else f"passes 1 to {whole}")
+    assert told(found)[1][2].endswith(f"each once, in {rest} of 6 batches")
+
+
+def test_quarantined_batches_are_named_with_their_rollback(tmp_path: Path) -> None:
+    def main() -> None:
+        w = np.zeros(1)
+        services = [
+            everstep.Console(sink=lambda line: None),
+            everstep.Checkpoints(Every(steps=2), keep_last=None),
+            everstep.Recovery(),
+        ]
+        with everstep.TrainLoop(tmp_path, {"w": w}, services=services, seed=5, max_epoch=2) as loop:
+            for _ in loop.iter_epochs():
+                for _, (part,) in loop.iter_steps(arrays(SAMPLES, batch_size=4)):
+                    w += float(part.sum())
+                    loop.collect_metrics(loss=float("nan") if 9 in part and loop.epoch == 1 else 1.0)
+
+    everstep.recovering(main)
+    found = audit(tmp_path)
+    assert found.verdict == "proven" and found.problems == []
+    assert told(found) == [
+        (
+            "pass 1",
+            "proven",
+            "18 of 22 samples, each exactly once, in 5 batches; left out: batch 3 (rollback 1)",
+        ),
+        ("pass 2", "proven", "each sample of 22 exactly once, in 6 batches"),
+    ]
+
+
+def test_other_data_by_choice_is_said(tmp_path: Path) -> None:
+    Run(tmp_path, lambda: arrays(SAMPLES, batch_size=4)).start(5)
+    found = Run(tmp_path, lambda: arrays(SAMPLES, batch_size=2)).start(on_change="override").audit()
+    assert [each[1:] for each in told(found)] == [
+        ("proven", "left for other data, as a person chose: 12 of 22 samples, each once, in 3 of 6 batches"),
+        ("proven", "each sample of 22 exactly once, in 11 batches"),
+    ]
+
+
+def test_a_run_that_continues_another_says_where_its_beginning_is(tmp_path: Path) -> None:
+    make = lambda: arrays(SAMPLES, batch_size=4, shuffle=True)  # noqa: E731
+    Run(tmp_path / "a", make).start(11)
+    newest = sorted((tmp_path / "a" / "checkpoints").iterdir())[-1]
+    assert newest.name.endswith("9")
+    found = Run(tmp_path / "b", make).start(resume=newest).audit()
+    assert [each[:2] for each in told(found)] == [("pass 1", "not provable"), ("passes 2 to 3", "proven")]
+
+
+def test_a_run_that_an_older_everstep_began_is_proven_from_the_next_pass_on(tmp_path: Path) -> None:
+    stored = Path(__file__).parents[1] / "checkpoint" / "stored" / "format-6" / "step-00000006"
+    Tiny(tmp_path, max_epoch=4, resume=stored).train()
+    assert told(audit(tmp_path)) == [
+        ("pass 1", "not provable", "no entry of it is in this journal"),
+        ("pass 2", "not provable", "batches 3 to 4 of 4, each once; no entry of it is in this journal"),
+        ("passes 3 to 4", "proven", "each sample of 8 exactly once, in 4 batches"),
+    ]
+
+
+# ------------------------------------------------------------------------------------ real kills
+
+VICTIM = """
+import os, signal, sys
+import torch
+from torch.utils.data import TensorDataset
+import everstep
+from everstep import Every
+
+torch.set_num_threads(1)
+run, kill = sys.argv[1], int(sys.argv[2])
+torch.manual_seed(1)
+model = torch.nn.Linear(1, 1).double()
+optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+samples = TensorDataset(torch.arange(45, dtype=torch.float64)[:, None])
+train = everstep.data.loader(samples, 4, shuffle=True, num_workers=2)
+services = [everstep.Checkpoints(Every(steps=4))]
+with everstep.TrainLoop(run, {"model": model, "optimizer": optimizer}, services=services, max_epoch=3,
+                        seed=3) as loop:
+    for epoch in loop.iter_epochs():
+        for step, (x,) in loop.iter_steps(train):
+            loss = model(x).square().mean()
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+            loop.collect_metrics(loss=loss)
+            if step == kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_killed_with_workers_three_times(tmp_path: Path) -> None:
+    script = tmp_path / "victim.py"
+    script.write_text(VICTIM)
+    run = tmp_path / "run"
+    for kill in (6, 19, 31):
+        done = warm.run([sys.executable, str(script), str(run), str(kill)], capture_output=True, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    unfinished = audit(run)
+    assert unfinished.verdict == "proven" and not unfinished.finished
+    assert told(unfinished)[-1][2].startswith("so far: ")
+    warm.run([sys.executable, str(script), str(run), "0"], capture_output=True, check=True)
+    found = audit(run)
+    assert told(found) == [("passes 1 to 3", "proven", "each sample of 45 exactly once, in 12 batches")]
+    assert [each.verification for each in found.resumes] == ["verified"] * 3 and found.finished
+    assert found.problems == []
+
+
+# ----------------------------------------------------------------------- faults planted in everstep
+
+
+@pytest.mark.parametrize(
+    ("shift", "words"),
+    [
+        (1, "batch 4 are missing (start 2 continues at batch 4 of pass 1); the first: sample"),
+        (-1, "batch 3 were used twice"),
+    ],
+)
+def test_a_resume_at_a_wrong_batch_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shift: int, words: str
+) -> None:
+    """As when a stream goes to another place than its position says."""
+    run = Run(tmp_path, lambda: arrays(SAMPLES, batch_size=4, shuffle=True)).start(4)
+    whole = Arrays.open
+
+    def elsewhere(self: Any, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Any:
+        place = None if position is None else {"batches": position["batches"] + shift}
+        return whole(self, purpose, pass_index, place, seed=seed)
+
+    monkeypatch.setattr(Arrays, "open", elsewhere)
+    found = run.start(on_divergence="warn").audit()
+    assert found.verdict == "wrong"
+    first = told(found)[0]
+    order = np.concatenate([Arrays.sample_ids(run.make(), "train", 0, n, seed=5) for n in range(6)])
+    sample = int(order[12 if shift > 0 else 8])
+    assert first[:2] == ("pass 1", "wrong")
+    assert f"the first: sample {sample}" in first[2]
+    assert ("missing" if shift > 0 else "used twice") in first[2]
+
+
+# ------------------------------------------------------------------------------------------- damage
+
+Frames = list[tuple[int, bytes]]
+"""(kind, payload) of the frames of a journal file."""
+
+
+def frames_of(path: Path) -> tuple[bytes, Frames]:
+    """The header of a journal file, and its frames."""
+    data = path.read_bytes()
+    found = [f for f in journal_format.scan(data, HEADER_SIZE) if isinstance(f, Frame)]
+    return data[:HEADER_SIZE], [(f.kind, bytes(f.payload)) for f in found]
+
+
+def written(path: Path, header: bytes, frames: Frames) -> None:
+    """Write a journal file anew, each frame with a right checksum, at its place."""
+    data = header
+    for kind, payload in frames:
+        data += journal_format.pack_frame(kind, len(data), payload)
+    path.write_bytes(data)
+
+
+def ledger_at(frames: Frames) -> list[int]:
+    return [at for at, (kind, payload) in enumerate(frames) if kind == EVENT and b'"ledger":{' in payload]
+
+
+def edit(payload: bytes, old: str, new: str) -> bytes:
+    assert old.encode() in payload
+    return payload.replace(old.encode(), new.encode())
+
+
+def _no_event(frames: Frames) -> None:
+    del frames[ledger_at(frames)[1]]
+
+
+def _no_row(frames: Frames) -> None:
+    del frames[next(at for at, (kind, _) in enumerate(frames) if kind == METRICS)]
+
+
+def _row_twice(frames: Frames) -> None:
+    at = next(at for at, (kind, _) in enumerate(frames) if kind == METRICS)
+    frames.insert(at, frames[at])
+
+
+def _swapped(frames: Frames) -> None:
+    a, b = ledger_at(frames)[1:3]
+    frames[a], frames[b] = frames[b], frames[a]
+
+
+def _no_batch(frames: Frames) -> None:
+    """An entry that says one batch less, whose chain stays."""
+    at = ledger_at(frames)[1]
+    kind, payload = frames[at]
+    frames[at] = kind, edit(payload, '"entries":"0 3 5 ', '"entries":"0 3 4 ')
+
+
+def _other_chain(frames: Frames) -> None:
+    at = ledger_at(frames)[1]
+    kind, payload = frames[at]
+    entry = next(ledger_format.unpack(next(iter(_ledger(payload).values()))["entries"]))
+    frames[at] = kind, edit(payload, f"{entry.chain:016x}", f"{entry.chain ^ 1:016x}")
+
+
+def _ledger(payload: bytes) -> dict[str, Any]:
+    return dict(journal_format.unpack_event(memoryview(payload))["data"]["ledger"])
+
+
+def _other_order(frames: Frames) -> None:
+    """The description says another seed."""
+    at = ledger_at(frames)[0]
+    kind, payload = frames[at]
+    frames[at] = kind, edit(payload, '"seed":5', '"seed":6')
+
+
+def _no_link(frames: Frames) -> None:
+    kind, payload = frames[-1]
+    frames[-1] = kind, payload[: payload.index(b',"link"')] + b"}"
+
+
+EDITS = {
+    name.removeprefix("_"): each
+    for name, each in list(globals().items())
+    if each in (_no_event, _no_row, _row_twice, _swapped, _no_batch, _other_chain, _other_order, _no_link)
+}
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two starts; no test changes it."""
+    folder = tmp_path_factory.mktemp("sound") / "run"
+    run = Run(folder, lambda: arrays(SAMPLES, batch_size=4, shuffle=True))
+    assert run.start(14).start().audit().verdict == "proven"
+    return folder
+
+
+def edited(sound: Path, run: Path, name: str, *, relink: bool) -> Audit:
+    """The audit of a copy of a run whose first start was edited."""
+    shutil.copytree(sound, run)
+    path = run / "journal" / "segment-0001.evj"
+    header, frames = frames_of(path)
+    EDITS[name](frames)
+    written(path, header, linked_anew(header, frames) if relink else frames)
+    return audit(run)
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_journal_is_named(sound: Path, tmp_path: Path, name: str) -> None:
+    found = edited(sound, tmp_path / "run", name, relink=False)
+    assert found.verdict == "wrong"
+    assert any(problem.startswith("segment-0001.evj: ") for problem in found.problems), found.problems
+
+
+@pytest.mark.parametrize("name", ["no_event", "swapped", "no_batch", "other_chain", "other_order"])
+def test_an_edited_ledger_is_named_also_with_links_made_anew(sound: Path, tmp_path: Path, name: str) -> None:
+    found = edited(sound, tmp_path / "run", name, relink=True)
+    assert found.verdict == "wrong" and not any("what was written" in each for each in found.problems)
+    assert "wrong" in [each.verdict for each in found.passes]
+
+
+def linked_anew(header: bytes, frames: Frames) -> Frames:
+    link, at, made = journal_format.link(header[:FRAME_SIZE], 0), len(header), []
+    for kind, payload in frames:
+        if kind == EVENT:
+            end = payload.index(b',"link"') if b',"link"' in payload else len(payload) - 1
+            payload = payload[:end] + b',"link":"%016x"}' % link
+        data = journal_format.pack_frame(kind, at, payload)
+        link, at = journal_format.link(data[:FRAME_SIZE], link), at + len(data)
+        made.append((kind, payload))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("segment-0001.evj", "segment-0002.evj continues segment-0001.evj, which is missing"),
+        ("segment-0002.evj", "segment-0002.evj is missing: metrics that were recorded before the checkpoint"),
+    ],
+)
+def test_a_lost_file_is_named(sound: Path, tmp_path: Path, name: str, words: str) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(sound, run)
+    (run / "journal" / name).unlink()
+    found = audit(run)
+    assert found.verdict == "wrong" and any(words in problem for problem in found.problems)
+
+
+def test_the_command_tells_it_to_people_and_programs(sound: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(command, [str(sound)])
+    assert done.exit_code == 0 and ": proven (finished, step 18, 2 starts)" in done.output
+    assert "passes 1 to 3  proven   each sample of 22 exactly once, in 6 batches" in done.output
+    assert "verified      1 step executed again: " in done.output
+    found = json.loads(CliRunner().invoke(command, [str(sound), "--json"]).output)
+    assert found["verdict"] == "proven" and found["passes"][0]["last"] == 3
+    assert edited(sound, tmp_path / "run", "no_row", relink=False).verdict == "wrong"
+    done = CliRunner().invoke(command, [str(tmp_path / "run")])
+    assert done.exit_code == 1 and "  wrong: segment-0001.evj: between " in done.output
+
+
+def test_a_lost_end_is_named_by_the_checkpoint_that_needs_it(sound: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(sound, run)
+    path = run / "journal" / "segment-0002.evj"
+    header, frames = frames_of(path)
+    written(path, header, frames[: ledger_at(frames)[-1]])
+    found = audit(run)
+    assert found.verdict == "wrong" and len(found.problems) == 2
+    assert "were recorded before the checkpoint" in found.problems[0]
+    assert "the newest checkpoint stands at batch 0 of pass 4" in found.problems[1]
+
+
+HOSTILE = {
+    "no entries": {"entries": 7},
+    "an entry of letters": {"entries": "a b c"},
+    "an endless number": {"entries": "0 0 " + "9" * 5000 + " - 0"},
+    "backwards": {"entries": "0 5 1 - 0"},
+    "far": {"entries": "0 0 999999999999999999 - 1", "from": "0 0 -"},
+    "a huge pass": {
+        "entries": "0 0 99999999999999999 00000000000000aa 1",
+        "from": "0 0 00000000000000aa",
+        "data": {"kind": "arrays", "length": 1 << 60, "batch_size": 1, "shuffle": True, "seed": 1},
+    },
+    "no batch size": {"entries": "0 0 1 - 1", "data": {"kind": "arrays", "length": 5, "batch_size": 0}},
+    "odd types": {"entries": "0 0 1 - 1", "data": {"kind": ["arrays"], "length": {}, "batch_size": "x"}},
+    "an odd share": {"entries": "", "data": {}, "share": [0, "all"]},
+    "left out elsewhere": {"entries": "0 0 2 - 1 5"},
+    "chains of nothing": {"entries": "0 0 1 - 1", "data": {}, "of": "numbers"},
+    "a list": [1, 2],
+    "nothing": None,
+    "a pass far away": {"entries": "99999999999999999 0 1 - 1", "from": "0 0 -"},
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_ledger_is_wrong_or_not_provable_at_once(sound: Path, tmp_path: Path, what: str) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(sound, run)
+    journal = Journal.open(run, 3, None, {})
+    journal.event("progress", {"step": 1, "epoch": 1, "ledger": {"train": HOSTILE[what], "b\x1b[2J": {}}})
+    journal.close()
+    found = audit(run)
+    assert found.verdict in ("wrong", "not provable")
+    assert len(str(found)) < 10_000
+
+
+def test_a_run_without_a_ledger_says_so(tmp_path: Path) -> None:
+    run = RunDir.open(tmp_path / "run").path
+    shutil.copytree(Path(__file__).parent / "fixtures" / "journal-version-1" / "journal", run / "journal")
+    found = audit(run)
+    assert found.verdict == "not provable" and found.passes == []
+    assert found.notes[-1] == "no ledger: an older everstep wrote this run"

@@ -1,0 +1,361 @@
+"""Every file of a run, damaged in every way: a resume ends exact or names the file, and no reader is silent.
+
+A run with everything in it (tests/whole_run.py) is damaged, looked at, and resumed.  Damage number n follows
+from EVERSTEP_SEED and n alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+from befalling import becomes_empty, becomes_folder, is_brackets, is_gone, is_noise, is_other_json
+
+import tiers
+from everstep.checkpoint import Store, read_checkpoint
+from everstep.cli import _run
+from everstep.errors import CheckpointError, EverstepError
+from everstep.proof.compare import compare_runs
+from everstep.testing import nothing_left
+from tiers import share
+from whole_run import files_of, kind_of, make, make_whole, train
+
+PAGE = 4096
+MANY = 24
+"""Damages of each file in `make torture`: more than 1,000 in all."""
+
+
+class Damage(NamedTuple):
+    """Something that befalls a file of a run.
+
+    Attributes:
+        number: by which it is made again.
+        place: the file, relative to the run.
+        how: name of the damage.
+        also: the other file of a swap.
+    """
+
+    number: int
+    place: Path
+    how: str
+    also: Path | None = None
+
+    @property
+    def struck(self) -> list[Path]:
+        """All files that are not as they were."""
+        return [self.place] + ([self.also] if self.also else [])
+
+
+def flipped(raw: bytes, rng: Random) -> bytes:
+    """One bit."""
+    changed = bytearray(raw or b"\0")
+    changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def flipped_often(raw: bytes, rng: Random) -> bytes:
+    """A burst of bits."""
+    for _ in range(8):
+        raw = flipped(raw, rng)
+    return raw
+
+
+def cut(raw: bytes, rng: Random) -> bytes:
+    return raw[: rng.randrange(len(raw))] if raw else b""
+
+
+def page_of_zeros(raw: bytes, rng: Random) -> bytes:
+    """As a file system may leave it after a power cut; of a small file, its end."""
+    start = rng.randrange(0, max(len(raw), 1), PAGE) if len(raw) > PAGE else rng.randrange(max(len(raw), 1))
+    return raw[:start] + bytes(len(raw[start : start + PAGE])) + raw[start + PAGE :]
+
+
+def longer(raw: bytes, rng: Random) -> bytes:
+    """Further bytes at the end: zeros, noise, or its own once more."""
+    return raw + rng.choice((bytes(100), rng.randbytes(100), raw[-200:]))
+
+
+def noisy(raw: bytes, rng: Random) -> bytes:
+    at = rng.randrange(len(raw) + 1)
+    return raw[:at] + rng.randbytes(min(100, len(raw) - at)) + raw[at + 100 :]
+
+
+TO_BYTES: dict[str, Callable[[bytes, Random], bytes]] = {
+    "flip": flipped,
+    "many flips": flipped_often,
+    "cut": cut,
+    "zeroed page": page_of_zeros,
+    "further bytes": longer,
+    "noise within": noisy,
+}
+TO_PATH: dict[str, Callable[[Path], None]] = {
+    "missing": is_gone,
+    "folder": becomes_folder,
+    "empty": becomes_empty,
+    "noise": is_noise,
+    "brackets": is_brackets,
+    "other JSON": is_other_json,
+}
+HOW = (*TO_BYTES, "swap", *TO_PATH, "flip", "cut", "zeroed page", "swap")
+
+
+def damage_number(number: int, files: list[Path]) -> Damage:
+    """The damages go round over the files, and for each file over the ways."""
+    place, how = files[number % len(files)], HOW[number // len(files) % len(HOW)]
+    rng = _rng(number)
+    others = [one for one in files if one != place]
+    alike = [one for one in others if kind_of(one) == kind_of(place)] or others
+    return Damage(number, place, how, rng.choice(rng.choice((alike, others))) if how == "swap" else None)
+
+
+def _rng(number: int) -> Random:
+    return Random(f"{tiers.today()}/damage/{number}")
+
+
+def strike(run: Path, damage: Damage) -> bool:
+    """Do it; whether the file is another one now."""
+    path, rng = run / damage.place, _rng(damage.number)
+    rng.random()
+    before = path.read_bytes()
+    if damage.also is not None:
+        other = (run / damage.also).read_bytes()
+        (run / damage.also).write_bytes(before)
+        path.write_bytes(other)
+        return other != before
+    if damage.how in TO_BYTES:
+        path.write_bytes(TO_BYTES[damage.how](before, rng))
+    else:
+        TO_PATH[damage.how](path)
+    return not path.is_file() or path.read_bytes() != before
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_whole(tmp_path_factory.mktemp("whole") / "runs" / "run")
+
+
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The undisturbed run."""
+    run = tmp_path_factory.mktemp("twin") / "run"
+    train(make(run))
+    return run
+
+
+class Struck:
+    """A damaged copy of the run, and what readers say of it.
+
+    Args:
+        whole: the run.
+        folder: where the copy lies, as `runs/run`.
+    """
+
+    def __init__(self, whole: Path, folder: Path) -> None:
+        self._whole, self.run = whole, folder / "runs" / "run"
+
+    def renew(self) -> None:
+        """Make the copy as the run is; no index knows it."""
+        shutil.rmtree(self.run.parent, ignore_errors=True)
+        shutil.copytree(self._whole, self.run)
+
+    def look(self) -> tuple[dict[str, Any], str]:
+        """What `everstep show` tells as JSON, and all that was said."""
+        said: list[str] = []
+        told: dict[str, Any] = {}
+        for command in (
+            ("show", str(self.run), "--json"),
+            ("audit", str(self.run)),
+            ("checkpoints", str(self.run), "verify"),
+            ("runs", "--json", "--index", str(self.run.parent)),
+        ):
+            status, out, err = _called(*command)
+            assert status in (0, 1, 2), f"{command}: status {status}: {err}"
+            said += [out, err]
+            if command[0] == "show" and status == 0:
+                told = json.loads(out)
+        return told, "\n".join(said)
+
+
+def _called(*command: str) -> tuple[int, str, str]:
+    out, err, before = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = ["everstep", *command]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                status = _run()
+            except SystemExit as left:
+                status = int(left.code or 0)
+    finally:
+        sys.argv = before
+    return status, out.getvalue(), err.getvalue()
+
+
+def is_named(damage: Damage, said: str) -> bool:
+    """Whether a text names a file that was struck, or the checkpoint's folder in which it lies."""
+    names = [one.name for one in damage.struck]
+    folders = [one.parent.name for one in damage.struck if one.parts[0] in ("checkpoints", "best")]
+    return any(name in said for name in [*names, *folders])
+
+
+def outcome(damage: Damage, struck: Struck, twin: Path) -> str:
+    """Start the damaged run: "exact", "said" (an exact run, but what it has lost is told) or "refused".
+
+    Raises:
+        AssertionError: it ended in another way.
+    """
+    said: list[str] = []
+    program = make(struck.run, say=said.append)
+    try:
+        with nothing_left():
+            train(program)
+    except EverstepError as error:
+        return _told("refused", damage, f"{type(error).__name__}: {error}")
+    text = "\n".join(said)
+    try:
+        found = compare_runs(struck.run, twin)
+    except (CheckpointError, OSError) as error:
+        return _told("said", damage, text, f"{error}; it said: ")
+    lost = [one for one in found if one.path.startswith("row/") and one.a == "absent"]
+    assert found == lost, f"{found[:5]}; it said: {text}"
+    return _told("said", damage, text, f"rows are lost without a word: {lost[:3]}; ") if lost else "exact"
+
+
+def _told(how: str, damage: Damage, text: str, else_: str = "") -> str:
+    assert is_named(damage, text), f"{else_}{text}"
+    return how
+
+
+UNPROTECTED = {
+    "labels.json": ("tags", "note"),
+    "pins.json": ("checkpoints",),
+    "pointer": ("checkpoints",),
+    "failure page": ("failures",),
+    "trail": ("segments",),
+    "lock.json": ("status", "segments"),
+    "lock": ("status", "segments"),  # without one a heartbeat tells who is alive, as on some file systems
+}
+"""Files that a person may edit or delete, or that a kill may leave so -> what `show` takes from them."""
+
+
+def silent(run: Path, damage: Damage, before: dict[str, Any], after: dict[str, Any], said: str) -> list[str]:
+    """Parts of `show` that are others now, though nobody was told of the file."""
+    if is_named(damage, said):
+        return []
+    free = [part for one in damage.struck for part in UNPROTECTED.get(kind_of(one), ())]
+    gone = [one for one in damage.struck if not (run / one).exists() or not (run / one).stat().st_size]
+    if "evaluations" in map(kind_of, gone):
+        # nothing refers to the record, and a process that was killed before its first row leaves it empty
+        free.append("evaluations")
+    if damage.also is not None and _saved(damage.also) == _saved(damage.place):
+        # a state that was saved twice: its other manifest tells another time, and else the same
+        before, after = _undated(before), _undated(after)
+    return [name for name in before if name not in free and before[name] != after.get(name)]
+
+
+def _saved(place: Path) -> tuple[str, str]:
+    """The checkpoint to which a file belongs, also if that was superseded, and its name there."""
+    return place.parent.name.partition(".")[0], place.name
+
+
+def _undated(told: dict[str, Any]) -> dict[str, Any]:
+    saves = [{**each, "created": None} for each in told.get("checkpoints", ())]
+    return {**told, "checkpoints": saves}
+
+
+class Befallen:
+    """The run, its twin, and what readers say of the run."""
+
+    def __init__(self, whole: Path, twin: Path, folder: Path) -> None:
+        self.files = files_of(whole)
+        self.struck, self._twin = Struck(whole, folder), twin
+        self.struck.renew()
+        self._before, said = self.struck.look()
+        self._usual = {*said.splitlines()}
+
+    def wrong_with(self, number: int) -> tuple[Damage, str, str]:
+        """The damage, how the run ended, and what is wrong with that, or ""."""
+        damage = damage_number(number, self.files)
+        self.struck.renew()
+        if not strike(self.struck.run, damage):
+            return damage, "unchanged", ""
+        try:
+            after, all_said = self.struck.look()
+            # the whole run's checkpoints are named, too: only what is said anew tells of the damage
+            said = "\n".join(line for line in all_said.splitlines() if line not in self._usual)
+            if parts := silent(self.struck.run, damage, self._before, after, said):
+                return damage, "silent", f"{parts} of show are others, and nobody is told: {said[-1500:]}"
+            (self.struck.run.parent / "everstep.db").unlink(missing_ok=True)
+            return damage, outcome(damage, self.struck, self._twin), ""
+        except Exception as error:
+            return damage, "fault", f"{type(error).__name__}: {error}"
+
+    def all_end_well(self, numbers: list[int]) -> Counter[tuple[str, str]]:
+        """Count the damages by file and way, and require that each ended well."""
+        wrong, counts = [], Counter[tuple[str, str]]()
+        for number in numbers:
+            damage, how, what = self.wrong_with(number)
+            if what:
+                struck = " and ".join(map(str, damage.struck))
+                wrong.append(f"damage {number}, {damage.how} of {struck}: {how}: {what}")
+            elif how != "unchanged":
+                counts[kind_of(damage.place), damage.how] += 1
+        repeat = f"EVERSTEP_SEED={tiers.today()}"
+        assert not wrong, "\n".join([f"{repeat}: {len(wrong)} of {len(numbers)}", *wrong])
+        return counts
+
+
+@pytest.fixture(scope="module")
+def befallen(whole: Path, twin: Path, tmp_path_factory: pytest.TempPathFactory) -> Befallen:
+    return Befallen(whole, twin, tmp_path_factory.mktemp("befallen"))
+
+
+def count(tally: Any, found: Counter[tuple[str, str]]) -> None:
+    for (file, how), n in found.items():
+        tally("damages", n, file=file, how=how)
+
+
+def test_some_files_in_every_way(befallen: Befallen, tally_sample: Any) -> None:
+    files = len(befallen.files)
+    numbers = [way * files + (7 * way + 13 * turn) % files for turn in range(3) for way in range(len(HOW))]
+    count(tally_sample, befallen.all_end_well(share(numbers, 3)))
+
+
+@pytest.mark.parametrize("way", range(MANY))
+def test_every_file_in_every_way(befallen: Befallen, way: int, tally: Any) -> None:
+    files = len(befallen.files)
+    count(tally, befallen.all_end_well(list(range(way * files, (way + 1) * files))))
+
+
+def test_the_check_finds_a_silent_reader_and_another_run(befallen: Befallen, twin: Path) -> None:
+    """A value that nobody speaks of, and a run of other bits, would be faults."""
+    damage = Damage(0, Path("journal/segment-0001.evj"), "flip")
+    told = {"metrics": [1], "tags": []}
+    befallen.struck.renew()
+    run, other = befallen.struck.run, {"metrics": [2], "tags": []}
+    assert silent(run, damage, told, other, "all is well") == ["metrics"]
+    assert silent(run, damage, told, other, "segment-0001.evj is torn") == []
+    with pytest.raises(AssertionError, match="leaf/"):
+        outcome(damage, Changed(befallen.struck), twin)
+
+
+class Changed(Struck):
+    """A run in which a state was forged, with right checksums."""
+
+    def __init__(self, struck: Struck) -> None:
+        self.run = struck.run
+        newest = Store(self.run).names()[-1]
+        found = read_checkpoint(self.run / "checkpoints" / str(newest))
+        found.arrays["user/w"].data[:1] ^= 1
+        folder = self.run / "checkpoints" / str(newest)
+        shutil.rmtree(folder)
+        kept = {name: getattr(found, name) for name in ("digest", "epoch", "phase", "meta")}
+        Store(self.run, found.segment, print).commit(newest, found.structure, found.arrays, **kept)

@@ -1,0 +1,116 @@
+"""Events whose fields have wrong types are damaged: whoever reads a journal never meets them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep.errors import ConfigError, JournalError
+from everstep.record import Journal, RunDir, RunJournal, read_segment
+from everstep.record.event_fields import DEEPEST, levels
+from tiny_runs import Tiny
+
+TESTS = Path(__file__).parent.parent
+ROLLBACK = {
+    "what": "rollback",
+    "number": 1,
+    "step": 3,
+    "reason": "r",
+    "first": 2,
+    "checkpoint": "step-00000001",
+    "batches": [],
+}
+BATCH = {"stream": "train", "pass_index": 0, "batch_index": 1, "samples": [1, 2]}
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("decision", {**ROLLBACK, "step": "Infinity"}, "'step' is 'Infinity'"),
+    ("decision", {**ROLLBACK, "checkpoint": 5}, "'checkpoint' is 5"),
+    ("decision", {**ROLLBACK, "batches": [{**BATCH, "batch_index": "x"}]}, "'batches' is a list"),
+    ("decision", {"what": "rollback"}, "'number' is missing"),
+    ("decision", {"what": "accepted", "step": True}, "'step' is True"),
+    ("verified", {"steps": "e400", "report": "resume verified"}, "'steps' is 'e400'"),
+    ("verified", {"steps": float("inf")}, "'steps' is inf"),
+    ("verified", {"report": ["x"]}, "'report' is a list"),
+    ("diverged", {"step": 1.5}, "'step' is 1.5"),
+    ("times", {"data_wait": "x"}, "'data_wait' is 'x'"),
+    ("times", {"seconds": float("nan")}, "'seconds' is nan"),
+    ("summary", {"name": ["x"], "step": 1, "text": "x"}, "'name' is a list"),
+    ("summary", {"name": "x", "step": -5, "text": "x"}, "'step' is -5"),
+    ("summary", {"name": "x", "step": 1, "image": {"file": ["x"]}}, "'image' is an object"),
+    ("checkpoint", {"name": "step-00000001", "bytes": 10**30}, "'bytes' is an integer of more than 64 bits"),
+    ("closed", {"status": "constructor"}, "'status' is 'constructor'"),
+    ("segment", {"parent": None, "facts": {"resumed_from": ["x"]}}, "'facts' is an object"),
+    ("segment", {"parent": None, "facts": {"ranks": float("inf")}}, "'facts' is an object"),
+]
+
+
+@pytest.mark.parametrize(("kind", "data", "told"), WRONG, ids=[f"{kind}: {told}" for kind, _, told in WRONG])
+def test_an_event_of_wrong_types_is_told_and_skipped(
+    tmp_path: Path, kind: str, data: dict[str, Any], told: str
+) -> None:
+    run = RunDir.open(tmp_path / "run")
+    journal = Journal.open(run.path, 1, None, {"resumed_from": None})
+    journal.event(kind, data)
+    journal.event("ended", {"step": 1, "epoch": 0})
+    journal.close()
+    found = read_segment(journal.path)
+    assert [event.kind for event in found.events] == ["segment", "ended"]
+    (problem,) = found.problems
+    assert f"is not an event of kind {kind!r} ({told}" in problem
+    read = RunJournal(run.path)
+    assert (read.rollbacks(), read.divergences(), read.problems) == ([], [], [problem])
+
+
+def test_what_everstep_wrote_fits(tmp_path: Path) -> None:
+    Tiny(tmp_path / "run", max_epoch=2).train()
+    Tiny(tmp_path / "run", max_epoch=3).train()
+    journals = [*TESTS.glob("*/fixtures/**/*.evj"), *(tmp_path / "run").glob("journal/*.evj")]
+    assert len(journals) >= 5
+    told = [problem for path in journals for problem in read_segment(path).problems]
+    assert not [problem for problem in told if "is not an event" in problem]
+
+
+def test_further_fields_and_kinds_are_kept(tmp_path: Path) -> None:
+    journal = Journal.open(RunDir.open(tmp_path / "run").path, 1, None, {})
+    journal.event(
+        "decision", {**ROLLBACK, "batches": [{**BATCH, "why": "later"}], "segment": 9, "later": [1]}
+    )
+    journal.event("my own", {"step": "any"})
+    journal.close()
+    (rollback,) = RunJournal(tmp_path / "run").rollbacks()
+    assert (rollback.segment, rollback.batches[0].batch_index) == (1, 1)
+    assert read_segment(journal.path).problems == []
+
+
+def test_a_service_cannot_write_what_nobody_reads(tmp_path: Path) -> None:
+    def noted(loop: Any, step: int) -> None:
+        loop.note("seen", {"step": "any"})
+        with pytest.raises(ConfigError, match="'step' is 'any'; give another kind"):
+            loop.note("diverged", {"step": "any"})
+
+    Tiny(tmp_path / "run", max_epoch=1).train(noted)
+    assert RunJournal(tmp_path / "run").problems == []
+
+
+def test_deep_values_are_refused_and_not_read(tmp_path: Path) -> None:
+    deep: Any = 1
+    for _ in range(DEEPEST):
+        deep = {"a": deep}
+    assert levels(deep) == DEEPEST
+    journal = Journal.open(RunDir.open(tmp_path / "run").path, 1, None, {})
+    with pytest.raises(JournalError, match="more than 200 levels"):
+        journal.event("seen", {"config": deep})
+    journal.event("seen", {"config": 10})
+    journal.close()
+    assert read_segment(journal.path).problems == []
+    # as a later version, or a stranger, may have written it
+    from everstep.record.journal_format import EVENT, pack_frame
+
+    payload = json.dumps({"kind": "seen", "time": 1.0, "wall": True, "data": {"config": deep}}).encode()
+    whole = journal.path.read_bytes()
+    journal.path.write_bytes(whole + pack_frame(EVENT, len(whole), payload))
+    (problem,) = read_segment(journal.path).problems
+    assert "is not an event" in problem

@@ -1,0 +1,185 @@
+"""Diverge: runs with one planted fault each part at its step, in its component."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_replay import PROGRAM, as_it_is, start
+
+import everstep
+from everstep import Every
+from everstep.replaying.diverge import compare_recorded
+
+FAULTS: dict[str, tuple[tuple[str, ...], int, str]] = {
+    "another order from epoch 2": (("--fault", "order"), 7, "data"),
+    "weight decay": (("--decay", "0.02"), 1, "optimizer"),
+    "a flipped weight after the update": (("--fault", "weight", "--at", "9"), 9, "update"),
+    "a flipped weight before the forward": (("--fault", "weight before", "--at", "9"), 9, "weights"),
+    "another draw": (("--fault", "draw", "--at", "14"), 14, "random state"),
+    "a swapped batch": (("--fault", "swapped batch", "--at", "11"), 11, "data"),
+    "a changed rate": (("--fault", "rate", "--at", "10"), 10, "optimizer"),
+    "a clipped gradient": (("--fault", "clipped", "--at", "8"), 8, "gradient"),
+    "another seed": (("--seed", "4"), 1, "data"),
+    "another schedule": (("--gamma", "0.8"), 7, "optimizer"),
+    "a Supervisor's clipped gradient": (
+        ("--door", "Supervisor", "--fault", "clipped", "--at", "8"),
+        8,
+        "gradient",
+    ),
+    "a Trainer's decay": (("--door", "Trainer", "--decay", "0.02"), 1, "optimizer"),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("plain")
+    subprocess.run(
+        [sys.executable, PROGRAM, "run"], cwd=folder, env={**os.environ, "EVERSTEP_INDEX": "off"}, check=True
+    )
+    before = as_it_is(folder / "run")
+    yield folder / "run"
+    assert as_it_is(folder / "run") == before
+
+
+def diverge(*arguments: str | Path, status: int = 1, **environment: str) -> tuple[str, dict[str, Any]]:
+    told = start(
+        "-m", "everstep", "diverge", *arguments, "--json", "found.json", status=status, **environment
+    )
+    return told, json.loads(Path("found.json").read_text())
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found_by_step_and_component(plain: Path, name: str) -> None:
+    arguments, step, component = FAULTS[name]
+    if "--door" in arguments:
+        plain = Path("plain")
+        start(PROGRAM, "plain", *arguments[:2])
+    start(PROGRAM, "faulty", *arguments)
+    before = as_it_is(Path("faulty"))
+    told, found = diverge(plain, "faulty")
+    assert (found["step"], found["component"]) == (step, component), told
+    assert found["parting"] is not None, told
+    assert as_it_is(Path("faulty")) == before
+    if name == "weight decay":
+        assert "weight_decay" in told and "0.02" in told
+
+
+def test_equal_runs_are_equal_and_another_cadence_of_saves_changes_nothing(plain: Path) -> None:
+    start(PROGRAM, "other", "--keep", "2")
+    told, found = diverge(plain, "other", status=0)
+    assert found["step"] is None and "equal in all that both have recorded" in told
+    assert found["equal"]["loss"] == 24 and found["equal"]["states of checkpoints"] >= 2
+
+
+def test_a_moment_that_a_resume_loses_is_found(plain: Path) -> None:
+    start(PROGRAM, "lost", "--stop", "13")
+    start(PROGRAM, "lost", "--fault", "moment", "--at", "14")
+    told, found = diverge(plain, "lost")
+    assert (found["step"], found["component"]) == (14, "optimizer"), told
+
+
+def test_a_resume_that_is_not_exact_is_told_of_one_program(plain: Path) -> None:
+    """Both runs have one program, whose resume loses the moments; one of them was never resumed."""
+    faulty = Path("faulty.py")
+    faulty.write_text(
+        PROGRAM.read_text().replace(
+            'given.fault == "moment" and loop.resumed and step == given.at', "loop.resumed and step == 14"
+        )
+    )
+    start(faulty, "straight")
+    start(faulty, "resumed", "--stop", "13")
+    start(faulty, "resumed")
+    told, found = diverge("straight", "resumed")
+    assert (found["step"], found["component"]) == (14, "optimizer"), told
+    assert "a resume of this program is not exact" in told
+
+
+def test_a_run_and_its_replay(plain: Path) -> None:
+    told, found = diverge(plain, "--again", status=0)
+    assert found["step"] is None, told
+    changed = Path("changed.py")
+    changed.write_text(PROGRAM.read_text().replace("scheduler.step()", "scheduler.step(), scheduler.step()"))
+    told, found = diverge(plain, "--again", "--script-a", f"{changed} {plain}")
+    assert found["step"] == 6, told
+    assert "agree with each other" in told
+
+
+def test_chance_is_told_from_a_fault() -> None:
+    program = Path("chance.py")
+    program.write_text(
+        PROGRAM.read_text().replace(
+            "loss = (model(bx)",
+            "import os; bx = bx + int.from_bytes(os.urandom(2), 'big') * 1e-6\n    loss = (model(bx)",
+        )
+    )
+    start(program, "run")
+    told, found = diverge("run", "--again")
+    assert "the program is not deterministic" in told
+    assert (found["step"], found["component"]) == (1, "data"), told
+
+
+def test_other_instructions_of_the_processor_differ_by_a_few_units_in_the_last_place(plain: Path) -> None:
+    flags = Path("/proc/cpuinfo").read_text()
+    assert " avx2 " in flags, "this test needs a processor with AVX2"
+    for name, capability in (("a", "avx2"), ("b", "default")):
+        subprocess.run(
+            [sys.executable, PROGRAM, name], env={**os.environ, "ATEN_CPU_CAPABILITY": capability}, check=True
+        )
+    told, found = diverge("a", "b")
+    assert "fingerprint.torch.cpu_capability" in told
+    # the program draws its first weights by torch, whose normal numbers are computed with these instructions
+    assert (found["step"], found["component"]) == (1, "weights"), told
+    assert 0 < found["parting"]["parts"][0]["units"] < 100 and "as the run began" in told
+    # a loss may round to the same bits all the same: that depends on the processor
+    assert {"loss", "gradient"} & {part["component"] for part in found["parting"]["parts"]}
+    assert not [note for note in found["notes"] if "does not find its own record" in note], told
+
+
+def test_records_alone_are_compared_where_nothing_can_be_executed(plain: Path) -> None:
+    start(PROGRAM, "faulty", "--fault", "weight", "--at", "9")
+    told, found = diverge(plain, "faulty", "--recorded")
+    assert (found["step"], found["component"], found["parting"]) == (10, "loss", None), told
+    assert found["last_equal"] == "epoch-0001-step-00000006", told
+    usage = start("-m", "everstep", "diverge", plain, status=2)
+    assert "give two runs, or one run and --again" in usage
+
+
+def supervised(run: str, metric: str, weight: Callable[[int], float]) -> Path:
+    w = np.zeros(1)
+    services = [
+        everstep.Console(sink=lambda line: None),
+        everstep.Checkpoints(Every(steps=1), keep_last=None),
+    ]
+    with everstep.Supervisor(run, {"w": w}, services=services, seed=5, max_step=16) as sv:
+        while not sv.should_stop():
+            w[0] = weight(sv.step + 1)
+            sv.advance(**{metric: 1.0})
+    return Path(run)
+
+
+def test_states_that_differ_for_a_while_are_found() -> None:
+    a = supervised("a", "x", lambda step: step)
+    b = supervised("b", "x", lambda step: step + 100 * (step == 4))
+    report = compare_recorded(a, b)
+    assert (report.step, report.component) == (4, "state")
+    assert (report.last_equal, report.first_unequal) == ("step-00000003", "step-00000004")
+    assert report.equal["states of checkpoints"] == 4
+
+
+def test_what_only_one_has_recorded_is_said() -> None:
+    a, b = supervised("a", "x", float), supervised("b", "y", float)
+    told = str(compare_recorded(a, b))
+    assert "only A has recorded x in steps 1 to 16: not compared" in told
+    assert "only B has recorded y in steps" in told
+    shutil.rmtree(b / "checkpoints")
+    assert "not comparable: they have recorded nothing in common" in str(compare_recorded(a, b))
+    start("-m", "everstep", "diverge", "a", "b", status=4)

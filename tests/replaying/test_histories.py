@@ -1,0 +1,161 @@
+"""Replay, diverge and audit on runs with a history: kills, a rollback, a fork, workers, the demo."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_replay import PROGRAM, as_it_is, replay, start
+
+from everstep.proof.audit import audit
+from everstep.record import RunJournal
+
+DEMO = Path(__file__).parents[2] / "examples" / "digits.py"
+
+HISTORY = """
+import os
+import sys
+import numpy as np
+import everstep
+
+run, bad = sys.argv[1], float(os.environ.get("BAD", -1))
+data = everstep.data.arrays(np.arange(48.0), batch_size=4, shuffle=True)
+
+
+def main():
+    w = np.zeros(2)
+    services = [everstep.Checkpoints(everstep.Every(steps=4), keep_last=None), everstep.Recovery()]
+    with everstep.TrainLoop(run, {"w": w}, seed=2, max_epoch=4, services=services) as loop:
+        for epoch in loop.iter_epochs():
+            for step, (x,) in loop.iter_steps(data):
+                w += 0.01 * x[:2] * np.random.random(2)
+                loop.collect_metrics(loss=float("nan") if bad in x and epoch == 3 else float(w.sum()))
+
+
+everstep.recovering(main)
+"""
+
+
+def diverge(a: str | Path, *arguments: str | Path, status: int = 0) -> tuple[dict[str, Any], str]:
+    told = start("-m", "everstep", "diverge", a, *arguments, "--json", "found.json", status=status)
+    return json.loads(Path("found.json").read_text()), told
+
+
+def killed(times: int, *command: str | Path) -> None:
+    """Start a program, killed some times in commits, and a last time to its end."""
+    for _ in range(times):
+        start(*command, EVERSTEP_HAZARD="kill:checkpoint.rename:3", status=-signal.SIGKILL)
+    start(*command)
+
+
+def found_by_audit(run: str | Path) -> list[tuple[str, str, str]]:
+    """What an audit finds of each pass, in a record in which nothing is wrong."""
+    found = audit(run)
+    assert (found.problems, found.notes, found.finished) == ([], [], True)
+    return [(each.passes, each.verdict, each.found) for each in found.passes]
+
+
+def test_a_run_that_was_killed_three_times_is_equal_to_its_twin() -> None:
+    Path("history.py").write_text(HISTORY)
+    start("history.py", "twin")
+    killed(3, "history.py", "killed")
+    assert len(RunJournal("killed").segments()) == 4
+    before = as_it_is(Path("killed"))
+    found, told = diverge("twin", "killed")
+    assert (found["step"], found["component"], found["first_unequal"]) == (None, None, ""), told
+    assert found["equal"]["loss"] == found["equal"]["batch digests"] == 48
+    assert "verified: steps 1 to 48" in replay("killed", "--verify", ":")
+    assert found_by_audit("killed") == found_by_audit("twin")
+    assert found_by_audit("killed") == [
+        ("passes 1 to 4", "proven", "each sample of 48 exactly once, in 12 batches")
+    ]
+    assert as_it_is(Path("killed")) == before
+
+
+def test_a_rollback_is_another_batch_from_its_step_on_and_is_named() -> None:
+    """Also where the run was killed three times before."""
+    Path("history.py").write_text(HISTORY)
+    start("history.py", "twin")
+    for _ in range(3):
+        command = ("history.py", "back")
+        start(*command, EVERSTEP_HAZARD="kill:checkpoint.rename:3", BAD="17", status=-signal.SIGKILL)
+    start("history.py", "back", BAD="17")
+    (rollback,) = RunJournal("back").rollbacks()
+    found, told = diverge("twin", "back", status=1)
+    assert (found["step"], found["component"]) == (rollback.first, "data"), told
+    assert found["recorded"]["kind"] == "data" and found["last_equal"] == rollback.checkpoint
+    assert f"B: rollback 1 has left out the batch of step {rollback.first}" in told
+    assert "metric" in rollback.reason and rollback.reason in told
+    # the other way round as well, and a run equals itself
+    assert "A: rollback 1 has left out" in diverge("back", "twin", "--recorded", status=1)[1]
+    assert ": rollback 1" not in diverge("back", "back", "--recorded")[1]
+    assert "verified: steps 1 to 47" in replay("back", "--verify", ":")
+    assert diverge("back", "--again")[0]["step"] is None
+    assert found_by_audit("back")[1] == (
+        "pass 3",
+        "proven",
+        "44 of 48 samples, each exactly once, in 11 batches; left out: batch 6 (rollback 1)",
+    )
+
+
+def everstep_train(*arguments: str) -> None:
+    command = [sys.executable, "-m", "everstep", "train", "tiny.yaml", "--run-dir", "runs/tiny", *arguments]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(("change", "component"), [("seed=9", "data"), ("optimizer.lr=0.05", "update")])
+def test_a_fork_and_its_parent_are_compared_from_the_fork_on(
+    tmp_path: Path, change: str, component: str
+) -> None:
+    sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
+    from tiny_experiment import write
+
+    write(tmp_path)
+    keep = "services.1.Checkpoints.keep_last=null"
+    everstep_train("trainer.max_epoch=1", keep)
+    everstep_train("trainer.max_epoch=3", change, "--on-change", "fork", keep)
+    everstep_train("trainer.max_epoch=3", keep)
+    (fork,) = Path("runs").glob("tiny-fork-*")
+    found, told = diverge("runs/tiny", fork, status=1)
+    assert (found["step"], found["component"]) == (5, component), told
+    assert found["last_equal"] == "epoch-0001-step-00000004" and found["parting"] is not None, told
+    assert "B began with epoch-0001-step-00000004 of another run: compared from step 5 on" in told
+    assert "verified: steps 5 to 12" in replay(fork, "--verify", ":")
+    assert diverge(fork, "--again")[0]["step"] is None
+
+    parent = json.loads((fork / "run.json").read_text())["parent"]["run"]
+    assert found_by_audit(fork) == [
+        ("pass 1", "not provable", f"in the journal of {parent}, of which this run is a fork"),
+        ("passes 2 to 3", "proven", "each sample of 8 exactly once, in 4 batches"),
+    ]
+    assert found_by_audit("runs/tiny")[0][:2] == ("passes 1 to 3", "proven")
+
+
+def test_loader_workers_with_three_kills() -> None:
+    twin = (PROGRAM, "twin", "--workers", "2")
+    start(*twin)
+    killed(3, PROGRAM, "killed", "--workers", "2")
+    assert diverge("twin", "killed")[0]["equal"]["batch digests"] == 24
+    assert "verified: steps 1 to 24" in replay("killed", "--verify", ":")
+    assert found_by_audit("killed") == [
+        ("passes 1 to 4", "proven", "each sample of 48 exactly once, in 6 batches")
+    ]
+    start(PROGRAM, "faulty", "--workers", "2", "--fault", "draw", "--at", "14")
+    found, told = diverge("killed", "faulty", status=1)
+    assert (found["step"], found["component"]) == (14, "random state"), told
+
+
+def test_the_demo_with_a_kill() -> None:
+    start(DEMO, "--run", "twin", "--epochs", "2")
+    killed(1, DEMO, "--run", "killed", "--epochs", "2")
+    steps = RunJournal("twin").status().step
+    found, told = diverge("twin", "killed")
+    assert found["step"] is None and found["equal"]["loss"] == steps, told
+    assert f"verified: steps 1 to {steps}" in replay("killed", "--verify", ":")
+    ((passes, verdict, _),) = found_by_audit("killed")
+    assert (passes, verdict) == ("passes 1 to 2", "proven")

@@ -1,0 +1,471 @@
+"""Replay: steps of a run happen again in a copy, exactly, and the run stays as it is in any case."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import everstep
+import warm
+from everstep.drill.marked_processes import with_environment
+from everstep.drill.owned_folder import owned_folder
+from everstep.errors import ReplayError, UsageError
+from everstep.polling import wait_until
+from everstep.record import Journal, RunJournal
+from everstep.replaying.recorded_program import program_of
+
+SCRIPTS = Path(__file__).parent.parent / "drill" / "scripts"
+PROGRAM = Path(__file__).parent / "replay_program.py"
+
+
+def start(*command: str | Path, status: int = 0, **environment: str) -> str:
+    """A Python program in a process of its own; what it prints to both."""
+    done = warm.run(
+        [sys.executable, *map(str, command)],
+        env={**os.environ, "COLUMNS": "120", **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout
+    return str(done.stdout)
+
+
+def replay(*arguments: str | Path, status: int = 0, **environment: str) -> str:
+    return start("-m", "everstep", "replay", *arguments, status=status, **environment)
+
+
+def as_it_is(folder: Path) -> dict[str, tuple[str, int, int]]:
+    """Content and time of each file, and the times of all folders."""
+    return {
+        str(path.relative_to(folder)): (
+            hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "",
+            path.stat().st_mtime_ns,
+            path.stat().st_size,
+        )
+        for path in [folder, *folder.rglob("*")]
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with runs/tiny, 30 steps of everything.py; no test changes it."""
+    folder = tmp_path_factory.mktemp("trained")
+    environment = {**os.environ, "EVERSTEP_INDEX": "off"}
+    subprocess.run(
+        [sys.executable, SCRIPTS / "everything.py"],
+        cwd=folder,
+        env=environment,
+        check=True,
+        capture_output=True,
+    )
+    return folder
+
+
+@pytest.fixture
+def run(trained: Path) -> Iterator[Path]:
+    """The run, which must be as before when the test ends."""
+    before = as_it_is(trained)
+    yield trained / "runs" / "tiny"
+    assert as_it_is(trained) == before
+
+
+# ------------------------------------------------------------------------------------ verification
+
+
+def test_every_recorded_value_is_found_again_and_the_run_stays_as_it_is(run: Path, temporary: Path) -> None:
+    told = replay(run, "--verify", "26:30", "--json", "found.json")
+    assert "executed again from epoch-0004-step-00000024" in told
+    assert "verified: steps 26 to 30 found every recorded value again" in told
+    found = json.loads(Path("found.json").read_text())
+    assert found["equal"] == {
+        "batch digests": 5,
+        "epoch/loss": 1,
+        "loss": 5,
+        "states of checkpoints": 2,
+        "tail/valid_loss": 1,
+    }
+    assert list(temporary.glob("everstep-replay-*")) == []
+
+
+def test_a_checkpoint_that_retention_deletes_meanwhile_is_not_compared(trained: Path) -> None:
+    """As of a run that is being trained; a damaged one is an error all the same."""
+    shutil.copytree(trained, "trained")
+    run, folder = Path("trained/runs/tiny"), "os.environ['EVERSTEP_REPLAY'] + '.deleted'"
+    newest = sorted((run / "checkpoints").iterdir())[-1].resolve()
+    changed = (SCRIPTS / "everything.py").read_text()
+    deletes = "import os, shutil\nif 'EVERSTEP_REPLAY' in os.environ:\n    "
+    deletes += f"shutil.move({str(newest)!r}, {folder})\n"
+    Path("deletes.py").write_text(changed.replace("import everstep\n", f"import everstep\n{deletes}", 1))
+    given = ("--", "deletes.py", run)
+    told = replay(run, "--opened-as", run, "--verify", "26:30", *given, PYTHONPATH=str(SCRIPTS))
+    assert "1 of states of checkpoints" in told and "verified" in told
+
+
+def test_a_run_with_a_given_seed_is_executed_from_its_beginning_where_no_checkpoint_is_older(
+    run: Path,
+) -> None:
+    told = replay(run, "--verify", ":9")
+    assert "steps 1 to 9 executed again from the start of the run" in told and "verified" in told
+
+
+def test_another_program_is_found_out_at_its_first_other_value(run: Path) -> None:
+    changed = Path("changed.py")
+    program = (SCRIPTS / "everything.py").read_text()
+    changed.write_text(program.replace('["rate"] *= 0.9', '["rate"] *= 0.8'))
+    given = ("--verify", ":", "--json", "found.json", "--", changed, run)
+    told = replay(run, *given, status=1, PYTHONPATH=str(SCRIPTS))
+    first = json.loads(Path("found.json").read_text())["differences"][0]
+    # behind step 6 the rate is changed, step 7 uses it first, and step 8 computes a loss from that
+    assert (first["step"], first["kind"], first["name"]) == (8, "metric", "loss"), told
+    assert "not verified: step" in told and "everstep diverge" in told
+
+
+BARE = """
+import os, sys, numpy, everstep
+w = numpy.zeros(1)
+samples = numpy.arange(40.0) * float(os.environ.get("FACTOR", 1))
+services = [everstep.Checkpoints(everstep.Every(steps=100))]
+with everstep.Supervisor(sys.argv[1], {"w": w}, services=services, seed=5, max_step=12) as sv:
+    if (name := os.environ.get("NAME")) is not None:
+        batches = sv.stream(everstep.data.arrays(samples, batch_size=4, shuffle=True), name=name)
+    while not sv.should_stop():
+        w += 1 if name is None else next(batches)[0].sum()
+        sv.advance()
+"""
+
+
+def test_nothing_that_is_recorded_verifies_nothing() -> None:
+    Path("bare.py").write_text(BARE)
+    start("bare.py", "bare")
+    told = replay("bare", "--verify", "2:9", status=1)
+    assert "not verified: of steps 2 to 9 nothing is recorded that can be compared" in told
+
+
+def test_a_stream_of_another_name_is_found_out() -> None:
+    """Its batches are at other places of the record, and none of the recorded ones is found again."""
+    Path("bare.py").write_text(BARE)
+    start("bare.py", "bare", NAME="train")
+    assert "verified: steps 2 to 9 found" in replay("bare", "--verify", "2:9", NAME="train")
+    told = replay("bare", "--verify", "1:9", status=1, NAME="other", FACTOR="2")
+    assert "differs: step 1, data train: a batch of pass 1 and no batch" in told
+
+
+def test_a_resume_after_a_clean_stop_is_verified_though_nothing_was_executed_again() -> None:
+    hazard = "SIGTERM:checkpoint.rename:2"
+    start(SCRIPTS / "supervisor.py", "runs/stopped", EVERSTEP_HAZARD=hazard, status=128 + signal.SIGTERM)
+    start(SCRIPTS / "supervisor.py", "runs/stopped")
+    journal = RunJournal("runs/stopped")
+    stopped = journal.newest_start()
+    assert stopped is not None and stopped.data["facts"]["resumed_from"] not in (
+        None,
+        "epoch-0000-step-00000000",
+    )
+    assert "resume not verified: nothing was executed again" in Path("runs/stopped/logs/run.log").read_text()
+    assert "verified: steps 2 to 10 found" in replay("runs/stopped", "--verify", "2:10")
+
+
+@pytest.mark.parametrize(
+    ("door", "more"),
+    [("TrainLoop", ()), ("Supervisor", ()), ("Trainer", ()), ("TrainLoop", ("--workers", "2"))],
+)
+def test_each_door_is_replayed(door: str, more: tuple[str, ...]) -> None:
+    start(PROGRAM, "runs/one", "--door", door, *more)
+    before = as_it_is(Path("runs"))
+    assert "verified: steps 8 to 20" in replay("runs/one", "--verify", "8:20")
+    # neither the message of `Notify` is sent again, nor is a line run behind the loop
+    assert as_it_is(Path("runs")) == before and Path("runs/one.told").read_text() == "x"
+
+
+def test_the_run_of_a_config_is_replayed(tmp_path: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
+    from tiny_experiment import write
+
+    write(tmp_path)
+    train = ["train", "tiny.yaml", "trainer.max_epoch=2", "--run-dir", "runs/tiny"]
+    # a fresh interpreter, as the replay has: which frameworks are imported decides what is seeded
+    subprocess.run([sys.executable, "-m", "everstep", *train], check=True, capture_output=True)
+    before = as_it_is(Path("runs/tiny"))
+    assert "verified: steps" in replay("runs/tiny", "--verify", ":")
+    assert as_it_is(Path("runs/tiny")) == before
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_killed_replay_leaves_no_process_and_the_next_one_clears_its_copy(
+    run: Path, temporary: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("hold.py").write_text(
+        "import pathlib, time\ndef hold(at):\n    pathlib.Path('held').write_text('x')\n    time.sleep(60)\n"
+    )
+    command = [sys.executable, "-m", "everstep", "replay", run, "--step", "27", "--call", "hold:hold"]
+    held = run.parent.parent / "held"
+    process = subprocess.Popen(
+        [*command, "--", str(SCRIPTS / "everything.py"), str(run)],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        start_new_session=True,
+    )
+    try:
+        assert wait_until(Path("held").exists, 60)
+        (plan,) = temporary.resolve().glob("everstep-replay-*/plan.json")
+        mark = os.fsencode(f"EVERSTEP_REPLAY={plan}")
+        assert with_environment(mark)
+        process.send_signal(signal.SIGKILL if killed else signal.SIGTERM)
+        assert process.wait(30) in (-signal.SIGKILL, 128 + signal.SIGTERM)
+        assert wait_until(lambda: not with_environment(mark), 30)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert not held.exists()
+    assert plan.exists() == killed
+    with ExitStack() as stack:
+        with monkeypatch.context() as here:
+            here.setattr("tempfile.tempdir", str(temporary))  # of this process, too
+            theirs = stack.enter_context(owned_folder("everstep-replay-"))  # of a replay that goes on
+        assert not plan.parent.exists() and theirs.exists()
+        replay(run, "--verify", "27:28")
+        assert list(temporary.glob("everstep-replay-*")) == [theirs]
+
+
+# ------------------------------------------------------------------------------------ one step
+
+
+def test_a_function_gets_what_the_step_would_use(run: Path) -> None:
+    Path("look.py").write_text(
+        "import json, random\n"
+        "def look(at):\n"
+        "    told = at.step, at.epoch, at.batch[0].shape, sorted(at.state), at.state['notes']['seen']\n"
+        "    print('told', json.dumps(told), at.loop.step)\n"
+        "def fails(at):\n"
+        "    raise ValueError('on purpose')\n"
+    )
+    here = {"PYTHONPATH": os.getcwd()}
+    told = replay(run, "--step", "27", "--call", "look:look", **here)
+    assert 'told [27, 5, [4, 3], ["average", "noise", "notes", "velocity", "w"], 104] 27' in told
+    assert "on purpose" in replay(run, "--step", "27", "--call", "look:fails", status=1, **here)
+    assert "no attribute" in replay(run, "--step", "27", "--call", "look:missing", status=1, **here)
+
+
+def at_prompt(run: Path, typed: str, *options: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "everstep", "replay", run, *options],
+        input=typed,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout + done.stderr
+
+
+def test_the_prompt_has_batch_state_and_random_state(run: Path) -> None:
+    told = at_prompt(run, "print(step, len(batch), sorted(state), w.shape)\n", "--step", "9")
+    assert "9 2 ['average', 'noise', 'notes', 'velocity', 'w'] (3,)" in told
+    assert "from the start of the run to just before step 9" in told
+
+
+def test_the_debugger_stops_in_the_users_own_code_and_the_replay_ends_with_the_step(run: Path) -> None:
+    told = at_prompt(run, "p notes['seen'], _step\nc\n", "--step", "27", "--pdb")
+    assert "everything.py(17)" in told and "(104, 27)" in told
+    assert at_prompt(run, "q\n", "--step", "27", "--pdb").count("everything.py(17)") == 1
+
+
+def test_the_debugger_stops_in_a_tasks_step() -> None:
+    start(PROGRAM, "runs/one", "--door", "Trainer")
+    told = at_prompt(Path("runs/one"), "n\nn\np bx.shape\nc\n", "--step", "9", "--pdb")
+    assert "forward()" in told and "torch.Size([8, 6])" in told
+
+
+class Noisy:
+    """A program as a function: the noise of each step is kept, and what the step found."""
+
+    def __init__(self, run_dir: str, max_step: int = 12) -> None:
+        self.w, self.drawn = np.zeros(2), {}
+        saves = everstep.Checkpoints(everstep.Every(steps=4))
+        data = everstep.data.arrays(np.arange(24), batch_size=2, shuffle=True)
+        with everstep.Supervisor(
+            run_dir, {"w": self.w}, seed=1, max_step=max_step, services=[saves], default_services=False
+        ) as sv:
+            batches = sv.stream(data)
+            while not sv.should_stop():
+                (batch,) = next(batches)
+                self.drawn[sv.step + 1] = batch.tolist(), np.random.random()
+                self.w += batch + self.drawn[sv.step + 1][1]
+                sv.advance(loss=float(self.w.sum()))
+
+
+def test_in_python_a_program_is_left_before_the_step_with_its_random_state() -> None:
+    first = Noisy("runs/noisy")
+    before = as_it_is(Path("runs/noisy"))
+    with everstep.replay("runs/noisy", 11) as at:
+        Noisy("runs/noisy")
+    assert (at.step, at.epoch, at.batch[0].tolist()) == (11, 0, first.drawn[11][0])
+    assert np.random.random() == first.drawn[11][1]
+    assert at.state["w"].shape == (2,)
+    assert as_it_is(Path("runs/noisy")) == before
+    assert not {"EVERSTEP_ROOT", "EVERSTEP_REPLAY"} & os.environ.keys()
+
+
+def test_in_python_a_program_that_does_not_come_to_the_step_is_an_error() -> None:
+    Noisy("runs/noisy")
+    at = everstep.replay("runs/noisy", 40)
+    with pytest.raises(ReplayError, match="ended before step 40"), at:
+        Noisy("runs/noisy")
+    with pytest.raises(UsageError, match="behind the with"):
+        _ = at.batch
+
+
+# ------------------------------------------------------------------------------------ what is refused
+
+
+def refused(*arguments: str | Path, status: int = 4, **environment: str) -> str:
+    return " ".join(replay(*arguments, status=status, **environment).split())
+
+
+def test_what_cannot_be_executed_again_is_refused_with_the_reason(run: Path, tmp_path: Path) -> None:
+    assert "has 30 steps; give 1 to 31" in refused(run, "--step", "32", status=2)
+    assert "give one of --step N and --verify" in refused(run, status=2)
+    assert "--call look: give MODULE:FUNCTION" in refused(run, "--step", "9", "--call", "look", status=2)
+    assert "give steps as A:B" in refused(run, "--verify", "3-4", status=2)
+    moved = shutil.copytree(run, tmp_path / "moved")
+    assert "is to be replayed" in refused(moved, "--verify", "26:27")
+    assert "verified" in replay(moved, "--verify", "26:27", "--opened-as", run)
+    shutil.rmtree(moved / "checkpoints")
+    facts = json.loads((moved / "run.json").read_text()) | {"seed_given": False}
+    _write_facts(moved, facts)
+    assert "no whole checkpoint up to step 25 (there is none at all)" in refused(moved, "--step", "26")
+
+
+def _write_facts(run: Path, facts: dict[str, Any]) -> None:
+    from everstep.record.rundir import _encode
+
+    facts.pop("checksum", None)
+    for name in ("run.json", ".run.json"):
+        (run / name).write_bytes(_encode(facts))
+
+
+def recorded_otherwise(run: Path, to: Path, **facts: Any) -> Path:
+    """A copy whose newest start has recorded something else."""
+    shutil.copytree(run, to)
+    start = RunJournal(run).newest_start()
+    assert start is not None
+    shutil.rmtree(to / "journal")
+    journal = Journal.open(to, 1, None, {**start.data["facts"], **facts})
+    journal.close()
+    return to
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"ranks": 4}, "was trained by 4 ranks"),
+        ({"argv": ["/x/ipykernel_launcher.py", "-f", "k.json"]}, "in a notebook"),
+        ({"argv": ["-c"]}, "in a notebook or an interpreter"),
+        ({"argv": ["train.py", "--token", "***"]}, "has a credential"),
+        ({"argv": ["/gone/train.py"]}, "/gone/train.py does not exist"),
+    ],
+)
+def test_a_record_without_a_program_is_refused(
+    run: Path, tmp_path: Path, facts: dict[str, Any], why: str
+) -> None:
+    other = recorded_otherwise(run, tmp_path / "other", **facts)
+    with pytest.raises(ReplayError, match=re.escape(why)):
+        program_of(other, 1)
+
+
+def test_another_ones_command_line_is_started_only_with_trust(run: Path, tmp_path: Path) -> None:
+    evil = tmp_path / "evil.py"
+    evil.write_text(f"open({str(tmp_path / 'told')!r}, 'w')\n")
+    other = recorded_otherwise(run, tmp_path / "other", argv=[str(evil)])
+    assert "does not count as yours" in refused(other, "--verify", ":", status=1)
+    assert not (tmp_path / "told").exists()
+    assert "did not open the run" in refused(other, "--verify", ":", "--trust")
+    assert (tmp_path / "told").exists()
+
+
+def test_a_file_that_has_changed_since_is_named() -> None:
+    shutil.copytree(SCRIPTS, "code")
+    start("code/everything.py")
+    assert "has changed" not in replay("runs/tiny", "--verify", "29:30")
+    time.sleep(0.01)
+    os.utime("code/everything.py")
+    assert "the code has changed since start 1 of the run" in replay("runs/tiny", "--verify", "29:30")
+    git = ["git", "-C", "code", "-c", "user.name=a", "-c", "user.email=a@b"]
+    Path("code/notes.md").touch()
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)
+    shutil.rmtree("runs")
+    start("code/everything.py")
+    assert "has changed" not in replay("runs/tiny", "--verify", "29:30")
+    for name in ("tiny.py", "notes.md"):
+        with open(f"code/{name}", "a") as file:
+            file.write("# another line\n")
+    assert "): tiny.py; what differs" in " ".join(replay("runs/tiny", "--verify", "29:30").split())
+
+
+# ------------------------------------------------------------------------------------ runs with a history
+
+HISTORY = """
+import sys
+import numpy as np
+import everstep
+
+bad = float(sys.argv[1]) if len(sys.argv) > 1 else -1.0
+data = everstep.data.arrays(np.arange(48.0), batch_size=4, shuffle=True)
+
+
+def main():
+    w = np.zeros(2)
+    services = [everstep.Checkpoints(everstep.Every(steps=4), keep_last=None), everstep.Recovery()]
+    with everstep.TrainLoop("runs/history", {"w": w}, seed=2, max_epoch=4, services=services) as loop:
+        for epoch in loop.iter_epochs():
+            for step, (x,) in loop.iter_steps(data):
+                w += 0.01 * x[:2] * np.random.random(2)
+                loop.collect_metrics(loss=float("nan") if bad in x and epoch == 3 else float(w.sum()))
+
+
+everstep.recovering(main)
+"""
+
+
+def test_a_run_with_three_kills_and_a_rollback_is_verified() -> None:
+    Path("history.py").write_text(HISTORY)
+    for _ in range(3):
+        start("history.py", "17", EVERSTEP_HAZARD="kill:checkpoint.rename:3", status=-signal.SIGKILL)
+    start("history.py", "17")
+    journal = RunJournal("runs/history")
+    assert len(journal.rollbacks()) == 1 and len(journal.segments()) >= 5
+    assert journal.status().superseded > 0
+    told = replay("runs/history", "--verify", ":")
+    assert (
+        "verified: steps 1 to 47 found every recorded value again" in told
+        or "verified: steps 1 to 48" in told
+    )
+
+
+def test_a_fork_is_verified(tmp_path: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
+    from tiny_experiment import write
+
+    write(tmp_path)
+    for more in (["trainer.max_epoch=1"], ["trainer.max_epoch=3", "seed=9", "--on-change", "fork"]):
+        command = ["train", "tiny.yaml", "--run-dir", "runs/tiny", *more]
+        subprocess.run([sys.executable, "-m", "everstep", *command], check=True, capture_output=True)
+    forks = [path for path in Path("runs").iterdir() if path.name != "tiny" and (path / "run.json").exists()]
+    assert len(forks) == 1
+    assert "verified: steps" in replay(forks[0], "--verify", ":")
+    assert "or from another run's checkpoint" in refused(forks[0], "--step", "2")

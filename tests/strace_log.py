@@ -1,0 +1,221 @@
+"""strace's log of a process, read: the calls that change files, in their order."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+MAIN = "MainThread#1"
+# fmt: off
+READING = {
+    "read", "pread64", "readv", "preadv", "lseek", "close", "dup", "dup2", "dup3", "fcntl", "ioctl", "flock",
+    "poll", "ppoll", "select", "pselect6", "pipe2", "epoll_create1", "epoll_ctl", "epoll_wait", "execve",
+    "access", "faccessat", "faccessat2", "stat", "lstat", "fstat", "newfstatat", "statx", "statfs", "fstatfs",
+    "getxattr", "listxattr", "fadvise64", "getdents64", "readlink", "readlinkat", "getcwd", "chdir", "fchdir",
+}
+# fmt: on
+"""Calls that take a path or a descriptor and change no file."""
+CLASSES = {
+    **dict.fromkeys(("write", "pwrite64", "writev", "pwritev", "pwritev2"), "write"),
+    **dict.fromkeys(("fsync", "fdatasync"), "fsync"),
+    **dict.fromkeys(("rename", "renameat", "renameat2"), "rename"),
+    **dict.fromkeys(("link", "linkat"), "link"),
+    **dict.fromkeys(("mkdir", "mkdirat"), "mkdir"),
+    **dict.fromkeys(("truncate", "ftruncate", "fallocate"), "truncate"),
+    "unlink": "unlink",
+    "rmdir": "rmdir",
+}
+"""Calls that change files, and their class; `_class_of` has those whose class depends on their arguments."""
+ASKED = ("open", "openat", "creat", "unlinkat", "mmap", *CLASSES)
+
+_FOUND = re.compile(r'"((?:\\x[0-9a-f]{2})*)"(\.\.\.)?|\b(AT_FDCWD|\d+)<((?:\\x[0-9a-f]{2})*)>(\(deleted\))?')
+_LINE = re.compile(r"(?:(\d+) +)?(\w+)\((.*)\) += (\?|-?\d+|0x[0-9a-f]+)(.*)", re.DOTALL)
+
+
+class Call(NamedTuple):
+    """A call that changes files below the folder.
+
+    Attributes:
+        thread: name of the thread, and which one of that name: "everstep-writer#1".
+        name: the system call; its `count`-th one of the thread, whatever file it is about.
+        kind: its class.
+        path, target: of the file, below the folder; `target` is the new name.
+        data, offset: of a write; `offset` is None where it follows from the descriptor, or the new size.
+        descriptor: number, of the file that is open or comes to be.
+        flags: the other arguments, as text.
+        failed: the name of the error; "" if the call succeeded.
+        hazard: the hazard that its thread has passed most recently, where the record has hazards.
+        injected: whether strace made it fail, or killed the process here.
+    """
+
+    thread: str
+    name: str
+    count: int
+    kind: str
+    path: str
+    target: str = ""
+    data: bytes = b""
+    offset: int | None = None
+    descriptor: int = -1
+    flags: str = ""
+    failed: str = ""
+    hazard: str = ""
+    injected: bool = False
+
+    @property
+    def role(self) -> str:
+        """What the file is, without numbers that differ from run to run."""
+        return f"{self.kind} {role(self.path)}" + (f" -> {role(self.target)}" if self.target else "")
+
+    def __str__(self) -> str:
+        names = f"{self.path} -> {self.target}" if self.target else self.path
+        return f"{self.thread}: {self.name} number {self.count} ({self.kind} {names})"
+
+
+def role(path: str) -> str:
+    """A path without process ids, random tokens and numbers of steps."""
+    path = re.sub(r"-[0-9a-f]{8}(?=\.(copy\.)?safetensors)", "-TOKEN", path)
+    path = re.sub(r"(\.tmp-.*?)-\d+(?=/|$)", r"\1-PID", path)
+    path = re.sub(r"step-\d+", "step-N", path)
+    path = re.sub(r"epoch-\d+", "epoch-N", path)
+    return re.sub(r"segment-\d+", "segment-N", path)
+
+
+def calls_in(log: str, folder: Path, threads: dict[str, str] | None = None, alone: str = "") -> list[Call]:
+    """The calls in strace's log that change files below `folder`, in the order in which they ended.
+
+    Args:
+        threads: takes the names of threads by their number.
+        alone: the name of the one thread that was traced.
+
+    Raises:
+        AssertionError: there is a call below the folder whose class is not known.
+    """
+    names: dict[str, str] = {} if threads is None else threads
+    seen, counts, hazards = Counter[str](), Counter[tuple[str, str]](), dict[str, str]()
+    calls: list[Call] = []
+    for number, name, arguments, result, more in _lines(log):
+        texts, files = _told(arguments)
+        if texts and (marked := re.fullmatch(r"/thread/(.+)", texts[0])):
+            seen[marked[1]] += 1
+            names[number] = f"{marked[1]}#{seen[marked[1]]}"
+            continue
+        thread = alone or names.get(number, MAIN)
+        counts[thread, name] += 1
+        if name == "write" and files and files[0].endswith(".hazards"):
+            hazards[thread] = _data(arguments).decode().strip()
+            continue
+        found = _call(name, arguments, texts, files, folder)
+        if found is None:
+            continue
+        failed = more.split()[0] if result == "-1" else ""
+        descriptor = found.descriptor
+        if name.startswith("open") or name == "creat":
+            descriptor = int(result.removesuffix("?") or -1)
+        calls.append(
+            found._replace(
+                thread=thread,
+                count=counts[thread, name],
+                failed=failed,
+                descriptor=descriptor,
+                hazard=hazards.get(thread, ""),
+                injected="(INJECTED)" in more or result == "?",
+            )
+        )
+    return calls
+
+
+def _lines(log: str) -> Iterator[tuple[str, str, str, str, str]]:
+    """(thread, call, arguments, result, what follows) of each call; interrupted ones are put together."""
+    begun: dict[str, str] = {}
+    for line in log.splitlines():
+        number = line.partition(" ")[0] if line[:1].isdigit() else ""
+        if line.endswith("<unfinished ...>"):
+            begun[number] = line.removesuffix("<unfinished ...>").rstrip()
+            continue
+        if resumed := re.match(r"(?:\d+ +)?<\.\.\. \w+ resumed>(.*)", line, re.DOTALL):
+            line = begun.pop(number, "") + resumed[1]
+        if found := _LINE.fullmatch(line):
+            yield number, found[2], found[3], found[4], found[5]
+    for number, line in begun.items():  # the kill came inside
+        if found := _LINE.fullmatch(line.rstrip(")") + ") = ?"):
+            yield number, found[2], found[3], "?", ""
+
+
+def _told(arguments: str) -> tuple[list[str], list[str]]:
+    """The strings of a call, and the paths of its descriptors."""
+    texts, files = [], []
+    for text, cut, _, file, gone in _FOUND.findall(arguments):
+        if file or gone:
+            files.append(_bytes(file).decode(errors="replace") + (" (deleted)" if gone else ""))
+        else:
+            assert not cut, f"strace has cut a string: {arguments[:200]}"
+            texts.append(_bytes(text).decode(errors="replace"))
+    return texts, files
+
+
+def _bytes(text: str) -> bytes:
+    return bytes.fromhex(text.replace("\\x", ""))
+
+
+def _data(arguments: str) -> bytes:
+    return b"".join(_bytes(text) for text, _, number, _, _ in _FOUND.findall(arguments) if not number)
+
+
+def _call(name: str, arguments: str, texts: list[str], files: list[str], folder: Path) -> Call | None:
+    """A call that changes files below the folder; None of another call."""
+    top = f"{folder}/"
+    named = name in ("open", "creat") or name.endswith(("at", "at2"))
+    paths = _resolved(name, texts, files) if named or not files else files[:1]
+    paths = [os.path.normpath(path) for path in paths]
+    below = [path.removeprefix(top) if path.startswith(top) else "" for path in paths]
+    if str(folder) in paths:
+        below = [b or ("." if path == str(folder) else "") for b, path in zip(below, paths, strict=True)]
+    if not any(below) or name in READING:
+        return None
+    kind = _class_of(name, arguments)
+    if not kind:
+        return None
+    assert all(below), f"a file comes from, or goes to, another place: {name}({paths})"
+    path, target = below[0], below[1] if len(below) > 1 and kind in ("rename", "link") else ""
+    offset: int | None = None
+    if name in ("pwrite64", "ftruncate", "truncate"):
+        offset = int(arguments.rpartition(", ")[2])
+    number = re.match(r"(\d+)<", arguments)
+    data = _data(arguments) if kind == "write" else b""
+    return Call(
+        "", name, 0, kind, path, target, data, offset, int(number[1]) if number else -1, _flags(arguments)
+    )
+
+
+def _flags(arguments: str) -> str:
+    return " ".join(re.findall(r"\b[A-Z]+_[A-Z_|]+", arguments))
+
+
+def _resolved(name: str, texts: list[str], files: list[str]) -> list[str]:
+    if not texts:
+        return files[:1]
+    folders = files if name.endswith(("at", "at2")) else []
+    folders = [*folders, *[""] * (len(texts) - len(folders))]
+    return [os.path.join(folder, text) for folder, text in zip(folders, texts, strict=False)]
+
+
+def _class_of(name: str, arguments: str) -> str:
+    flags = _flags(arguments)
+    if name in ("open", "openat", "creat"):
+        # O_TMPFILE and the like are not known, and shall be
+        if "O_CREAT" in flags or name == "creat":
+            return "create"
+        if "O_TRUNC" in flags:
+            return "truncate"
+        return "open" if "O_WRONLY" in flags or "O_RDWR" in flags else ""
+    if name == "unlinkat":
+        return "rmdir" if "AT_REMOVEDIR" in flags else "unlink"
+    if name == "mmap":
+        return "map" if "MAP_SHARED" in flags and "PROT_WRITE" in flags else ""
+    assert name in CLASSES, f"what does {name} do to a file?  Name it in strace_record: {arguments[:200]}"
+    return CLASSES[name]

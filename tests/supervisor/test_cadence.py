@@ -1,0 +1,193 @@
+"""`Auto`: the time between saves follows from what they cost, and is recorded."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import everstep
+from everstep import Auto, Every
+from everstep.errors import ConfigError
+from everstep.experiment.calls import schedule
+from everstep.proof.compare import compare_runs
+from everstep.schedule import Instant
+from everstep.supervisor.saving.saver import Saver
+from everstep.testing import ManualClock
+from tiny_runs import events
+
+
+class Slow:
+    """Weights that take some seconds of a clock to copy."""
+
+    def __init__(self, clock: ManualClock, wait: float) -> None:
+        self.w, self._clock, self._wait = np.zeros(3), clock, wait
+
+    def state_dict(self) -> dict[str, Any]:
+        self._clock.advance(self._wait)
+        return {"w": self.w}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.w = state["w"]
+
+
+def train(run: Path, every: Any, wait: float = 0.0, steps: int = 400, step: float = 1.0) -> list[int]:
+    """Steps of `step` seconds each; returns the steps of the checkpoints."""
+    clock = ManualClock()
+    saves = everstep.Checkpoints(every, keep_last=None)
+    with everstep.Supervisor(
+        run, {"slow": Slow(clock, wait)}, max_step=steps, services=[saves], seed=1, clock=clock
+    ) as sv:
+        while not sv.should_stop():
+            clock.advance(step)
+            sv.advance()
+            sv._engine.saver._writer.wait_idle()  # which takes no time of this clock
+    return [int(event["name"].rpartition("-")[2]) for event in events(run, "checkpoint")]
+
+
+def test_what_a_save_costs_decides_when_the_next_one_comes(tmp_path: Path) -> None:
+    found = train(tmp_path / "run", "auto", wait=0.5)
+    costs = events(tmp_path / "run", "cadence")
+    # the first one also tries the state; the newest five count
+    assert [each["wait"] for each in costs[:3]] == [1.0, 0.5, 0.5]
+    assert costs[-1]["seconds"] == 0.5 / 0.02 and set(np.diff(found)[-5:-1]) == {25}, (found, costs)
+    # all saves together took their share of the time
+    assert sum(each["wait"] for each in costs) < 0.025 * 400
+    assert "saves: one each 25 s; the newest cost 0.5 s" in (tmp_path / "run/logs/run.log").read_text()
+
+
+def test_where_saves_cost_nothing_they_do_not_come_all_the_time(tmp_path: Path) -> None:
+    found = train(tmp_path / "run", "auto", steps=100)
+    assert found == [0, *range(10, 101, 10)]
+    assert (tmp_path / "run/logs/run.log").read_text().count("saves: one each") == 1
+
+
+def test_what_may_be_lost_goes_before_the_share(tmp_path: Path) -> None:
+    found = train(tmp_path / "run", Auto(share=0.001, lose_at_most=30), wait=0.5, steps=200)
+    assert max(np.diff(found)) <= 30, found
+
+
+def test_what_may_be_lost_counts_the_step_that_a_save_waits_for(tmp_path: Path) -> None:
+    found = train(tmp_path / "run", Auto(share=0.001, lose_at_most=30), wait=0.5, steps=8, step=20.0)
+    assert found == list(range(9)), "every 30 s would lose two steps"
+
+
+def test_after_a_save_that_has_failed_the_next_one_comes_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Saver._write
+    failed: list[int] = []
+
+    def once(self: Saver, snapshot: Any, *rest: Any) -> Any:
+        if snapshot.name.step > 100 and not failed:
+            failed.append(snapshot.name.step)
+            raise OSError(5, "Input/output error")
+        return write(self, snapshot, *rest)
+
+    monkeypatch.setattr(Saver, "_write", once)
+    found = train(tmp_path / "run", Auto(share=0.01), wait=0.5, steps=250)
+    after = next(step for step in found if step > failed[0])
+    assert failed[0] - max(step for step in found if step < failed[0]) >= 50 and after - failed[0] <= 12
+
+
+def test_an_evaluation_beside_each_save_is_not_charged_to_it(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with everstep.TrainLoop(
+        tmp_path / "run",
+        {"slow": Slow(clock, 0.0)},
+        max_epoch=1,
+        max_step=60,
+        services=[everstep.Checkpoints("auto")],
+        clock=clock,
+    ) as loop:
+        for _ in loop.iter_epochs():
+            for _ in loop.iter_steps():
+                clock.advance(1.0)
+                with loop.evaluation():
+                    clock.advance(3.0)
+                loop._engine.saver._writer.wait_idle()
+    costs = events(tmp_path / "run", "cadence")
+    assert len(costs) > 4 and max(each["slower"] for each in costs) < 0.5, costs
+
+
+def test_another_run_learns_anew() -> None:
+    auto = Auto()
+    auto.start(0.0)
+    auto.learn(20.0, 1.0, 1.0)
+    auto.fired(Instant(1, 1, False, 100.0))
+    assert auto.next_time() == 100.0 + 598.0
+    auto.start(200.0)
+    assert auto.next_time() == 210.0
+
+
+def test_beside_another_schedule(tmp_path: Path) -> None:
+    found = train(tmp_path / "run", Auto() | Every(steps=17), steps=50)
+    assert found == [0, 10, 17, 27, 34, 44, 50], "ten seconds after each save, whoever asked for it"
+
+
+def test_saves_change_nothing_whenever_they_come(tmp_path: Path) -> None:
+    for name, every in (("auto", "auto"), ("never", everstep.Never())):
+        train(tmp_path / name, every, wait=0.5, steps=100)
+    assert not compare_runs(tmp_path / "auto", tmp_path / "never")
+
+
+def test_the_middle_of_the_newest_costs_counts() -> None:
+    auto = Auto(share=0.1)
+    assert [auto.learn(cost, 0.0, 0.0) for cost in (30.0, 2.0, 40.0, 2.0)] == [300.0, 20.0, 300.0, 20.0]
+    assert auto.learn(2.0, 50.0, 0.0) == 50.0, "the next save would wait for this one"
+    assert Auto(lose_at_most=60).learn(9.0, 50.0, 1.0) == 50.0
+    assert Auto(lose_at_most=60).learn(9.0, 20.0, 0.0) == 40.0, "what is being written is not safe"
+    assert Auto(lose_at_most=60).learn(9.0, 20.0, 15.0) == 25.0, "a save comes at the end of a step"
+    assert Auto(lose_at_most=5).next_time() == 5.0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"share": 1.0}, "share=1.0: give a part of the time"),
+        ({"share": 0.0}, "share=0.0: give a positive number"),
+        ({"lose_at_most": -1}, "lose_at_most=-1: give a positive number of seconds"),
+        ({"lose": 1}, "lose_at_most"),
+    ],
+)
+def test_a_wrong_argument_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Auto(**given)
+
+
+def test_only_saves_are_measured() -> None:
+    class Other(everstep.Service):
+        pass
+
+    with pytest.raises(ConfigError, match="'other' saves no checkpoints; give a schedule such as"):
+        Other(schedule=Every(epochs=1) | Auto())
+    for wrong in ("often", "Auto", Auto):
+        with pytest.raises(ConfigError, match=r'is not a schedule; .*, or "auto"'):
+            everstep.Checkpoints(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"or Every\(seconds=...\)$"):
+        Other(schedule="auto")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"keep_every=Auto.*give a schedule such as"):
+        everstep.Checkpoints(keep_every=Auto())
+
+
+def test_by_name_in_a_config() -> None:
+    assert schedule("auto") == Auto() != Auto(share=0.01)
+    assert schedule({"auto": {"lose_at_most": 60}}) == Auto(lose_at_most=60)
+    for wrong in ({"auto": 3}, {"auto": None}, {"auto": {}, "steps": 3}, "Auto"):
+        with pytest.raises(ConfigError, match=r"is not a schedule; give .*auto, {auto: {share: 0.02"):
+            schedule(wrong)
+
+
+def test_with_a_real_clock_and_a_disk(tmp_path: Path) -> None:
+    w = np.zeros(500_000)
+    saves = everstep.Checkpoints(Auto(share=0.5, lose_at_most=0.2), keep_last=2)
+    with everstep.Supervisor(tmp_path / "run", {"w": w}, max_step=300, services=[saves]) as sv:
+        while not sv.should_stop():
+            w[:1000] += 1
+            time.sleep(0.01)
+            sv.advance()
+    costs = events(tmp_path / "run", "cadence")
+    assert costs and all(0 < each["wait"] < each["duration"] for each in costs), costs

@@ -1,0 +1,250 @@
+"""`Checkpoints(copy=False)`: saves write the live arrays, and all that saves promise holds."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import everstep
+from everstep import Every
+from everstep.checkpoint import read_checkpoint
+from everstep.errors import CheckpointError, GuardStop, Interrupted, NonFiniteError
+from everstep.state import Buffers, digest, encode, note_digests
+from everstep.supervisor.saving import memory_left as memory
+from everstep.supervisor.saving.spill import Spill
+from everstep.testing import armed, nothing_left
+from tiny_runs import Boom, boom_at
+
+
+class Program:
+    """Torch and NumPy, arrays that do not lie in C order, a memory, best weights."""
+
+    def __init__(self, run_dir: Path, *, copy: bool = False, every: Any = None, **more: Any) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.turned = np.zeros((3, 4), order="F")
+        self.memory = everstep.data.RingBuffer(10, {"loss": "float32"})
+        state = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "turned": self.turned,
+            "memory": self.memory,
+        }
+        saves = everstep.Checkpoints(every or Every(steps=3), keep_last=None, copy=copy)
+        self.lines: list[str] = []
+        console = everstep.Console(sink=self.lines.append)
+        services = [saves, everstep.Best("valid_loss"), console, *more.pop("services", ())]
+        arguments = {"max_epoch": 3, "seed": 0, **more}
+        self.loop = everstep.TrainLoop(run_dir, state, services=services, **arguments)
+        x = torch.arange(40.0).reshape(10, 4) / 40
+        self.data = everstep.data.arrays(x, batch_size=2, shuffle=True)
+
+    def train(self, inside: Any = lambda loop, step: None, tail: Any = lambda loop, epoch: None) -> str:
+        with self.loop as loop:
+            for epoch in loop.iter_epochs():
+                for step, [x] in loop.iter_steps(self.data):
+                    loss = self.model(x).square().mean()
+                    self.optimizer.zero_grad()
+                    loss.backward()
+                    self.optimizer.step()
+                    self.turned[0, 1:] += step
+                    self.memory.append(loss=loss.item())
+                    loop.collect_metrics(loss=loss)
+                    inside(loop, step)
+                loop.collect_metrics(valid_loss=float(self.turned.sum()) + loss.item())
+                tail(loop, epoch)
+        assert loop.ending.digest is not None
+        return loop.ending.digest
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return Program(tmp_path_factory.mktemp("undisturbed"), copy=True).train()
+
+
+def steps_of(run_dir: Path) -> list[int]:
+    return sorted(int(path.name[-8:]) for path in (run_dir / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("every", [Every(steps=1), Every(steps=5), Every(epochs=1)])
+def test_the_checkpoints_are_those_with_copies(tmp_path: Path, undisturbed: str, every: Any) -> None:
+    found = {}
+    for copy in (True, False):
+        assert Program(tmp_path / str(copy), copy=copy, every=every).train() == undisturbed
+        folders = sorted((tmp_path / str(copy) / "checkpoints").iterdir())
+        found[copy] = {path.name: read_checkpoint(path).digest for path in folders}
+    assert found[True] == found[False]
+
+
+@pytest.mark.parametrize("at", [1, 4, 5, 9, 10])
+def test_a_crash_in_any_place(tmp_path: Path, undisturbed: str, at: int) -> None:
+    with pytest.raises(Boom):
+        Program(tmp_path).train(inside=boom_at(at))
+    with pytest.raises(Boom):
+        Program(tmp_path).train(tail=boom_at(2))
+    assert Program(tmp_path).train() == undisturbed
+
+
+def interrupt_at(at: int) -> Any:
+    def hook(loop: Any, count: int) -> None:
+        if count == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return hook
+
+
+@pytest.mark.parametrize(("where", "at"), [("inside", 4), ("inside", 5), ("tail", 1)])
+def test_a_signal_saves_the_state_in_a_step_and_the_one_kept_on_disk_in_the_tail(
+    tmp_path: Path, undisturbed: str, where: str, at: int
+) -> None:
+    def hook(loop: Any, count: int) -> None:
+        interrupt_at(at)(loop, count)
+        if where == "tail":
+            loop.collect_metrics(valid_loss=2.0)  # which looks for signals
+
+    found = []
+    for copy in (True, False):
+        run_dir = tmp_path / str(copy)
+        with nothing_left():
+            interrupted = Program(run_dir, copy=copy, every=everstep.Never())
+            with pytest.raises(Interrupted):
+                interrupted.train(**{where: hook})
+        found.append(steps_of(run_dir))
+        assert Program(run_dir, copy=copy, every=everstep.Never()).train() == undisturbed
+    assert found[0] == found[1] and found[0][-1] >= 4
+
+
+def test_a_disk_that_refuses_what_is_kept_costs_a_warning(tmp_path: Path, undisturbed: str) -> None:
+    program = Program(tmp_path)
+    with armed("ENOSPC:checkpoint.spill:5-40"):
+        assert program.train() == undisturbed
+    assert any("a save failed" in line for line in program.lines)
+
+
+def test_a_save_that_the_disk_refuses_leaves_the_one_before(tmp_path: Path, undisturbed: str) -> None:
+    program = Program(tmp_path, every=Every(steps=2))
+
+    def full(loop: Any, step: int) -> None:
+        everstep.hazard.arm("ENOSPC:checkpoint.write:1-99")
+        boom_at(3)(loop, step)
+
+    with pytest.raises(Boom), armed("ENOSPC:nothing:1"):
+        program.train(inside=full)
+    assert any("a save failed" in line for line in program.lines)
+    assert steps_of(tmp_path) == [0]
+    assert Program(tmp_path).train() == undisturbed
+
+
+def test_nothing_that_is_not_finite_is_committed(tmp_path: Path) -> None:
+    program = Program(tmp_path, every=Every(steps=1), services=[everstep.NaNGuard()])
+
+    def spoil(loop: Any, step: int) -> None:
+        if step == 3:
+            with torch.no_grad():
+                program.model[0].weight[0, 0] = float("nan")
+
+    with pytest.raises((GuardStop, NonFiniteError, CheckpointError)):
+        program.train(inside=spoil)
+    assert steps_of(tmp_path) == [0, 1, 2]
+
+
+def test_nothing_is_copied_and_no_live_array_is_kept() -> None:
+    live = {"n": np.arange(6.0), "t": torch.arange(6.0), "f": np.asfortranarray(np.ones((2, 3)))}
+    buffers = Buffers(copy=False)
+    encoded = encode(live, buffers)
+    assert buffers.kept == {}
+    before = digest(encoded)
+    assert before == digest(encode(live))
+    live["n"][0] = live["t"][1] = live["f"][1, 1] = 7
+    assert digest(encoded) == digest(encode(live)) != before
+
+
+def test_a_memory_that_nobody_wrote_to_is_not_hashed_again() -> None:
+    memory, buffers = everstep.data.RingBuffer(10, {"x": "int64"}), Buffers(copy=False)
+    memory.append(x=1)
+    first = encode(memory.state_dict(), buffers)
+    note_digests(first)
+    (again,) = encode(memory.state_dict(), buffers).arrays.values()
+    assert again.xxh3_128 is not None
+    memory.append(x=2)
+    (again,) = encode(memory.state_dict(), buffers).arrays.values()
+    assert again.xxh3_128 is None
+
+
+def test_what_is_kept_on_disk_comes_back_and_damage_is_noticed(tmp_path: Path) -> None:
+    spill = Spill(tmp_path)
+    live = {"n": np.arange(6.0), "t": torch.arange(6.0).bfloat16(), "empty": np.zeros((0, 3))}
+    kept, was = spill.keep(encode(live, Buffers(copy=False))), digest(encode(live))
+    live["n"] += 1
+    assert digest(kept) == was and list(tmp_path.iterdir()) == []
+    assert spill._file is not None
+    os.pwrite(spill._file.fileno(), b"x", 20)
+    with pytest.raises(OSError, match="has changed there"):
+        _ = kept.arrays["n"].data
+    spill.close()
+
+
+# --------------------------------------------------------------------------- the word about memory
+
+
+def made(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_the_memory_that_is_left_is_that_of_the_machine_or_of_the_group(tmp_path: Path) -> None:
+    assert memory.memory_left(tmp_path) is None
+    made(tmp_path, {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n"})
+    assert memory.memory_left(tmp_path) == 8000 << 10
+    v2 = {
+        "proc/self/cgroup": "0::/a/b\n",
+        "sys/fs/cgroup/a/b/memory.max": "max\n",
+        "sys/fs/cgroup/a/b/memory.current": "5\n",
+        "sys/fs/cgroup/a/memory.max": "5000000\n",
+        "sys/fs/cgroup/a/memory.current": "4000000\n",
+        "sys/fs/cgroup/a/memory.stat": "anon 1\ninactive_file 300000\nactive_file 5\n",
+    }
+    assert memory.memory_left(made(tmp_path, v2)) == 1_300_000
+    v1 = {
+        "proc/self/cgroup": "3:cpu:/x\n4:memory:/docker/1\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "3000000\n",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "2900000\n",
+    }
+    assert memory.memory_left(made(tmp_path, v1)) == 100_000
+    here = memory.memory_left()
+    assert here is None or here > 0
+
+
+def test_a_word_only_where_a_large_copy_does_not_fit() -> None:
+    gib = 1 << 30
+    told = memory.too_large(3 * gib, 2 * gib)
+    assert told is not None
+    assert "3.0 GiB" in told and "2.0 GiB" in told and "Checkpoints(copy=False)" in told
+    assert memory.too_large(2 * gib, 3 * gib) is None
+    assert memory.too_large(1 << 20, 0) is None  # a small state
+    assert memory.too_large(99 * gib, None) is None
+
+
+def test_the_word_is_said_after_the_first_update_with_the_optimizers_moments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "SMALL", 0)
+    told = []
+    for left, copy in ((400, True), (1000, True), (400, False)):
+        # of 4 * 8 + 8 + 8 + 1 weights the first copy is there: two moments of 4 bytes, 4 counts, are to come
+        monkeypatch.setattr("everstep.supervisor.saving.saver.memory_left", lambda left=left: left)
+        warned: list[str] = []
+        program = Program(tmp_path / f"{left}-{copy}", copy=copy, max_epoch=1)
+        monkeypatch.setattr(program.loop._engine.voice, "warn", warned.append)
+        program.train()
+        told.append([text for text in warned if "copy=False" in text])
+    assert [len(each) for each in told] == [1, 0, 0]

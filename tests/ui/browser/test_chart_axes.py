@@ -1,0 +1,126 @@
+"""Axes of charts in a browser: every range of numbers has its ticks, and none freezes the page."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from everstep.ui.report_page import STATIC, bundle
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+    from playwright.sync_api import Page as View
+
+DRAWN = """async ([values, options]) => {
+    const box = document.body.appendChild(document.createElement("div"));
+    const series = [{ label: "run", x: values.map((_, i) => i), last: values }];
+    lineChart(box, { title: "loss", x: "step", series, marks: [] }, options);
+    await new Promise((later) => setTimeout(later, 50));  // it draws when this script has ended
+    const canvas = box.querySelector("canvas");
+    return canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.some(Boolean);
+}"""
+
+
+GROWN = """async (logX) => {
+    const box = document.body.appendChild(document.createElement("div"));
+    const data = (count) => {
+        const xs = Array.from({ length: count }, (_, i) => i + 1);
+        const series = [{ label: "run", x: xs, last: xs.map((x) => x * x) }];
+        return { title: "loss", x: "step", series, marks: [] };
+    };
+    const chart = lineChart(box, data(5), { logX });
+    const drawn = () => new Promise((later) => setTimeout(later, 50));
+    await drawn();
+    chart.update(data(10));
+    await drawn();
+    const { x, y } = chart.state.plot.scales;
+    const blob = await chart.png();
+    const picture = await createImageBitmap(blob);
+    return { x: x.max, y: y.max, width: picture.width, shown: chart.state.plot.width };
+}"""
+
+
+def with_charts(browser: Browser) -> View:
+    names = ("words", "dom", "looks", "axes", "drawing", "chart_frame", "charts")
+    charts = f"{bundle(names)}\nconst {{ lineChart }} = modules.charts;"
+    view = browser.new_page(viewport={"width": 500, "height": 400})
+    view.set_content("<!doctype html><body></body>")
+    view.add_script_tag(path=STATIC / "vendor" / "uPlot.iife.min.js")
+    view.add_script_tag(content=charts)
+    return view
+
+
+@pytest.mark.parametrize("log_x", [False, True])
+def test_a_new_point_is_inside_the_axes_and_a_picture_is_wide(log_x: bool, browser: Browser) -> None:
+    view = with_charts(browser)
+    found = view.evaluate(GROWN, log_x)
+    assert found["x"] > 10, "room for the shape of the last point"
+    assert found["y"] > 100, "the range of y follows that of x"
+    assert found["width"] >= 960 > found["shown"]
+    view.close()
+
+
+@pytest.mark.parametrize(
+    ("values", "options"),
+    [
+        ([0.3, 0.30000000000000004], {"logY": True}),
+        ([1e-200, 1e200], {"logY": True}),
+        ([5e-324, 1.7e308], {"logY": True}),
+        ([1e6, 1000000.0000000001], {}),
+        ([-1.7e308, 1.7e308], {}),
+        ([1.5e308, 1.7e308], {}),
+        ([1, 2], {"logX": True, "from": 0, "to": 1}),
+        ([1, 2], {"from": 1e18, "to": 1e18 + 256}),
+        ([1, 2], {"from": 1e300, "to": 1e308}),
+    ],
+)
+def test_every_range_is_drawn(values: list[float], options: dict[str, object], browser: Browser) -> None:
+    view = with_charts(browser)
+    # Unlike `evaluate`, it ends where the page does not answer.
+    view.wait_for_function(f"() => ({DRAWN})({json.dumps([values, options])})", timeout=5_000)
+    view.close()
+
+
+TIMELINE = """([starts, rollbacks]) => {
+    const box = document.body.appendChild(document.createElement("div"));
+    drawTimeline(box, { name: "run", steps: 20, starts, rollbacks });
+    return box.querySelectorAll(".timeline-row").length;
+}"""
+
+
+@pytest.mark.parametrize(
+    ("start", "rollback"),
+    [
+        ({"to_step": 1e308}, {"at": "Infinity", "to": 1}),
+        ({"from_step": "1", "again": "e400"}, {"at": 3, "to": None}),
+        ({"from_step": 5, "again": [1e308]}, {"at": 1e300, "to": -1e300}),
+    ],
+)
+def test_a_timeline_of_any_values_is_drawn(
+    start: dict[str, object], rollback: dict[str, object], browser: Browser
+) -> None:
+    names = ("words", "dom", "looks", "icons", "timeline_picture", "timeline")
+    view = browser.new_page()
+    view.set_content("<!doctype html><body></body>")
+    view.add_script_tag(content=f"{bundle(names)}\nconst {{ drawTimeline }} = modules.timeline;")
+    first = {"start": 1, "began": 0, "ended": None, "from_step": 0, "to_step": 20, "end": "killed"}
+    starts = [{**first, "badge": "first"}, {**first, **start, "badge": "verified"}]
+    view.wait_for_function(f"() => ({TIMELINE})({json.dumps([starts, [rollback]])}) === 4", timeout=5_000)
+    view.close()
+
+
+def test_a_name_is_no_formula_and_turns_no_text(browser: Browser) -> None:
+    names = ("words", "dom", "looks", "icons", "drawing", "chart_frame")
+    view = browser.new_page()
+    view.set_content("<!doctype html><body></body>")
+    view.add_script_tag(
+        content=f"{bundle(names)}\nconst {{ csv }} = modules.chart_frame, {{ made }} = modules.dom;"
+    )
+    cells = ["x;=1+1", "x\t=1+1", "\uff1d1+1", "\n=1+1", "=1+1", " @a", 'a";=1;"', "step/loss", -1.5]
+    saved = view.evaluate("(cells) => csv([cells]).text()", cells)
+    quoted = ['"x;=1+1"', '"x\t=1+1"', '"\'\uff1d1+1"', '"\n\'=1+1"', '"\'=1+1"', '"\' @a"', '"a"";=1;"""']
+    assert saved == ",".join([*quoted, "step/loss", "-1.5"]) + "\r\n"
+    assert view.evaluate("made('p', '', ['best\\u202e', ' 0.129']).textContent") == "best\\u202e 0.129"
+    view.close()

@@ -1,0 +1,109 @@
+"""Ten thousand runs in a list: it is scrolled, sorted and filtered at once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from chromium import Opened, expect
+from page_server import Page, running_page
+from sqlalchemy import insert
+
+from everstep.index.database import Database
+from everstep.index.sql_tables import metrics, runs, segments, series
+
+N = 10_000
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """The page over an index of 10,000 runs whose directories are gone."""
+    folder = tmp_path_factory.mktemp("many")
+    made = range(1, N + 1)
+    with Database(folder / "everstep.db").write() as connection:
+        facts = [json.dumps({"config": {"lr": i / N, "width": i % 7}}) for i in made]
+        connection.execute(
+            insert(runs),
+            [
+                {"id": i, "name": f"digits-{i:06d}", "path": str(folder / str(i)), "created": i, "started": i}
+                | {"heartbeat": i, "status": "finished", "step": i % 997, "epoch": 1}
+                for i in made
+            ],
+        )
+        connection.execute(
+            insert(segments),
+            [
+                {"run": i, "number": 1, "valid_to": 1 << 40, "size": 1, "end": 1, "begun": 1, "started": i}
+                | {
+                    "last": i,
+                    "status": "finished",
+                    "step": 1,
+                    "epoch": 1,
+                    "facts": facts[i - 1],
+                    "problems": "[]",
+                }
+                for i in made
+            ],
+        )
+        connection.execute(
+            insert(series), [{"id": i, "run": i, "name": "loss", "phase": "epoch"} for i in made]
+        )
+        connection.execute(
+            insert(metrics),
+            [
+                {
+                    "series": i,
+                    "segment": 1,
+                    "offset": 0,
+                    "row": 0,
+                    "epoch": 1,
+                    "step": 1,
+                    "seq": 1,
+                    "count": 1,
+                }
+                | {"value": i * 7919 % N / N, "wall": 0}
+                for i in made
+            ],
+        )
+    with running_page(folder) as page:
+        yield page
+
+
+def test_ten_thousand_runs_are_scrolled_sorted_and_filtered(many: Page, opened: Opened) -> None:
+    view = opened(many, "#/runs?columns=name,step,loss,config.lr&sort=loss")
+    expect(view.locator(".count")).to_have_text("10,000 runs")
+    expect(view.locator("tbody th a").first).to_have_text(f"digits-{N:06d}")
+    assert view.locator("tbody tr").count() < 100  # rows that nobody sees are not drawn
+    view.locator(".table").evaluate("box => { box.scrollTop = box.scrollHeight }")
+    last = next(i for i in range(1, N + 1) if i * 7919 % N == N - 1)
+    expect(view.locator("tbody th a").last).to_have_text(f"digits-{last:06d}")
+    times = []
+    for sort in ("config.lr", "step", "loss", "name"):
+        begun = time.monotonic()
+        view.locator(f"thead th[title='{sort}'] button").click()
+        expect(view.locator("th[aria-sort=ascending]")).to_have_attribute("title", sort)
+        times.append(time.monotonic() - begun)
+    view.get_by_label("Filter runs").fill("loss<0.01 config.width=3")
+    expect(view.locator(".count")).to_contain_text(" of 10,000 runs")
+    expected = sum(i * 7919 % N < N / 100 and i % 7 == 3 for i in range(1, N + 1))
+    expect(view.locator(".count")).to_have_text(f"{expected} of 10,000 runs")
+    assert max(times) < 5, times  # bench/page.py measures; this finds what became slow by an order
+
+
+def test_ten_thousand_points_are_drawn(many: Page, opened: Opened) -> None:
+    begun = time.monotonic()
+    view = opened(many, "#/runs?scatter=1&sx=config.lr&sy=epoch/loss")
+    expect(view.locator(".chart-reading")).to_have_text("10,000 runs")
+    assert time.monotonic() - begun < 15
+    canvas = view.locator(".card canvas").first
+    painted = canvas.evaluate(
+        """canvas => {
+          const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+          return data.filter((value, i) => i % 4 === 3 && value > 0).length / (canvas.width * canvas.height);
+        }"""
+    )
+    assert painted > 0.5, "the points fill the square"
+    view.get_by_label("Filter runs").fill("config.width=3")
+    expect(view.locator(".chart-reading")).to_have_text(f"{sum(i % 7 == 3 for i in range(1, N + 1)):,} runs")

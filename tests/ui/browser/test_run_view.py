@@ -1,0 +1,309 @@
+"""A run in a browser: its timeline with badges, its charts with marks, a point that comes while one looks."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from chromium import Opened, expect
+from index_runs import start, train
+from page_server import Page, running_page
+from pictured_run import TEXT, pictured
+from test_recovery import finish
+from test_run_page import block, written, wrote
+from test_verified_resume import crashed, differing
+from test_verified_resume import start as twelve_steps
+
+from everstep.checkpoint.manifest import MANIFEST
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page as View
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """The page over a run that was killed and resumed, one that diverged, and one that was rolled back."""
+    folder = tmp_path_factory.mktemp("told")
+    train(folder / "long", 4, 11, "SIGKILL")
+    train(folder / "long", 4)
+    crashed(folder / "diverged")
+    odd = {"note": HOSTILE, HOSTILE: 1}
+    differing(twelve_steps(folder / "diverged", config=odd)).train()
+    finish(folder / "back", {(0, 12)}, save=4)
+    with running_page(folder) as page:
+        yield page
+
+
+def at(page: Page, name: str, query: str = "") -> str:
+    """Address of the run whose name begins so."""
+    runs = page.get("/api/runs").json["rows"]
+    return f"#/run/{next(run['id'] for run in runs if run['name'].startswith(name))}{query}"
+
+
+def painted(view: View, card: int = 0, counted: str = "alpha > 0") -> int:
+    """How many pixels of a chart are not its background, or meet a condition on red, blue and alpha."""
+    return int(
+        view.locator(".card canvas:not(.chart-over)")
+        .nth(card)
+        .evaluate(
+            f"""canvas => {{
+              const {{ data }} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+              let found = 0;
+              for (let i = 0; i < data.length; i += 4) {{
+                const [red, , blue, alpha] = data.slice(i, i + 4);
+                found += {counted};
+              }}
+              return found;
+            }}"""
+        )
+    )
+
+
+def coloured(view: View, card: int) -> int:
+    """How many pixels have the colour of the first series."""
+    return painted(view, card, "alpha > 80 && blue > red + 60")
+
+
+def test_the_timeline_tells_of_a_kill_and_of_its_resume(told: Page, opened: Opened) -> None:
+    view = opened(told, at(told, "long"))
+    rows = view.locator(".timeline-row[role=listitem]")
+    expect(rows).to_have_count(2)
+    expect(rows.nth(0)).to_contain_text("Start 1 killed at ")
+    expect(rows.nth(1)).to_contain_text("Start 2 finished at 16")
+    badge = rows.nth(1).locator(".badge")
+    expect(badge).to_contain_text("verified")
+    assert badge.locator("path").count() == 1  # a shape, too
+    assert rows.nth(1).locator(".timeline-how").inner_text()
+    assert rows.nth(0).locator(".timeline-bad path").count() == 1
+    legend = view.locator(".timeline-legend > span")
+    expect(legend).to_have_text(
+        [
+            "steps that count",
+            "executed again",
+            "superseded by a later start",
+            "resumed (a dot in charts)",
+            "killed",
+            "finished",
+        ]
+    )
+    lost: Any = rows.nth(0).locator(".timeline-lost").bounding_box()
+    cross: Any = rows.nth(0).locator(".timeline-mark .icon").bounding_box()
+    assert lost["width"] >= 9 and lost["x"] + lost["width"] <= cross["x"] + 1, "the cross hides no dash"
+
+
+def test_a_divergence_is_told_with_its_step(told: Page, opened: Opened) -> None:
+    view = opened(told, at(told, "diverged"))
+    expect(view.locator(".badge-diverged")).to_have_text("diverged at 7")
+    verified = opened(told, at(told, "long")).locator(".badge path").get_attribute("d")
+    assert view.locator(".badge path").get_attribute("d") != verified
+
+
+def test_a_rollback_is_a_row_of_the_timeline(told: Page, opened: Opened) -> None:
+    view = opened(told, at(told, "back"))
+    row = view.locator(".timeline-row").filter(has_text="Rolled back")
+    expect(row).to_contain_text("13 → 12")
+    assert row.locator(".timeline-rollback").count() == 1
+
+
+def test_every_metric_is_a_chart_and_its_look_is_in_the_address(told: Page, opened: Opened) -> None:
+    view = opened(told, at(told, "long"))
+    expect(view.locator(".card .uplot")).not_to_have_count(0)
+    streams = told.get(f"/api/runs/{at(told, 'long')[6:]}").json["streams"]
+    expect(view.locator(".card")).to_have_count(sum(len(stream["metrics"]) for stream in streams))
+    assert painted(view) > 500
+    view.get_by_text("log y").click()
+    view.get_by_role("button", name="Time", exact=True).click()
+    view.get_by_text("superseded points").click()
+    assert all(word in view.url for word in ("logy=1", "x=time", "superseded=1"))
+    view.get_by_label("Find a chart").fill("valid_loss")
+    expect(view.locator(".card")).to_have_count(1)
+    view.reload()
+    expect(view.locator(".card")).to_have_count(1)
+    expect(view.get_by_label("log y")).to_be_checked()
+    expect(view.locator(".card .uplot")).to_have_count(1)
+    assert painted(view) > 100
+
+
+def test_a_drag_zooms_and_a_key_shows_all_again(told: Page, opened: Opened) -> None:
+    view = opened(told, at(told, "back", "?find=step/loss"))
+    plot = view.locator(".card .u-over").first
+    expect(plot).to_be_visible()
+    box: Any = plot.bounding_box()
+    view.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 50)
+    view.mouse.down()
+    view.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 50, steps=4)
+    view.mouse.up()
+    view.wait_for_url("**from=*")
+    expect(view.get_by_role("button", name="Whole axis")).to_be_visible()
+    view.keyboard.press("0")
+    expect(view.get_by_role("button", name="Whole axis")).to_have_count(0)
+
+
+EDGES = """canvas => {
+  const image = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const isLine = (x, y) => {
+    const [red, , blue, alpha] = image.data.slice(4 * (y * image.width + x), 4 * (y * image.width + x) + 4);
+    return alpha > 80 && blue > red + 60;
+  };
+  const columns = [];
+  for (let x = 0; x < image.width; x++) {
+    for (let y = 0; y < image.height; y++) if (isLine(x, y)) { columns.push(x); break; }
+  }
+  return [columns[0], columns.at(-1), canvas.width];
+}"""
+
+
+def test_a_zoomed_line_goes_on_to_the_edges(told: Page, opened: Opened) -> None:
+    """Between two epochs' ends there is no point of the validation, and its line crosses the chart."""
+    view = opened(told, at(told, "long", "?find=tail/valid_loss&from=9&to=11"))
+    chart = view.locator(".card canvas:not(.chart-over)")
+    expect(view.locator(".chart-reading")).to_contain_text("no values here")
+    box: Any = view.locator(".card .u-over").bounding_box()
+    card: Any = view.locator(".card .uplot").bounding_box()
+    first, last, width = chart.evaluate(EDGES)
+    scale = width / card["width"]
+    assert first <= (box["x"] - card["x"]) * scale + 2
+    assert last >= (box["x"] - card["x"] + box["width"]) * scale - 3
+    with view.expect_download() as table:
+        view.get_by_role("button", name="CSV").click()
+    assert len(Path(table.value.path()).read_text().splitlines()) == 1, "what is beyond the edges is not seen"
+
+
+def test_the_header_tells_of_settings_and_the_charts_of_phases(told: Page, opened: Opened) -> None:
+    view = opened(told, at(told, "long"), width=400)
+    expect(view.locator(".facts")).to_contain_text("optimizer.lr0.1")
+    expect(view.locator(".phases")).to_contain_text("tail/ after an epoch's steps")
+    expect(view.locator(".facts .command button")).to_be_visible()
+    edge: Any = view.locator(".facts .command button").bounding_box()
+    assert edge["x"] + edge["width"] <= 400
+
+
+def test_a_chart_is_saved_as_a_picture_and_as_a_table(told: Page, opened: Opened, tmp_path: Path) -> None:
+    view = opened(told, at(told, "long", "?find=step/loss"))
+    with view.expect_download() as table:
+        view.get_by_role("button", name="CSV").click()
+    rows = list(csv.DictReader(Path(table.value.path()).read_text().splitlines()))
+    assert [int(row["step"]) for row in rows] == list(range(1, 17))
+    with view.expect_download() as picture:
+        view.locator(".card").get_by_role("button", name="PNG").click()
+    assert picture.value.suggested_filename.endswith("-step-loss.png")
+    assert Path(picture.value.path()).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_timeline_is_saved_as_a_picture(told: Page, opened: Opened) -> None:
+    from PIL import Image
+
+    sizes = {}
+    for name, rows in (("long", 2), ("back", 3)):
+        view = opened(told, at(told, name))
+        expect(view.locator(".timeline-row[role=listitem]")).to_have_count(rows)
+        with view.expect_download() as picture:
+            view.get_by_label("Timeline").get_by_role("button", name="PNG").click()
+        assert picture.value.suggested_filename.startswith(f"{name}-")
+        with Image.open(picture.value.path()) as drawn:
+            sizes[name] = drawn.size
+            colours = drawn.convert("RGB").getcolors(maxcolors=1 << 24) or []
+            inks = {colour for count, colour in colours if count > 200}
+            assert {(255, 255, 255), (0, 104, 168)} <= inks, "the background, and steps that count"
+            assert name != "long" or (11, 122, 85) in inks, "steps that were executed again, and equal"
+    assert sizes["back"][1] > sizes["long"][1] > 200 and sizes["long"][0] == 2160
+
+
+def test_pictures_texts_and_histograms_are_shown(tmp_path: Path, opened: Opened) -> None:
+    pictured(tmp_path / "run")
+    with running_page(tmp_path) as page:
+        view = opened(page, at(page, "run", "?tab=summaries"))
+        image = view.get_by_label("seen/noise", exact=True).locator("img")
+        expect(image).to_have_js_property("naturalWidth", 48)
+        expect(image).to_have_attribute("alt", "seen/noise at step 12")
+        newest = image.get_attribute("src")
+        view.get_by_label("Step of seen/noise").fill("0")
+        expect(image).to_have_attribute("alt", "seen/noise at step 4")
+        expect(image).to_have_js_property("naturalWidth", 48)
+        assert image.get_attribute("src") != newest
+        expect(view.get_by_label("note", exact=True).locator("pre")).to_have_text(f"{TEXT}3")
+        assert view.locator("img[src=x]").count() == 0, "a text is not markup"
+        histogram = view.get_by_label("seen/weights", exact=True).locator(".histogram")
+        expect(histogram.locator("rect")).to_have_count(64)
+        expect(histogram).to_contain_text("1,000 values")
+        heights = histogram.locator("rect").evaluate_all("bars => bars.map(bar => bar.height.baseVal.value)")
+        assert max(heights) == 160 and heights[32] > heights[0]
+
+
+def test_a_metric_of_superseded_values_alone_says_so(tmp_path: Path, opened: Opened) -> None:
+    first = wrote(block([1.0]), then=[block([5.0, 4.0], "only once")])
+    written(tmp_path / "run", first, wrote(block([2.0], first=2)))
+    with running_page(tmp_path) as page:
+        view = opened(page, at(page, "run"))
+        card = view.get_by_label("step/only once")
+        expect(card.locator(".chart-reading")).to_have_text("all 2 values superseded")
+        assert coloured(view, 1) == 0
+        card.get_by_role("button", name="Show superseded points").click()
+        expect(view.get_by_label("superseded points")).to_be_checked()
+        expect(card.get_by_role("button", name="Show superseded points")).to_have_count(0)
+        page.wait_for(lambda: coloured(view, 1) > 10)
+
+
+def test_each_tab_shows_what_was_recorded_and_nothing_is_markup(told: Page, opened: Opened) -> None:
+    view = opened(told, at(told, "diverged"))
+    expect(view.locator(".card .uplot").first).to_be_visible()
+    shown = {}
+    for number in range(1, 8):
+        view.keyboard.press(str(number))
+        view.wait_for_timeout(150)
+        shown[view.locator("[role=tab][aria-selected=true]").inner_text()] = view.locator(
+            "[role=tabpanel]"
+        ).inner_text()
+    assert len(shown) == 7
+    assert shown["Config"].count(HOSTILE) == 2
+    assert "python" in shown["Code and machine"].lower()
+    assert "step-00000012" in shown["Checkpoints"]
+    assert view.locator("img[src=x]").count() == 0
+
+
+def test_a_point_is_seen_soon_after_it_was_measured(tmp_path: Path, opened: Opened) -> None:
+    training = start(tmp_path / "live", 4, 2, "ask")  # it asks within a step, and saves after it
+
+    def one_more_step() -> None:
+        training.stdout.readline()
+        training.stdin.write("\n")
+        training.stdin.flush()
+
+    try:
+        one_more_step()
+        with running_page(tmp_path) as page:
+            view = opened(page, at(page, "live", "?find=step/loss"))
+            reading = view.locator(".chart-reading")
+            expect(reading).to_contain_text("step 2")
+            asked = time.monotonic()
+            one_more_step()
+            expect(reading).to_contain_text("step 3")
+            assert time.monotonic() - asked < 10  # 2 s, where nothing else runs
+            expect(view.locator(".facts .status")).to_contain_text("running")
+            for _ in range(3):  # one epoch has to end before the steps of all four are known
+                one_more_step()
+            expect(view.locator(".facts")).to_contain_text("of 16")
+            expect(view.locator(".facts")).to_contain_text("steps/s")
+            expect(view.locator(".facts")).to_contain_text("time left")
+    finally:
+        training.kill()
+        training.communicate()
+
+
+def test_a_failure_and_a_damaged_checkpoint_are_told(tmp_path: Path, opened: Opened) -> None:
+    train(tmp_path / "odd", 3, 10, "raise")
+    checkpoints = sorted((tmp_path / "odd" / "checkpoints").glob("*-*/"))
+    (checkpoints[-1] / MANIFEST).write_bytes(b"")
+    with running_page(tmp_path) as page:
+        view = opened(page, at(page, "odd", "?tab=checkpoints"))
+        expect(view.locator("tr").filter(has_text=checkpoints[-1].name)).to_contain_text("damaged: ")
+        expect(view.locator("tr").filter(has_text=checkpoints[0].name)).to_contain_text("whole")
+        view.get_by_text("1 failure").click()
+        expect(view.locator(".failures")).to_contain_text("at the step")
+        expect(view.locator(".pairs")).to_contain_text("seed")

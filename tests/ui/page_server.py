@@ -1,0 +1,122 @@
+"""`everstep ui` in a process, and a browser's part of the talk: cookies and headers."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Page:
+    """A running `everstep ui`; `get` asks as the browser that has used the link.
+
+    Attributes:
+        visitors: functions that close what a browser shows of it.
+    """
+
+    def __init__(self, place: str | Path, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "everstep", "ui", str(place), "--no-browser", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "EVERSTEP_INDEX": ""},
+        )
+        line = self.line()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/\?token=(\S+)", line)
+        assert found, line + (self.process.stderr.read() if self.process.stderr else "")
+        self.port, self.token = int(found[1]), found[2]
+        self.cookie = ""
+        self.visitors: list[Callable[[], object]] = []
+
+    def line(self) -> str:
+        """The next line that it prints."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def enter(self) -> None:
+        """Exchange the link for the cookie."""
+        answer = self.ask(f"/?token={self.token}")
+        assert answer.status == 303, answer
+        self.cookie = answer.headers["set-cookie"].partition(";")[0]
+
+    def ask(self, path: str, method: str = "GET", /, **headers: str) -> Answer:
+        """Ask without the cookie; `Sec_Fetch_Site=...` is a header."""
+        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        with contextlib.closing(line):
+            line.request(method, path, headers={name.replace("_", "-"): v for name, v in headers.items()})
+            found = line.getresponse()
+            return Answer(found.status, {k.lower(): v for k, v in found.getheaders()}, found.read())
+
+    def get(self, path: str, /, **parameters: Any) -> Answer:
+        """Ask with the cookie."""
+        query = f"?{urlencode(parameters)}" if parameters else ""
+        return self.ask(path + query, Cookie=self.cookie)
+
+    def events(self, path: str) -> Generator[tuple[str, Any], None, None]:
+        """Live events, as they come."""
+        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        with contextlib.closing(line):
+            line.request("GET", path, headers={"Cookie": self.cookie})
+            found = line.getresponse()
+            assert found.status == 200
+            name = ""
+            while text := found.readline():
+                key, _, value = text.decode().rstrip("\n").partition(": ")
+                name = value if key == "event" else name
+                if key == "retry":
+                    yield key, int(value)
+                if key == "data":
+                    yield name, json.loads(value)
+
+    def wait_for(self, what: Any, seconds: float = 20) -> Any:
+        """Wait until a function returns something that is true."""
+        until = time.monotonic() + seconds
+        while not (found := what()):
+            assert time.monotonic() < until, "it did not come"
+            time.sleep(0.05)
+        return found
+
+    def close_visitors(self) -> None:
+        """Close what browsers show: they would complain of a server that is killed while they talk to it."""
+        while self.visitors:
+            self.visitors.pop()()
+
+    def end(self) -> tuple[int, str]:
+        """Press Ctrl-C: (exit status, stderr)."""
+        self.process.send_signal(signal.SIGINT)
+        _, err = self.process.communicate(timeout=20)
+        return self.process.returncode, err
+
+
+@contextlib.contextmanager
+def running_page(place: str | Path, *options: str) -> Iterator[Page]:
+    """A page that a browser has entered."""
+    page = Page(place, *options)
+    try:
+        page.enter()
+        yield page
+    finally:
+        page.close_visitors()
+        page.process.kill()
+        page.process.communicate()

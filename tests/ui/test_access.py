@@ -1,0 +1,146 @@
+"""The page attacked: by other users of the machine, other pages in the browser, and hostile addresses."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from page_server import Answer, Page, running_page
+
+from everstep.ui.server import application
+
+SAFE = {
+    "content-security-policy": "default-src 'self'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+def addresses() -> list[str]:
+    """Every address that the page answers, those that are added later included."""
+    paths = [route.path for route in application(None, None).routes]  # type: ignore[arg-type, attr-defined]
+    return [path.replace("{run}", "good") for path in paths] + ["/nothing", "/static/index.html"]
+
+
+def is_safe(answer: Answer) -> bool:
+    return all(answer.headers.get(name, "").startswith(value) for name, value in SAFE.items())
+
+
+@pytest.mark.parametrize("path", addresses())
+def test_a_second_user_of_the_machine_reads_nothing(guarded: Page, path: str) -> None:
+    for headers in (
+        {},
+        {"Cookie": guarded.cookie.partition("=")[0] + "=guess"},
+        {"Cookie": "token=" + guarded.token},
+    ):
+        answer = guarded.ask(path, **headers)
+        assert answer.status == 401 and is_safe(answer)
+        assert "open the link" in answer.json["error"]
+
+
+def test_the_link_works_once_and_gives_a_cookie_that_scripts_cannot_read(begun: Path) -> None:
+    with running_page(begun) as page:
+        again = page.ask(f"/?token={page.token}")
+        assert again.status == 401 and "set-cookie" not in again.headers
+        assert page.get("/", token=page.token).status == 303  # the same browser, from its history
+        assert page.ask("/?token=").status == page.ask("/?token=%00%ff").status == 401
+        second = page.line()  # the used link is followed by the next one
+        token = second.rpartition("token=")[2].strip()
+        assert page.ask(f"/?token={token}", "HEAD").status == 401  # a preview of the link does not use it up
+        entered = page.ask(f"/?token={token}")
+        name, *flags = entered.headers["set-cookie"].split("; ")
+        assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(flags) and "Domain" not in str(flags)
+        assert entered.status == 303 and entered.headers["location"] == "/" and is_safe(entered)
+        assert token not in name and name != page.cookie
+        assert page.ask("/api/runs", Cookie=name).status == page.get("/api/runs").status == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "127.0.0.1.evil.example:80", "localhost.", "", "[::1]", "127.0.0.1@evil", "127.0.0.2"],
+)
+def test_a_name_that_leads_here_is_not_enough(guarded: Page, host: str) -> None:
+    """DNS rebinding: the browser sends the name of the foreign guarded."""
+    assert guarded.ask("/api/runs", Host=host, Cookie=guarded.cookie).status == 403
+    assert guarded.ask(f"/?token={guarded.token}", Host=host).status == 403
+
+
+def test_names_that_are_given_or_local_are_answered(begun: Path) -> None:
+    with running_page(begun, "--host", "box.example", "--host", "proxy.example:8443") as page:
+        for host in ("localhost:1", "LOCALHOST", "127.0.0.1", "box.example:8443", "proxy.example:8443"):
+            assert page.ask("/api/runs", Host=host, Cookie=page.cookie).status == 200
+
+
+def test_two_host_headers_or_none_are_refused(guarded: Page) -> None:
+    for hosts in ("Host: 127.0.0.1\r\nHost: evil.example\r\n", ""):
+        with socket.create_connection(("127.0.0.1", guarded.port), timeout=20) as line:
+            line.sendall(f"GET /api/runs HTTP/1.1\r\n{hosts}Cookie: {guarded.cookie}\r\n\r\n".encode())
+            assert line.recv(64).split()[1] in (b"400", b"403")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW"])
+def test_methods_that_could_change_something_are_refused(guarded: Page, method: str) -> None:
+    for path in ("/", "/api/runs", "/static/index.html"):
+        answer = guarded.ask(path, method, Cookie=guarded.cookie)
+        assert answer.status == 405 and answer.headers["allow"] == "GET, HEAD" and is_safe(answer)
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_another_page_in_the_browser_gets_nothing(guarded: Page, site: str) -> None:
+    """Pages on another port of 127.0.0.1 are of the same site: the browser does send them the cookie."""
+    for mode in ("no-cors", "cors", "navigate"):
+        answer = guarded.ask("/api/runs", Cookie=guarded.cookie, Sec_Fetch_Site=site, Sec_Fetch_Mode=mode)
+        assert answer.status == 403
+        assert "access-control-allow-origin" not in answer.headers
+    assert (
+        guarded.ask("/", Cookie=guarded.cookie, Sec_Fetch_Site=site, Sec_Fetch_Mode="no-cors").status == 403
+    )
+
+
+def test_a_link_in_another_page_leads_to_the_page(begun: Path) -> None:
+    """After a click elsewhere a browser withholds a strict cookie, also behind a redirect."""
+    click = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}
+    with running_page(begun) as page:
+        token = page.line().rpartition("token=")[2].strip()
+        entered = page.ask(f"/?token={token}", **click)
+        assert (
+            entered.status == 200 and "set-cookie" in entered.headers and b'content="0;url=/"' in entered.body
+        )
+        later = page.ask("/", **click)
+        assert (
+            later.status == 200 and b'content="0;url=/"' in later.body and "set-cookie" not in later.headers
+        )
+        stranger = page.ask("/", Sec_Fetch_Site="same-origin", Sec_Fetch_Mode="navigate")
+        assert stranger.status == 401  # so no browser goes round in circles
+
+
+UP = ("../", "..%2f", "%2e%2e/", "%2e%2e%2f", "..%5c", "....//", "..%252f", "%00../")
+
+
+@pytest.mark.parametrize("up", UP)
+def test_no_file_outside_the_static_files_is_served(guarded: Page, up: str) -> None:
+    for path in (f"/static/{up * 8}etc/passwd", f"/static/{up}server.py", "/static//etc/passwd"):
+        answer = guarded.ask(path, Cookie=guarded.cookie)
+        assert answer.status == 404 and b"root:" not in answer.body and b"import" not in answer.body
+
+
+def test_it_listens_on_this_machine_alone(guarded: Page) -> None:
+    lines = Path("/proc/net/tcp").read_text().splitlines() + Path("/proc/net/tcp6").read_text().splitlines()
+    port = f":{guarded.port:04X}"
+    listening = [
+        line.split()[1] for line in lines if line.split()[1].endswith(port) and line.split()[3] == "0A"
+    ]
+    assert listening == [f"0100007F{port}"]
+
+
+def test_ctrl_c_ends_it_at_once_also_with_a_live_connection(begun: Path) -> None:
+    with running_page(begun) as page:
+        with socket.create_connection(("127.0.0.1", page.port), timeout=20) as line:
+            line.sendall(
+                f"GET /api/live HTTP/1.1\r\nHost: localhost\r\nCookie: {page.cookie}\r\n\r\n".encode()
+            )
+            assert b"200" in line.recv(64)
+            assert page.end() == (0, "")

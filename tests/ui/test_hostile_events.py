@@ -1,0 +1,218 @@
+"""Runs that somebody has sent, valid and yet hostile: the page answers, tells it, and serves the others."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_server import running_page
+from sqlalchemy import select, update
+from test_event_fields import WRONG  # of tests/record
+from test_run_page import block, written, wrote
+
+import everstep
+from everstep.errors import ConfigError
+from everstep.index.database import Database
+from everstep.index.run_queries import all_runs
+from everstep.index.shipping import sync
+from everstep.index.sql_tables import events, runs
+from everstep.record import RunDir
+from everstep.record.rundir import _encode
+from everstep.ui.connections import MOST, PATIENCE
+from everstep.ui.list_runs import Asked, list_runs
+from everstep.ui.one_run import one_run
+from everstep.ui.run_files import LONGEST_TEXT, MissingError, summary
+from everstep.ui.runs_table import RunsTable
+from everstep.ui.server import Json
+from everstep.ui.side_by_side import side_by_side
+from everstep.untrusted_files import LONGEST_ID
+
+
+def shipped(folder: Path) -> Database:
+    """The index of a folder of runs."""
+    database = Database(folder / "everstep.db")
+    sync(database, [folder])
+    return database
+
+
+def pages(database: Database) -> dict[str, Any]:
+    """What the page shows of each run, by the name of its directory, as a browser gets it."""
+    with database.read() as connection:
+        found = [dict(row) for row in connection.execute(select(runs)).mappings()]
+    answers = {Path(run["path"]).name: Json(one_run(database, run)).body for run in found}
+    return {name: json.loads(body) for name, body in answers.items()}
+
+
+def test_events_of_wrong_types_are_told_and_shown_nowhere(tmp_path: Path) -> None:
+    for number, (kind, data, _) in enumerate(WRONG):
+        written(tmp_path / str(number), wrote(block([1.0]), events=[(kind, data)]))
+    found = pages(shipped(tmp_path))
+    assert len(found) == len(WRONG)
+    for number, (kind, _, told) in enumerate(WRONG):
+        answer = found[str(number)]
+        assert [told in one and kind in one for one in answer["problems"]] == [True]
+        assert (answer["rollbacks"], answer["summaries"], answer["times"]) == ([], [], {})
+        with pytest.warns(RuntimeWarning, match="is not an event"):
+            assert everstep.show(tmp_path / str(number)).facts["problems"] == answer["problems"]
+
+
+def test_an_index_of_an_older_version_may_hold_such_events(tmp_path: Path) -> None:
+    odd = [(kind, data) for kind, data, _ in WRONG if kind in ("decision", "verified", "times", "summary")]
+    for number, (kind, _) in enumerate(odd):
+        data = {"name": "x", "step": 1, "text": "x"} if kind == "summary" else {"what": "later"}
+        written(tmp_path / str(number), wrote(block([1.0]), events=[(kind, data)]))
+    database = shipped(tmp_path)
+    with database.write() as connection:
+        for run, path in connection.execute(select(runs.c.id, runs.c.path)).all():
+            kind, data = odd[int(Path(path).name)]
+            mine = (events.c.run == run) & (events.c.kind == kind)
+            connection.execute(update(events).where(mine).values(data=json.dumps(data)))
+    for answer in pages(database).values():
+        assert (answer["rollbacks"], answer["summaries"], answer["times"]) == ([], [], {})
+        assert [start["again"] for start in answer["starts"]] == [0]
+
+
+def test_a_file_in_place_of_the_checkpoints_is_told(tmp_path: Path) -> None:
+    run = written(tmp_path / "a", wrote(block([1.0])))
+    (run / "checkpoints").write_text("x")
+    (answer,) = pages(shipped(tmp_path)).values()
+    assert answer["checkpoints"] == []
+    assert "Not a directory" in answer["problems"][0]
+
+
+@pytest.mark.parametrize("name", ["step-" + "9" * 400, "step-" + "9" * 5000, "nothing"])
+def test_the_step_of_a_checkpoint_is_a_count(tmp_path: Path, name: str) -> None:
+    written(tmp_path / "a", wrote(block([1.0])), facts={"resumed_from": name})
+    (answer,) = pages(shipped(tmp_path)).values()
+    assert answer["starts"][0]["from_step"] == 0
+
+
+def test_a_long_id_is_no_run_and_a_fault_is_told_in_short(tmp_path: Path) -> None:
+    written(tmp_path / "good", wrote(block([1.0])))
+    facts = {**RunDir.open(tmp_path / "long").facts, "id": "a:" * 50_000 + "@"}
+    for name in ("run.json", ".run.json"):
+        (tmp_path / "long" / name).write_bytes(_encode(facts))
+    RunDir.open(tmp_path / "longest", about={"id": "b" * LONGEST_ID})
+    torn = tmp_path / "longest" / "journal" / "segment-0001.evj"
+    torn.parent.mkdir()
+    torn.write_bytes(b"torn" * 10)
+    with running_page(tmp_path) as page:
+        answer = page.get("/api/runs")
+        assert len(answer.body) < 20_000
+        assert {row["name"][:4] for row in answer.json["rows"]} == {"good", "bbbb"}
+        problems = "\n".join(answer.json["problems"])
+        assert "long/run.json is damaged: its checksum is wrong, or a fact is missing or too long" in problems
+
+
+def test_half_requests_neither_hold_the_page_nor_stay(tmp_path: Path) -> None:
+    written(tmp_path / "good", wrote(block([1.0])))
+    with running_page(tmp_path) as page, contextlib.ExitStack() as stack:
+        lines = [socket.create_connection(("127.0.0.1", page.port)) for _ in range(4 * MOST)]
+        for line in lines:
+            stack.enter_context(line)
+            line.sendall(b"GET / HTTP/1.1\r\nHo")
+        assert page.get("/api/runs").status == 200
+        files = list(Path(f"/proc/{page.process.pid}/fd").iterdir())
+        assert len(files) < MOST + 60
+        lines[-1].settimeout(2 * PATIENCE)
+        lines[-1].sendall(b"st:")  # more of the head is no reason to wait longer
+        assert lines[-1].recv(1) == b""
+
+
+@pytest.mark.parametrize("ends", [b"", b"\r\n\r\n"])
+def test_a_head_of_a_request_has_a_limit(tmp_path: Path, ends: bytes) -> None:
+    written(tmp_path / "good", wrote(block([1.0])))
+    with running_page(tmp_path) as page:
+        line = socket.create_connection(("127.0.0.1", page.port))
+        with line, contextlib.suppress(ConnectionError):
+            line.sendall(b"GET / HTTP/1.1\r\nX: " + b"a" * 200_000 + ends)
+            assert line.recv(12) == b"HTTP/1.1 400"
+
+
+def test_a_metric_hides_no_setting_of_other_runs(tmp_path: Path) -> None:
+    for number in (1, 2):
+        facts = {"config": {"lr": 0.1 * number}, "sweep": "s1"}
+        written(tmp_path / str(number), wrote(block([1.0])), facts=facts)
+    odd = [block([5.0], name) for name in ("config.lr", "sweep", "tags")]
+    written(tmp_path / "hostile", wrote(*odd))
+    database = shipped(tmp_path)
+    table = RunsTable()
+    with database.read() as connection:
+        table.update(connection, ())
+        told = all_runs(connection, ["config.lr", "sweep"])
+    assert sorted(run["config.lr"] for run in told if "config.lr" in run) == [0.1, 0.2]
+    found = list_runs(table, database, Asked(filter="config.lr<0.15", columns=["config.lr", "sweep"]))
+    assert [row["values"] for row in found["rows"]] == [{"config.lr": 0.1, "sweep": "s1"}]
+    compared = side_by_side(table, table.runs())
+    assert {"name": "config.lr", "values": [0.1, 0.2, None]} in compared["settings"]
+    assert "sweep" in {row["name"] for row in compared["facts"]}
+    assert len(everstep.query("runs", {"config.lr": {"$lt": 0.15}}, index=tmp_path)) == 1
+
+
+def test_a_hundred_thousand_settings_are_no_answer(tmp_path: Path) -> None:
+    many = {f"setting_{number:06}": number for number in range(100_000)}
+    written(tmp_path / "hostile", wrote(block([1.0])), facts={"config": many})
+    for number in (1, 2):
+        written(tmp_path / str(number), wrote(block([1.0])), facts={"config": {"lr": number}})
+    database = shipped(tmp_path)
+    table = RunsTable()
+    with database.read() as connection:
+        table.update(connection, ())
+    answer = list_runs(table, database, Asked())
+    assert len(Json(answer).body) < 100_000 and "config.lr" in answer["choices"]
+    compared = side_by_side(table, table.runs())
+    assert len(Json(compared).body) < 200_000
+    assert "config.lr" in {row["name"] for row in compared["settings"]}
+    begun = time.process_time()
+    with pytest.raises(ConfigError, match=r"did you mean 'config.lr'\?.* more") as error:
+        list_runs(table, database, Asked(sort="config.lrr"))
+    assert time.process_time() - begun < 1 and len(str(error.value)) < 20_000
+
+
+def png(width: int, height: int) -> bytes:
+    return b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", width, height)
+
+
+JPEG = b"\xff\xd8\xff\xe0\0\x04ab\xff\xc2\0\x11\x08" + struct.pack(">HH", 30_000, 30_000)
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [png(22_000, 22_000), JPEG + bytes(10), b"GIF89a" + struct.pack("<HH", 60_000, 60_000)],
+    ids=["png", "jpeg", "gif"],
+)
+def test_a_picture_of_too_many_pixels_is_not_served(tmp_path: Path, picture: bytes) -> None:
+    events = [("summary", {"name": "x", "step": 1, "image": {"file": f"{name}.bin"}}) for name in "a"]
+    run = written(tmp_path / "a", wrote(block([1.0]), events=events))
+    (run / "a.bin").write_bytes(picture)
+    database = shipped(tmp_path)
+    with database.read() as connection:
+        (row,) = connection.execute(select(runs)).mappings()
+    with pytest.raises(MissingError, match="pixels, 33,554,432 are shown"):
+        summary(database, row, "x", 1)
+    (run / "a.bin").write_bytes(png(2000, 2000))
+    assert summary(database, row, "x", 1)[1] == "image/png"
+
+
+def test_a_long_text_is_cut_and_odd_names_of_files_are_refused(tmp_path: Path) -> None:
+    odd = ["a" * 5000, "\ud800", "a\0b", "linked/x.png"]
+    events: list[tuple[str, Any]] = [("summary", {"name": "text", "step": 1, "text": "word " * (1 << 20)})]
+    events += [("summary", {"name": str(at), "step": 1, "image": {"file": odd[at]}}) for at in range(4)]
+    run = written(tmp_path / "a", wrote(block([1.0]), events=events))
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "x.png").write_bytes(png(2, 2))
+    (run / "linked").symlink_to(tmp_path / "secret")
+    database = shipped(tmp_path)
+    with database.read() as connection:
+        (row,) = connection.execute(select(runs)).mappings()
+    text, _ = summary(database, row, "text", 1)
+    assert len(text) < LONGEST_TEXT + 100 and text.endswith(b"characters more")
+    for at in range(4):
+        with pytest.raises(MissingError, match=r"cannot be read|does not lie in the run"):
+            summary(database, row, str(at), 1)

@@ -1,0 +1,401 @@
+"""The list of runs and its live events, over real runs that were killed, stopped and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from index_runs import start, train
+from page_server import Page, running_page
+from sqlalchemy import update
+
+from everstep.index.database import Database
+from everstep.index.shipping import forget_gone, sync
+from everstep.index.sql_tables import runs
+from everstep.record import RunDir
+from everstep.record.segment_file import segment_path
+from everstep.ui import followed_index
+from everstep.ui.followed_index import followed
+from postgres_server import NOBODY
+from tiny_runs import Tiny
+
+FILTERS = [
+    "",
+    "valid_loss<0.4",
+    "status=finished step>3",
+    "status!=finished",
+    "name=good",
+    "name!=good",
+    "config.optimizer.lr=0.1 and step/loss>0",
+    "config.optimizer.betas=0.99",
+    "config.optimizer.betas=7",
+    "services.name=console",
+    "goo",
+    "ood status=finished",
+    "oo, l",
+    "starts=2",
+    "kills>0 verified=verified",
+    "verified!=verified",
+    "best/valid_loss<0.4",
+    "best/tail/valid_loss<=0.25",
+    "best/epoch/loss>0",
+    '{"kills": 1}',
+    "valid_loss!=0.25",
+    "python!=3",
+    '{"valid_loss": {"$lt": 0.4}}',
+    '{"$or": [{"status": "killed"}, {"config.optimizer.betas": 0.9}]}',
+]
+
+
+def names(rows: list[dict[str, Any]]) -> list[str]:
+    return [row["name"] for row in rows]
+
+
+def everstep(*arguments: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "everstep", *arguments], capture_output=True, text=True, check=False
+    )
+    return json.loads(done.stdout) if done.returncode == 0 else done.stderr
+
+
+def everstep_said(*arguments: str) -> str:
+    """What a command notes on standard error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "everstep", *arguments], capture_output=True, text=True, check=True
+    )
+    return done.stderr
+
+
+@pytest.mark.parametrize("text", FILTERS)
+def test_filters_mean_what_they_mean_to_everstep_runs(page: Page, made: Path, text: str) -> None:
+    given = ["--where", text] if text.startswith("{") else [text]
+    said = everstep("runs", *given, "--json", "--index", str(made))
+    answer = page.get("/api/runs", where=text, sort="name")
+    if isinstance(said, str):
+        assert answer.status == 400 and answer.json["error"] in said
+    else:
+        assert names(answer.json["rows"]) == sorted(row["name"] for row in said)
+        assert answer.json["matched"] == len(said) and answer.json["total"] == 5
+
+
+def test_columns_pages_and_order(page: Page) -> None:
+    asked = {
+        "columns": "valid_loss,status,started,name,config.optimizer.betas",
+        "sort": "valid_loss",
+        "desc": "1",
+    }
+    found = page.get("/api/runs", **asked).json
+    assert [column["kind"] for column in found["columns"]] == ["number", "status", "time", "text", "text"]
+    values = [row["values"].get("valid_loss") for row in found["rows"]]
+    there = [value for value in values if value is not None]
+    assert there == sorted(there, reverse=True) and len(there) >= 2  # runs without the value come last
+    assert values[len(there) :] == [None] * (5 - len(there))
+    assert found["rows"][0]["values"]["config.optimizer.betas"] == "[0.9, 0.99]"
+    pages = [page.get("/api/runs", **asked, offset=at, limit=2).json for at in (0, 2, 4)]
+    assert [row for one in pages for row in names(one["rows"])] == names(found["rows"])
+    assert {"loss", "step/loss", "config.optimizer.lr", "status"} <= set(found["choices"])
+    assert not {"mark"} & set(found["choices"])
+    newest = page.get("/api/runs").json["rows"]
+    assert [row["values"]["started"] for row in newest] == sorted(
+        (r["values"]["started"] for r in newest), reverse=True
+    )
+    by_name = {row["name"].rpartition("-")[0]: row for row in newest}
+    assert by_name["killed"]["status"] == "killed" and by_name["long"]["status"] == "finished"
+    assert by_name["long"]["heartbeat"] >= 0
+
+
+def test_the_columns_that_nobody_chose_tell_most(page: Page) -> None:
+    answer = page.get("/api/runs").json
+    assert [column["name"] for column in answer["columns"]] == [
+        "name", "status", "verified", "best/valid_loss", "step", "epoch", "started"
+    ]  # fmt: skip
+    assert {column["name"]: column["of"] for column in answer["columns"]}["best/valid_loss"] == "best"
+    long = next(row["values"] for row in answer["rows"] if row["name"].startswith("long-"))
+    assert (long["verified"], long["best/valid_loss"]) == ("verified", 0.25)
+    asked = page.get("/api/runs", columns="starts,kills,verified,valid_loss,best/tail/valid_loss").json
+    assert [column["of"] for column in asked["columns"]] == ["fact", "fact", "fact", "last", "best"]
+    long = next(row["values"] for row in asked["rows"] if row["name"].startswith("long-"))
+    assert list(long.values()) == [2, 1, "verified", 0.25, 0.25]
+    assert {"starts", "kills", "verified", "best/valid_loss"} <= set(asked["choices"])
+
+
+def test_settings_that_differ_are_among_the_columns_and_a_metric_of_the_name_is_noted(tmp_path: Path) -> None:
+    for name, rate in (("a", 0.1), ("b", 0.2)):
+        Tiny(tmp_path / "runs" / name, max_epoch=1, config={"lr": rate, "same": 1}).train(
+            tail=lambda loop, epoch: loop.collect_metrics(lr=0.5)
+        )
+    with running_page(tmp_path / "runs") as page:
+        answer = page.get("/api/runs").json
+        shown = [column["name"] for column in answer["columns"]]
+        assert "config.lr" in shown and "config.same" not in shown and answer["notes"] == []
+        noted = page.get("/api/runs", where="lr<1").json
+        (note,) = noted["notes"]
+        assert noted["matched"] == 2 and "metric 'lr'" in note and "config.lr" in note
+        said = everstep_said("runs", "lr<1", "--index", str(tmp_path / "runs"))
+        assert said.startswith(f"note: {note}")
+
+
+def test_an_empty_answer_says_what_the_filter_may_have_meant(page: Page) -> None:
+    assert "no name contains 'failed'" not in page.get("/api/runs", where="failed").json["why_none"]
+    assert "'valid_loss'" in page.get("/api/runs", where="valid_loss").json["why_none"]
+    assert "goo alone" in page.get("/api/runs", where="name=goo").json["why_none"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"where": "valid_los<1"}, "did you mean 'valid_loss'"),
+        ({"where": "val<1"}, "did you mean 'valid_loss'"),
+        ({"where": "status=finnished"}, "did you mean 'finished'"),
+        ({"where": "valid_loss=x"}, "valid_loss is a number"),
+        ({"where": "valid_loss<"}, "is not a comparison"),
+        ({"where": "betas=1"}, "did you mean 'config.optimizer.betas'"),
+        ({"where": "betsa=1"}, "did you mean 'config.optimizer.betas'"),
+        ({"where": "optimizer.lr=1"}, "did you mean 'config.optimizer.lr'"),
+        ({"where": "best/train_time<1"}, "no run has 'best/train_time'"),
+        ({"where": "{"}, "is not JSON"),
+        ({"where": "a=" + "b" * 20000}, "give at most 10000"),
+        ({"sort": "../../etc/passwd"}, "no run has"),
+        ({"columns": "name,<script>"}, "no run has '<script>'"),
+        ({"limit": "-1"}, "limit is an integer from 1 to 10000"),
+        ({"limit": "1e3"}, "limit is an integer"),
+        ({"offset": "9" * 30}, "offset is an integer"),
+        ({"desc": "yes"}, "desc is 0 or 1"),
+        ({"filter": "step>1"}, "no parameter 'filter'"),
+    ],
+)
+def test_wrong_questions_are_told_what_to_do(page: Page, asked: dict[str, str], told: str) -> None:
+    answer = page.get("/api/runs", **asked)
+    assert answer.status == 400 and told in answer.json["error"]
+
+
+def test_markup_in_names_stays_data(tmp_path: Path) -> None:
+    evil = '</script><img src=x onerror="alert(1)">'
+    RunDir.open(tmp_path / "runs" / "a", about={"id": evil})
+    RunDir.open(tmp_path / "runs" / "b", about={"id": "\x1b[31mé/../../x"})
+    RunDir.open(tmp_path / "runs" / "c", about={"id": ".."})
+    with running_page(tmp_path / "runs") as page:
+        answer = page.get("/api/runs")
+        assert {row["name"] for row in answer.json["rows"]} == {evil, "\x1b[31mé/../../x", ".."}
+        assert answer.headers["content-type"] == "application/json"
+        assert {row["id"] for row in answer.json["rows"]} == {"~1", "~2", "~3"}  # ids fit into an address
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
+    return {
+        str(path): (found.st_mtime_ns, found.st_size, found.st_ino)
+        for path in folder.rglob("*")
+        if (found := path.lstat()) and not path.name.startswith("everstep.db")
+    }
+
+
+def test_looking_at_a_run_neither_changes_nor_locks_it(made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(made, folder, ignore=shutil.ignore_patterns("everstep.db*"))
+    before = snapshot(folder)
+    with running_page(folder) as page:
+        assert page.get("/api/runs").json["total"] == 5
+        time.sleep(1)  # for looks at the journals
+        assert train(folder / "killed", 4) == 0  # nobody holds it
+        del page
+    after = snapshot(folder)
+    assert {path: after[path] for path in before if "killed" not in path} == {
+        path: found for path, found in before.items() if "killed" not in path
+    }
+
+
+def test_a_run_directory_alone_is_read_without_an_index(made: Path) -> None:
+    with running_page(made / "good") as page:
+        assert [name.rpartition("-")[0] for name in names(page.get("/api/runs").json["rows"])] == ["good"]
+    assert not (made / "good" / "everstep.db").exists()
+
+
+def test_a_folder_that_this_user_cannot_write_is_shown_from_its_journals(made: Path) -> None:
+    outer, root = Path(tempfile.mkdtemp()), os.geteuid() == 0
+    folder = outer / "runs"
+    try:
+        outer.chmod(0o755)
+        shutil.copytree(made, folder, ignore=shutil.ignore_patterns("everstep.db*"))
+        folder.chmod(0o555)
+        if root:
+            os.seteuid(NOBODY)
+        with followed(str(folder)) as index:
+            assert len(index.table.runs()) == 5
+            assert "read instead" in index.problems[0]
+        assert not list(folder.glob("everstep.db*"))
+    finally:
+        if root:
+            os.seteuid(0)
+        folder.chmod(0o755)
+        shutil.rmtree(outer)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_new_points_and_new_runs_are_live_within_two_seconds(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """The journal of the training is ahead of the index all the time, or another machine ships it."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    index = str(folder) if kind == "sqlite" else request.getfixturevalue("server").database()
+    train(folder / "first", EVERSTEP_INDEX="off")
+    if kind == "postgres":
+        sync(Database(index), [folder])
+    with running_page(index) as page:
+        assert page.get("/api/runs").json["total"] == 1
+        run = start(folder / "second", 4, 4, "ask", EVERSTEP_INDEX="off")
+        try:
+            assert run.stdout is not None and run.stdin is not None
+            while "asks at 4" not in run.stdout.readline():
+                pass
+            if kind == "postgres":
+                sync(Database(index), [folder])
+                with Database(index).write() as connection:
+                    second = update(runs).where(runs.c.name.startswith("second"))
+                    connection.execute(second.values(host="another"))  # the page leaves its journal alone
+            row = page.wait_for(lambda: page.get("/api/runs", where="name=second").json["rows"])[0]
+            assert row["status"] == "running"
+            events = page.events(f"/api/live?runs={row['id']}")
+            assert next(events) == ("retry", 1000)
+            run.stdin.write("\n")
+            run.stdin.flush()
+            while "asks at 5" not in run.stdout.readline():
+                pass
+            if kind == "postgres":
+                sync(Database(index), [folder])
+            written = time.time()
+            seen: dict[str, Any] = {}
+            while seen.keys() != {"points", "runs"}:
+                seen |= [next(events)]
+            assert time.time() - written < 2.0
+            assert seen == {"runs": {"changed": [row["id"]]}, "points": {"run": row["id"], "step": 4}}
+        finally:
+            run.kill()
+            run.communicate()
+        if kind == "sqlite":
+            page.wait_for(
+                lambda: page.get("/api/runs", where="name=second status=killed").json["matched"] == 1
+            )
+
+
+def test_an_index_that_is_replaced_under_the_page_comes_back(made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(made, folder, ignore=shutil.ignore_patterns("everstep.db*"))
+    with running_page(folder) as page:
+        assert page.get("/api/runs").json["total"] == 5
+        with closing(sqlite3.connect(folder / "everstep.db")) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (folder / "everstep.db").write_bytes(b"not a database" * 1000)
+        train(folder / "sixth")
+        page.wait_for(lambda: page.get("/api/runs").json["total"] == 6)
+
+
+def test_a_run_that_was_forgotten_is_not_looked_for_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        RunDir.open(tmp_path / name, about={"id": name})
+    sync(Database(tmp_path / "everstep.db"), [tmp_path])
+    looks: list[float] = []
+    monkeypatch.setattr(followed_index, "sync", lambda *given: [looks.append(time.time()), sync(*given)][1])
+    monkeypatch.setattr(followed_index, "PAUSE", 0.05)
+    with followed(str(tmp_path)) as index:
+        shutil.rmtree(tmp_path / "b")
+        forget_gone(index.database, [tmp_path])
+        until = time.monotonic() + 20
+        while len(index.table.runs()) == 2:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        time.sleep(1)
+        assert len(looks) <= 1
+
+
+def test_faults_of_journals_and_index_are_told_until_they_are_mended(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made, tmp_path / "runs", ignore=shutil.ignore_patterns("everstep.db*"))
+    index, away = tmp_path / "runs" / "everstep.db", tmp_path / "away.db"
+    journal = segment_path(tmp_path / "runs" / "good", 1)
+    journal.write_bytes(journal.read_bytes()[:-1] + b"~more")
+    with running_page(tmp_path / "runs") as page:
+        (damage,) = page.get("/api/runs").json["problems"]
+        assert damage.startswith("good-")
+        index.rename(away)
+        index.mkdir()
+        page.wait_for(lambda: len(page.get("/api/runs").json["problems"]) > 1)
+        first, told = page.get("/api/runs").json["problems"]
+        assert first == damage and "the page" in told
+        index.rmdir()
+        away.rename(index)
+        page.wait_for(lambda: page.get("/api/runs").json["problems"] == [damage])
+
+
+def listed(page: Page) -> list[tuple[str, str, str | None]]:
+    rows = page.get("/api/runs", grouped=1).json["rows"]
+    return sorted((row["name"], row["status"], row["sweep"]) for row in rows)
+
+
+def statuses(folder: Path) -> list[tuple[str, str]]:
+    return sorted((run["name"], run["status"]) for run in everstep("runs", "--index", str(folder), "--json"))
+
+
+def test_a_run_whose_directory_has_another_run_is_gone_as_in_everstep_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERSTEP_SWEEP", "s")
+    train(tmp_path / "a", 1)
+    train(tmp_path / "b", 1)
+    first = statuses(tmp_path)
+    with running_page(tmp_path) as page:
+        shutil.rmtree(tmp_path / "a")
+        train(tmp_path / "a", 1)
+        page.wait_for(lambda: len(listed(page)) == 3)
+        page.wait_for(lambda: [run[:2] for run in listed(page)] == statuses(tmp_path))
+        seen = listed(page)
+    (old,) = (name for name, status, _ in seen if status == "gone")
+    assert old in dict(first) and old.startswith("a-")
+    assert [sweep for name, _, sweep in seen if name != old] == ["s", "s"]
+    assert [sweep for name, _, sweep in seen if name == old] == [None]
+    with running_page(tmp_path) as page:  # of a page that is opened later, the first answer
+        assert listed(page) == seen
+
+
+def test_the_runs_of_a_sweep_stand_together_in_any_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, sweep, epochs in (("a", "x", 3), ("b", "y", 1), ("c", "x", 1), ("d", "", 2), ("e", "y", 4)):
+        monkeypatch.setenv("EVERSTEP_SWEEP", sweep)
+        Tiny(tmp_path / name, max_epoch=epochs).train()
+    with running_page(tmp_path) as page:
+
+        def found(**asked: Any) -> list[str]:
+            rows = page.get("/api/runs", grouped=1, **asked).json["rows"]
+            return [row["name"][0] for row in rows]
+
+        assert found(sort="step", desc=1) == ["e", "b", "a", "c", "d"]
+        assert found(sort="step") == ["b", "e", "c", "a", "d"]
+        assert found(sort="name", offset=1, limit=2) == ["c", "b"]
+
+
+def test_columns_with_numbers_of_the_runs_that_match(tmp_path: Path) -> None:
+    for name, rate in (("a", 0.1), ("b", 0.2), ("c", 0.2)):
+        Tiny(tmp_path / name, max_epoch=1, config={"lr": rate, "net": name, "wide": True}).train()
+    with running_page(tmp_path) as page:
+        found = page.get("/api/columns").json
+        assert found["settings"] == [{"name": "config.lr", "varied": True}]
+        assert {one["name"] for one in found["metrics"]} >= {"step/loss", "epoch/loss"}
+        assert {"name": "step", "varied": False} in found["facts"]
+        some = page.get("/api/columns", where="config.lr=0.2").json
+        assert some["settings"] == [{"name": "config.lr", "varied": False}]
+        as_json = page.get("/api/columns", where='{"config.lr": 0.2}').json
+        assert as_json == some
+        assert page.get("/api/columns", where="config.l=0.2").status == 400

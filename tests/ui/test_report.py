@@ -1,0 +1,309 @@
+"""`everstep report`: one file with nothing from elsewhere, equal for equal runs, whatever a run is called."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import json
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from pictured_run import TEXT, pictured
+
+from everstep.cli.report import command
+from everstep.errors import ConfigError
+from everstep.ui import report_data as reports
+from everstep.ui import report_summaries
+from everstep.ui.report_page import report_page
+from tiny_runs import Boom, Tiny, boom_at
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\u202e"
+
+
+class Parsed(HTMLParser):
+    """Elements, attributes and contents of the file, as a browser reads them."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.text = path.read_text()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.contents: list[tuple[str, str]] = []
+        self._is_open = False
+        self.feed(self.text)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self.contents.append((tag, ""))
+        self._is_open = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self._is_open = False
+
+    def handle_data(self, data: str) -> None:
+        if self._is_open:
+            tag, before = self.contents[-1]
+            self.contents[-1] = tag, before + data
+
+    @property
+    def embedded(self) -> str:
+        """The data, as they stand in the file."""
+        at = [tag for tag, _ in self.elements].index("script")
+        return self.contents[at][1]
+
+    @property
+    def data(self) -> Any:
+        return json.loads(self.embedded)
+
+    def within(self, tag: str) -> list[str]:
+        return [content for name, content in self.contents if name == tag]
+
+
+def report(*arguments: str | Path, **environment: str) -> Result:
+    """Run the command in this process; errors come as exceptions."""
+    return CliRunner().invoke(
+        command,
+        list(map(str, arguments)),
+        env={"SOURCE_DATE_EPOCH": "1790000000", **environment},
+        catch_exceptions=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def written(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Parsed:
+    """A report of three runs; no test changes it."""
+    out = tmp_path_factory.mktemp("report") / "report.html"
+    report("long", "failed", made / "good", "--index", made, "-o", out)
+    return Parsed(out)
+
+
+def test_it_has_nothing_from_elsewhere(written: Parsed) -> None:
+    tags = [tag for tag, _ in written.elements]
+    assert not {"link", "img", "iframe", "object", "embed", "form", "base", "a", "audio", "video"} & set(tags)
+    for _, attributes in written.elements:
+        assert not {"src", "href", "srcset", "action", "style", "data"} & attributes.keys()
+        assert not [name for name in attributes if name.startswith("on")]
+    hosts = set(re.findall(r"(?:https?|wss?|ftp):\\?/\\?/[^\s\"'`<)]+", written.text))
+    in_words = {"http://www.w3.org/2000/svg", "https://github.com/leeoniya/uPlot"}
+    assert hosts <= in_words, "the name of a format, and the licence of a library: nothing opens these"
+    assert not re.search(r"@import|url\(", "".join(written.within("style")))
+
+
+def test_its_policy_allows_its_own_scripts_and_no_connection(written: Parsed) -> None:
+    (policy,) = [
+        str(attributes["content"])
+        for tag, attributes in written.elements
+        if tag == "meta" and attributes.get("http-equiv") == "Content-Security-Policy"
+    ]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules.pop("default-src") == rules.pop("base-uri") == rules.pop("form-action") == "'none'"
+    assert rules.pop("img-src") == "data:", "pictures stand in the data"
+    assert rules.keys() == {"script-src", "style-src"}
+    for name, texts in (("script-src", written.within("script")[1:]), ("style-src", written.within("style"))):
+        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+        assert rules[name].split() == [f"'sha256-{digest}'" for digest in digests]
+
+
+def test_it_carries_its_data_with_their_digest(written: Parsed, made: Path, tmp_path: Path) -> None:
+    digest = hashlib.sha256(written.embedded.encode()).hexdigest()
+    assert next(attributes for tag, attributes in written.elements if tag == "html")["data-sha256"] == digest
+    told = report("long", "failed", made / "good", "--index", made, "-o", tmp_path / "again.html").output
+    assert told.startswith(f"{tmp_path / 'again.html'}: 3 runs, ") and digest in told
+
+
+def test_it_tells_what_happened_to_each_run(written: Parsed) -> None:
+    runs = {one["name"].rpartition("-")[0]: one for one in written.data["runs"]}
+    assert list(runs) == ["long", "failed", "good"]
+    first, second = runs["long"]["starts"]
+    assert (first["end"], first["badge"], second["end"], second["badge"]) == (
+        "killed",
+        "first",
+        "finished",
+        "verified",
+    )
+    assert second["from_step"] in (4, 8) and second["to_step"] == 16, "the newest save that the kill left"
+    assert runs["failed"]["status"] == "failed" and runs["failed"]["failures"][0]["kind"] == "error"
+    assert {"name": "optimizer.lr", "values": [0.1, 0.1, 0.1]} in written.data["settings"]
+    facts = {row["name"] for row in written.data["facts"]}
+    assert {"python", "git.commit", "argv", "packages.numpy"} <= facts
+    assert all(one["checkpoints"] for one in runs.values())
+
+
+def test_what_says_how_good_a_run_is_comes_first(tmp_path: Path) -> None:
+    def tail(loop: Any, epoch: int) -> None:
+        loop.collect_metrics(lr=0.1, a_time=1.0, z_loss=1 / epoch)
+
+    Tiny(tmp_path / "run", max_epoch=2).train(tail=tail)
+    report(tmp_path / "run", "-o", tmp_path / "report.html")
+    data = Parsed(tmp_path / "report.html").data
+    assert data["charts"][0]["title"] == "tail/z_loss"
+    assert [row["name"] for row in data["metrics"]][:2] == ["tail/z_loss last", "tail/z_loss best"]
+
+
+def test_lines_keep_their_extremes(tmp_path: Path) -> None:
+    with pytest.raises(Boom):
+        Tiny(tmp_path / "run", max_epoch=4).train(boom_at(7))
+    Tiny(tmp_path / "run", max_epoch=4).train()
+
+    def line(points: int) -> dict[str, Any]:
+        report(tmp_path / "run", "--points", str(points), "-o", tmp_path / "report.html")
+        charts = Parsed(tmp_path / "report.html").data["charts"]
+        (found,) = next(chart for chart in charts if chart["title"] == "step/loss")["series"]
+        return dict(found)
+
+    whole, thin = line(1000), line(10)
+    assert whole["n"] == thin["n"] == len(whole["x"]) == 16 and len(thin["x"]) == 10
+    assert (min(thin["min"]), max(thin["max"])) == (min(whole["last"]), max(whole["last"]))
+    assert thin["last"][-1] == whole["last"][-1]
+    assert [step for step, *_ in whole["superseded"]] == [5, 6], "of the start that failed in step 7"
+    assert len(whole["times"]) == 16 and whole["times"] == sorted(whole["times"])
+    replaced = [time for *_, time in whole["superseded"]]
+    assert 0 <= whole["times"][3] <= replaced[0] <= replaced[1] < whole["times"][4] < 60, "seconds"
+    assert set(thin["times"]) <= set(whole["times"])
+
+
+def test_it_carries_pictures_texts_and_histograms(tmp_path: Path) -> None:
+    report(pictured(tmp_path / "run", epochs=25), "-o", tmp_path / "report.html")
+    data = Parsed(tmp_path / "report.html").data
+    assert [(one["name"], one["kind"], one["of"]) for one in data["summaries"]] == [
+        ("note", "text", 25),
+        ("seen/noise", "image", 25),
+        ("seen/weights", "histogram", 25),
+    ]
+    text, image, histogram = (one["shown"] for one in data["summaries"])
+    steps = [each["step"] for each in text]
+    assert len(steps) == 10 and (steps[0], steps[-1]) == (4, 100)
+    assert {later - step for step, later in itertools.pairwise(steps)} == {8, 12}, "equal distances"
+    assert [each["step"] for each in image] == [each["step"] for each in histogram] == steps
+    assert data["summaries_left_out"] == 3 * 15
+    assert text[-1]["content"] == f"{TEXT}25"
+    assert json.loads(histogram[-1]["content"])["num"] == 1000
+    media, _, picture = image[-1]["content"].partition(",")
+    (file,) = (tmp_path / "run" / "logs" / "media").glob("*-00000100-*.png")
+    assert media == "data:image/png;base64" and base64.b64decode(picture) == file.read_bytes()
+
+
+def test_what_does_not_fit_is_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = pictured(tmp_path / "run")
+    file = next((run / "logs" / "media").iterdir())
+    monkeypatch.setattr(report_summaries, "SUMMARY_BYTES", 4 * file.stat().st_size)  # for two pictures
+    monkeypatch.setattr(report_summaries, "LOG_BYTES", 90)
+    report(run, "-o", tmp_path / "report.html")
+    data = Parsed(tmp_path / "report.html").data
+    shown = {one["name"]: [each["step"] for each in one["shown"]] for one in data["summaries"]}
+    assert shown["seen/noise"] == [8, 12], "the newest first"
+    assert data["summaries_left_out"] == 9 - sum(map(len, shown.values())) > 0
+    ((log,), whole) = data["logs"], (run / "logs" / "run.log").read_text()
+    assert log["is_cut"] and whole.endswith(log["text"]) and 0 < len(log["text"]) <= 90
+    assert whole[-len(log["text"]) - 1] == "\n", "whole lines"
+
+
+def test_a_picture_that_is_gone_is_left_out(tmp_path: Path) -> None:
+    run = pictured(tmp_path / "run")
+    for file in (run / "logs" / "media").iterdir():
+        file.unlink()
+    report(run, "-o", tmp_path / "report.html")
+    data = Parsed(tmp_path / "report.html").data
+    assert {one["kind"] for one in data["summaries"]} == {"text", "histogram"}
+    assert data["summaries_left_out"] == 3
+
+
+def test_many_lines_share_the_points(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "MOST_POINTS", 36)  # three metrics
+    report(made / "long", "-o", tmp_path / "report.html")
+    data = Parsed(tmp_path / "report.html").data
+    assert (
+        data["points"] == 12
+        and max(len(line["x"]) for chart in data["charts"] for line in chart["series"]) == 12
+    )
+
+
+def test_equal_runs_are_equal_files_but_for_the_time(made: Path, tmp_path: Path) -> None:
+    def page(name: str, **environment: str) -> list[str]:
+        report("long", "good", "--index", made, "-o", tmp_path / name, **environment)
+        return (tmp_path / name).read_text().splitlines()
+
+    first, again, later = page("a.html"), page("b.html"), page("c.html", SOURCE_DATE_EPOCH="1800000000")
+    assert first == again
+    differing = [old for old, new in zip(first, later, strict=True) if old != new]
+    assert len(differing) == 1 and differing[0].startswith("<time ")
+    assert page("d.html", SOURCE_DATE_EPOCH="") != first
+
+
+def test_names_are_data_never_markup(tmp_path: Path) -> None:
+    Tiny(tmp_path / "odd", max_epoch=1, config={HOSTILE: HOSTILE}).train(
+        tail=lambda loop, epoch: loop.collect_metrics(**{HOSTILE: float("nan")})
+    )
+    report(tmp_path / "odd", "-o", tmp_path / "report.html", "--title", HOSTILE)
+    parsed = Parsed(tmp_path / "report.html")
+    tags = [tag for tag, _ in parsed.elements]
+    assert tags.count("script") == 3 and "img" not in tags and "\u202e" not in parsed.text
+    shown = HOSTILE.replace("\u202e", "\\u202e")
+    assert {"name": shown, "values": [shown]} in parsed.data["settings"]
+    (line,) = next(one for one in parsed.data["charts"] if one["title"] == f"tail/{shown}")["series"]
+    assert line["last"] == ["NaN"]
+
+
+def test_any_value_of_json_survives_the_embedding(tmp_path: Path) -> None:
+    values = [
+        "<!--",
+        "]]>",
+        "\u2028",
+        "\x00",
+        "\ud800",
+        "&lt;",
+        "é",
+        "'\"\\",
+        0.1,
+        -0.0,
+        1e308,
+        None,
+        True,
+        [],
+    ]
+    page, digest = report_page({"values": values, "<b>": 1}, "t", "0", 0)
+    (tmp_path / "page.html").write_bytes(page)
+    parsed = Parsed(tmp_path / "page.html")
+    assert parsed.data["values"] == [*values[:2], *("\\u2028", "\\x00", "\\ud800"), *values[5:]]
+    assert hashlib.sha256(parsed.embedded.encode()).hexdigest() == digest and parsed.data["<b>"] == 1
+
+
+def test_a_run_given_twice_is_there_once(made: Path, tmp_path: Path) -> None:
+    told = report("good", made / "good", "--index", made, "-o", tmp_path / "report.html").output
+    assert ": 1 run, " in told and len(Parsed(tmp_path / "report.html").data["runs"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "there is no run 'nothing'"),
+        (["good", "-o", "report.pdf"], "give a file that ends in .html"),
+        (["good", "-o", "none/report.html"], "there is no folder 'none'; make it first"),
+        (["good", "-o", "pipe.html"], "pipe.html cannot be replaced (is not a regular file); give another"),
+        (
+            ["good", "-o", "away.html"],
+            "away.html cannot be replaced (No such file or directory); give another",
+        ),
+        (["good", "-o", "mine.html"], "mine.html is not a report of everstep, and stays; give another file"),
+    ],
+)
+def test_wrong_use_has_a_remedy(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.html").write_text("<p>mine</p>")
+    os.mkfifo("pipe.html")
+    Path("away.html").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        report(*arguments, "--index", made)
+    assert Path("mine.html").read_text() == "<p>mine</p>" and not Path("report.html").exists()
+
+
+def test_a_time_that_is_not_a_number_is_refused(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="SOURCE_DATE_EPOCH is seconds since 1970"):
+        report(made / "good", "-o", tmp_path / "report.html", SOURCE_DATE_EPOCH="yesterday")

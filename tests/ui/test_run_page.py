@@ -1,0 +1,555 @@
+"""One run and its curves, over real runs: killed and resumed, diverged, forked, with pictures, hostile."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from index_runs import start, train
+from page_server import Page, running_page
+from sqlalchemy import select, update
+
+import everstep
+from everstep.checkpoint import CheckpointName, Store
+from everstep.index.computed_columns import counts
+from everstep.index.database import Database
+from everstep.index.index_errors import MalformedIndexError
+from everstep.index.shipping import _forget, sync
+from everstep.index.sql_tables import runs
+from everstep.labels import add_tags, set_note
+from everstep.record import Journal, RunDir, RunJournal, accept
+from everstep.ui.curves import _thinned
+from everstep.ui.stored_rows import Rows, StoredRows
+from everstep.views.find_run import Found
+from everstep.views.starts_of_run import starts_of
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
+
+
+def id_of(page: Page, name: str) -> str:
+    return str(page.get("/api/runs", where=f"name={name}").json["rows"][0]["id"])
+
+
+def curve(page: Page, run: str, stream: str = "step", metric: str = "loss", **asked: Any) -> dict[str, Any]:
+    answer = page.get("/api/series", runs=run, stream=stream, metric=metric, **asked)
+    assert answer.status == 200, answer.body
+    (found,) = answer.json["series"]
+    assert found["run"] == run
+    return dict(found)
+
+
+def test_a_killed_run_shows_where_and_that_its_resume_was_verified(page: Page, made: Path) -> None:
+    found = page.get(f"/api/runs/{id_of(page, 'long')}").json
+    first, second = found["starts"]
+    assert (first["end"], first["badge"], first["from_step"]) == ("killed", "first", 0)
+    assert (second["end"], second["badge"], second["diverged_at"]) == ("finished", "verified", None)
+    assert second["from_step"] in (4, 8) and second["to_step"] == 16 and first["to_step"] >= 8
+    assert second["how"].startswith("resume verified: ") and second["began"] >= first["ended"]
+    assert (
+        found["status"] == "finished" and found["steps"] == 16 and found["config"]["optimizer"]["lr"] == 0.1
+    )
+    assert {"stream": "step", "metrics": ["loss"]} in found["streams"]
+    assert {"metric": "tail/valid_loss", "value": 0.25, "step": 16} in found["best"]
+    assert 16 in [one["step"] for one in found["checkpoints"] if one["best"]]
+    assert set(found["times"]) == {"waiting for data", "steps, saves and evaluations"}
+    ends = {
+        name: page.get(f"/api/runs/{id_of(page, name)}").json["starts"][-1] for name in ("failed", "stopped")
+    }
+    assert ends["failed"]["end"] == "error" and ends["failed"]["why"] == "ValueError: at the step"
+    assert ends["stopped"]["end"] == "signal" and ends["stopped"]["why"] == "SIGTERM"
+
+
+def test_a_curve_is_the_journal(page: Page, made: Path) -> None:
+    run, journal = id_of(page, "long"), RunJournal(made / "long")
+    steps, values = journal.series("loss", "step")
+    found = curve(page, run)
+    assert (found["x"], found["last"]) == (steps, values)
+    assert found["min"] == found["max"] == values and found["n"] == 16
+    assert "superseded" not in found
+    part = curve(page, run, **{"from": 5, "to": 8})
+    assert part["x"] == [5, 6, 7, 8] and part["n"] == 4
+    timed = curve(page, run, x="time")
+    assert timed["last"] == values and timed["x"] == sorted(timed["x"])
+    begun = page.get(f"/api/runs/{run}").json["starts"]
+    assert begun[0]["began"] <= timed["x"][0] and timed["x"][-1] > begun[1]["began"]
+    assert curve(page, run, metric="nothing")["x"] == []
+
+
+def test_beyond_a_part_there_are_points_for_lines_that_go_on(page: Page) -> None:
+    run = id_of(page, "long")
+    whole, part = curve(page, run), {"from": 6, "to": 9, "beyond": 1}
+    found = curve(page, run, **part)
+    assert found["x"] == [4, 5, 6, 7, 8, 9, 10, 11] and found["n"] == 4, "half of the width, and the next row"
+    assert found["last"] == found["min"] == found["max"] == whole["last"][3:11]
+    assert curve(page, run, **{**part, "from": 6.5, "to": 6.6})["x"] == [6, 7]
+    assert curve(page, run, **{**part, "from": 15, "to": 20})["x"] == [12, 13, 14, 15, 16]
+    assert curve(page, run, beyond=1)["x"] == whole["x"]
+    assert curve(page, run, metric="nothing", **part)["x"] == []
+
+
+def test_thinning_keeps_the_smallest_and_the_largest() -> None:
+    random = np.random.default_rng(1)
+    x, values = np.arange(10_000), random.standard_normal(10_000)
+    values[[1234, 7777, 5000]] = 50.0, -60.0, math.nan
+    found = _thinned(x, values, 100)
+    assert len(found["x"]) == 100 and found["x"][-1] == 9999
+    assert max(found["max"]) == 50.0 and min(found["min"]) == -60.0
+    assert found["last"][-1] == values[-1]
+    for at, low, high in zip(np.split(values, 100), found["min"], found["max"], strict=True):
+        assert (np.nanmin(at), np.nanmax(at)) == (low, high)
+    uneven = np.concatenate([np.arange(9_900), 100_000 + np.arange(100)])
+    assert 2 <= len(_thinned(uneven, values, 100)["x"]) <= 100
+    assert _thinned(np.array([3, 1, 2]), np.array([3.0, 1.0, 2.0]), 5)["x"].tolist() == [1, 2, 3]
+
+
+Writing = Callable[[Journal], object]
+
+
+def written(run_dir: Path, *starts: Writing, facts: dict[str, Any] | None = None) -> Path:
+    """A run whose starts wrote what no training would; each continues where the one before called `flush`."""
+    run, parent = RunDir.open(run_dir), None
+    for number, write in enumerate(starts, 1):
+        told = {
+            "config": {"name": "<b>bold</b>"},
+            "resumed_from": parent and "step-00000002",
+            **(facts or {}),
+        }
+        journal = Journal.open(run.path, number, parent, told, warn=lambda message: None)
+        parent = write(journal)
+        journal.close()
+    return run_dir
+
+
+def wrote(*blocks: Any, events: Sequence[tuple[str, Any]] = (), then: Sequence[Any] = ()) -> Writing:
+    """A start that writes blocks and events, and `then` what the next start supersedes."""
+
+    def write(journal: Journal) -> Any:
+        for kind, data in events:
+            journal.event(kind, data)
+        for each in blocks:
+            journal.append(each)
+        position = journal.flush()
+        for each in then:
+            journal.append(each)
+        return position
+
+    return write
+
+
+def block(values: list[float], metric: str = "loss", first: int = 1) -> Any:
+    rows = len(values)
+    return everstep.record.Block(
+        0, "step", metric, False, list(range(first, first + rows)), values, [1] * rows, [0] * rows
+    )
+
+
+def test_values_that_json_lacks_are_strings_and_markup_is_data(tmp_path: Path) -> None:
+    evil = '"></script><script>alert(1)</script>'
+    written(tmp_path / "a", wrote(block([1.0, math.nan, math.inf, -math.inf]), block([1.0], evil)))
+    with running_page(tmp_path / "a") as page:
+        row = page.get("/api/runs", columns=f"loss,{evil}").json["rows"][0]
+        assert row["values"] == {"loss": "-Infinity", evil: 1.0}
+        found = curve(page, row["id"])
+        assert found["last"] == [1.0, "NaN", "Infinity", "-Infinity"]
+        assert found["nonfinite"] == [[2, "NaN"], [3, "Infinity"], [4, "-Infinity"]]
+        answer = page.get("/api/series", runs=row["id"], stream="step", metric=evil)
+        assert answer.json["series"][0]["last"] == [1.0]
+        assert answer.headers["content-type"] == "application/json"
+        assert page.get(f"/api/runs/{row['id']}").json["experiment"] == "<b>bold</b>"
+        assert evil in str(page.get("/api/compare", runs=row["id"]).json["metrics"])
+
+
+def test_a_summary_is_a_picture_or_plain_text_and_lies_in_the_run(tmp_path: Path) -> None:
+    outside = tmp_path / "secret.png"
+    outside.write_bytes(PNG)
+    places = {
+        "up": "../secret.png",
+        "absolute": str(outside),
+        "linked": "logs/media/link.png",
+        "through": "logs/linked/secret.png",
+        "html": "logs/media/page.png",
+        "svg": "logs/media/page.svg",
+        "folder": "logs/media",
+        "pipe": "logs/media/pipe.png",
+        "nul": "logs/media/a\0.png",
+        "number": 7,
+        "gone": "logs/media/gone.png",
+        "good": "logs/media/good.png",
+    }
+    events = [
+        ("summary", {"name": name, "step": 3, "image": {"file": place}}) for name, place in places.items()
+    ]
+    text = "<script>alert(1)</script>"
+    events += [("summary", {"name": "good", "step": 3, "text": "of the same name"})]
+    events += [("summary", {"name": "text", "step": step, "text": text}) for step in (3, 5)]
+    run = written(tmp_path / "a", wrote(events=events))
+    media = run / "logs" / "media"
+    media.mkdir(parents=True)
+    (media / "link.png").symlink_to(outside)
+    (run / "logs" / "linked").symlink_to(tmp_path)
+    (media / "page.png").write_text("<html><script>alert(1)</script>")
+    (media / "page.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>")
+    os.mkfifo(media / "pipe.png")
+    (media / "good.png").write_bytes(PNG)
+    with running_page(run) as page:
+        at = f"/api/runs/{page.get('/api/runs').json['rows'][0]['id']}"
+        summaries = page.get(at).json["summaries"]
+        assert {"name": "good", "kind": "image", "steps": [3]} in summaries
+        told = {one["name"]: one for one in summaries}
+        assert told["good"] == {"name": "good", "kind": "text", "steps": [3]}
+        assert told["text"] == {"name": "text", "kind": "text", "steps": [3, 5]}
+        answers = {name: page.get(f"{at}/summary", name=name, step=3, kind="image") for name in places}
+        assert {name for name, answer in answers.items() if answer.status == 200} == {"good"}
+        assert {answer.status for answer in answers.values()} == {200, 404}
+        good = answers["good"]
+        assert (good.body, good.headers["content-type"]) == (PNG, "image/png")
+        same = page.get(f"{at}/summary", name="good", step=3, kind="text")
+        assert same.body.decode() == "of the same name"
+        words = page.get(f"{at}/summary", name="text", step=5)
+        assert words.body.decode() == text and words.headers["content-type"] == "text/plain; charset=utf-8"
+        for answer in (good, words):
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["content-security-policy"].startswith("default-src 'self'")
+        for name, step in (("../../secret.png", 3), ("good", 4), ("", 3)):
+            assert page.get(f"{at}/summary", name=name, step=step).status == 404
+
+
+UP = ["..%2f..%2fetc%2fpasswd", "%2e%2e", "~1/../../x", "~99", "~", "%00", "a%0d%0ab", "<script>"]
+
+
+@pytest.mark.parametrize("run", UP)
+def test_a_run_is_named_by_its_id_alone(page: Page, run: str) -> None:
+    for path in (f"/api/runs/{run}", f"/api/runs/{run}/log", f"/api/runs/{run}/summary?name=a&step=1"):
+        answer = page.ask(path, Cookie=page.cookie)
+        assert answer.status == 404 and answer.headers["content-type"] == "application/json"
+    for path in (f"/api/series?runs={run}&stream=step&metric=loss", f"/api/compare?runs={run}"):
+        assert page.ask(path, Cookie=page.cookie).status == 404
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"runs": ""}, "give ids of runs"),
+        ({"runs": ",".join(map(str, range(2000)))}, "give ids of runs"),
+        ({"x": "../x"}, "x is step or time"),
+        ({"metric": ""}, "a curve needs a stream and a metric"),
+        ({"points": "0"}, "points is an integer from 1"),
+        ({"points": "1e9"}, "points is an integer from 1"),
+        ({"from": "nan"}, "from is a number"),
+        ({"to": "x"}, "to is a number"),
+        ({"superseded": "2"}, "superseded is 0 or 1"),
+        ({"path": "/etc/passwd"}, "no parameter 'path'"),
+    ],
+)
+def test_wrong_questions_for_curves_say_what_to_do(page: Page, asked: dict[str, str], told: str) -> None:
+    given = {"runs": id_of(page, "good"), "stream": "step", "metric": "loss", **asked}
+    answer = page.get("/api/series", **given)
+    assert answer.status == 400 and told in answer.json["error"]
+
+
+def test_a_log_is_followed_from_where_it_was_read(tmp_path: Path) -> None:
+    run = written(tmp_path / "a", wrote())
+    log = run / "logs" / "run.log"
+    with running_page(run) as page:
+        at = f"/api/runs/{page.get('/api/runs').json['rows'][0]['id']}/log"
+        assert page.get(at).json == {"next": 0, "text": ""}
+        log.parent.mkdir()
+        log.write_bytes(b"one\n\xff\ntw")
+        assert page.get(at).json == {"next": 6, "text": "one\n\N{REPLACEMENT CHARACTER}\n"}
+        log.write_bytes(b"one\n\xff\ntwo\n")
+        assert page.get(at, after=6).json == {"next": 10, "text": "two\n"}
+        log.write_bytes(b"line\n" * 500_000)
+        long = page.get(at).json
+        assert (
+            long["next"] == 2_500_000
+            and len(long["text"]) <= 1 << 20
+            and set(long["text"].split()) == {"line"}
+        )
+        log.write_bytes(b"new\n")
+        assert page.get(at, after=long["next"]).json == {"next": 4, "text": "new\n"}, "it was replaced"
+        log.write_bytes(b"new\n" + b"x" * (1 << 20))
+        assert page.get(at, after=4).json == {"next": 4 + (1 << 20), "text": "x" * (1 << 20)}
+        log.unlink()
+        log.symlink_to("/etc/passwd")
+        assert page.get(at).json == {"next": 0, "text": ""}
+        assert page.get(at, after="-1").status == page.get(at, after="../x").status == 400
+
+
+def test_a_divergence_superseded_points_and_a_fork_are_shown(tmp_path: Path) -> None:
+    found = {"step": 3, "component": "loss", "old": "1.0", "new": "2.0", "in_data": False}
+    again = wrote(
+        block([2.0, 2.5], first=3), events=[("diverged", found), ("verified", {"report": "resume differs"})]
+    )
+    run = written(tmp_path / "a", wrote(block([4.0, 3.0]), then=[block([1.0, 0.5, 0.25], first=3)]), again)
+    name = RunDir.open(run, create=False).id
+    written(tmp_path / "b", wrote(), facts={"config": {"lr": 1, "new": True}, "parent": {"run": name}})
+    with running_page(tmp_path) as page:
+        told = page.get(f"/api/runs/{name}").json
+        assert told["diverged"] == 3 and told["starts"][0]["end"] == "killed"
+        second = told["starts"][1]
+        assert (second["badge"], second["diverged_at"], second["from_step"]) == ("diverged", 3, 2)
+        assert second["how"] == "resume differs"
+        points = curve(page, name, superseded=1)
+        assert (points["x"], points["last"]) == ([1, 2, 3, 4], [4.0, 3.0, 2.0, 2.5])
+        assert points["superseded"] == [[3, 1.0], [4, 0.5], [5, 0.25]]
+        accept(run, 3)
+        page.wait_for(lambda: page.get(f"/api/runs/{name}").json["diverged"] is None)
+        starts = page.get(f"/api/runs/{name}").json["starts"]
+        assert [one["start"] for one in starts] == [1, 2], "a decision is not a start"
+        fork = page.get(f"/api/runs/{id_of(page, 'b')}").json
+        assert fork["parent"] == name
+        assert {"name": "name", "here": None, "parent": "<b>bold</b>"} in fork["config_changed"]
+        assert {"name": "lr", "here": 1, "parent": None} in fork["config_changed"]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_curves_of_another_machines_run_come_from_the_index(
+    kind: str, made: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """On this machine they come from the journal, also where the index has less."""
+    place = (
+        str(tmp_path / "everstep.db") if kind == "sqlite" else request.getfixturevalue("server").database()
+    )
+    database = Database(Path(place) if kind == "sqlite" else place)
+    sync(database, [made])
+    with running_page(place) as page:
+        run = id_of(page, "long")
+        from_journal = curves_of(page, run)
+    if kind == "sqlite":
+        with database.write() as connection:
+            connection.execute(update(runs).values(path="/nowhere"))
+    else:
+        with database.write() as connection:
+            connection.execute(update(runs).values(host="another"))
+    with running_page(place) as page:
+        assert curves_of(page, run) == from_journal
+        found = page.get(f"/api/runs/{run}").json
+        assert [start["badge"] for start in found["starts"]] == ["first", "verified"]
+        assert found["checkpoints"] == [] and page.get(f"/api/runs/{run}/log").json["text"] == ""
+
+
+def curves_of(page: Page, run: str) -> list[dict[str, Any]]:
+    """Two metrics over steps and over time, what was superseded included."""
+    return [
+        curve(page, run, stream, metric, x=x, superseded=1)
+        for stream, metric in (("step", "loss"), ("tail", "valid_loss"))
+        for x in ("step", "time")
+    ]
+
+
+def test_a_curve_grows_while_the_run_trains(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    train(folder / "first")
+    with running_page(folder) as page:
+        run = start(folder / "second", 4, 4, "ask", EVERSTEP_INDEX="off")
+        try:
+            assert run.stdout is not None and run.stdin is not None
+            for step in (4, 5, 6):
+                while f"asks at {step}" not in run.stdout.readline():
+                    pass
+                wanted = step - 1
+                page.wait_for(lambda: page.get("/api/runs", where="name=second").json["rows"])
+                name = id_of(page, "second")
+                page.wait_for(lambda run=name, n=wanted: curve(page, run)["n"] >= n)
+                run.stdin.write("\n")
+                run.stdin.flush()
+            found = page.get(f"/api/runs/{name}").json
+            assert found["starts"][0]["end"] == "running"
+            found = page.wait_for(lambda: (found := page.get(f"/api/runs/{name}").json)["left"] and found)
+            assert found["whole"] == 16
+            rate = found["rate"]
+            assert rate > 0 and found["left"] == (16 - found["steps"]) / rate
+            # waiting for its answer, the run is as good as hung
+            page.wait_for(lambda: 0 < page.get(f"/api/runs/{name}").json["rate"] < 0.9 * rate)
+        finally:
+            run.kill()
+            run.communicate()
+
+
+def test_runs_side_by_side_say_what_everstep_compare_says(page: Page) -> None:
+    ids = [row["id"] for row in page.get("/api/runs").json["rows"]]
+    found = page.get("/api/compare", runs=",".join(ids)).json
+    rows = {row["name"]: row["values"] for group in ("settings", "metrics", "facts") for row in found[group]}
+    assert rows["config.optimizer.lr"] == [0.1] * 5 and [run["name"] for run in found["runs"]] == ids
+    assert not {"pid", "heartbeat", "name", "created"} & rows.keys(), "they always differ"
+    assert json.loads(rows["config.optimizer.betas"][0]) == [0.9, 0.99]
+    at = ids.index(id_of(page, "long"))
+    assert rows["tail/valid_loss"][at] == 0.25 and rows["status"][at] == "finished"
+    assert {"stream": "tail", "metrics": ["valid_loss"]} in found["streams"]
+
+
+def test_a_start_that_executes_no_step_has_nothing_to_verify(tmp_path: Path) -> None:
+    for _ in range(2):
+        train(tmp_path / "runs" / "again")
+    with running_page(tmp_path / "runs") as page:
+        first, second = page.get(f"/api/runs/{id_of(page, 'again')}").json["starts"]
+        assert (first["badge"], second["badge"]) == ("first", "nothing to verify")
+        assert (second["end"], second["how"]) == ("finished", "this start executed no step")
+
+
+REPORT = ("verified", {"report": "resume verified: 2 steps", "steps": 2})
+ENDED = ("closed", {"status": "failed", "reason": "made", "step": 4})
+
+
+@pytest.mark.parametrize(
+    ("later", "told", "badges"),
+    [
+        ([wrote(events=[REPORT])], "verified", ["verified"]),
+        ([wrote(block([1.0], first=3), events=[ENDED])], "not verified", ["not verified"]),
+        ([wrote(events=[(ENDED[0], {**ENDED[1], "step": 2})])], None, ["nothing to verify"]),
+        # The third start tells what the second has done, which was killed.
+        ([wrote(), wrote(events=[REPORT])], "not verified", ["not verified", "verified"]),
+        ([wrote(events=[REPORT])] * 2, "verified", ["verified", "verified"]),
+        ([wrote()], "not verified", ["not verified"]),  # without a lock it may be running
+    ],
+)
+def test_the_list_says_of_resumes_what_the_page_of_the_run_says(
+    tmp_path: Path, later: list[Writing], told: str | None, badges: list[str]
+) -> None:
+    run = written(tmp_path / "a", wrote(block([4.0, 3.0]), then=[block([1.0], first=3)]), *later)
+    database = Database(None)
+    sync(database, [run])
+    with database.read() as connection:
+        (row,) = connection.execute(select(runs)).mappings()
+        found = starts_of(connection, Found(database, dict(row)))
+        assert [start["badge"] for start in found] == ["first", *badges]
+        assert counts(connection)[row["id"]].get("verified") == told
+
+
+def test_tags_and_the_note_of_a_run_are_shown(tmp_path: Path) -> None:
+    train(tmp_path / "runs" / "one")
+    add_tags(tmp_path / "runs" / "one", ["paper", "<b>"])
+    set_note(tmp_path / "runs" / "one", "the old data")
+    with running_page(tmp_path / "runs") as page:
+        found = page.get(f"/api/runs/{id_of(page, 'one')}").json
+        assert (found["tags"], found["note"]) == (["paper", "<b>"], "the old data")
+        set_note(tmp_path / "runs" / "one", "the new data")
+        page.wait_for(lambda: page.get("/api/runs", where='note="the new data"', columns="note").json["rows"])
+
+
+def test_best_weights_of_which_nothing_was_recorded_are_listed(tmp_path: Path) -> None:
+    run = written(tmp_path / "a", wrote())
+    saved = Store(run).commit(
+        CheckpointName.parse("step-00000001"), {}, {}, digest="0" * 32, epoch=1, phase="step"
+    )
+    shutil.copytree(saved.path, run / "best" / "loss" / "weights")
+    with running_page(run) as page:
+        (best,) = page.get(f"/api/runs/{id_of(page, 'a')}").json["best_weights"]
+        assert (best["metric"], best["step"]) == ("loss", 1)
+
+
+def test_a_directory_that_is_used_again_has_the_new_runs_curves(tmp_path: Path) -> None:
+    written(tmp_path / "a", wrote(block([1.0, 2.0])))
+    with running_page(tmp_path) as page:
+        old = id_of(page, "a")
+        assert curve(page, old)["last"] == [1.0, 2.0]
+        shutil.rmtree(tmp_path / "a")
+        written(tmp_path / "a", wrote(block([5.0, 6.0, 7.0])))
+        new = RunDir.open(tmp_path / "a", create=False).id
+        page.wait_for(lambda: page.get(f"/api/runs/{new}").status == 200)
+        assert curve(page, new)["last"] == [5.0, 6.0, 7.0]
+
+
+def test_a_name_of_a_metric_may_have_a_slash_and_a_comma(tmp_path: Path) -> None:
+    run = written(tmp_path / "a", wrote(block([1.0], "Loss/train"), block([2.0], "a,b"), block([3.0])))
+    with running_page(run) as page:
+        found = page.get("/api/compare", runs=id_of(page, "a")).json
+        assert found["streams"] == [{"stream": "step", "metrics": ["Loss/train", "a,b", "loss"]}]
+        assert [row["name"] for row in found["metrics"]] == ["step/Loss/train", "step/a,b", "step/loss"]
+        for query in ("columns=a%2Cb&columns=loss&columns=name", "columns=a%2Cb&columns=loss%2Cname"):
+            answer = page.get(f"/api/runs?{query}").json
+            assert [column["name"] for column in answer["columns"]] == ["a,b", "loss", "name"]
+
+
+def read_away(database: Database, stored: StoredRows) -> list[Rows]:
+    """Read a metric of all runs, as of runs on another machine."""
+    with database.read() as connection:
+        rows = connection.execute(select(runs).order_by(runs.c.name)).mappings().all()
+        away = [{**row, "path": "/nowhere"} for row in rows]
+        return stored.read(database, connection, away, "step", "loss")
+
+
+def test_rows_from_the_index_are_those_of_the_journals_while_they_grow(tmp_path: Path) -> None:
+    """Read piece by piece, as long as other machines train; one is forgotten and comes again."""
+    database, stored = Database(tmp_path / "everstep.db"), StoredRows()
+    journals = {}
+    for name, first in (("a", 1), ("a", 3), ("b", 1), ("a", 5), ("c", 1), ("b", 3), ("b", 5)):
+        if name not in journals:
+            run = RunDir.open(tmp_path / name)
+            journals[name] = Journal.open(run.path, 1, None, {}, warn=lambda message: None)
+        journals[name].append(block([float(first), 2.0], first=first))
+        journals[name].flush()
+        sync(database, [tmp_path])
+        found = read_away(database, stored)
+        with database.read() as connection:
+            here = connection.execute(select(runs).order_by(runs.c.name)).mappings().all()
+            expected = StoredRows().read(database, connection, here, "step", "loss")
+        assert len(found) == len(journals)
+        for one, other in zip(found, expected, strict=True):
+            assert [column.tolist() for column in one] == [column.tolist() for column in other]
+            assert (np.diff(one.times) > 0).all()
+    for journal in journals.values():
+        journal.close()
+    with database.write() as connection:
+        _forget(connection, 1)
+    sync(database, [tmp_path])
+    assert [len(rows.steps) for rows in read_away(database, stored)] == [6, 6, 2]
+
+
+@pytest.mark.parametrize("change", ["packed = 'text'", "packed = x'00'", "packed = NULL", "segment = 7"])
+def test_a_block_that_everstep_does_not_write_is_a_malformed_index(tmp_path: Path, change: str) -> None:
+    database = Database(tmp_path / "everstep.db")
+    written(tmp_path / "a", wrote(block([1.0, 2.0])))
+    sync(database, [tmp_path])
+    with database.write() as connection:
+        connection.exec_driver_sql("ALTER TABLE blocks RENAME TO strict")
+        connection.exec_driver_sql("CREATE TABLE blocks AS SELECT * FROM strict")
+        connection.exec_driver_sql(f"UPDATE blocks SET {change}")
+    with pytest.raises(MalformedIndexError, match="a block"):
+        read_away(database, StoredRows())
+
+
+def test_a_curve_of_many_blocks_is_read_again_at_the_cost_of_one(tmp_path: Path) -> None:
+    """A run that was looked at for a day has a block for each second, and its page asks again each second."""
+    database, stored = Database(tmp_path / "everstep.db"), StoredRows()
+    run = RunDir.open(tmp_path / "a")
+    journal = Journal.open(run.path, 1, None, {}, warn=lambda message: None)
+    costs = []
+    for first in range(1, 401, 2):
+        journal.append(block([float(first), 2.0], first=first))
+        journal.flush()
+        if first in (5, 399):
+            sync(database, [run.path])
+            with database.read() as connection:
+                (row,) = connection.execute(select(runs)).mappings()
+                ask = partial(stored.read, database, connection, [row], "step", "loss")
+                _, (found, calls) = counted(ask), counted(ask)
+            costs.append(calls)
+            assert found[0].steps.tolist() == [*range(1, first + 2)] and (np.diff(found[0].times) >= 0).all()
+    journal.close()
+    assert costs[1] < costs[0] + 100 and (found[0].values[::2] == found[0].steps[::2]).all()
+
+
+def counted(work: Callable[[], Any]) -> tuple[Any, int]:
+    """Return what a function returns, and how many calls it made."""
+    calls = 0
+
+    def count(frame: Any, kind: str, _: Any) -> None:
+        nonlocal calls
+        calls += kind in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        return work(), calls
+    finally:
+        sys.setprofile(None)

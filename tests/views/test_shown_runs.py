@@ -1,0 +1,102 @@
+"""A run, and runs side by side, as a notebook shows them."""
+
+from __future__ import annotations
+
+import base64
+import re
+from pathlib import Path
+
+import pytest
+
+import everstep
+from everstep.errors import ConfigError
+from everstep.record import Journal, RunDir
+from tiny_runs import Tiny
+
+HOSTILE = "</td><script>alert(1)</script>\u202e"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, its twin, and a run with other settings that was resumed; no test changes them."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, rate, ends in (("a", 0.1, [2]), ("twin", 0.1, [2]), ("b", 0.2, [1, 3])):
+        for end in ends:
+            Tiny(folder / name, max_epoch=end, config={"lr": rate, "said": HOSTILE * (name == "b")}).train(
+                tail=lambda loop, epoch: loop.collect_metrics(valid_loss=1 / epoch)
+            )
+    return folder
+
+
+def charts(text: str) -> list[str]:
+    """The words in each chart."""
+    found = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', text)
+    return [re.sub("<[^>]+>", "|", base64.b64decode(one).decode()) for one in found]
+
+
+def test_a_run_shows_its_starts_metrics_and_checkpoints(folder: Path) -> None:
+    run = everstep.show(folder / "b")
+    assert re.fullmatch(r"<run b-\w{6}: finished, step 12, 2 starts>", repr(run))
+    assert [one["from"] for one in run.starts] == [None, "epoch-0001-step-00000004"]
+    assert [one["verified"] for one in run.starts] == [None, "not verified"]
+    assert {(one["phase"], one["name"]): one["last"] for one in run.metrics}["tail", "valid_loss"] == 1 / 3
+    assert list(run.checkpoints.to_pandas()["step"])[-1] == 12
+    text = run._repr_html_()
+    for word in ("epoch-0003-step-00000012", "max_epoch 3 is reached", run.facts["digest"], "tail"):
+        assert word in text
+    assert [one.split("|")[2] for one in charts(text)] == ["tail/valid_loss", "epoch/loss", "step/loss"]
+
+
+def test_runs_side_by_side_show_where_they_differ(folder: Path) -> None:
+    compared = everstep.compare("a", "b", index=folder)
+    a, b = compared.runs
+    differing = {row["fact"]: (row[a], row[b]) for row in compared.facts}
+    assert differing["config.lr"] == (0.1, 0.2) and differing["starts"] == (1, 2)
+    assert "seed" not in differing
+    assert {"metric": "tail/valid_loss last", a: 0.5, b: 1 / 3} in compared.metrics
+    assert compared.verdict is None and f"{len(compared.facts)} facts differ" in repr(compared)
+    for chart in charts(compared._repr_html_()):
+        assert a in chart and b in chart
+
+
+def test_equal_runs_are_said_to_be_equal(folder: Path) -> None:
+    compared = everstep.compare(folder / "a", folder / "twin")
+    assert compared.verdict is not None and "equal to the bit" in compared.verdict
+    assert "equal to the bit" in compared._repr_html_()
+
+
+def test_what_a_run_says_is_never_markup(folder: Path) -> None:
+    for text in (
+        everstep.show(folder / "b")._repr_html_(),
+        everstep.compare("a", "b", index=folder)._repr_html_(),
+    ):
+        assert set(re.findall(r"<(\w+)", text)) <= {
+            "p",
+            "b",
+            "table",
+            "thead",
+            "tbody",
+            "tr",
+            "th",
+            "td",
+            "img",
+        }
+        assert "\u202e" not in text
+    assert "&lt;/td&gt;&lt;script&gt;" in text
+
+
+def test_one_run_cannot_be_compared(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="two runs or more, not 1"):
+        everstep.compare("a", index=folder)
+    with pytest.raises(ConfigError, match="there is no run 'digits'"):
+        everstep.show("digits", index=folder)
+
+
+def test_a_name_moves_no_cursor(tmp_path: Path) -> None:
+    evil = "\x1b]0;x\x07\nb\u202e"
+    for number in (1, 2):
+        run = RunDir.open(tmp_path / str(number), about={"id": f"{evil}{number}"})
+        Journal.open(run.path, 1, None, {}).close()
+    shown = [everstep.show(tmp_path / "1"), everstep.compare(tmp_path / "1", tmp_path / "2")]
+    for text in map(repr, shown):
+        assert text.isprintable() and r"\x1b]0;x\x07\nb\u202e1" in text
