@@ -1,4 +1,4 @@
-# The commands of a newcomer (demo, play, test) and of a contributor (check, test, torture, bench).
+# The commands of a newcomer (demo, play, test) and of a contributor (check, test, campaign, bench).
 # They set up .venv by themselves; PYTHON=/path/to/python3.12 chooses the interpreter it is made with.
 
 PYTHON ?=
@@ -6,7 +6,7 @@ ARGS ?=
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: demo play test test-all test-long check torture bench proof-gpu conformance docs dist clean
+.PHONY: demo play test check campaign bench proof-gpu conformance docs dist clean
 .DEFAULT_GOAL := demo
 
 # Two twins train, one is killed twice, and both end in the same state; half a minute.
@@ -19,25 +19,20 @@ play: .venv/.demo
 	@trap 'signalled=1' INT TERM HUP; $(BIN)/python examples/digits.py $(ARGS); status=$$?; \
 	[ "$$signalled" ] || exit $$status
 
+# The gate: the same verdict on any day (tests/gate.py).
 test: check
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not (long or torture)" $(ARGS)
-
-test-all: test test-long
-
-# What test-all adds to test, and the cases that took their turn there: at midnight none falls between the two.
-test-long: .venv/.test
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "(long or in_turn) and not torture" $(ARGS)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
 check: .venv/.test
 	@$(BIN)/ruff check -q .
 	@$(BIN)/ruff format -q --check .
 	@$(BIN)/mypy --no-error-summary
 
-# A campaign of this commit, which goes on where it was left: BUDGET=20m ends a sitting, ARGS chooses cases, SEED=123
-# is the seed of a new campaign.  It ends with the counts, and writes them into docs/reliability.md.
-torture: .venv/.test
-	@$(if $(SEED),EVERSTEP_SEED=$(SEED)) $(BIN)/python tools/torture.py $(if $(BUDGET),--budget $(BUDGET)) \
-	-n $(JOBS) --dist worksteal $(ARGS)
+# What is random, timed, long or of this machine: MINUTES=20 SEED=123 ONLY=tests/laws.  It reports, adds a line to
+# docs/campaigns.md, and keeps no commit out.
+campaign: .venv/.test
+	@$(BIN)/python tools/campaign.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) \
+	$(if $(ONLY),--only "$(ONLY)") -n $(JOBS) --dist worksteal $(ARGS)
 
 # All benchmarks, half an hour on a machine with nothing else to do; writes docs/benchmarks.md.  PEERS=1 measures
 # other libraries, too; ARGS="--only steps data" measures these parts anew.

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import atexit
 import gc
+import math
 import os
 import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
-import tiers
+import gate
 from everstep import hazard
 
 NOBODY = 65534
@@ -42,24 +46,36 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    definition = metafunc.definition
-    if tiers.TIERS.get(os.path.relpath(definition.path, HERE), {}).get(definition.name) == tiers.SHARE:
-        metafunc.parametrize("extent", [tiers.SHARE, tiers.WHOLE], indirect=True)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--campaign", action="store_true", help="run the campaign, not the gate (tests/gate.py)")
+    parser.addoption("--seed", type=int, default=0, help="the campaign's seed")
+    parser.addoption("--until", type=float, default=math.inf, help="begin no test after this time")
 
 
-@pytest.fixture(autouse=True)  # pytest would leave out what a parametrization alone brings
-def extent(request: pytest.FixtureRequest) -> Iterator[None]:
-    """How far the loop of a test goes that has a share in `make test`; see `tiers`."""
-    is_share = getattr(request, "param", None) == tiers.SHARE
-    tiers.share_for(request.node.nodeid if is_share else None)
-    yield
-    tiers.share_for(None)
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the tier, before files of tests are imported."""
+    gate.is_campaign = config.getoption("--campaign")
+    if gate.is_campaign:
+        gate.seed = config.getoption("--seed")
+    common = {"database": None, "deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("gate", derandomize=True, **common)
+    settings.register_profile("campaign", print_blob=True, **common)
+    settings.load_profile("campaign" if gate.is_campaign else "gate")
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    tiers.place(items, HERE)
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items[:], others = gate.chosen(items)
+    config.hook.pytest_deselected(items=others)
+    if gate.is_campaign:  # a short campaign tries other files than the one before
+        files = sorted({item.path for item in items})
+        Random(gate.seed).shuffle(files)
+        items.sort(key=lambda item: files.index(item.path))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    return True if time.time() > item.config.getoption("--until") else None
 
 
 def pytest_collection_finish() -> None:
@@ -107,7 +123,7 @@ def counter(record_property: Callable[[str, object], None]) -> Tally:
 def tally(record_property: Callable[[str, object], None]) -> Tally:
     """Count what a test has survived: `tally("kills", 12, phase="body", door="Trainer")`.
 
-    The closing line of `make torture` adds up the kinds: "kills", "crash points", "power-cut states",
+    The closing lines of a campaign add up the kinds: "kills", "crash points", "power-cut states",
     "damages", "fuzz inputs".  A test counts after it has seen that nothing is lost, inexact or silent.
     """
 
@@ -161,9 +177,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    terminalreporter.write_line(
-        f"EVERSTEP_SEED={tiers.today()} chose the cases whose turn it was (tests/tiers.py)"
-    )
     properties = [each for report in terminalreporter.getreports("passed") for each in report.user_properties]
     counted: dict[str, Counter[str]] = {}
     for found in (value for name, value in properties if name == "tally"):

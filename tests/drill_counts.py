@@ -1,4 +1,4 @@
-"""What a drill whose programs were all exact counts for `make torture`."""
+"""What a drill whose programs were all exact counts for a campaign."""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCH)
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("name", TINY)
 def test_it_runs_and_its_figures_are_numbers(name: str, tmp_path: Path) -> None:
     file = tmp_path / "tables.json"

@@ -55,6 +55,7 @@ def test_the_demo_kills_one_twin_twice_and_proves_both_equal(tmp_path: Path) -> 
     assert_proven(demo(tmp_path, "--at", "40", "80"), tmp_path / "demo.svg")
 
 
+@pytest.mark.campaign("long")
 def test_the_demo_on_the_digits(tmp_path: Path) -> None:
     assert_proven(demo(tmp_path, "--at", "40", "80", "--script", str(PLAY)), tmp_path / "demo.svg")
 
@@ -78,6 +79,7 @@ def assert_proven(done: subprocess.CompletedProcess[str], drawn: Path) -> None:
     assert f"killed by kill -9 at steps {first} and {second}" in "".join(picture.getroot().itertext())
 
 
+@pytest.mark.campaign("long")
 def test_the_demo_says_loudly_that_the_twins_differ(tmp_path: Path) -> None:
     done = demo(tmp_path, "--at", "60", forgotten=1)
     assert done.returncode == 1
@@ -88,6 +90,7 @@ def test_the_demo_says_loudly_that_the_twins_differ(tmp_path: Path) -> None:
     assert "at the end: leaf/user/weights" in done.stdout
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("at", ["60", "999"])
 def test_on_a_terminal_the_demo_draws_in_place(tmp_path: Path, at: str) -> None:
     (tmp_path / "small.py").write_text(SMALL.replace("FORGOTTEN", "0"))
@@ -158,6 +161,7 @@ def digest(output: str) -> str:
     return found[1]
 
 
+@pytest.mark.campaign("long")
 def test_stopped_in_two_ways_it_ends_with_the_bits_of_the_run_that_was_not(tmp_path: Path) -> None:
     run = tmp_path / "run"
     status, output = stop(run, 1, signal.SIGINT)

@@ -34,6 +34,7 @@ def test_what_no_kernel_has_a_part_in_is_promised_with_any(
     assert proof_gpu.is_promised(path) == promised
 
 
+@pytest.mark.campaign("long")
 def test_on_a_cpu_it_kills_compares_and_writes_a_table(tmp_path: Path) -> None:
     out = tmp_path / "table.md"
     size = ("--minutes", "0.01", "--steps", "60", "--repeats", "1", "--width", "8", "--seed", "1")

@@ -243,6 +243,7 @@ def trained(run_dir: Path, program: Program, **arguments: Any) -> int:
         return loop.updates
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("door", [supervised, looped, trained])
 def test_in_every_door_a_crash_in_a_window_changes_nothing(tmp_path: Path, door: Any) -> None:
     def start(name: str, crash: int = 0) -> Any:

@@ -97,6 +97,7 @@ def test_only_what_is_trained_or_changes_is_saved(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("stop_at", [1, 5, 11])
 def test_a_resume_is_the_run_that_was_never_stopped(tmp_path: Path, stop_at: int) -> None:
     undisturbed, _ = train(tmp_path / "a", declare=lambda model: model)
@@ -168,6 +169,7 @@ def average(net: Net, step: int) -> None:
         net.last.base.weight.lerp_(net.first.b.mean().expand(3, 8), 0.1)
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("each", [unfreeze, average])
 @pytest.mark.parametrize("stop_at", [3, 5, 8, 10])
 def test_what_is_trained_later_frozen_later_or_changed_by_hand_is_saved(
@@ -190,6 +192,7 @@ def test_a_change_past_torchs_count_is_an_error_and_no_such_state_is_committed(t
     assert max(int(path.name[-8:]) for path in (tmp_path / "checkpoints").iterdir()) < 5
 
 
+@pytest.mark.campaign("long")
 def test_in_a_container_it_is_the_same(tmp_path: Path) -> None:
     def boxed(model: Any) -> Any:
         return {"inside": everstep.torch.trainable(model)}
@@ -217,6 +220,7 @@ def test_in_a_container_it_is_the_same(tmp_path: Path) -> None:
     assert run("b", boxed) == undisturbed
 
 
+@pytest.mark.campaign("long")
 def test_the_whole_model_and_the_trained_part_meet(tmp_path: Path) -> None:
     """A checkpoint of the whole model is loaded whole, and saved whole from then on."""
     undisturbed, _ = train(tmp_path / "a", declare=lambda model: model)
@@ -268,6 +272,7 @@ def test_it_takes_a_module() -> None:
         everstep.torch.trainable({})  # type: ignore[arg-type]
 
 
+@pytest.mark.campaign("long")
 def test_wrapped_it_has_the_same_names(tmp_path: Path) -> None:
     with pytest.raises(Boom):
         train(tmp_path, stop_at=5, wrap=torch.nn.DataParallel)

@@ -63,6 +63,7 @@ def points_of(scenario: str, root: Path) -> list[tuple[str, int]]:
     return [(point, n) for point, count in counts.items() for n in range(1, count + 1)]
 
 
+@pytest.mark.campaign("long", gate=4)
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
 @pytest.mark.parametrize("lasting", [False, True])
 @pytest.mark.parametrize("scenario", ["save_twice", "replace_damaged", "replace_whole"])

@@ -14,10 +14,12 @@ import pytest
 from checkpoint_samples import SCENARIOS
 from scenario_strikes import LOG, Strikes
 
-import tiers
+import gate
 from strace_log import Call
 from strace_order import Order, unannounced
 from strace_record import ways_of
+
+pytestmark = pytest.mark.campaign("machine")
 
 Tally = Callable[..., None]
 DAILY = ("save_twice", "linked")
@@ -65,8 +67,7 @@ def require_order(tmp_path: Path, scenario: str) -> None:
 def test_struck_at_some_calls(tmp_path: Path, scenario: str, tally_sample: Tally) -> None:
     strikes = Strikes(tmp_path, scenario)
     ways = all_ways(strikes)
-    turn = tiers.turns(12, len(ways), scenario)
-    strike_all(strikes, (ways[number] for number in sorted(turn)), tally_sample)
+    strike_all(strikes, (ways[number] for number in gate.spread(12, len(ways))), tally_sample)
 
 
 @pytest.mark.timeout(3600)

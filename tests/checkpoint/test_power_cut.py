@@ -1,7 +1,7 @@
 """A power cut at any call of a save: what was said to be saved is there, whole; else what was there before.
 
 `power_cut_model` makes the states from strace's record.  A failure names the scenario, the call and the
-number of the state: `EVERSTEP_SEED` makes the same states again.
+number of the state: the campaign's seed makes the same states again.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from checkpoint_samples import SCENARIOS, seed_of, store_in
 from crash_verdicts import require_sound
 from scenario_strikes import LOG, Strikes
 
-import tiers
+import gate
 from power_cut_model import Cut, cuts
 
-SEED = tiers.today()
+pytestmark = pytest.mark.campaign("machine")
+
+SEED = gate.seed
 EACH = 128
 """States of each instant that are drawn from."""
 Tally = Callable[..., None]
@@ -36,9 +38,9 @@ class Cuts:
         self.calls = self._strikes.record()
 
     def require_sound(self, tally: Tally, n: int = 0) -> None:
-        """Look at all states; or at `n`, those whose turn it is, as far as they are different."""
+        """Look at all states; or at `n` of them, spread evenly, as far as they are different."""
         of = (len(self.calls) + 1) * self._each
-        some = tiers.turns(n, of, self._scenario) if n else None
+        some = set(gate.spread(n, of)) if n else None
         faults, count = list[str](), 0
         for cut in cuts(self._strikes.disk, self.calls, SEED, self._each, LOG, some):
             count += 1
@@ -48,7 +50,7 @@ class Cuts:
                 call = self.calls[cut.at] if cut.at < len(self.calls) else "the end"
                 faults.append(f"state {cut.number} before call {cut.at}, {call}: {error!r}")
         told = "\n\n".join(faults[:12])
-        assert not faults, f"{self._scenario}, EVERSTEP_SEED={SEED}: {len(faults)} of {count}:\n{told}"
+        assert not faults, f"{self._scenario}, seed {SEED}: {len(faults)} of {count}:\n{told}"
         tally("power-cut states", count, scenario=self._scenario)
 
     def _require_sound(self, cut: Cut) -> None:

@@ -65,6 +65,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert not set(done.stderr.split()) & {"numpy", "sqlalchemy", "torch", "plotext", "matplotlib"}
 
 
+@pytest.mark.campaign("long", gate=10)
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -199,6 +200,7 @@ def test_runs_are_named_without_their_digits(made: Path) -> None:
     assert names(as_json("runs", "goo", cwd=made)) == ["good"]
 
 
+@pytest.mark.campaign("long")
 def test_a_filter_means_the_same_runs_by_a_name_as_a_comparison(made: Path, server: Server) -> None:
     (whole,) = (run["name"] for run in as_json("runs", "name=good", cwd=made))
     url = server.database()
@@ -477,6 +479,7 @@ def test_sync_makes_the_index_anew(here: Path) -> None:
     assert as_json("runs", "name>good", "name<h", cwd=here)[0]["path"] == str(here / "elsewhere")
 
 
+@pytest.mark.campaign("long")
 def test_a_run_that_moved_away_is_gone_until_it_is_found_or_forgotten(here: Path) -> None:
     everstep("sync", "runs", cwd=here)
     (here / "later").mkdir()

@@ -53,6 +53,7 @@ def test_the_bytes_are_those_of_the_system(here: Path) -> None:
     assert large["checkpoints"] == on_disk(here / "runs" / "large" / "checkpoints") - large["unfinished"]
 
 
+@pytest.mark.campaign("long")
 def test_shared_bytes_count_once_and_links_not_at_all(here: Path) -> None:
     before = as_json("du", cwd=here)
     os.link(here / "runs" / "large" / "dumps" / "file", here / "runs" / "small" / "again")
@@ -63,6 +64,7 @@ def test_shared_bytes_count_once_and_links_not_at_all(here: Path) -> None:
     assert after["total"] - before["total"] in (0, 2 * link)
 
 
+@pytest.mark.campaign("long")
 def test_the_table_adds_up_and_says_units(here: Path) -> None:
     said = everstep("du", "runs", cwd=here)[0].splitlines()
     assert said[0].split()[:3] == ["run", "total", "checkpoints"]
@@ -72,6 +74,7 @@ def test_the_table_adds_up_and_says_units(here: Path) -> None:
     assert len(one) == 2 and one[1].startswith("small")
 
 
+@pytest.mark.campaign("long")
 def test_odd_places(tmp_path: Path) -> None:
     assert everstep("du", cwd=tmp_path)[0] == "nothing takes space there\n"
     assert "does not exist" in everstep("du", "nowhere", cwd=tmp_path, status=2)[1]

@@ -65,6 +65,7 @@ def test_resume_by_name_with_a_raised_limit(here: Path) -> None:
     assert "config.trainer.max_epoch: stored 1, given 2" in said and "step 8, finished" in said
 
 
+@pytest.mark.campaign("long")
 def test_a_changed_config_is_the_users_choice(here: Path) -> None:
     everstep("train", "tiny.yaml", "trainer.max_epoch=1", cwd=here)
     line = ("train", "tiny.yaml", "optimizer.lr=0.2", "task.scale=2", "trainer.max_epoch=2")
@@ -83,6 +84,7 @@ def test_a_changed_config_is_the_users_choice(here: Path) -> None:
     assert "use --on-change keep" in said and "--run-dir" not in said
 
 
+@pytest.mark.campaign("long")
 def test_compare_shows_where_the_configs_differ(here: Path) -> None:
     line = ("train", "tiny.yaml", "trainer.max_step=1")
     everstep(*line, cwd=here)
@@ -109,6 +111,7 @@ def test_queries_find_the_config(trained: Path) -> None:
     assert "tiny-" in said and "0.01" in said
 
 
+@pytest.mark.campaign("long")
 def test_the_index_is_the_one_that_is_named(here: Path, server: Server) -> None:
     """By the config, by --index, by EVERSTEP_INDEX: trainings and queries alike."""
     line = ("train", "tiny.yaml", "trainer.max_step=1")
@@ -132,6 +135,7 @@ def test_a_dry_run_leaves_nothing(here: Path) -> None:
     assert not (here / "runs").exists()
 
 
+@pytest.mark.campaign("long")
 def test_schedules_by_name(here: Path) -> None:
     arguments = "schedules={train_and_evaluate: {min_eval_frequency: 5}}"
     said, _ = everstep("train", "tiny.yaml", arguments, "--schedule", "train_and_evaluate", cwd=here)
@@ -150,6 +154,7 @@ def test_schedules_by_name(here: Path) -> None:
     assert not library.evaluations(here / "runs" / "b")  # the end was evaluated in the loop
 
 
+@pytest.mark.campaign("long")
 def test_eval_with_its_profile_and_without(trained: Path) -> None:
     found = json.loads(everstep("eval", "tiny", "--json", cwd=trained)[0])
     whole = RunJournal(trained / "runs" / "tiny").series("valid/loss", "eval/valid")[1][-1]
@@ -160,6 +165,7 @@ def test_eval_with_its_profile_and_without(trained: Path) -> None:
     assert said.startswith("train/loss: ")
 
 
+@pytest.mark.campaign("long")
 def test_predict_writes_what_the_file_asks_for(trained: Path) -> None:
     for name in ("a.npy", "a.npz", "a.jsonl"):
         said, _ = everstep("predict", "tiny", "--stream", "valid", "--out", name, cwd=trained)
@@ -174,6 +180,7 @@ def test_predict_writes_what_the_file_asks_for(trained: Path) -> None:
     assert [json.loads(line) for line in (trained / "a.jsonl").read_text().splitlines()] == array.tolist()
 
 
+@pytest.mark.campaign("long")
 def test_the_best_weights_or_an_earlier_checkpoint_by_name(here: Path) -> None:
     services = "services=[Evaluate, {Best: {metric: valid/loss, mode: min}}]"
     everstep("train", "tiny.yaml", services, "profiles={}", cwd=here)
@@ -267,6 +274,7 @@ def git(folder: Path, *command: str) -> None:
     subprocess.run(["git", *names, *command], cwd=folder, env=environment, capture_output=True, check=True)
 
 
+@pytest.mark.campaign("long")
 def test_strict_git_wants_what_can_be_had_back(here: Path) -> None:
     line = ("train", "tiny.yaml", "trainer.max_step=1")
     strict = (*line, "--strict-git")
@@ -293,6 +301,7 @@ def ends(how: str) -> str:
     return f"services=[Evaluate, {{tiny_experiment:Ends: {{at: 5, how: {how}}}}}]"
 
 
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize(
     ("change", "status", "said"),
     [
@@ -320,6 +329,7 @@ def test_a_run_that_a_service_of_ones_own_interrupted_goes_on(here: Path, traine
     assert weights(here / "runs" / "tiny") == weights(trained / "runs" / "tiny")
 
 
+@pytest.mark.campaign("long")
 def test_a_config_is_drilled(here: Path) -> None:
     said, _ = everstep("drill", "--hazard", "commit", "tiny.yaml", cwd=here)
     assert "exact" in said
@@ -337,6 +347,7 @@ def test_a_killed_fork_is_the_fork(here: Path) -> None:
     assert RunJournal(here / "runs" / "tiny-fork-1").ended() is not None
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize(("point", "is_made"), [("rename:1", False), ("fsync_folder:1", True)])
 def test_a_fork_is_made_wholly_or_not_at_all(here: Path, point: str, is_made: bool) -> None:
     everstep("train", "tiny.yaml", "trainer.max_epoch=1", cwd=here)

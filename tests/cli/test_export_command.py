@@ -59,6 +59,7 @@ def content(folder: Path) -> tuple[Any, bytes]:
     return about, (folder / "model.safetensors").read_bytes()
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     ("name", "options"),
     [("last", []), ("averaged", ["--entry", "ema"]), ("best", ["--best", "valid/loss"])],
@@ -75,6 +76,7 @@ def test_it_is_what_the_service_writes(trained: Path, name: str, options: list[s
     assert checkpoints[0].endswith(f"step-{about['step']:08d}") and about == expected
 
 
+@pytest.mark.campaign("long")
 def test_it_loads_without_everstep(trained: Path) -> None:
     everstep("export", "runs/small", "--out", "plain", cwd=trained)
     program = (
@@ -89,6 +91,7 @@ def test_it_loads_without_everstep(trained: Path) -> None:
     assert "All keys matched" in done.stdout
 
 
+@pytest.mark.campaign("long")
 def test_shards_of_a_checkpoint_by_its_step(trained: Path) -> None:
     said, _ = everstep(
         *("export", "small", "--checkpoint", "3", "--max-shard-size", "100", "--out", "shards"), cwd=trained

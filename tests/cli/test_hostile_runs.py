@@ -266,6 +266,7 @@ HARMS |= {
 }
 
 
+@pytest.mark.campaign("long", gate=12)
 @pytest.mark.parametrize("harm", HARMS.values(), ids=list(HARMS))
 def test_a_hostile_run_is_one_note_and_its_neighbours_are_listed(
     here: Path, harm: Callable[[Path], object]

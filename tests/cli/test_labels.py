@@ -51,6 +51,7 @@ def test_a_tag_is_a_column_a_filter_and_part_of_a_run(here: Path) -> None:
     assert [Path(run["path"]).name for run in asked] == ["one"]
 
 
+@pytest.mark.campaign("long")
 def test_what_is_taken_away_is_gone(here: Path) -> None:
     assert everstep("tag", "one", "a", "b", "a", cwd=here)[0].split()[1:] == ["a", "b"]
     assert everstep("tag", "one", "c", "--remove", "a", cwd=here)[0].split()[1:] == ["b", "c"]
@@ -63,6 +64,7 @@ def test_what_is_taken_away_is_gone(here: Path) -> None:
     assert as_json("show", "one", cwd=here)["note"] == ""
 
 
+@pytest.mark.campaign("long")
 def test_an_index_that_was_lost_has_them_again(here: Path) -> None:
     everstep("tag", "one", "kept", cwd=here)
     (here / "runs" / "everstep.db").unlink()
@@ -70,6 +72,7 @@ def test_an_index_that_was_lost_has_them_again(here: Path) -> None:
     assert names(here, "tags=kept") == ["one"]
 
 
+@pytest.mark.campaign("long")
 def test_labels_that_reached_the_file_alone_reach_the_index(here: Path) -> None:
     """Another machine wrote them, or the index was away."""
     assert names(here) == ["one", "two"]
@@ -79,6 +82,7 @@ def test_labels_that_reached_the_file_alone_reach_the_index(here: Path) -> None:
     assert names(here, "tags=later") == []
 
 
+@pytest.mark.campaign("long")
 def test_a_further_start_keeps_them_and_the_run_is_the_same(here: Path) -> None:
     add_tags(here / "runs" / "one", ["kept"])
     for name in ("one", "two"):
@@ -87,6 +91,7 @@ def test_a_further_start_keeps_them_and_the_run_is_the_same(here: Path) -> None:
     assert rows(here / "runs" / "one") == rows(here / "runs" / "two") != []
 
 
+@pytest.mark.campaign("long")
 def test_while_the_run_trains(here: Path) -> None:
     lock = RunLock(here / "runs" / "one")
     lock.acquire()
@@ -107,6 +112,7 @@ def test_of_writers_at_once_none_undoes_another(here: Path) -> None:
     assert sorted(labels(run).tags) == sorted(f"{name}-{n}" for name in "abcd" for n in range(10))
 
 
+@pytest.mark.campaign("long")
 def test_in_a_database_that_several_machines_share(here: Path, server: Server) -> None:
     asked = {"EVERSTEP_INDEX": str(server.database())}
     everstep("sync", "runs", cwd=here, **asked)
@@ -122,6 +128,7 @@ def test_in_a_database_that_several_machines_share(here: Path, server: Server) -
 EVIL = "\x1b[2J\u202eevil\r\nrunning\x07"
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -141,6 +148,7 @@ def test_a_mistake_changes_nothing(here: Path, line: tuple[str, ...], says: str)
     assert labels(here / "runs" / "one") == Labels(("kept",), "")
 
 
+@pytest.mark.campaign("long")
 def test_what_a_note_says_is_data(here: Path) -> None:
     """Control characters, which a shell can give, are escaped; credentials are not kept."""
     everstep("note", "one", EVIL + " https://me:s3cret@example.org", cwd=here)
@@ -162,6 +170,7 @@ HOSTILE: list[Any] = [
 ]
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("content", HOSTILE, ids=range(len(HOSTILE)))
 def test_the_file_of_a_stranger_stops_nothing(here: Path, content: bytes) -> None:
     (here / "runs" / "one" / "labels.json").write_bytes(content)
@@ -170,6 +179,7 @@ def test_the_file_of_a_stranger_stops_nothing(here: Path, content: bytes) -> Non
     assert len(said) < 40_000 and not any(each in said for each in "\x1b\u202e\r\x07")
 
 
+@pytest.mark.campaign("long")
 def test_a_damaged_file_is_not_written_over(here: Path) -> None:
     path = here / "runs" / "one" / "labels.json"
     path.write_text("{my own notes}")
@@ -177,6 +187,7 @@ def test_a_damaged_file_is_not_written_over(here: Path) -> None:
     assert path.read_text() == "{my own notes}"
 
 
+@pytest.mark.campaign("long")
 def test_a_link_is_not_followed(here: Path) -> None:
     (here / "mine").write_text("{}")
     (here / "runs" / "one" / "labels.json").symlink_to(here / "mine")
@@ -184,6 +195,7 @@ def test_a_link_is_not_followed(here: Path) -> None:
     assert (here / "mine").read_text() == "{}"
 
 
+@pytest.mark.campaign("long")
 def test_a_run_that_is_sent_away_takes_them_along(here: Path, tmp_path: Path) -> None:
     set_note(here / "runs" / "one", "packed")
     shutil.copytree(here / "runs" / "one", here / "elsewhere" / "one")
@@ -191,6 +203,7 @@ def test_a_run_that_is_sent_away_takes_them_along(here: Path, tmp_path: Path) ->
     assert RunDir.open(here / "elsewhere" / "one", create=False).id
 
 
+@pytest.mark.campaign("long")
 def test_runs_without_labels_are_listed_without_numpy(here: Path) -> None:
     program = "import sys, everstep.labels; print('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"

@@ -62,6 +62,7 @@ def test_by_name_and_by_directory(here: Path) -> None:
     assert {run["status"] for run in as_json("runs", cwd=here)} == {"failed", "killed", "stopped"}
 
 
+@pytest.mark.campaign("long")
 def test_a_run_whose_name_only_begins_so_is_not_deleted(here: Path) -> None:
     """The same line again deletes nothing more."""
     (here / "runs" / "good").rename(here / "runs" / "goodness")
@@ -112,6 +113,7 @@ def test_a_run_without_a_lock_stays_unless_it_said_its_end(tmp_path: Path) -> No
     assert row["deleted"] and there(tmp_path) == set()
 
 
+@pytest.mark.campaign("long")
 def test_a_start_without_a_lock_stays_though_an_earlier_one_had_it(tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "a"
     Tiny(run_dir, max_epoch=1).train()
@@ -127,6 +129,7 @@ def test_a_start_without_a_lock_stays_though_an_earlier_one_had_it(tmp_path: Pat
     assert row["deleted"]
 
 
+@pytest.mark.campaign("long")
 def test_what_is_no_run_or_holds_another_one_stays(here: Path) -> None:
     assert "is not a run directory" in everstep("prune", "./runs/notes", "--delete", cwd=here, status=2)[1]
     (here / "link").symlink_to(here / "runs" / "good")
@@ -145,6 +148,7 @@ def test_what_is_no_run_or_holds_another_one_stays(here: Path) -> None:
     assert "1 run deleted" in everstep("prune", "stopped", "--delete", cwd=here)[0]
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("point", ["rename:1", "fsync_folder:1", "entry:1", "entry:4"])
 def test_killed_anywhere_what_is_left_is_a_run_and_can_be_deleted(here: Path, point: str) -> None:
     everstep("prune", "good", "--delete", cwd=here, status=-9, EVERSTEP_HAZARD=f"kill:removing.{point}")
@@ -173,6 +177,7 @@ def test_wrong_input_deletes_nothing(made: Path, command: list[str], status: int
     assert there(made) == before
 
 
+@pytest.mark.campaign("long")
 def test_a_run_that_was_trained_anew_in_the_place_of_a_deleted_one_stays(tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "a"
     assert train(run_dir, 1, 2, "raise") == 1

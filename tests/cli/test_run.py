@@ -99,6 +99,7 @@ def test_three_deaths_at_one_step_are_enough(tmp_path: Path, program: Callable[.
     assert starts(tmp_path) == 3
 
 
+@pytest.mark.campaign("long")
 def test_killed_now_and_then_it_ends_as_if_it_never_was(
     tmp_path: Path, program: Callable[..., list[str]]
 ) -> None:
@@ -115,6 +116,7 @@ def test_killed_now_and_then_it_ends_as_if_it_never_was(
     assert rows(tmp_path / "run") == disturbed != []
 
 
+@pytest.mark.campaign("long")
 def test_a_time_budget_is_used_again_and_again_at_once(
     tmp_path: Path, program: Callable[..., list[str]]
 ) -> None:
@@ -124,6 +126,7 @@ def test_a_time_budget_is_used_again_and_again_at_once(
     assert re.search(r"start \d+: finished after step 16 of run$", said) and starts(tmp_path) > 2
 
 
+@pytest.mark.campaign("long")
 def test_what_never_gets_further_is_given_up_also_if_each_start_could_be_resumed(
     tmp_path: Path, program: Callable[..., list[str]]
 ) -> None:
@@ -167,6 +170,7 @@ USELESS = {
 }
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("case", USELESS)
 def test_no_further_start_where_it_would_not_help(
     tmp_path: Path, program: Callable[..., list[str]], case: str
@@ -187,6 +191,7 @@ def test_a_command_that_cannot_be_started(tmp_path: Path) -> None:
     everstep("run", "--", cwd=tmp_path, status=2)
 
 
+@pytest.mark.campaign("long")
 def test_a_directory_of_its_own_for_each_start_is_no_progress(
     tmp_path: Path, program: Callable[..., list[str]]
 ) -> None:
@@ -197,6 +202,7 @@ def test_a_directory_of_its_own_for_each_start_is_no_progress(
     assert len(list((tmp_path / "runs").iterdir())) == 3
 
 
+@pytest.mark.campaign("long")
 def test_people_are_told_of_a_process_that_was_killed(
     tmp_path: Path, program: Callable[..., list[str]]
 ) -> None:
@@ -217,6 +223,7 @@ def test_people_are_told_of_a_process_that_was_killed(
 # -------------------------------------------------------------------------------- signals
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 @pytest.mark.parametrize("shell", ["", "trap : INT TERM USR1; ", "true; "])
 def test_a_signal_reaches_the_command_which_saves_and_ends_it(
@@ -236,6 +243,7 @@ def test_a_signal_reaches_the_command_which_saves_and_ends_it(
     assert starts(tmp_path) == 1 and "everstep run:" not in said
 
 
+@pytest.mark.campaign("long")
 def test_a_signal_ends_the_wait_before_a_start(tmp_path: Path, program: Callable[..., list[str]]) -> None:
     process = begin(tmp_path, program("step == 3 and die()"), "--back-off", "60")
     assert process.stderr is not None
@@ -263,6 +271,7 @@ def test_killed_itself_it_leaves_no_training_behind(
     assert end.data["status"] == 143
 
 
+@pytest.mark.campaign("long")
 def test_what_a_crash_leaves_behind_is_gone_at_the_next_start(
     tmp_path: Path, program: Callable[..., list[str]]
 ) -> None:
@@ -276,6 +285,7 @@ print(sleeper.pid, file=open(f"left-{start}", "w"))"""
         assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()
 
 
+@pytest.mark.campaign("long")
 def test_the_status_that_torchrun_hides_is_found(tmp_path: Path, program: Callable[..., list[str]]) -> None:
     """Under torchrun an interrupted run ends with 0."""
     command = program(

@@ -37,6 +37,7 @@ def runs(here: Path) -> set[str]:
     return {path.name for path in (here / "runs").iterdir() if path.is_dir()}
 
 
+@pytest.mark.campaign("long")
 def test_a_grid_in_parallel_and_every_value_with_its_type(here: Path) -> None:
     line = ("sweep", *SMALL, "--grid", "optimizer.lr=[0.1, 2.0]", "--grid", "group=['1', a b]", "-j", "2")
     rows = as_json(*line, cwd=here)
@@ -63,6 +64,7 @@ def test_a_run_is_named_by_its_settings_and_is_that_of_train(here: Path) -> None
     assert rows[0] == rows[1]
 
 
+@pytest.mark.campaign("long")
 def test_the_same_command_again_opens_no_run_that_is_finished(here: Path) -> None:
     line = ("sweep", *SMALL, "--grid", "optimizer.lr=[0.1]")
     everstep(*line, cwd=here)
@@ -76,6 +78,7 @@ def test_the_same_command_again_opens_no_run_that_is_finished(here: Path) -> Non
     assert run == {"status": "finished", "starts": 2, "epoch": 2}, "a raised limit is something to train"
 
 
+@pytest.mark.campaign("long")
 def test_a_metric_is_shown_in_the_table(here: Path) -> None:
     line = ("sweep", *SMALL, "--grid", "streams.valid.batch_size=[2, 0]", "--show", "valid/loss")
     rows = as_json(*line, cwd=here, status=1)
@@ -86,6 +89,7 @@ def test_a_metric_is_shown_in_the_table(here: Path) -> None:
     assert "did you mean 'valid/loss'" in beside
 
 
+@pytest.mark.campaign("long")
 def test_draws_are_the_same_again_and_within_their_range(here: Path) -> None:
     line = [
         "sweep", "tiny.yaml", "--dry-run", "-n", "20",
@@ -128,6 +132,7 @@ SEARCH = (
 )
 
 
+@pytest.mark.campaign("long")
 def test_optuna_chooses_and_the_same_again(here: Path) -> None:
     rows = as_json(*SEARCH, "4", cwd=here)
     assert [row["status"] for row in rows] == ["finished"] * 4
@@ -138,6 +143,7 @@ def test_optuna_chooses_and_the_same_again(here: Path) -> None:
     assert runs(here) == {Path(row["run"]).name for row in rows}  # nothing else was chosen
 
 
+@pytest.mark.campaign("long")
 def test_a_search_that_was_cut_off_goes_on(here: Path) -> None:
     rows = as_json(*SEARCH, "4", cwd=here)
     (here / "runs").rename(here / "whole")
@@ -156,6 +162,7 @@ def test_a_search_that_was_cut_off_goes_on(here: Path) -> None:
         assert kept == again
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("maximize", [False, True])
 def test_a_search_goes_where_the_metric_is_good(here: Path, maximize: bool) -> None:
     base = Base([here / "tiny.yaml"], ["trainer.max_epoch=1"], here / "runs" / "tiny")
@@ -170,6 +177,7 @@ def test_a_search_goes_where_the_metric_is_good(here: Path, maximize: bool) -> N
     assert late > 20 if maximize else late < 10, chosen
 
 
+@pytest.mark.campaign("long")
 def test_a_trial_that_fails_is_left_out_of_the_search(here: Path) -> None:
     space = "streams.valid.batch_size=[0, 2]"
     line = ("sweep", *SMALL, "--optuna", space, "--minimize", "valid/loss", "-n", "4")
@@ -195,11 +203,13 @@ def test_a_wrong_search_trains_nothing(here: Path, command: list[str], said: str
     assert not (here / "runs").exists()
 
 
+@pytest.mark.campaign("long")
 def test_a_search_by_a_metric_that_is_not_there_names_the_nearest(here: Path) -> None:
     line = ("sweep", *SMALL, "--optuna", "seed=[1]", "--minimize", "valid/los", "-n", "2")
     assert "did you mean 'valid/loss'" in everstep(*line, cwd=here, status=2)[1]
 
 
+@pytest.mark.campaign("long")
 def test_a_failure_is_told_and_the_others_are_trained(here: Path) -> None:
     line = ("sweep", *SMALL, "--grid", "streams.valid.batch_size=[2, 0]", "--grid", "trainer.max_time=[60]")
     said, beside = everstep(*line, cwd=here, status=1)
@@ -209,6 +219,7 @@ def test_a_failure_is_told_and_the_others_are_trained(here: Path) -> None:
     assert "failed" in said and "finished" in said
 
 
+@pytest.mark.campaign("long")
 def test_a_training_that_fails_is_reported_and_the_others_are_trained(here: Path) -> None:
     leave = "import os, tiny_experiment\n\nclass Leave(tiny_experiment.TinyTask):\n"
     leave += (
@@ -220,6 +231,7 @@ def test_a_training_that_fails_is_reported_and_the_others_are_trained(here: Path
     assert [row["status"] for row in found] == ["failed", "failed", "stopped by SIGTERM", "finished"]
 
 
+@pytest.mark.campaign("long")
 def test_what_was_cut_off_goes_on(here: Path) -> None:
     line = ("sweep", "tiny.yaml", "--grid", "seed=[7, 8]", "-j", "2")
     _, beside = everstep(*line, cwd=here, status=1, SIGKILL_AT="5")
@@ -236,6 +248,7 @@ def test_what_was_cut_off_goes_on(here: Path) -> None:
     assert runs(here) == before | {"tiny-seed-9"}
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize(
     ("number", "status", "reason"),
     [

@@ -84,6 +84,7 @@ def test_in_a_pipe_there_is_a_line_for_each_change_until_the_run_ends(tmp_path: 
     assert training.wait(timeout=60) == 0
 
 
+@pytest.mark.campaign("long")
 def test_starts_and_whether_they_were_verified(tmp_path: Path) -> None:
     assert train(tmp_path, kill=6).wait(timeout=60) == -signal.SIGKILL
     process = watch(tmp_path)
@@ -95,6 +96,7 @@ def test_starts_and_whether_they_were_verified(tmp_path: Path) -> None:
     assert re.search(r"finished: .*  step 16 of 16  epoch 2  loss \d", said)
 
 
+@pytest.mark.campaign("long")
 def test_it_stays_when_a_start_ends_if_another_follows(tmp_path: Path) -> None:
     process = None
     for kill in (6, 0):
@@ -110,6 +112,7 @@ def test_it_stays_when_a_start_ends_if_another_follows(tmp_path: Path) -> None:
     assert said.splitlines()[-1].startswith("finished")
 
 
+@pytest.mark.campaign("long")
 def test_it_writes_nothing(tmp_path: Path) -> None:
     assert train(tmp_path).wait(timeout=60) == 0
 
@@ -121,6 +124,7 @@ def test_it_writes_nothing(tmp_path: Path) -> None:
     assert files() == before
 
 
+@pytest.mark.campaign("long")
 def test_ctrl_c_ends_it_and_not_the_run(tmp_path: Path) -> None:
     training = train(tmp_path, pause=0.2)
     opened(tmp_path)
@@ -132,6 +136,7 @@ def test_ctrl_c_ends_it_and_not_the_run(tmp_path: Path) -> None:
     assert training.wait(timeout=60) == 0
 
 
+@pytest.mark.campaign("long")
 def test_in_a_terminal_it_draws_over_itself(tmp_path: Path) -> None:
     """With a chart of the metric; each line fits into the terminal."""
     training = train(tmp_path, pause=0.4)
@@ -159,6 +164,7 @@ def test_in_a_terminal_it_draws_over_itself(tmp_path: Path) -> None:
     assert any("⠀" <= char <= "⣿" for char in frames[-1]), "a chart"
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.timeout(90)
 def test_a_run_on_another_machine_is_followed_through_the_server(tmp_path: Path, server: Any) -> None:
     """The training hears that somebody looks, and ships each second; here nothing of the run can be read."""
@@ -187,6 +193,7 @@ def test_a_run_on_another_machine_is_followed_through_the_server(tmp_path: Path,
     assert training.wait(timeout=60) == 0
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(("line", "status"), [(("nobody",), 1), (("run", "--every", "0"), 2)])
 def test_a_mistake_is_told(tmp_path: Path, line: tuple[str, ...], status: int) -> None:
     assert everstep("watch", *line, cwd=tmp_path, status=status)[1]

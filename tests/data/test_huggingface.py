@@ -54,6 +54,7 @@ def program(run_dir: Path, data: Any, *, stop_at: int = 0, **limits: int) -> lis
     return seen
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_sample_is_lost_or_given_twice_by_a_resume(kind: str, tmp_path: Path) -> None:
     whole = program(tmp_path / "whole", KINDS[kind]())
@@ -62,6 +63,7 @@ def test_no_sample_is_lost_or_given_twice_by_a_resume(kind: str, tmp_path: Path)
     assert program(tmp_path / "cut", KINDS[kind]()) == whole[32:]
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_was_cut_in_its_first_pass_ends_as_the_one_that_was_not(kind: str, tmp_path: Path) -> None:
     whole = program(tmp_path / "whole", KINDS[kind]())

@@ -114,6 +114,7 @@ def shortened(line: str) -> str:
     return line.replace("--kills 1", "--kills 1 --hazard commit").replace("--epochs 3", "--epochs 1")
 
 
+@pytest.mark.campaign("long")
 def test_every_command_of_the_readme_runs_with_what_its_install_line_brings(
     tmp_path: Path, installed: dict[str, str]
 ) -> None:

@@ -22,8 +22,10 @@ from typing import Any
 import pytest
 import torch
 
+import gate
+
 FILE = Path(__file__).parent.parent.parent / "docs" / "everstep_in_one_file.py"
-SEED = int(os.environ.get("EVERSTEP_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
+SEED = gate.seed
 COMMIT = ("write_whole", "sync_folder", "_save", "sync")
 
 Trap = Callable[[], None]
@@ -174,6 +176,7 @@ def test_a_checkpoint_of_which_half_is_written_is_none(
     assert_same(outcome(one_file, tmp_path), undisturbed)
 
 
+@pytest.mark.campaign("random")
 def test_killed_from_outside_at_random_moments_it_ends_as_if_left_alone(
     one_file: ModuleType, undisturbed: Any, tmp_path: Path
 ) -> None:

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "quickstart.md").read_text()
 (SCRIPT,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 CONSOLE = "".join(re.findall(r"```console\n(.*?)```", PAGE, re.S))
@@ -48,6 +50,7 @@ def digest(said: str) -> str:
     return str(found)
 
 
+@pytest.mark.campaign("long")
 def test_the_page_is_walked(tmp_path: Path) -> None:
     lines = dict(LINES)
     assert list(lines) == [

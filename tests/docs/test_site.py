@@ -14,6 +14,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+pytestmark = pytest.mark.campaign("machine")
+
 ROOT = Path(__file__).parents[2]
 
 

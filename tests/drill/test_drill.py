@@ -49,6 +49,7 @@ def drilled(name: str, *args: str, **options: object) -> DrillReport:
     return drill(SCRIPTS / f"{name}.py", args, kills=1, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("name", FAULTS)
 def test_it_names_the_component_that_a_resume_spoils(name: str) -> None:
     report = drilled(name, hazards=["last step"])
@@ -59,6 +60,7 @@ def test_it_names_the_component_that_a_resume_spoils(name: str) -> None:
     assert first.step > 1
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("name", NONDETERMINISM)
 def test_two_undisturbed_runs_that_differ_are_no_fault_of_the_resume(name: str) -> None:
     report = drilled(name)
@@ -69,6 +71,7 @@ def test_two_undisturbed_runs_that_differ_are_no_fault_of_the_resume(name: str) 
     assert ("give seed=" in str(report)) == (name == "unseeded_start")
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("name", ["supervisor", "bare_evaluation", "lines_again", "two_runs"])
 def test_a_sound_script_is_exact(name: str) -> None:
     hazards = ("tail", "commit") if name == "bare_evaluation" else ("last step", "SIGTERM+SIGKILL")
@@ -77,6 +80,7 @@ def test_a_sound_script_is_exact(name: str) -> None:
     assert [one.verdict for one in report.ordeals] == ["exact"] * len(hazards), report
 
 
+@pytest.mark.campaign("long")
 def test_the_head_of_an_epoch_is_reached_from_the_checkpoint_before_it() -> None:
     report = drilled("carried_over", hazards=["last step", "head"])
     assert [one.verdict for one in report.ordeals] == ["exact", "differs"], report
@@ -91,6 +95,7 @@ def test_a_program_of_one_epoch_has_no_head_to_strike() -> None:
     assert [one.verdict for one in drilled("one_epoch", hazards=["head"]).ordeals] == ["no such place"]
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", ["bare_evaluation", "everything", "lines_again", "supervisor", "two_runs"])
@@ -105,6 +110,7 @@ def test_a_resume_from_step_0_has_what_the_lines_before_the_loop_have_done() -> 
     assert report.exit_code == 0, report
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.timeout(3600)
 def test_a_rate_by_hand_spoils_the_optimizer(tally: Any) -> None:
     first = drill(SCRIPTS / "torch_rate.py", hazards=["last step"]).first_divergence
@@ -113,6 +119,7 @@ def test_a_rate_by_hand_spoils_the_optimizer(tally: Any) -> None:
     tally("planted faults named", component=first.component)
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", FAULTS)
@@ -142,6 +149,7 @@ def command(*args: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*PYTHON_M, *map(str, args)], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.campaign("long")
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     done = command("--kills", "0", "--json", "report.json", "--keep", "kept", SCRIPTS / "everything.py")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -173,12 +181,14 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     assert list(Path("kept").rglob("run.json"))
 
 
+@pytest.mark.campaign("long")
 def test_a_resume_that_fails_is_shown_with_its_output() -> None:
     report = drilled("refuses_to_resume", hazards=["SIGTERM"])
     assert (report.exit_code, [one.verdict for one in report.ordeals]) == (1, ["failed"])
     assert "RuntimeError: there is no way back" in str(report)
 
 
+@pytest.mark.campaign("long")
 def test_the_same_seed_aims_the_same_kills() -> None:
     strikes = [
         [
@@ -191,6 +201,7 @@ def test_the_same_seed_aims_the_same_kills() -> None:
     assert strikes[0] == strikes[1] != strikes[2]
 
 
+@pytest.mark.campaign("long")
 def test_runs_of_the_user_are_not_touched(tmp_path: Path) -> None:
     for run_dir in (str(tmp_path / "absolute"), "../up"):
         report = drilled("everything", run_dir, hazards=("commit",))

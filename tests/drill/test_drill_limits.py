@@ -43,6 +43,7 @@ def command(*args: str | Path) -> subprocess.CompletedProcess[str]:
 # ------------------------------------------------------------------------------- steps and budget
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize(
     ("name", "steps"),
     # in an epoch, at the end of an epoch, without epochs, in the first of two runs, past the end
@@ -65,6 +66,7 @@ def test_runs_are_left_at_a_number_of_steps(name: str, steps: int) -> None:
         assert report.not_struck["tail"] == "not reached before the drill left"
 
 
+@pytest.mark.campaign("long")
 def test_a_fault_is_found_before_the_runs_are_left() -> None:
     report = drilled("schedule_outside", max_steps=9, hazards=["last step", "SIGTERM"], fail_fast=True)
     assert (report.exit_code, [one.verdict for one in report.ordeals]) == (1, ["differs", "not reached"])
@@ -74,6 +76,7 @@ def test_a_fault_is_found_before_the_runs_are_left() -> None:
     assert "not tried: SIGTERM (the drill ended at the first failure)" in report.verdict()
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", [False, True])
 def test_a_verdict_comes_within_the_budget_on_a_script_whose_epoch_takes_longer(fault: bool) -> None:
@@ -132,6 +135,7 @@ def test_hazards_are_aimed_at_what_was_not_struck_yet() -> None:
 # --------------------------------------------------------------------------------------- for CI
 
 
+@pytest.mark.campaign("long")
 def test_a_junit_file_has_a_case_per_hazard() -> None:
     asked = ("--kills", "2", "--hazard", "random instant", "--hazard", "last step", "--hazard", "head")
     done = command(*asked, "--junit", "cases.xml", SCRIPTS / "one_epoch.py")
@@ -148,6 +152,7 @@ def test_a_junit_file_has_a_case_per_hazard() -> None:
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("5", "0", "1")
 
 
+@pytest.mark.campaign("long")
 def test_a_junit_file_has_failures_and_errors() -> None:
     asked = ("--hazard", "SIGTERM", "--junit", "cases.xml")
     assert command(*asked, SCRIPTS / "refuses_to_resume.py").returncode == 1
@@ -177,6 +182,7 @@ def test_what_cannot_be_is_refused_at_once() -> None:
 # -------------------------------------------------------------- chance, seeds, hash order, files
 
 
+@pytest.mark.campaign("long")
 def test_a_script_without_a_seed_is_told_so_and_not_failed_for_it() -> None:
     report = drilled("unseeded", hazards=["last step"])
     assert report.exact and not report.seeded, report
@@ -184,6 +190,7 @@ def test_a_script_without_a_seed_is_told_so_and_not_failed_for_it() -> None:
     assert "no seed=" not in drilled("one_epoch", hazards=["SIGTERM"]).verdict()
 
 
+@pytest.mark.campaign("long")
 def test_hash_order_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     report = drilled("set_order")
     assert report.exit_code == 3
@@ -192,6 +199,7 @@ def test_hash_order_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drilled("set_order", hazards=["SIGTERM"]).exact
 
 
+@pytest.mark.campaign("long")
 def test_chance_is_not_blamed_on_the_state() -> None:
     report = drilled("chance", hazards=["SIGTERM", "last step"])
     assert (report.exit_code, report.undisturbed, len(report.ordeals)) == (3, 3, 1), report
@@ -221,6 +229,7 @@ def test_the_earliest_difference_wins_over_a_later_touch() -> None:
 # --------------------------------------------------------------------------- the line that draws
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("kind", "source", "hazard"),
@@ -243,6 +252,7 @@ def test_the_line_that_draws_in_one_run_alone_is_named(kind: str, source: str, h
     assert f"draws.py:{number} {alone}" in first.cause, first.cause
 
 
+@pytest.mark.campaign("long")
 def test_a_line_that_cannot_be_found_is_said() -> None:
     """The program traces its lines itself, as a measurement of coverage does."""
     report = drilled("draws", "run", "traced", hazards=["last step"])

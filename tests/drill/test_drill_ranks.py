@@ -32,6 +32,7 @@ def drilled(*args: str, **options: object) -> DrillReport:
     return drill(SCRIPT, args, ranks=2, kills=1, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.timeout(600)
 def test_a_sound_script_on_two_ranks_is_exact() -> None:
     report = drilled(hazards=["torchrun", "SIGTERM"])
@@ -43,6 +44,7 @@ def test_a_sound_script_on_two_ranks_is_exact() -> None:
     assert "on 2 ranks" in report.verdict() and "not covered: several machines" in report.verdict()
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_it_names_what_a_resume_spoils_and_the_rank(fault: str) -> None:
@@ -55,6 +57,7 @@ def test_it_names_what_a_resume_spoils_and_the_rank(fault: str) -> None:
     assert ("on rank 1" in report.verdict()) == (fault == "tally")
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.timeout(3600)
 def test_a_sound_script_is_exact_at_every_hazard_of_ranks(tally: Any) -> None:
     report = drill(SCRIPT, ranks=3)

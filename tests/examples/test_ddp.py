@@ -108,6 +108,7 @@ def test_two_ranks_have_the_losses_of_one(undisturbed: Path, tmp_path: Path) -> 
     assert len(RunJournal(one).series("loss")[0]) == EPOCHS * 45
 
 
+@pytest.mark.campaign("long")
 def test_killed_and_started_again(undisturbed: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     ranks = start_ranks(options(run))
@@ -119,6 +120,7 @@ def test_killed_and_started_again(undisturbed: Path, tmp_path: Path) -> None:
     assert compare_runs(undisturbed, run) == []
 
 
+@pytest.mark.campaign("long")
 def test_torchrun_starts_the_ranks_again_by_itself(undisturbed: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     torchrun = start(["-m", *TORCHRUN, *options(run)])

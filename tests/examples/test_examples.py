@@ -57,28 +57,33 @@ def outputs() -> list[str]:
     return [sorted(folder.glob("start-*.log"))[-1].read_text() for folder in folders if folder.is_dir()]
 
 
+@pytest.mark.campaign("long")
 def test_digits() -> None:
     exact("digits", "commit")
 
 
+@pytest.mark.campaign("long")
 def test_digits_through_a_trainer() -> None:
     exact("digits_trainer", "commit")
     _, accuracies = RunJournal(run_dirs()[0]).series("valid/accuracy", "eval/valid")
     assert len(accuracies) == 3 and accuracies[0] < 0.3 and accuracies[-1] > 0.6
 
 
+@pytest.mark.campaign("long")
 def test_digits_from_a_config_file() -> None:
     exact("digits.yaml", "last step")
     _, accuracies = RunJournal(run_dirs()[0]).series("valid/accuracy", "eval/valid")
     assert len(accuracies) == 3 and accuracies[0] < 0.3 and accuracies[-1] > 0.6
 
 
+@pytest.mark.campaign("long")
 def test_a_gan_with_two_optimizers() -> None:
     exact("gan", "last step")
     _, distances = RunJournal(run_dirs()[0]).series("valid/distance", "eval/valid")
     assert distances[-1] < 0.3 < distances[0]
 
 
+@pytest.mark.campaign("long")
 def test_the_transformer_learns() -> None:
     report = exact("transformer", "last step", seed=1)
     (resumed,) = [name for one in report.ordeals for start in one.starts for name in start.resumed_from]
@@ -93,6 +98,7 @@ def test_the_transformer_learns() -> None:
     assert untimed[0] == untimed[1]
 
 
+@pytest.mark.campaign("long")
 def test_the_transformer_through_a_trainer_is_the_one_of_the_loop_to_the_bit() -> None:
     exact("transformer_trainer", "last step", seed=1)
     program = [sys.executable, str(EXAMPLES / "transformer.py"), "--small", "--run", "loop"]
@@ -155,6 +161,7 @@ def test_each_line_of_the_readme_is_understood(
     assert left.value.code == 0 and "--run" in capsys.readouterr().out
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", SMALL)
 def test_at_every_hazard(name: str, tally: Any) -> None:

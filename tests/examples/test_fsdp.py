@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from test_ddp import ended, start_ranks
 
 import warm
@@ -26,6 +27,7 @@ def run_ranks(run: Path) -> str:
     return said
 
 
+@pytest.mark.campaign("long")
 def test_it_learns_and_a_kill_changes_nothing(tmp_path: Path) -> None:
     straight, run = tmp_path / "straight", tmp_path / "run"
     run_ranks(straight)
@@ -42,6 +44,7 @@ def test_it_learns_and_a_kill_changes_nothing(tmp_path: Path) -> None:
     assert compare_runs(straight, run) == []
 
 
+@pytest.mark.campaign("long")
 def test_on_one_process_it_goes_on_from_two(tmp_path: Path) -> None:
     run = tmp_path / "run"
     ranks = start_ranks(options(run))

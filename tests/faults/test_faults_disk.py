@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from faults_support import STEPS, Run
 
 Tally = Callable[..., None]
@@ -24,6 +25,7 @@ def refused(run: Run, hazard: str | None, *more: str, remedy: str, failures: int
     return said
 
 
+@pytest.mark.campaign("long")
 def test_fault_20_the_disk_is_full_for_a_while(
     run: Run, another: Another, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -41,6 +43,7 @@ def test_fault_20_the_disk_is_full_for_a_while(
     tally("crash points", 4, fault="20", door=door, error="ENOSPC")
 
 
+@pytest.mark.campaign("long")
 def test_fault_21_the_disk_is_full_and_a_neighbour_takes_what_becomes_free(
     run: Run, another: Another, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -60,6 +63,7 @@ def test_fault_21_the_disk_is_full_and_a_neighbour_takes_what_becomes_free(
     tally("crash points", 2, fault="21", door=door, error="ENOSPC")
 
 
+@pytest.mark.campaign("long", gate=1)
 def test_fault_22_the_disk_of_the_metric_log_is_full(
     run: Run, another: Another, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -78,6 +82,7 @@ def test_fault_22_the_disk_of_the_metric_log_is_full(
     tally("crash points", 2, fault="22", door=door, error="ENOSPC")
 
 
+@pytest.mark.campaign("long")
 def test_fault_23_a_failed_fsync_fails_its_save_and_is_not_tried_again(
     run: Run, undisturbed: Undisturbed, tmp_path: Path, tally: Tally, door: str
 ) -> None:
@@ -92,6 +97,7 @@ def test_fault_23_a_failed_fsync_fails_its_save_and_is_not_tried_again(
     tally("crash points", 1, fault="23", door=door, error="EIO")
 
 
+@pytest.mark.campaign("long")
 def test_fault_24_the_folder_is_read_only_or_forbidden_or_deleted(
     another: Another, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -109,6 +115,7 @@ def test_fault_24_the_folder_is_read_only_or_forbidden_or_deleted(
     tally("crash points", 7, fault="24", door=door, error="EROFS, EACCES")
 
 
+@pytest.mark.campaign("long")
 def test_fault_42_a_save_finds_no_memory(
     run: Run, another: Another, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:

@@ -57,6 +57,7 @@ def write(file: str, change: Callable[[bytes], bytes]) -> Harm:
     return harm
 
 
+@pytest.mark.campaign("long")
 def test_fault_11_the_newest_is_truncated_anywhere(
     passed_over: Callable[[Harm, str], None], stopped: Run, tally: Tally, door: str
 ) -> None:
@@ -69,6 +70,7 @@ def test_fault_11_the_newest_is_truncated_anywhere(
     tally("damages", harmed, fault="11", door=door, file="checkpoint")
 
 
+@pytest.mark.campaign("long", gate=1)
 def test_fault_12_the_newest_is_empty(
     passed_over: Callable[[Harm, str], None], tally: Tally, door: str
 ) -> None:
@@ -88,6 +90,7 @@ def test_fault_12_the_newest_is_empty(
     tally("damages", 4, fault="12", door=door, file="checkpoint")
 
 
+@pytest.mark.campaign("long")
 def test_fault_13_the_tail_is_zeroed_from_a_page_on(
     passed_over: Callable[[Harm, str], None], stopped: Run, tally: Tally, door: str
 ) -> None:
@@ -110,6 +113,7 @@ def is_read(name: Path) -> bool:
     return name.parts[0] in ("best", "checkpoint", "run.json") or name.suffix == ".evj"
 
 
+@pytest.mark.campaign("long")
 def test_fault_14_one_byte_of_any_file_is_flipped(
     passed_over: Callable[[Harm, str], None],
     stopped: Run,
@@ -144,6 +148,7 @@ def test_fault_14_one_byte_of_any_file_is_flipped(
     tally("damages", harmed, fault="14", door=door, file="any")
 
 
+@pytest.mark.campaign("long")
 def test_fault_15_a_file_is_missing_or_of_another_step(
     passed_over: Callable[[Harm, str], None], tally: Tally, door: str
 ) -> None:
@@ -164,6 +169,7 @@ def test_fault_15_a_file_is_missing_or_of_another_step(
     tally("damages", 4, fault="15", door=door, file="checkpoint")
 
 
+@pytest.mark.campaign("long")
 def test_fault_16_all_checkpoints_are_damaged(
     stopped: Run, another: Another, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -187,6 +193,7 @@ def test_fault_16_all_checkpoints_are_damaged(
     tally("damages", len(harmed), fault="16", door=door, file="checkpoint")
 
 
+@pytest.mark.campaign("long", gate=1)
 def test_fault_17_the_pointer_or_a_manifest_is_torn(
     passed_over: Callable[[Harm, str], None],
     stopped: Run,
@@ -214,6 +221,7 @@ def test_fault_17_the_pointer_or_a_manifest_is_torn(
     tally("damages", len(torn) + 1, fault="17", door=door, file="checkpoint")
 
 
+@pytest.mark.campaign("long")
 def test_fault_18_the_rename_reached_the_disk_before_the_data(
     passed_over: Callable[[Harm, str], None],
     another: Another,
@@ -249,6 +257,7 @@ def test_fault_18_the_rename_reached_the_disk_before_the_data(
     tally("power-cut states", len(places) + 2, fault="18", door=door)
 
 
+@pytest.mark.campaign("long")
 def test_fault_19_the_folder_of_temporary_files_is_on_another_disk(
     run: Run, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:

@@ -18,6 +18,7 @@ PARTS = 3
 """Tests that share the operations of a save."""
 
 
+@pytest.mark.campaign("long")
 def test_fault_01_killed_before_the_first_checkpoint(
     run: Run, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -32,6 +33,7 @@ def test_fault_01_killed_before_the_first_checkpoint(
     tally("kills", len(strikes), fault="01", door=door, phase="start-up")
 
 
+@pytest.mark.campaign("long")
 def test_fault_02_killed_mid_epoch_with_augmentation_from_three_generators(
     run: Run, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -46,6 +48,7 @@ def test_fault_02_killed_mid_epoch_with_augmentation_from_three_generators(
     tally("kills", len(deaths), fault="02", door=door, phase="body")
 
 
+@pytest.mark.campaign("long")
 def test_fault_03_killed_when_the_checkpoint_is_on_an_epochs_last_step(
     another: Another, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -70,6 +73,7 @@ def test_fault_03_killed_when_the_checkpoint_is_on_an_epochs_last_step(
     tally("kills", 2, fault="03", door=door, phase="tail")
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("window", ["1", "3"])
 def test_fault_04_killed_between_the_parts_of_an_update(
     another: Another, undisturbed: Undisturbed, tally: Tally, door: str, window: str
@@ -84,6 +88,7 @@ def test_fault_04_killed_between_the_parts_of_an_update(
     tally("kills", len(strikes), fault="04", door=door, phase="body")
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("data", ["loader", "plain"])
 def test_fault_05_killed_with_prefetched_batches_in_two_workers(
     another: Another, undisturbed: Undisturbed, tally: Tally, door: str, data: str
@@ -97,6 +102,7 @@ def test_fault_05_killed_with_prefetched_batches_in_two_workers(
     tally("kills", 2, fault="05", door=door, phase="body")
 
 
+@pytest.mark.campaign("long")
 def test_fault_06_killed_during_validation(
     run: Run, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -109,6 +115,7 @@ def test_fault_06_killed_during_validation(
     tally("kills", 2, fault="06", door=door, phase="evaluation")
 
 
+@pytest.mark.campaign("long")
 def test_fault_07_killed_in_the_resume_three_times_in_a_row(
     run: Run, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -145,6 +152,7 @@ def operations_of_a_save(run: Run, trace: Path) -> list[str]:
     return [group[index] for group in groups for index in sorted({0, len(group) // 2, len(group) - 1})]
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_fault_08_killed_at_each_operation_of_a_save(
     another: Another, undisturbed: Undisturbed, tmp_path: Path, tally: Tally, door: str, part: int
@@ -168,6 +176,7 @@ def test_fault_08_killed_at_each_operation_of_a_save(
     tally("crash points", len(mine), fault="08", how="SIGKILL", door=door, by="points of everstep.hazard")
 
 
+@pytest.mark.campaign("long")
 def test_fault_09_killed_while_old_checkpoints_are_deleted(
     another: Another, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -184,6 +193,7 @@ def test_fault_09_killed_while_old_checkpoints_are_deleted(
     tally("kills", len(strikes), fault="09", door=door, phase="retention")
 
 
+@pytest.mark.campaign("long")
 def test_fault_10_killed_in_a_save_beside_which_steps_went_on(
     run: Run, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:

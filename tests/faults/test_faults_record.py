@@ -43,6 +43,7 @@ def locked(index: Path) -> Iterator[None]:
     holder.close()
 
 
+@pytest.mark.campaign("long")
 def test_fault_35_the_database_is_gone_or_locked(
     run: Run, another: Another, undisturbed: Undisturbed, locked: None, index: Path, tally: Tally, door: str
 ) -> None:
@@ -58,6 +59,7 @@ def test_fault_35_the_database_is_gone_or_locked(
     tally("index outages", 2, fault="35", door=door, error="index")
 
 
+@pytest.mark.campaign("long")
 def test_fault_36_the_database_comes_back_with_half_of_the_rows(
     run: Run, undisturbed: Undisturbed, index: Path, tally: Tally, door: str
 ) -> None:
@@ -79,6 +81,7 @@ def test_fault_36_the_database_comes_back_with_half_of_the_rows(
     tally("kills", 1, fault="36", door=door, phase="body")
 
 
+@pytest.mark.campaign("long")
 def test_fault_37_two_processes_in_one_folder(
     run: Run, another: Another, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -109,6 +112,7 @@ CHANGES = {
 """Options that were not those of the first start, and what the refusal must say."""
 
 
+@pytest.mark.campaign("long")
 def test_fault_38_the_program_or_its_data_has_changed(
     stopped: Run, another: Another, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -125,6 +129,7 @@ def test_fault_38_the_program_or_its_data_has_changed(
     tally("kills", 1, fault="38", door=door, phase="body")
 
 
+@pytest.mark.campaign("long")
 def test_fault_39_another_version_of_a_library(
     run: Run, stopped: Run, another: Another, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:

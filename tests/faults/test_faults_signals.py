@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from faults_support import EVERY, PER_EPOCH, STEPS, Run
 
 Tally = Callable[..., None]
@@ -26,6 +27,7 @@ def no_step_is_lost(run: Run, undisturbed: Undisturbed) -> None:
     run.require_equal(undisturbed())
 
 
+@pytest.mark.campaign("long")
 def test_fault_25_sigterm_in_a_step(run: Run, undisturbed: Undisturbed, tally: Tally, door: str) -> None:
     run.ends(128 + signal.SIGTERM, hazard=f"SIGTERM:faults.body:{STRUCK}")
     assert run.bodies()[-1] == STRUCK
@@ -33,6 +35,7 @@ def test_fault_25_sigterm_in_a_step(run: Run, undisturbed: Undisturbed, tally: T
     tally("signals", 1, fault="25", door=door, phase="body", signal="SIGTERM")
 
 
+@pytest.mark.campaign("long")
 def test_fault_26_sigterm_inside_a_save(
     another: Another, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -51,6 +54,7 @@ def test_fault_26_sigterm_inside_a_save(
     tally("signals", len(strikes), fault="26", door=door, phase="commit", signal="SIGTERM")
 
 
+@pytest.mark.campaign("long")
 def test_fault_27_sigterm_and_after_a_short_grace_sigkill(
     another: Another, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -71,6 +75,7 @@ def test_fault_27_sigterm_and_after_a_short_grace_sigkill(
     tally("kills", len(strikes), fault="27", door=door, phase="commit", signal="SIGTERM")
 
 
+@pytest.mark.campaign("long")
 def test_fault_28_ctrl_c_once_and_twice(
     run: Run, another: Another, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -86,6 +91,7 @@ def test_fault_28_ctrl_c_once_and_twice(
     tally("signals", 2, fault="28", door=door, phase="body", signal="SIGINT")
 
 
+@pytest.mark.campaign("long")
 def test_fault_29_the_connection_drops_or_the_scheduler_warns(
     another: Another, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -96,6 +102,7 @@ def test_fault_29_the_connection_drops_or_the_scheduler_warns(
     tally("signals", 2, fault="29", door=door, phase="body", signal="SIGHUP, SIGUSR1")
 
 
+@pytest.mark.campaign("long")
 def test_fault_30_stopped_for_long_and_the_clock_jumps(
     run: Run, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from faults_support import PER_EPOCH, STEPS, Run
 
 from everstep.checkpoint import read_checkpoint
@@ -29,6 +30,7 @@ def require_finite(run: Run) -> None:
                 assert np.isfinite(array.data.view(np.float32)).all(), f"{manifest}: {name}"
 
 
+@pytest.mark.campaign("long", gate=1)
 def test_fault_31_a_loss_that_is_not_a_number(another: Another, tally: Tally, door: str) -> None:
     """Each policy ends otherwise; none commits a state that is not finite, and the one before it stays."""
     steps = []
@@ -49,6 +51,7 @@ def test_fault_31_a_loss_that_is_not_a_number(another: Another, tally: Tally, do
     tally("losses that are no numbers", 5, fault="31", door=door)
 
 
+@pytest.mark.campaign("long")
 def test_fault_32_rolled_back_after_a_nan_and_killed(
     another: Another, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -67,6 +70,7 @@ def test_fault_32_rolled_back_after_a_nan_and_killed(
     tally("kills", len(strikes), fault="32", door=door, phase="rollback")
 
 
+@pytest.mark.campaign("long")
 def test_fault_33_an_exception_in_the_users_code_or_in_a_callback(
     another: Another, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -94,6 +98,7 @@ def test_fault_33_an_exception_in_the_users_code_or_in_a_callback(
     tally("crashes in process", 3, fault="33", door=door, error="ZeroDivisionError")
 
 
+@pytest.mark.campaign("long")
 def test_fault_34_a_workers_process_is_killed(
     another: Another, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -115,6 +120,7 @@ def ends_as(said: str) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("ends as ")) for line in lines]
 
 
+@pytest.mark.campaign("long", gate=1)
 def test_fault_40_stopped_early_with_the_best_restored_and_trained_on(
     another: Another, made_once: Callable[..., Run], undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
@@ -139,6 +145,7 @@ def test_fault_40_stopped_early_with_the_best_restored_and_trained_on(
     tally("kills", 1, fault="40", door=door, phase="start-up")
 
 
+@pytest.mark.campaign("long")
 def test_fault_41_a_finished_run_is_started_again(
     run: Run, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:

@@ -30,6 +30,7 @@ def write(request: pytest.FixtureRequest) -> Writer:
     return writer
 
 
+@pytest.mark.campaign("long", gate=2)
 def test_a_run_starts_from_them(tmp_path: Path, write: Writer, capsys: pytest.CaptureFixture[str]) -> None:
     given, model = write(net(1), tmp_path), net(2)
     optimizer = torch.optim.Adam(model.parameters())
@@ -39,6 +40,7 @@ def test_a_run_starts_from_them(tmp_path: Path, write: Writer, capsys: pytest.Ca
     assert str(given) in capsys.readouterr().out
 
 
+@pytest.mark.campaign("long", gate=2)
 def test_what_does_not_fit_is_listed_and_nothing_is_loaded(tmp_path: Path, write: Writer) -> None:
     given, model = write(net(1), tmp_path), net(2, out=5)
     model.append(torch.nn.Linear(5, 1))
@@ -54,6 +56,7 @@ def test_what_does_not_fit_is_listed_and_nothing_is_loaded(tmp_path: Path, write
     assert torch.equal(model.state_dict()["1.num_batches_tracked"], torch.tensor(0))
 
 
+@pytest.mark.campaign("long", gate=2)
 def test_a_part_under_other_names(tmp_path: Path, write: Writer) -> None:
     holder = torch.nn.Module()
     holder.backbone = net(2)
@@ -153,6 +156,7 @@ def test_tied_weights_may_be_stored_once(tmp_path: Path) -> None:
     assert raised.value.missing == ("model/head.weight",)
 
 
+@pytest.mark.campaign("long")
 def test_arrays_of_numpy_need_no_torch(tmp_path: Path) -> None:
     safetensors.numpy.save_file({"w": np.arange(6.0).reshape(2, 3)}, tmp_path / "w.safetensors")
     script = """
@@ -220,6 +224,7 @@ print(max(seen) - before)
 """
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("name", ["safetensors", "torch.save", "torch.distributed.checkpoint"])
 def test_no_second_copy_of_the_whole_is_in_memory(tmp_path: Path, name: str) -> None:
     given = FLAT[name](
@@ -259,6 +264,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.campaign("long")
 def test_a_sharded_model_takes_its_part(tmp_path: Path) -> None:
     """By torch's fake process group: one process that is rank 1 of 4, and communicates with nobody."""
     torch.manual_seed(3)

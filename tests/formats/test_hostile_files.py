@@ -43,6 +43,7 @@ class Evil:
 # ----------------------------------------------------------------------------------------- all formats
 
 
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize("name", FLAT)
 def test_a_file_that_was_cut_off(tmp_path: Path, name: str) -> None:
     given = FLAT[name](net(1), tmp_path)
@@ -55,6 +56,7 @@ def test_a_file_that_was_cut_off(tmp_path: Path, name: str) -> None:
     everstep.load(given, {"model": net(2)})
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("name", FLAT)
 def test_flipped_bits_change_a_weight_or_are_an_error(tmp_path: Path, name: str) -> None:
     """Other programs' files have no checksums: what is asked is that nothing else happens."""
@@ -133,6 +135,7 @@ def test_an_absurd_header_takes_no_memory(tmp_path: Path, length: int) -> None:
     tracemalloc.stop()
 
 
+@pytest.mark.campaign("long", gate=4)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -168,6 +171,7 @@ def test_an_array_that_a_header_names_twice(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------- an index of shards
 
 
+@pytest.mark.campaign("long", gate=4)
 @pytest.mark.parametrize(
     ("file", "message"),
     [
@@ -196,6 +200,7 @@ def test_an_index_leads_nowhere_else(tmp_path: Path, file: Any, message: str) ->
     refused(given, message)
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 7}', '{"weight_map": [1]}', "[" * 100_000])
 def test_an_index_that_is_none(tmp_path: Path, text: str) -> None:
     given = as_shards(net(1), tmp_path)
@@ -307,6 +312,7 @@ def set_chunk(**facts: Any) -> Callable[[Any], None]:
     return change
 
 
+@pytest.mark.campaign("long", gate=5)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -352,6 +358,7 @@ def test_metadata_is_never_unpickled(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.campaign("long", gate=5)
 @pytest.mark.parametrize(
     "raw",
     [

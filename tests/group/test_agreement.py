@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from processes import ended, lines_by_rank, outputs, started
+
+pytestmark = pytest.mark.campaign("timed")
 
 LOOP = """
 from everstep.errors import GroupError

@@ -20,6 +20,7 @@ def test_whatever_happens_all_ranks_stop_at_one_step(model: Model, wishes: int, 
     assert found.agreements == wishes, "no history has as many agreements as wishes"
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize(
     ("model", "wishes", "deaths"),
     [

@@ -40,6 +40,7 @@ with everstep.TrainLoop("{run}", {{"model": model, "optimizer": optimizer}}, **g
 """
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize(
     ("rule", "words"),
     [

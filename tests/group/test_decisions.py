@@ -129,6 +129,7 @@ finally:
     assert "rank 1: DisagreementError: rank" in printed[0], "the first cause"
 
 
+@pytest.mark.campaign("long")
 def test_what_one_rank_alone_does_after_the_steps_is_named_by_all(folder: Path) -> None:
     said = said_alike("""
 def alone(action):

@@ -16,6 +16,8 @@ from test_other_ranks import losses, samples
 
 from everstep.record import RunJournal
 
+pytestmark = pytest.mark.campaign("timed")
+
 PROGRAM = """
 import json
 import numpy, torch

@@ -26,6 +26,7 @@ ENDS = {
 }
 
 
+@pytest.mark.campaign("timed")
 @pytest.mark.parametrize("ends", ENDS)
 def test_a_broken_collective_is_a_consequence_of_the_rank_that_is_lost(ends: str) -> None:
     program = (
@@ -49,6 +50,7 @@ except RuntimeError as error:
         assert lines_by_rank(said[2])[2] == ["ValueError | None"]
 
 
+@pytest.mark.campaign("timed")
 def test_an_error_of_the_programs_own_is_no_consequence() -> None:
     program = (
         JOINED

@@ -47,10 +47,12 @@ def test_processes_without_a_launcher_are_a_group(size: int) -> None:
     assert [f"{rank}: checked" in text for rank, text in enumerate(printed)] == [True] * size
 
 
+@pytest.mark.campaign("timed")
 def test_processes_of_torchrun_are_a_group(tmp_path: Path) -> None:
     require_group_of_torchrun(2, tmp_path)
 
 
+@pytest.mark.campaign("timed")
 def test_four_processes_are_a_group(tmp_path: Path) -> None:
     require_group_of_torchrun(4, tmp_path)
     assert [text.splitlines()[-1] for text in outputs(CHECK, 4)] == [f"{rank}: checked" for rank in range(4)]
@@ -79,6 +81,7 @@ def test_a_process_group_of_the_program_is_one() -> None:
     assert outputs(program, 2) == ["0: [1, 1] [0, 1] 2\n", "1: [1, 1] [0, 1] 2\n"]
 
 
+@pytest.mark.campaign("timed")
 def test_ranks_that_torchrun_starts_again_do_not_read_the_keys_of_before(tmp_path: Path) -> None:
     program = """
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -99,6 +102,7 @@ def test_ranks_that_torchrun_starts_again_do_not_read_the_keys_of_before(tmp_pat
     assert lines_by_rank(text) == {0: said, 1: said}
 
 
+@pytest.mark.campaign("timed")
 def test_a_rank_that_never_starts_is_named() -> None:
     program = """
     import everstep
@@ -113,6 +117,7 @@ def test_a_rank_that_never_starts_is_named() -> None:
         assert f"{rank}: (1,) rank 1 did not come to 'the opening of the group' within" in printed[rank]
 
 
+@pytest.mark.campaign("timed")
 @pytest.mark.parametrize("absent", [0, 2])
 def test_a_rank_that_is_killed_is_named_within_the_limit(absent: int) -> None:
     """Rank 0 hosts the store here: without it, the error is that the store is gone."""
@@ -137,6 +142,7 @@ def test_a_rank_that_is_killed_is_named_within_the_limit(absent: int) -> None:
         assert f"{rank}: {expected} True" in printed[rank].splitlines(), printed[rank]
 
 
+@pytest.mark.campaign("timed")
 def test_without_torchrun_the_error_names_its_store(tmp_path: Path) -> None:
     program = """
     import everstep
@@ -235,6 +241,7 @@ def test_a_process_opens_one_connection_for_its_requests_and_one_that_blocks() -
     assert outputs(program, 2) == ["0: 2\n0: 3\n", "1: 2\n1: 3\n"]
 
 
+@pytest.mark.campaign("timed")
 def test_a_rank_that_opens_a_group_alone_hears_that_the_others_have_ended() -> None:
     """As by `if rank == 0: trainer.evaluate("test")` after the training."""
     program = """
@@ -272,6 +279,7 @@ def test_metrics_of_any_number_of_steps_are_reduced() -> None:
     ] * 2
 
 
+@pytest.mark.campaign("timed")
 def test_a_signal_is_handled_while_a_rank_waits() -> None:
     program = """
     handled = []

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from processes import lines_by_rank, started
 
 from everstep.record import failures
+
+pytestmark = pytest.mark.campaign("timed")
 
 PROGRAM = """
 from pathlib import Path

@@ -6,9 +6,12 @@ import json
 import time
 from pathlib import Path
 
+import pytest
 from processes import started, under_torchrun
 
 from everstep.record import RunJournal, failures
+
+pytestmark = pytest.mark.campaign("timed")
 
 PARTS = """
 import torch, torch.distributed as dist

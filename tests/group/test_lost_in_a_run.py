@@ -9,6 +9,8 @@ from processes import started
 
 from everstep.record import failures
 
+pytestmark = pytest.mark.campaign("timed")
+
 PROGRAM = """
 import torch, everstep
 from everstep.torch import parallel

@@ -23,6 +23,7 @@ of_each_rank("second", 2, folder / "mirror")
 )
 
 
+@pytest.mark.campaign("long")
 def test_an_empty_machine_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOLDER", str(tmp_path))
     for rank, printed in enumerate(outputs(PROGRAM, 2)):

@@ -26,6 +26,7 @@ for refusing in (1, 0):
 """
 
 
+@pytest.mark.campaign("long")
 def test_a_state_that_one_rank_cannot_keep_is_kept_on_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,6 +50,7 @@ for refusing in (1, 0):
 """
 
 
+@pytest.mark.campaign("long")
 def test_a_disk_that_refuses_what_one_rank_keeps_costs_a_warning_on_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

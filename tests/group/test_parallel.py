@@ -101,6 +101,7 @@ for each in (wrapped, *compiled):
     assert len(first) == 6 and first[1] == "0: gradients 2.0"
 
 
+@pytest.mark.campaign("long")
 def test_torchrun_starts_the_same_program(tmp_path: Path) -> None:
     program = MODEL + "say(type(everstep.torch.parallel(model)).__name__, dist.get_world_size())"
     with under_torchrun(program, 2, tmp_path) as process:

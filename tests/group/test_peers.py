@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from processes import ended, lines_by_rank, outputs, started
 
+pytestmark = pytest.mark.campaign("timed")
+
 JOINED = """
 import multiprocessing
 from everstep.errors import GroupError

@@ -171,6 +171,7 @@ def test_keys_are_deleted_in_a_later_save_and_no_folder_is_left(ends: tuple[list
 # --------------------------------------------------------------------------------- time limits
 
 
+@pytest.mark.campaign("long")
 def test_a_rank_that_is_late_fails_the_save_on_all_and_the_next_succeeds(tmp_path: Path) -> None:
     text = """
 took = attempt("rank", 10, (lambda: time.sleep(2.5)) if rank == 1 else lambda: None)
@@ -213,6 +214,7 @@ assert time.monotonic() - began < 15  # the limit is 30 s
     assert "saved" in alike(printed, "after")
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     ("point", "outcome"),
     [
@@ -257,6 +259,7 @@ os._exit(0)
 # --------------------------------------------------------------------------------- kills
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("size", [2, 3])
 def test_killed_anywhere_in_a_save_it_is_the_newest_or_the_previous_whole(

@@ -15,6 +15,8 @@ from processes import ended, started
 
 from everstep.proof.compare import compare_runs
 
+pytestmark = pytest.mark.campaign("random")
+
 # What is exact by itself is left out: several buckets, dropout, BatchNorm, a short last batch, a counter of
 # each rank's own, and workers' positions are what a resume must bring back.
 PROGRAM = """

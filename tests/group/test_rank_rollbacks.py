@@ -38,6 +38,7 @@ def test_all_ranks_go_back_and_end_like_one_process(folder: Path, monkeypatch: p
     assert alone[0] == said[0]
 
 
+@pytest.mark.campaign("long")
 def test_a_step_that_fails_on_one_rank_alone_is_not_undone_and_ends_all(folder: Path) -> None:
     program = """
 def bad(loop, step):

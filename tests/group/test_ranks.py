@@ -110,6 +110,7 @@ for kind in MAKE:
 )
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_new_processes_that_load_a_state_go_on_to_the_bit(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -148,6 +149,7 @@ say("differ", *([found == torchs_own[0][-1] for found in own] for own in torchs_
 )
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_the_first_step_has_the_bits_of_later_ones(size: int) -> None:
     said = {line for lines in lines_by_rank("".join(outputs(FIRST, size))).values() for line in lines}

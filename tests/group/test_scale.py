@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.campaign("timed")
+
 ROOT = Path(__file__).parent.parent.parent
 
 

@@ -38,6 +38,7 @@ PLANNED = {
 }
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("meant", PLANNED)
 def test_a_planned_end_has_status_0_and_the_real_one_is_in_the_run(tmp_path: Path, meant: int) -> None:
     at_3, more = PLANNED[meant]
@@ -47,6 +48,7 @@ def test_a_planned_end_has_status_0_and_the_real_one_is_in_the_run(tmp_path: Pat
     assert left.data["status"] == meant
 
 
+@pytest.mark.campaign("long")
 def test_a_restart_does_not_read_what_the_attempt_before_has_left(tmp_path: Path) -> None:
     """torch's process groups leave addresses of processes in the store, which the next attempt has, too."""
     program = """
@@ -76,6 +78,7 @@ def test_torchrun_prints_the_error_that_ended_a_run(tmp_path: Path) -> None:
     assert [page.what for page in failures(tmp_path / "run")] == ["ValueError: no such batch"]
 
 
+@pytest.mark.campaign("long")
 def test_torchrun_prints_why_a_run_could_not_begin(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     program = TRAINS.format(run=tmp_path / "run", at_3="pass", more="")

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
 from processes import lines_by_rank, outputs
 
 HEAD = """
@@ -214,6 +215,7 @@ if size > 1:
 )
 
 
+@pytest.mark.campaign("long")
 def test_what_follows_from_all_outputs_and_what_is_refused(tmp_path: Path) -> None:
     [alone] = run(WHOLE, 1, tmp_path).values()
     said = run(WHOLE, 2, tmp_path)

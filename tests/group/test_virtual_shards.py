@@ -156,6 +156,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("shards")
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("seed", range(12))
 def test_kills_that_change_the_number_of_ranks_change_no_bit(seed: int, folder: Path, tmp_path: Path) -> None:
     chosen, run = random.Random(seed), tmp_path / "run"
@@ -179,6 +180,7 @@ def test_kills_that_change_the_number_of_ranks_change_no_bit(seed: int, folder: 
     assert [each for each in compare_runs(straight, run) if not own.match(each.path)] == []
 
 
+@pytest.mark.campaign("long")
 def test_a_window_of_gradients_continues_on_another_number_of_ranks(tmp_path: Path) -> None:
     """Windows of 4 steps, checkpoints each 3: the gradients are in the checkpoint, equal on all ranks."""
     run, straight = tmp_path / "run", tmp_path / "straight"

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from fuzz_targets import NAMES, Place, targets
 
-import tiers
+import gate
 from whole_run import make_whole
 
 CHILD = Path(__file__).with_name("fuzz_child.py")
 INPUTS, MANY, PARTS = 240, 2_000, 4
-"""Inputs of a target in `make test-all`, and in each part of `make torture`: there over 100,000 in all."""
+"""Inputs of a target in the sample, and in each part of the campaign: there over 100,000 in all."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fuzz(whole: Path, folder: Path, name: str, first: int, count: int) -> int:
     """Hand a target's inputs to its readers, in a process of their own; returns their number."""
     run = shutil.copytree(whole, folder / "run")
-    seed = str(tiers.today())
+    seed = str(gate.seed)
     asked = [sys.executable, str(CHILD), str(run), name, seed, str(first), str(count)]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, f"{asked} died:\n{done.stdout}{done.stderr}"
@@ -48,6 +48,7 @@ def test_all_targets_are_named(whole: Path, tmp_path: Path) -> None:
     assert targets(Place(shutil.copytree(whole, tmp_path / "run"))).keys() == NAMES.keys()
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_hostile_input_ends_in_a_value_or_an_error(
     whole: Path, tmp_path: Path, name: str, tally: Any
@@ -56,6 +57,7 @@ def test_a_hostile_input_ends_in_a_value_or_an_error(
     tally("fuzz inputs", count, file=name)
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", NAMES)
 def test_thousands_of_hostile_inputs_end_so(
@@ -80,6 +82,7 @@ ACTS = {
 }
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(("heard", "act"), ACTS.items())
 def test_the_watch_hears_it(tmp_path: Path, heard: str, act: str) -> None:
     """A reader that does this would be caught."""

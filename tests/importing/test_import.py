@@ -143,6 +143,7 @@ def command(*args: str | Path, cwd: Path) -> Any:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.campaign("long")
 def test_an_import_repeated_adds_nothing_and_a_longer_record_supersedes(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     write_events(logs, 0, 10)

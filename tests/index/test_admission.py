@@ -118,6 +118,7 @@ def test_a_link_of_another_user_to_a_run_is_not_read(everywhere: Path, private: 
     assert len(everstep.query("runs", index=shared)) == 2
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("part", ["journal", "evaluations", "journal/segment-0001.evj"])
 def test_no_part_of_a_run_is_read_through_a_link(tmp_path: Path, part: str) -> None:
     written(tmp_path / "private" / "run", id="secret-1")

@@ -46,6 +46,7 @@ def test_a_file_beside_the_index_deletes_nothing(tmp_path: Path, through_a_link:
     assert victim.read_text() == "precious"
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("end", ["-journal", "-wal", "-shm"])
 def test_a_fifo_beside_the_index_holds_nobody(tmp_path: Path, end: str) -> None:
     folder = indexed(tmp_path / "sent")

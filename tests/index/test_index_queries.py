@@ -160,6 +160,7 @@ row_filters = st.dictionaries(
 row_orders = st.lists(st.sampled_from([*ROWS, *(f"-{name}" for name in ROWS)]), max_size=2)
 
 
+@pytest.mark.campaign("long")
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(documents, min_size=1, max_size=6),

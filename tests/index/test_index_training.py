@@ -26,6 +26,7 @@ def statuses(database: Database) -> dict[str, str]:
         return {Path(run["path"]).name: run["status"] for run in all_runs(connection)}
 
 
+@pytest.mark.campaign("long")
 def test_eight_processes_train_into_one_index(tmp_path: Path, place: Location) -> None:
     """With shipping all the time: every row is there, none twice, and nobody hears of a lock."""
     always = {"TEST_SECONDS": "0.01", "EVERSTEP_INDEX": str(place)}

@@ -67,6 +67,7 @@ def test_a_finished_run_that_is_resumed_in_a_file_that_is_empty_at_first(
         lock.release()
 
 
+@pytest.mark.campaign("long")
 def test_an_accepted_divergence_in_a_file_that_is_empty_at_first(finished: RunDir, look: Look) -> None:
     assert look()["diverged"] == 2
     with closing(Journal.open(finished.path, 2, Position(1, 1000), None, warn=print)) as decision:
@@ -75,6 +76,7 @@ def test_an_accepted_divergence_in_a_file_that_is_empty_at_first(finished: RunDi
     assert look()["diverged"] is None
 
 
+@pytest.mark.campaign("long")
 def test_a_label_of_a_finished_run(finished: RunDir, look: Look) -> None:
     assert look()["labels"] == {}
     add_tags(finished.path, ["good"])

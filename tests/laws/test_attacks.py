@@ -17,7 +17,7 @@ import everstep
 from everstep.backends import get
 from everstep.errors import UsageError
 from everstep.proof.compare import compare_runs
-from tiers import share
+from gate import share
 
 SAMPLES = torch.arange(12.0).reshape(12, 1)
 
@@ -75,6 +75,7 @@ def loader(generator: torch.Generator) -> DataLoader[Any]:
     return DataLoader(TensorDataset(SAMPLES), 4, shuffle=True, generator=generator)
 
 
+@pytest.mark.campaign("long")
 def test_two_loaders_share_a_generator(tmp_path: Path) -> None:
     def program(run: Path, tick: Callable[[], None]) -> None:
         generator, seen = torch.Generator().manual_seed(1), []
@@ -89,6 +90,7 @@ def test_two_loaders_share_a_generator(tmp_path: Path) -> None:
     require_exact(tmp_path, program, 18)
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_an_evaluation_over_the_training_loader_moves_its_generator(tmp_path: Path) -> None:
     def program(run: Path, tick: Callable[[], None]) -> None:
         batches, seen = loader(torch.Generator().manual_seed(1)), []
@@ -104,6 +106,7 @@ def test_an_evaluation_over_the_training_loader_moves_its_generator(tmp_path: Pa
     require_exact(tmp_path, program, 12)
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_a_loader_draws_from_a_generator_of_the_state(tmp_path: Path) -> None:
     def program(run: Path, tick: Callable[[], None]) -> None:
         generator, seen = torch.Generator().manual_seed(1), []
@@ -145,6 +148,7 @@ class Shuffled:
         return iter(self.rng.permutation(len(SAMPLES)).tolist())
 
 
+@pytest.mark.campaign("long", gate="share")
 @pytest.mark.parametrize(
     "make",
     [
@@ -194,6 +198,7 @@ def test_what_cannot_be_exact_is_said(
 # ----------------------------------------------------------------- lines that a resume runs again
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_lines_before_the_steps_draw_the_same_random_numbers_again(tmp_path: Path) -> None:
     def batches() -> list[Any]:
         return [SAMPLES[torch.randperm(12)[:4]] * random.random() for _ in range(2)]
@@ -220,6 +225,7 @@ def test_lines_before_the_steps_draw_the_same_random_numbers_again(tmp_path: Pat
     require_exact(tmp_path, program, 18)
 
 
+@pytest.mark.campaign("long", gate="share")
 @pytest.mark.parametrize("left_by", ["limit", "break"])
 def test_a_program_with_two_epoch_loops_goes_on_in_the_one_it_was_in(tmp_path: Path, left_by: str) -> None:
     def program(run: Path, tick: Callable[[], None]) -> None:
@@ -261,6 +267,7 @@ def test_the_epoch_loop_of_the_checkpoint_must_be_there(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------ plain values
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_what_the_program_holds_of_a_container_of_the_state_stays_in_it(tmp_path: Path) -> None:
     def program(run: Path, tick: Callable[[], None]) -> None:
         state = {
@@ -286,6 +293,7 @@ def test_what_the_program_holds_of_a_container_of_the_state_stays_in_it(tmp_path
     require_exact(tmp_path, program, 9)
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_numpy_scalars_in_the_state_of_a_run_with_an_optimizer(tmp_path: Path) -> None:
     def program(run: Path, tick: Callable[[], None]) -> None:
         model, numbers = torch.nn.Linear(1, 1), {"rate": np.float32(1.0)}
@@ -323,6 +331,7 @@ class Net(torch.nn.Module):
         return self.last(self.norm(self.first(x))).mean() * (self.average + self.grown.sum())
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_buffers_modes_and_frozen_parameters_come_back(tmp_path: Path) -> None:
     def program(run: Path, tick: Callable[[], None]) -> None:
         net = Net()

@@ -26,6 +26,7 @@ def points(request: pytest.FixtureRequest, server: ForkServer, tmp_path: Path) -
     return Points(server, tmp_path, *STARTS[request.param])
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_killed_at_every_point(points: Points, shard: int) -> None:
     struck = 0
@@ -39,6 +40,7 @@ def test_killed_at_every_point(points: Points, shard: int) -> None:
     assert struck > 6
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_refused_by_the_disk_at_every_point(points: Points, shard: int) -> None:
     """Training goes on, or it ends with an error that says what to do; nothing is lost either way."""
@@ -55,6 +57,7 @@ def test_refused_by_the_disk_at_every_point(points: Points, shard: int) -> None:
         points.require_exact(run_dir, strike)
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     "operation", ["checkpoint.write", "checkpoint.open", "checkpoint.rename", "journal.write"]
 )

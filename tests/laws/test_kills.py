@@ -10,6 +10,8 @@ import pytest
 from law_support.campaign import SCENARIOS, Campaign
 from law_support.forkserver import ForkServer
 
+pytestmark = pytest.mark.campaign("random")
+
 SHORT = ("loader, 2 workers", "plain DataLoader", "Supervisor, NumPy", "Trainer, every service")
 
 

@@ -152,12 +152,14 @@ def test_crashed_anywhere(**chosen: Any) -> None:
     check(**chosen)
 
 
+@pytest.mark.campaign("long")
 @settings(deadline=None, max_examples=40)
 @in_process
 def test_crashed_anywhere_often(**chosen: Any) -> None:
     check(**chosen)
 
 
+@pytest.mark.campaign("long")
 @settings(deadline=None, max_examples=10)
 @given(data=st.sampled_from(WITH_WORKERS), **choices)
 @example(

@@ -31,6 +31,7 @@ def go_on(points: Points, run_dir: Path, where: str) -> None:
 ACTIONS = ("kill", "SIGTERM", "ENOSPC")
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("action", ACTIONS)
 def test_struck_at_every_third_point_around_a_rollback(
     server: ForkServer, tmp_path: Path, action: str
@@ -38,6 +39,7 @@ def test_struck_at_every_third_point_around_a_rollback(
     strike_around(server, tmp_path, action, range(len(action) % 3, 99, 3))
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("action", ACTIONS)
 def test_struck_at_each_point_around_a_rollback(
     server: ForkServer, tmp_path: Path, action: str, tally: Any
@@ -68,6 +70,7 @@ def strike_around(server: ForkServer, tmp_path: Path, action: str, which: range)
     return struck
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("door", ["loop", "supervisor", "trainer"])
 def test_at_every_door_over_every_kind_of_data(server: ForkServer, tmp_path: Path, door: str) -> None:
     kinds = {"loop": ("arrays", "plain"), "supervisor": ("own", "loader"), "trainer": ("prefetch", "plain")}

@@ -141,6 +141,7 @@ OBSERVED: dict[str, Callable[..., Program]] = {
 }
 
 
+@pytest.mark.campaign("long", gate=6)
 @pytest.mark.parametrize("how", OBSERVED)
 def test_observed_runs_have_the_bits_of_the_unobserved(
     unobserved: Path, data: tuple[str, ...], tmp_path: Path, how: str
@@ -149,11 +150,13 @@ def test_observed_runs_have_the_bits_of_the_unobserved(
     require_same_training(unobserved, tmp_path / "run")
 
 
+@pytest.mark.campaign("long", gate=1)
 def test_evaluated_or_not(unobserved: Path, data: tuple[str, ...], tmp_path: Path) -> None:
     Program(arguments=(*SHORT, *data, "--evaluate", "none"), **NO_SAVES).run(tmp_path / "run")
     require_same_training(unobserved, tmp_path / "run")
 
 
+@pytest.mark.campaign("long", gate=1)
 def test_a_bare_evaluation_is_no_observation(unobserved: Path, data: tuple[str, ...], tmp_path: Path) -> None:
     """That the comparison can tell: drawing random numbers outside `evaluation()` changes the training."""
     Program(arguments=(*SHORT, *data, "--evaluate", "bare"), **NO_SAVES).run(tmp_path / "run")

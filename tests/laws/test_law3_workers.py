@@ -18,6 +18,7 @@ pytestmark = [
 SHORT = ("--epochs", "2", "--batch", "32")
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_any_number_of_workers_is_the_same_run(tmp_path: Path, workers: int) -> None:
     Program((*SHORT, "--data", "loader")).run(tmp_path / "none")

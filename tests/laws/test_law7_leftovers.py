@@ -149,6 +149,7 @@ ENDS: list[tuple[Disturb, type[BaseException] | None]] = [
 ]
 
 
+@pytest.mark.campaign("long", gate=6)
 @pytest.mark.parametrize("door", [train_loop, supervise])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("disturb", "error"), ENDS, ids=[end.__name__ for end, _ in ENDS])
@@ -163,6 +164,7 @@ def test_nothing_outlives_the_block(
                 door(tmp_path, disturb, workers)
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("door", [train_loop, supervise])
 @pytest.mark.parametrize("point", ["checkpoint.rename", "journal.fsync", "journal.write"])
 def test_nothing_outlives_a_failing_disk(tmp_path: Path, door: Any, point: str) -> None:

@@ -13,16 +13,18 @@ import pytest
 from law_support.forkserver import ForkServer
 from law_support.struck_runs import KINDS, Runs
 
-import tiers
+import gate
 from strace_log import Call
 from strace_order import Order, unannounced
 from strace_record import ways_of
+
+pytestmark = pytest.mark.campaign("machine")
 
 Tally = Callable[..., None]
 SHARDS, SOME = 4, 6
 """Tests that share some calls, and calls of such a test."""
 PARTS = 8
-"""Tests that share all of them, so that a sitting of `make torture` may end in between."""
+"""Tests that share all of them, so that a campaign may end in between."""
 REFUSALS = ("ENOSPC", "EIO", "EROFS")
 
 
@@ -82,7 +84,7 @@ def test_struck_at_some_calls(
 ) -> None:
     runs = Runs(server, tmp_path, kind)
     ways = all_ways(runs.record())
-    turn = sorted(tiers.turns(SHARDS * SOME, len(ways), kind))
+    turn = gate.spread(SHARDS * SOME, len(ways))
     strike_all(runs, kind, (ways[number] for number in turn[shard::SHARDS]), tally_sample)
 
 

@@ -6,7 +6,7 @@
 - other rows may be lost, and the steps behind them are executed again; no torn row is read as a value;
 - the trail may be lost: a power cut costs the comparison, no step.
 
-A failure names the kind, the call and the number of the state; EVERSTEP_SEED makes the same states again.
+A failure names the kind, the call and the number of the state, which the campaign's seed makes again.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ import pytest
 from law_support.forkserver import ForkServer
 from law_support.struck_runs import KINDS, Runs
 
-import tiers
+import gate
 from everstep.checkpoint import CheckpointName, Store
 from everstep.errors import EverstepError
 from everstep.record import RunJournal
 from power_cut_model import Cut, cuts
 
-SEED = tiers.today()
+pytestmark = pytest.mark.campaign("machine")
+
+SEED = gate.seed
 EACH, SHARDS, SOME = 24, 4, 6
 """States of each instant that are drawn from; tests that share them; states of such a test."""
 
 PARTS = 8
-"""Tests that share all of them, so that a sitting of `make torture` may end in between."""
+"""Tests that share all of them, so that a campaign may end in between."""
 Tally = Callable[..., None]
 RowKey = tuple[int, int, str, str, int]
 
@@ -57,7 +59,7 @@ class Cuts:
                 call = self.calls[cut.at] if cut.at < len(self.calls) else "the end"
                 faults.append(f"state {cut.number} before call {cut.at}, {call}: {error}")
         told = "\n\n".join(faults[:8])
-        assert not faults, f"{self._kind}, EVERSTEP_SEED={SEED}: {len(faults)} of {count}:\n{told}"
+        assert not faults, f"{self._kind}, seed {SEED}: {len(faults)} of {count}:\n{told}"
         tally("power-cut states", count, scenario=self._kind)
 
     def _require_sound(self, cut: Cut) -> None:
@@ -105,7 +107,7 @@ def test_a_power_cut_at_some_calls(
     server: ForkServer, tmp_path: Path, kind: str, shard: int, tally_sample: Tally
 ) -> None:
     found = Cuts(server, tmp_path, kind)
-    turn = sorted(tiers.turns(SHARDS * SOME, (len(found.calls) + 1) * EACH, kind))
+    turn = gate.spread(SHARDS * SOME, (len(found.calls) + 1) * EACH)
     found.require_sound(turn[shard::SHARDS], tally_sample)
 
 

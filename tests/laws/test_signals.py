@@ -68,6 +68,7 @@ def wait_until_at(place: str, program: Program, victim: Any) -> None:
         program.wait_for(victim, "opening" if place == "start-up" else place)
 
 
+@pytest.mark.campaign("long", gate=4)
 @pytest.mark.parametrize("number", EACH_SIGNAL)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_signal_to_the_group_loses_no_step(
@@ -155,6 +156,7 @@ def test_stopped_for_a_while_and_continued(
     program.require_equal(undisturbed(kind))
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("kind", ["loader", "plain"])
 def test_a_killed_loader_worker_is_a_clear_error(
     server: ForkServer, tmp_path: Path, undisturbed: Any, kind: str

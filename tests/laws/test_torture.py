@@ -1,7 +1,4 @@
-"""The laws in `make torture`: a thousand kills and more, in cases of a minute or so.
-
-EVERSTEP_SEED=... repeats a case: it chooses the kills of each part of a program, and Hypothesis's examples.
-"""
+"""The laws in the campaign: a thousand kills and more, in cases of a minute or so."""
 
 from __future__ import annotations
 
@@ -15,6 +12,8 @@ from hypothesis import strategies as st
 from law_support.campaign import SCENARIOS, Campaign
 from law_support.forkserver import ForkServer
 from law_support.points import Points
+
+pytestmark = pytest.mark.campaign("random")
 
 PARTS = 5
 KILLS, IN_BODIES = 20, 9

@@ -51,6 +51,7 @@ def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize("strike", [kill, terminate])
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 6])
 @pytest.mark.parametrize("place", ["step", "tail"])
@@ -117,6 +118,7 @@ def program_with_a_head(run: Path, stop_at: int | None) -> None:
                     raise Killed
 
 
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize("stop_at", range(1, 10))
 def test_what_the_head_of_an_epoch_does_to_the_state_is_not_done_twice(tmp_path: Path, stop_at: int) -> None:
     program_with_a_head(tmp_path / "straight", None)
@@ -227,6 +229,7 @@ def fresh_generators() -> dict[str, Any]:
     }
 
 
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize("stop_at", range(1, 10))
 def test_lines_before_the_resume_point_draw_and_change_as_the_first_time(
     tmp_path: Path, stop_at: int
@@ -261,6 +264,7 @@ def test_lines_before_a_supervisors_loop(tmp_path: Path, stop_at: int) -> None:
     assert compare_runs(tmp_path / "straight", tmp_path / "run") == []
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("place", ["tail", "between"])
 @pytest.mark.parametrize("second", [1, 2])
 def test_two_step_loops_the_second_of_few_steps(tmp_path: Path, second: int, place: str) -> None:

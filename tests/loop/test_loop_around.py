@@ -27,6 +27,7 @@ def send_at(at: int, number: int) -> Any:
     return lambda loop, count: os.kill(os.getpid(), number) if count == at else None
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("at", [1, 4, 6, 12])
 def test_a_signal_in_a_step_loses_no_step(tmp_path: Path, number: int, at: int) -> None:

@@ -159,6 +159,7 @@ def train(
     return seen
 
 
+@pytest.mark.campaign("long", gate=4)
 @pytest.mark.parametrize(("every", "draw"), SAVES)
 @pytest.mark.parametrize("make", KEPT, ids=lambda head: head.__name__)
 def test_a_head_may_do_anything_to_the_generators_of_declared_data(
@@ -173,6 +174,7 @@ def test_a_head_may_do_anything_to_the_generators_of_declared_data(
         assert compare_runs(tmp_path / "straight", run) == [], stop_at
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(("every", "draw"), SAVES)
 @pytest.mark.parametrize("make", BLIND, ids=lambda head: head.__name__)
 def test_what_a_resume_cannot_tell_of_data_that_is_not_declared_is_refused(
@@ -195,6 +197,7 @@ def test_what_a_resume_cannot_tell_of_data_that_is_not_declared_is_refused(
     assert all("declare the data where the loop is made, streams={'train': data}" in each for each in refused)
 
 
+@pytest.mark.campaign("long", gate=4)
 @pytest.mark.parametrize(("every", "draw"), SAVES)
 @pytest.mark.parametrize("make", HEADS, ids=lambda head: head.__name__)
 def test_a_head_may_set_the_generators_of_its_loader(
@@ -210,6 +213,7 @@ def test_a_head_may_set_the_generators_of_its_loader(
         assert compare_runs(tmp_path / "straight", run) == [], stop_at
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("make", [AlwaysTheSame, SeededAnew, Draws, Head])
 def test_in_the_middle_of_a_pass_that_goes_on_over_epochs(tmp_path: Path, make: Callable[[], Any]) -> None:
     def run(name: str, stop_at: int | None, *, declared: bool = True) -> list[float]:
@@ -304,6 +308,7 @@ def test_a_start_that_took_a_head_for_harmless_says_so_when_it_learns_better(tmp
     assert "not yet recorded that lines at the head of an epoch" in run()
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("every", [Every(epochs=1), Every(steps=1)], ids=["epochs", "steps"])
 def test_two_loaders_that_are_seeded_at_the_head(tmp_path: Path, every: Any) -> None:
     def run(name: str, stop_at: tuple[str, int] | None) -> list[float]:

@@ -175,11 +175,13 @@ def check(seed: int, folder: Path) -> int:
     return ended_early
 
 
+@pytest.mark.campaign("long", gate=6)
 @pytest.mark.parametrize("seed", range(24))
 def test_a_random_history_ends_as_the_straight_run(tmp_path: Path, seed: int) -> None:
     check(seed, tmp_path)
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("seed", range(24, 1024))
 def test_many_random_histories_end_as_the_straight_run(tmp_path: Path, seed: int, tally: Any) -> None:
     tally("crashes in process", check(seed, tmp_path), door="TrainLoop")

@@ -88,6 +88,7 @@ def test_an_empty_machine_goes_on_exactly(tmp_path: Path, right: Any) -> None:
     assert third.seen == [] and third.result() == right
 
 
+@pytest.mark.campaign("long")
 def test_the_mirror_holds_what_the_directory_has_and_nothing_else(tmp_path: Path) -> None:
     mirror, run_dir = tmp_path / "mirror", tmp_path / "run"
     train(make(run_dir, mirror))
@@ -102,6 +103,7 @@ def test_the_mirror_holds_what_the_directory_has_and_nothing_else(tmp_path: Path
         assert b"".join((mirror / key).read_bytes() for key, _, _ in parts) == (run_dir / path).read_bytes()
 
 
+@pytest.mark.campaign("long")
 def test_a_directory_that_had_no_mirror_gets_one(tmp_path: Path, right: Any) -> None:
     stop_at(tmp_path / "run", None, 7)
     stop_at(tmp_path / "run", tmp_path / "mirror", 8)
@@ -112,6 +114,7 @@ def test_a_directory_that_had_no_mirror_gets_one(tmp_path: Path, right: Any) -> 
     }
 
 
+@pytest.mark.campaign("long")
 def test_a_directory_that_is_behind_is_brought_up(tmp_path: Path, right: Any) -> None:
     """The first disk comes back after a second machine has gone on."""
     mirror = tmp_path / "mirror"
@@ -127,6 +130,7 @@ def test_a_directory_that_is_behind_is_brought_up(tmp_path: Path, right: Any) ->
     }
 
 
+@pytest.mark.campaign("long")
 def test_rows_that_only_the_directory_has_stay(tmp_path: Path, right: Any) -> None:
     """Killed after a commit: the directory has rows that were never uploaded, and no checkpoint more."""
     mirror, first = tmp_path / "mirror", tmp_path / "first"
@@ -151,6 +155,7 @@ def test_trained_apart_is_refused_and_either_can_go_on(tmp_path: Path, right: An
     assert train(make(tmp_path / "third", mirror)).result() == right
 
 
+@pytest.mark.campaign("long")
 def test_a_shorter_journal_of_its_own_is_another_history(tmp_path: Path) -> None:
     """Nothing is moved before the journals are compared to the last byte that both have."""
     mirror, first = tmp_path / "mirror", tmp_path / "first"
@@ -164,6 +169,7 @@ def test_a_shorter_journal_of_its_own_is_another_history(tmp_path: Path) -> None
     assert not (first / "superseded").exists()
 
 
+@pytest.mark.campaign("long")
 def test_a_checkpoint_that_the_mirror_has_never_had_is_not_passed_over(tmp_path: Path) -> None:
     mirror, first = tmp_path / "mirror", tmp_path / "first"
     train(make(first, mirror, epochs=1))
@@ -180,6 +186,7 @@ def test_a_checkpoint_that_the_mirror_has_never_had_is_not_passed_over(tmp_path:
         train(make(first, mirror))
 
 
+@pytest.mark.campaign("long")
 def test_another_run_is_refused_before_the_first_step(tmp_path: Path) -> None:
     mirror = tmp_path / "mirror"
     train(make(tmp_path / "first", mirror, epochs=1))
@@ -208,6 +215,7 @@ def test_of_two_machines_the_earlier_is_refused(tmp_path: Path, right: Any) -> N
     assert train(make(tmp_path / "third", mirror)).result() == right  # nothing of the first came in between
 
 
+@pytest.mark.campaign("long")
 def test_a_machine_that_ends_without_a_further_save_is_refused_too(tmp_path: Path) -> None:
     mirror = tmp_path / "mirror"
 
@@ -221,6 +229,7 @@ def test_a_machine_that_ends_without_a_further_save_is_refused_too(tmp_path: Pat
         train(first, inside)
 
 
+@pytest.mark.campaign("long")
 def test_an_outage_is_one_warning_and_is_caught_up(
     tmp_path: Path, right: Any, disarmed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +244,7 @@ def test_an_outage_is_one_warning_and_is_caught_up(
     assert train(make(tmp_path / "second", tmp_path / "mirror")).result() == right
 
 
+@pytest.mark.campaign("long")
 def test_what_is_not_mirrored_at_the_end_is_said_and_caught_up(
     tmp_path: Path, right: Any, disarmed: None
 ) -> None:
@@ -249,6 +259,7 @@ def test_what_is_not_mirrored_at_the_end_is_said_and_caught_up(
     assert train(make(tmp_path / "second", tmp_path / "mirror")).result() == right
 
 
+@pytest.mark.campaign("long")
 def test_training_and_retention_do_not_wait_for_a_slow_mirror(
     tmp_path: Path, right: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +290,7 @@ def test_training_and_retention_do_not_wait_for_a_slow_mirror(
     assert not [each for each in threading.enumerate() if each.name == "everstep-mirror"]
 
 
+@pytest.mark.campaign("long")
 def test_a_long_outage_does_not_fill_the_disk(tmp_path: Path, disarmed: None) -> None:
     hazard.arm("EIO:mirror.put:1-9999")
     tiny = train(make(tmp_path / "run", tmp_path / "mirror", epochs=6, mirror_wait=0.1))
@@ -286,6 +298,7 @@ def test_a_long_outage_does_not_fill_the_disk(tmp_path: Path, disarmed: None) ->
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2  # as keep_last says
 
 
+@pytest.mark.campaign("long")
 def test_a_checkpoint_that_is_damaged_on_the_disk_is_left_out(
     tmp_path: Path, right: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +311,7 @@ def test_a_checkpoint_that_is_damaged_on_the_disk_is_left_out(
     assert train(make(tmp_path / "second", tmp_path / "mirror")).result() == right
 
 
+@pytest.mark.campaign("long")
 def test_files_that_checkpoints_share_come_along(tmp_path: Path) -> None:
     """A frozen base is in the checkpoints once, and in the mirror once."""
     mirror = tmp_path / "mirror"
@@ -319,6 +333,7 @@ def test_files_that_checkpoints_share_come_along(tmp_path: Path) -> None:
     assert not warnings_of(second)
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("gone", ["", "files", "journal", "contents"])
 def test_a_mirror_that_loses_files_while_a_run_trains_gets_them_again(
     tmp_path: Path, right: Any, gone: str
@@ -359,6 +374,7 @@ def _share(tmp_path: Path, name: str, epochs: int, inside: Any = lambda loop, st
     return train(tiny, inside), base
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize(
     ("harm", "both"), [(_lose, False), (_cut, False), (_flip, False), (_lose, True), (_cut, True)]
 )
@@ -390,6 +406,7 @@ def test_a_shared_file_that_is_damaged_before_its_upload(
     assert (base == np.arange(1 << 14)).all()
 
 
+@pytest.mark.campaign("long")
 def test_a_checkpoint_that_is_cut_off_on_the_disk_stops_no_upload(
     tmp_path: Path, right: Any, disarmed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,6 +425,7 @@ def test_a_checkpoint_that_is_cut_off_on_the_disk_stops_no_upload(
     assert train(make(tmp_path / "second", tmp_path / "mirror")).result() == right
 
 
+@pytest.mark.campaign("long")
 def test_a_damaged_shared_file_of_a_directory_that_is_behind_is_brought_again(tmp_path: Path) -> None:
     _share(tmp_path, "first", 2)
     shutil.copytree(tmp_path / "first", tmp_path / "behind")
@@ -418,6 +436,7 @@ def test_a_damaged_shared_file_of_a_directory_that_is_behind_is_brought_again(tm
     assert behind.seen[0][1] == 13 and (base == np.arange(1 << 14)).all()
 
 
+@pytest.mark.campaign("long")
 def test_half_uploaded_files_are_ignored_and_removed(tmp_path: Path, right: Any) -> None:
     mirror = tmp_path / "mirror"
     train(make(tmp_path / "first", mirror, epochs=2))
@@ -429,6 +448,7 @@ def test_half_uploaded_files_are_ignored_and_removed(tmp_path: Path, right: Any)
     assert second.result() == right and not half.exists()
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("place", ["contents", "files"])
 def test_a_damaged_mirror_gives_nothing(tmp_path: Path, place: str) -> None:
     mirror = tmp_path / "mirror"
@@ -444,6 +464,7 @@ def test_a_damaged_mirror_gives_nothing(tmp_path: Path, place: str) -> None:
     assert second.seen == [] and not list((tmp_path / "second").glob("checkpoints/*"))
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize(
     ("path", "key"),
     [
@@ -468,6 +489,7 @@ def test_a_list_from_a_stranger_leads_nowhere(tmp_path: Path, path: str, key: st
         train(make(tmp_path / "second", mirror))
 
 
+@pytest.mark.campaign("long")
 def test_pins_and_an_edited_pointer_come_back(tmp_path: Path) -> None:
     mirror, first = tmp_path / "mirror", tmp_path / "first"
     train(make(first, mirror, epochs=1))
@@ -482,6 +504,7 @@ def test_pins_and_an_edited_pointer_come_back(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- bad input
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize(
     ("mirror", "message"),
     [
@@ -497,6 +520,7 @@ def test_an_address_that_cannot_be_used_is_refused(tmp_path: Path, mirror: Any, 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize(
     ("url", "missing", "remedy"),
     [
@@ -515,12 +539,14 @@ def test_a_missing_package_is_named_with_its_extra(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.campaign("long")
 def test_a_mirror_inside_the_run_directory_is_refused(tmp_path: Path) -> None:
     for mirror in (tmp_path / "run" / "mirror", tmp_path, tmp_path / "run"):
         with pytest.raises(ConfigError, match="lie in each other"):
             train(make(tmp_path / "run", mirror))
 
 
+@pytest.mark.campaign("long")
 def test_a_mirror_that_cannot_be_written_is_refused_before_the_first_step(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     tiny = make(tmp_path / "run", tmp_path / "file" / "mirror")
@@ -529,6 +555,7 @@ def test_a_mirror_that_cannot_be_written_is_refused_before_the_first_step(tmp_pa
     assert tiny.seen == []
 
 
+@pytest.mark.campaign("long")
 def test_a_drill_leaves_a_real_mirror_alone(
     tmp_path: Path, right: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

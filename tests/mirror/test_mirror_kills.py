@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.campaign("machine")
+
 VICTIM = Path(__file__).with_name("mirror_victim.py")
 WRITING = ("open", "write", "fsync", "rename", "fsync_folder", "mkdir", "unlink")
 POINTS = {

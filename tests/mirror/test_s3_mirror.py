@@ -19,6 +19,8 @@ from everstep.errors import MirrorError, RunLockedError
 from everstep.mirror.contents import Contents, Holder
 from everstep.mirror.object_store import ObjectStore
 
+pytestmark = pytest.mark.campaign("machine")
+
 PROGRAM = Path(__file__).with_name("mirror_program.py")
 
 

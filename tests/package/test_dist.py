@@ -7,7 +7,10 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import pytest
 from installed import ROOT, built
+
+pytestmark = pytest.mark.campaign("machine")
 
 
 def tracked(folder: str) -> set[str]:

@@ -16,6 +16,8 @@ from installed import ROOT, Environment
 
 from everstep.cli.group import COMMANDS
 
+pytestmark = pytest.mark.campaign("machine")
+
 NUMPY_PROGRAM = """
 import sys
 import time

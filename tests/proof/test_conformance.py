@@ -71,6 +71,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.campaign("long", gate=4)
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found(fault: str, tmp_path: Path) -> None:
     kind, outcome, difference = PLANTED[fault]
@@ -124,6 +125,7 @@ def test_a_temporary_folder_whose_path_is_too_long_for_a_socket_is_refused(tmp_p
     assert done.returncode == 2 and f"it is {folder}: set TMPDIR to a shorter one" in done.stderr
 
 
+@pytest.mark.campaign("long")
 def test_a_strike_is_repeated_by_its_number(tmp_path: Path) -> None:
     first, again = (tiny(tmp_path, "none", "--only", f"{ZEROED}:0")[1]["strikes"] for _ in range(2))
     assert len(first) == 1 and first[0]["plan"] == again[0]["plan"]
@@ -209,6 +211,7 @@ def test_the_witness_writes_nothing_where_nobody_asks(
 # -------------------------------------------------------------------- the adapters and the page
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.timeout(900)
 def test_everstep_is_exact_under_every_kind_of_strike(tmp_path: Path, tally: Callable[..., None]) -> None:
     options = ("--save-every", "20", "--epoch", "50", "--kills", "5", "--preload", "torch,everstep.torch")

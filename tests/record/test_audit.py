@@ -98,6 +98,7 @@ def ledgers(folder: Path) -> list[Any]:
     return sorted(chains.items())
 
 
+@pytest.mark.campaign("long")
 def test_equal_runs_have_equal_ledgers(tmp_path: Path) -> None:
     """However often they are saved, and wherever they are killed."""
     make = lambda: loader(TensorDataset(SAMPLES), 4, shuffle=True)  # noqa: E731
@@ -213,6 +214,7 @@ def test_a_ledger_that_does_not_say_what_its_chains_are_of_is_read_by_the_kind(
     assert found.verdict == "proven" and found.problems == []
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_data_is_proven_or_said_to_be_not(tmp_path: Path, kind: str) -> None:
     make, verdict, words = KINDS[kind]
@@ -221,6 +223,7 @@ def test_each_kind_of_data_is_proven_or_said_to_be_not(tmp_path: Path, kind: str
     assert found.verdict == verdict and found.problems == [] and len(found.resumes) == 3
 
 
+@pytest.mark.campaign("long")
 def test_epochs_that_are_parts_of_passes(tmp_path: Path) -> None:
     run = Run(tmp_path, lambda: arrays(SAMPLES, batch_size=4, shuffle=True), steps_per_epoch=4)
     found = run.start(5).start(10).start().audit()
@@ -265,6 +268,7 @@ def test_a_run_that_trains_meanwhile_is_not_wrong(tmp_path: Path) -> None:
     assert audit(tmp_path).verdict == "proven"
 
 
+@pytest.mark.campaign("long")
 def test_a_pass_that_is_left_and_one_that_is_not_over(tmp_path: Path) -> None:
     run = Run(tmp_path, lambda: arrays(SAMPLES, batch_size=4, shuffle=True), max_epoch=None, max_step=10)
     found = run.start(2, leave=4).start(7, leave=4).start(leave=4).audit()
@@ -276,6 +280,7 @@ def test_a_pass_that_is_left_and_one_that_is_not_over(tmp_path: Path) -> None:
     assert told(more)[-1][2] == "left early: 12 of 22 samples, each once, in 3 of 6 batches"
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_a_loop_without_epochs(tmp_path: Path, accumulate: int) -> None:
     def start(boom: int = 0) -> None:
@@ -303,6 +308,7 @@ def test_a_loop_without_epochs(tmp_path: Path, accumulate: int) -> None:
     assert told(found)[1][2].endswith(f"each once, in {rest} of 6 batches")
 
 
+@pytest.mark.campaign("long")
 def test_quarantined_batches_are_named_with_their_rollback(tmp_path: Path) -> None:
     def main() -> None:
         w = np.zeros(1)
@@ -330,6 +336,7 @@ def test_quarantined_batches_are_named_with_their_rollback(tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.campaign("long")
 def test_other_data_by_choice_is_said(tmp_path: Path) -> None:
     Run(tmp_path, lambda: arrays(SAMPLES, batch_size=4)).start(5)
     found = Run(tmp_path, lambda: arrays(SAMPLES, batch_size=2)).start(on_change="override").audit()
@@ -339,6 +346,7 @@ def test_other_data_by_choice_is_said(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.campaign("long")
 def test_a_run_that_continues_another_says_where_its_beginning_is(tmp_path: Path) -> None:
     make = lambda: arrays(SAMPLES, batch_size=4, shuffle=True)  # noqa: E731
     Run(tmp_path / "a", make).start(11)
@@ -348,6 +356,7 @@ def test_a_run_that_continues_another_says_where_its_beginning_is(tmp_path: Path
     assert [each[:2] for each in told(found)] == [("pass 1", "not provable"), ("passes 2 to 3", "proven")]
 
 
+@pytest.mark.campaign("long")
 def test_a_run_that_an_older_everstep_began_is_proven_from_the_next_pass_on(tmp_path: Path) -> None:
     stored = Path(__file__).parents[1] / "checkpoint" / "stored" / "format-6" / "step-00000006"
     Tiny(tmp_path, max_epoch=4, resume=stored).train()
@@ -387,6 +396,7 @@ with everstep.TrainLoop(run, {"model": model, "optimizer": optimizer}, services=
 """
 
 
+@pytest.mark.campaign("long")
 def test_killed_with_workers_three_times(tmp_path: Path) -> None:
     script = tmp_path / "victim.py"
     script.write_text(VICTIM)
@@ -407,6 +417,7 @@ def test_killed_with_workers_three_times(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------- faults planted in everstep
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     ("shift", "words"),
     [
@@ -540,6 +551,7 @@ def edited(sound: Path, run: Path, name: str, *, relink: bool) -> Audit:
     return audit(run)
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edited_journal_is_named(sound: Path, tmp_path: Path, name: str) -> None:
     found = edited(sound, tmp_path / "run", name, relink=False)
@@ -547,6 +559,7 @@ def test_an_edited_journal_is_named(sound: Path, tmp_path: Path, name: str) -> N
     assert any(problem.startswith("segment-0001.evj: ") for problem in found.problems), found.problems
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("name", ["no_event", "swapped", "no_batch", "other_chain", "other_order"])
 def test_an_edited_ledger_is_named_also_with_links_made_anew(sound: Path, tmp_path: Path, name: str) -> None:
     found = edited(sound, tmp_path / "run", name, relink=True)
@@ -566,6 +579,7 @@ def linked_anew(header: bytes, frames: Frames) -> Frames:
     return made
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -593,6 +607,7 @@ def test_the_command_tells_it_to_people_and_programs(sound: Path, tmp_path: Path
     assert done.exit_code == 1 and "  wrong: segment-0001.evj: between " in done.output
 
 
+@pytest.mark.campaign("long")
 def test_a_lost_end_is_named_by_the_checkpoint_that_needs_it(sound: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(sound, run)
@@ -627,6 +642,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_hostile_ledger_is_wrong_or_not_provable_at_once(sound: Path, tmp_path: Path, what: str) -> None:
     run = tmp_path / "run"
@@ -639,6 +655,7 @@ def test_a_hostile_ledger_is_wrong_or_not_provable_at_once(sound: Path, tmp_path
     assert len(str(found)) < 10_000
 
 
+@pytest.mark.campaign("long")
 def test_a_run_without_a_ledger_says_so(tmp_path: Path) -> None:
     run = RunDir.open(tmp_path / "run").path
     shutil.copytree(Path(__file__).parent / "fixtures" / "journal-version-1" / "journal", run / "journal")

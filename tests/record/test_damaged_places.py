@@ -22,7 +22,7 @@ from everstep.durable import remedy
 from everstep.errors import CheckpointError, EverstepError, RunLockedError
 from everstep.record import RunDir, RunLock, rundir
 from everstep.testing import armed, nothing_left
-from tiers import share
+from gate import share
 from tiny_runs import Boom, Tiny, boom_at
 
 NOBODY = 65534
@@ -107,6 +107,7 @@ def befall(struck: Path, run: Path, place: Path, damage: Callable[[Path], None])
     return run
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_whatever_befalls_a_file_of_a_run(struck: Path, straight: Tiny, tmp_path: Path) -> None:
     """Healed, it ends in the run that was never damaged; else the error is ours and nothing is lost."""
     found: dict[str, str | None] = {}
@@ -121,6 +122,7 @@ def test_whatever_befalls_a_file_of_a_run(struck: Path, straight: Tiny, tmp_path
     assert len(found) < len(cases) or {None, ""} <= set(found.values())
 
 
+@pytest.mark.campaign("long")
 def test_a_file_that_may_not_be_read(struck: Path, straight: Tiny) -> None:
     outer = Path(tempfile.mkdtemp())
     outer.chmod(0o755)
@@ -228,6 +230,7 @@ WORDS = {
 }
 
 
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize(("name", "words"), WORDS.items())
 def test_each_error_of_the_disk_has_its_own_remedy(tmp_path: Path, name: str, words: str) -> None:
     assert words in remedy(OSError(getattr(errno, name), "..."))
@@ -280,6 +283,7 @@ def while_training(run: Path, harm: Callable[[Path], object], **more: Any) -> Ti
     return program
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("place", ["journal", "journal/segment-0001.evj"])
 @pytest.mark.parametrize("gone", [is_gone, lambda path: path.rename(path.with_name("away"))])
 def test_a_journal_that_is_removed_while_the_run_trains_is_written_again(
@@ -322,6 +326,7 @@ def test_another_process_that_came_in_without_the_lock_ends_this_one(tmp_path: P
     assert not list((tmp_path / "run" / "checkpoints").glob("*-00000007"))
 
 
+@pytest.mark.campaign("long")
 def test_the_file_of_a_lost_segment_may_be_brought_back(tmp_path: Path) -> None:
     run, away = tmp_path / "run", tmp_path / "away"
     for epochs in (1, 2):

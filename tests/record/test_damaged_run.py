@@ -1,7 +1,7 @@
 """Every file of a run, damaged in every way: a resume ends exact or names the file, and no reader is silent.
 
 A run with everything in it (tests/whole_run.py) is damaged, looked at, and resumed.  Damage number n follows
-from EVERSTEP_SEED and n alone.
+from the campaign's seed and n alone.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Any, NamedTuple
 import pytest
 from befalling import becomes_empty, becomes_folder, is_brackets, is_gone, is_noise, is_other_json
 
-import tiers
+import gate
 from everstep.checkpoint import Store, read_checkpoint
 from everstep.cli import _run
 from everstep.errors import CheckpointError, EverstepError
 from everstep.proof.compare import compare_runs
 from everstep.testing import nothing_left
-from tiers import share
+from gate import share
 from whole_run import files_of, kind_of, make, make_whole, train
 
 PAGE = 4096
 MANY = 24
-"""Damages of each file in `make torture`: more than 1,000 in all."""
+"""Damages of each file in the campaign: more than 1,000 in all."""
 
 
 class Damage(NamedTuple):
@@ -118,7 +118,7 @@ def damage_number(number: int, files: list[Path]) -> Damage:
 
 
 def _rng(number: int) -> Random:
-    return Random(f"{tiers.today()}/damage/{number}")
+    return Random(f"{gate.seed}/damage/{number}")
 
 
 def strike(run: Path, damage: Damage) -> bool:
@@ -308,7 +308,7 @@ class Befallen:
                 wrong.append(f"damage {number}, {damage.how} of {struck}: {how}: {what}")
             elif how != "unchanged":
                 counts[kind_of(damage.place), damage.how] += 1
-        repeat = f"EVERSTEP_SEED={tiers.today()}"
+        repeat = f"seed {gate.seed}"
         assert not wrong, "\n".join([f"{repeat}: {len(wrong)} of {len(numbers)}", *wrong])
         return counts
 
@@ -323,12 +323,14 @@ def count(tally: Any, found: Counter[tuple[str, str]]) -> None:
         tally("damages", n, file=file, how=how)
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_some_files_in_every_way(befallen: Befallen, tally_sample: Any) -> None:
     files = len(befallen.files)
     numbers = [way * files + (7 * way + 13 * turn) % files for turn in range(3) for way in range(len(HOW))]
     count(tally_sample, befallen.all_end_well(share(numbers, 3)))
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("way", range(MANY))
 def test_every_file_in_every_way(befallen: Befallen, way: int, tally: Any) -> None:
     files = len(befallen.files)

@@ -106,6 +106,7 @@ def test_a_run_that_is_held_is_not_accepted(diverged: Path) -> None:
     assert marks(diverged) == [7]
 
 
+@pytest.mark.campaign("long")
 def test_a_rollback_of_the_state_by_hand_takes_the_mark_with_it(diverged: Path) -> None:
     start(diverged, resume=6, max_epoch=2).train()
     assert (marks(diverged), status(diverged)) == ([], ("finished", None))

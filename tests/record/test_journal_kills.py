@@ -61,6 +61,7 @@ KILLS = [
 ]
 
 
+@pytest.mark.campaign("long", gate=5)
 @pytest.mark.parametrize("hazard", KILLS)
 def test_a_kill_at_any_operation_then_a_resume_leaves_every_row_once(tmp_path, hazard):
     (tmp_path / "run.json").touch()

@@ -71,6 +71,7 @@ def test_prune_does_not_delete_in_another_run(tmp_path: Path, victim: Path) -> N
     assert content(victim) == before
 
 
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize("name", [*FOLDERS, *FILES])
 def test_a_training_refuses_a_link_in_its_directory(tmp_path: Path, victim: Path, name: str) -> None:
     evil = train(tmp_path / "evil", 1).run_dir
@@ -82,6 +83,7 @@ def test_a_training_refuses_a_link_in_its_directory(tmp_path: Path, victim: Path
     assert content(victim) == before
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("place", ["best/loss", "exports/export", "logs/run.log", "logs/table.csv"])
 def test_a_training_leaves_alone_what_a_deeper_link_leads_to(
     tmp_path: Path, victim: Path, place: str
@@ -108,6 +110,7 @@ def test_a_checkpoint_that_is_a_link_is_not_followed(tmp_path: Path, victim: Pat
     assert "could not be deleted" in said[0]
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("name", ["damaged", "superseded", "checkpoints"])
 def test_a_store_moves_nothing_through_a_link(tmp_path: Path, victim: Path, name: str) -> None:
     evil = train(tmp_path / "evil", 1).run_dir

@@ -61,6 +61,7 @@ def start(name: str, kill_at: int | None = None) -> int:
 SOUND = ("lines_again", "supervisor", "unseeded")
 
 
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize("name", [*FAULTS, *SOUND])
 def test_a_resume_finds_out_by_itself(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -155,6 +155,7 @@ def test_without_overlap_nothing_is_verified(tmp_path: Path) -> None:
     assert events(tmp_path, "verified") == [{"report": said, "steps": 0}]
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("chosen", [{"resume": 0}, {"on_change": "override", "seed": 8}, {"resume": False}])
 def test_what_a_person_supersedes_is_not_compared_with(tmp_path: Path, chosen: dict[str, Any]) -> None:
     crashed(tmp_path)

@@ -57,6 +57,7 @@ def diverge(*arguments: str | Path, status: int = 1, **environment: str) -> tupl
     return told, json.loads(Path("found.json").read_text())
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found_by_step_and_component(plain: Path, name: str) -> None:
     arguments, step, component = FAULTS[name]
@@ -73,6 +74,7 @@ def test_a_planted_fault_is_found_by_step_and_component(plain: Path, name: str) 
         assert "weight_decay" in told and "0.02" in told
 
 
+@pytest.mark.campaign("long")
 def test_equal_runs_are_equal_and_another_cadence_of_saves_changes_nothing(plain: Path) -> None:
     start(PROGRAM, "other", "--keep", "2")
     told, found = diverge(plain, "other", status=0)
@@ -80,6 +82,7 @@ def test_equal_runs_are_equal_and_another_cadence_of_saves_changes_nothing(plain
     assert found["equal"]["loss"] == 24 and found["equal"]["states of checkpoints"] >= 2
 
 
+@pytest.mark.campaign("long")
 def test_a_moment_that_a_resume_loses_is_found(plain: Path) -> None:
     start(PROGRAM, "lost", "--stop", "13")
     start(PROGRAM, "lost", "--fault", "moment", "--at", "14")
@@ -87,6 +90,7 @@ def test_a_moment_that_a_resume_loses_is_found(plain: Path) -> None:
     assert (found["step"], found["component"]) == (14, "optimizer"), told
 
 
+@pytest.mark.campaign("long")
 def test_a_resume_that_is_not_exact_is_told_of_one_program(plain: Path) -> None:
     """Both runs have one program, whose resume loses the moments; one of them was never resumed."""
     faulty = Path("faulty.py")
@@ -103,6 +107,7 @@ def test_a_resume_that_is_not_exact_is_told_of_one_program(plain: Path) -> None:
     assert "a resume of this program is not exact" in told
 
 
+@pytest.mark.campaign("long")
 def test_a_run_and_its_replay(plain: Path) -> None:
     told, found = diverge(plain, "--again", status=0)
     assert found["step"] is None, told
@@ -113,6 +118,7 @@ def test_a_run_and_its_replay(plain: Path) -> None:
     assert "agree with each other" in told
 
 
+@pytest.mark.campaign("long")
 def test_chance_is_told_from_a_fault() -> None:
     program = Path("chance.py")
     program.write_text(
@@ -127,6 +133,7 @@ def test_chance_is_told_from_a_fault() -> None:
     assert (found["step"], found["component"]) == (1, "data"), told
 
 
+@pytest.mark.campaign("long")
 def test_other_instructions_of_the_processor_differ_by_a_few_units_in_the_last_place(plain: Path) -> None:
     flags = Path("/proc/cpuinfo").read_text()
     assert " avx2 " in flags, "this test needs a processor with AVX2"
@@ -144,6 +151,7 @@ def test_other_instructions_of_the_processor_differ_by_a_few_units_in_the_last_p
     assert not [note for note in found["notes"] if "does not find its own record" in note], told
 
 
+@pytest.mark.campaign("long")
 def test_records_alone_are_compared_where_nothing_can_be_executed(plain: Path) -> None:
     start(PROGRAM, "faulty", "--fault", "weight", "--at", "9")
     told, found = diverge(plain, "faulty", "--recorded")

@@ -60,6 +60,7 @@ def found_by_audit(run: str | Path) -> list[tuple[str, str, str]]:
     return [(each.passes, each.verdict, each.found) for each in found.passes]
 
 
+@pytest.mark.campaign("long")
 def test_a_run_that_was_killed_three_times_is_equal_to_its_twin() -> None:
     Path("history.py").write_text(HISTORY)
     start("history.py", "twin")
@@ -77,6 +78,7 @@ def test_a_run_that_was_killed_three_times_is_equal_to_its_twin() -> None:
     assert as_it_is(Path("killed")) == before
 
 
+@pytest.mark.campaign("long")
 def test_a_rollback_is_another_batch_from_its_step_on_and_is_named() -> None:
     """Also where the run was killed three times before."""
     Path("history.py").write_text(HISTORY)
@@ -108,6 +110,7 @@ def everstep_train(*arguments: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize(("change", "component"), [("seed=9", "data"), ("optimizer.lr=0.05", "update")])
 def test_a_fork_and_its_parent_are_compared_from_the_fork_on(
     tmp_path: Path, change: str, component: str
@@ -136,6 +139,7 @@ def test_a_fork_and_its_parent_are_compared_from_the_fork_on(
     assert found_by_audit("runs/tiny")[0][:2] == ("passes 1 to 3", "proven")
 
 
+@pytest.mark.campaign("long")
 def test_loader_workers_with_three_kills() -> None:
     twin = (PROGRAM, "twin", "--workers", "2")
     start(*twin)
@@ -150,6 +154,7 @@ def test_loader_workers_with_three_kills() -> None:
     assert (found["step"], found["component"]) == (14, "random state"), told
 
 
+@pytest.mark.campaign("long")
 def test_the_demo_with_a_kill() -> None:
     start(DEMO, "--run", "twin", "--epochs", "2")
     killed(1, DEMO, "--run", "killed", "--epochs", "2")

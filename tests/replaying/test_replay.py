@@ -125,6 +125,7 @@ def test_a_run_with_a_given_seed_is_executed_from_its_beginning_where_no_checkpo
     assert "steps 1 to 9 executed again from the start of the run" in told and "verified" in told
 
 
+@pytest.mark.campaign("long")
 def test_another_program_is_found_out_at_its_first_other_value(run: Path) -> None:
     changed = Path("changed.py")
     program = (SCRIPTS / "everything.py").read_text()
@@ -151,6 +152,7 @@ with everstep.Supervisor(sys.argv[1], {"w": w}, services=services, seed=5, max_s
 """
 
 
+@pytest.mark.campaign("long")
 def test_nothing_that_is_recorded_verifies_nothing() -> None:
     Path("bare.py").write_text(BARE)
     start("bare.py", "bare")
@@ -158,6 +160,7 @@ def test_nothing_that_is_recorded_verifies_nothing() -> None:
     assert "not verified: of steps 2 to 9 nothing is recorded that can be compared" in told
 
 
+@pytest.mark.campaign("long")
 def test_a_stream_of_another_name_is_found_out() -> None:
     """Its batches are at other places of the record, and none of the recorded ones is found again."""
     Path("bare.py").write_text(BARE)
@@ -167,6 +170,7 @@ def test_a_stream_of_another_name_is_found_out() -> None:
     assert "differs: step 1, data train: a batch of pass 1 and no batch" in told
 
 
+@pytest.mark.campaign("long")
 def test_a_resume_after_a_clean_stop_is_verified_though_nothing_was_executed_again() -> None:
     hazard = "SIGTERM:checkpoint.rename:2"
     start(SCRIPTS / "supervisor.py", "runs/stopped", EVERSTEP_HAZARD=hazard, status=128 + signal.SIGTERM)
@@ -181,6 +185,7 @@ def test_a_resume_after_a_clean_stop_is_verified_though_nothing_was_executed_aga
     assert "verified: steps 2 to 10 found" in replay("runs/stopped", "--verify", "2:10")
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize(
     ("door", "more"),
     [("TrainLoop", ()), ("Supervisor", ()), ("Trainer", ()), ("TrainLoop", ("--workers", "2"))],
@@ -193,6 +198,7 @@ def test_each_door_is_replayed(door: str, more: tuple[str, ...]) -> None:
     assert as_it_is(Path("runs")) == before and Path("runs/one.told").read_text() == "x"
 
 
+@pytest.mark.campaign("long")
 def test_the_run_of_a_config_is_replayed(tmp_path: Path) -> None:
     sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
     from tiny_experiment import write
@@ -206,6 +212,7 @@ def test_the_run_of_a_config_is_replayed(tmp_path: Path) -> None:
     assert as_it_is(Path("runs/tiny")) == before
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_killed_replay_leaves_no_process_and_the_next_one_clears_its_copy(
     run: Path, temporary: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
@@ -245,6 +252,7 @@ def test_a_killed_replay_leaves_no_process_and_the_next_one_clears_its_copy(
 # ------------------------------------------------------------------------------------ one step
 
 
+@pytest.mark.campaign("long")
 def test_a_function_gets_what_the_step_would_use(run: Path) -> None:
     Path("look.py").write_text(
         "import json, random\n"
@@ -278,12 +286,14 @@ def test_the_prompt_has_batch_state_and_random_state(run: Path) -> None:
     assert "from the start of the run to just before step 9" in told
 
 
+@pytest.mark.campaign("long")
 def test_the_debugger_stops_in_the_users_own_code_and_the_replay_ends_with_the_step(run: Path) -> None:
     told = at_prompt(run, "p notes['seen'], _step\nc\n", "--step", "27", "--pdb")
     assert "everything.py(17)" in told and "(104, 27)" in told
     assert at_prompt(run, "q\n", "--step", "27", "--pdb").count("everything.py(17)") == 1
 
 
+@pytest.mark.campaign("long")
 def test_the_debugger_stops_in_a_tasks_step() -> None:
     start(PROGRAM, "runs/one", "--door", "Trainer")
     told = at_prompt(Path("runs/one"), "n\nn\np bx.shape\nc\n", "--step", "9", "--pdb")
@@ -336,6 +346,7 @@ def refused(*arguments: str | Path, status: int = 4, **environment: str) -> str:
     return " ".join(replay(*arguments, status=status, **environment).split())
 
 
+@pytest.mark.campaign("long")
 def test_what_cannot_be_executed_again_is_refused_with_the_reason(run: Path, tmp_path: Path) -> None:
     assert "has 30 steps; give 1 to 31" in refused(run, "--step", "32", status=2)
     assert "give one of --step N and --verify" in refused(run, status=2)
@@ -387,6 +398,7 @@ def test_a_record_without_a_program_is_refused(
         program_of(other, 1)
 
 
+@pytest.mark.campaign("long")
 def test_another_ones_command_line_is_started_only_with_trust(run: Path, tmp_path: Path) -> None:
     evil = tmp_path / "evil.py"
     evil.write_text(f"open({str(tmp_path / 'told')!r}, 'w')\n")
@@ -397,6 +409,7 @@ def test_another_ones_command_line_is_started_only_with_trust(run: Path, tmp_pat
     assert (tmp_path / "told").exists()
 
 
+@pytest.mark.campaign("long")
 def test_a_file_that_has_changed_since_is_named() -> None:
     shutil.copytree(SCRIPTS, "code")
     start("code/everything.py")
@@ -442,6 +455,7 @@ everstep.recovering(main)
 """
 
 
+@pytest.mark.campaign("long")
 def test_a_run_with_three_kills_and_a_rollback_is_verified() -> None:
     Path("history.py").write_text(HISTORY)
     for _ in range(3):
@@ -457,6 +471,7 @@ def test_a_run_with_three_kills_and_a_rollback_is_verified() -> None:
     )
 
 
+@pytest.mark.campaign("long")
 def test_a_fork_is_verified(tmp_path: Path) -> None:
     sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
     from tiny_experiment import write

@@ -56,12 +56,14 @@ def parted(name: str, *fault: str) -> tuple[dict[str, Any], str]:
     return json.loads(Path("found.json").read_text()), told
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("name", IN_NUMPY)
 def test_a_strangers_fault_in_numpy_is_named(name: str) -> None:
     found, told = parted(name)
     assert (found["step"], found["component"]) == PLANTS[name], told
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("name", sorted(PLANTS.keys() - set(IN_NUMPY)))
 def test_a_strangers_fault_in_torch_is_named(name: str) -> None:
     found, told = parted(name)
@@ -71,6 +73,7 @@ def test_a_strangers_fault_in_torch_is_named(name: str) -> None:
 BACKWARD = "critic_loss.backward()"
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize(
     ("fault", "component"),
     [

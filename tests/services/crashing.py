@@ -10,7 +10,7 @@ from typing import Any
 import everstep
 from everstep import Every, Service
 from everstep.errors import GuardStop
-from tiers import share
+from gate import share
 from tiny_runs import Boom, LoopHook, Tiny, boom_at
 
 STEPS_PER_EPOCH = 4

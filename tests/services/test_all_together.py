@@ -13,7 +13,7 @@ import warm
 from everstep import Every, services
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
-from tiers import share
+from gate import share
 from tiny_runs import Boom, rows
 
 PROGRAM = """
@@ -88,6 +88,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
+@pytest.mark.campaign("long")
 def test_killed_again_and_again(whole: Path, tmp_path: Path) -> None:
     for kill in (3, 9, 18):
         assert start(tmp_path / "run", kill) == -signal.SIGKILL
@@ -101,6 +102,7 @@ def exports(run_dir: Path) -> dict[str, bytes]:
     return {str(path.relative_to(run_dir)): path.read_bytes() for path in found}
 
 
+@pytest.mark.campaign("long")
 def test_their_order_is_irrelevant(whole: Path, tmp_path: Path) -> None:
     assert start(tmp_path / "run", order="reversed") == 0
     assert compare_runs(whole, tmp_path / "run") == []
@@ -127,6 +129,7 @@ def supervised(run_dir: Path, crash: int = 0) -> tuple[str | None, dict[str, flo
     return sv.ending.digest, dict(settings)
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_in_a_supervisor_crashed_in_any_step(tmp_path: Path) -> None:
     whole = supervised(tmp_path / "whole")
     assert whole[1]["rate"] == 0.2

@@ -33,6 +33,7 @@ def kept(run_dir: Path) -> list[tuple[float, int]]:
     return sorted(found)
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_the_best_three_ties_keep_the_earlier_and_no_crash_changes_them(tmp_path: Path) -> None:
     make = lambda: [everstep.Best("valid_loss", keep=3), GUARD]  # noqa: E731
     whole = check_crashes(tmp_path, make, collecting("valid_loss", VALUES), max_epoch=8)
@@ -115,6 +116,7 @@ def test_two_evaluations_of_one_state_take_one_place(tmp_path: Path) -> None:
     assert everstep.best(tmp_path)["valid_loss"].value == 0.9 / 3
 
 
+@pytest.mark.campaign("long")
 def test_it_keeps_the_laws() -> None:
     check_service(lambda: everstep.Best("valid_accuracy", keep=2))
 

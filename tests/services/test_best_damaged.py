@@ -71,6 +71,7 @@ def damage(kind: str, folder: Path) -> None:
         arrays.unlink()
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("kind", ["arrays", "manifest", "short", "another's", "missing"])
 def test_a_start_finds_it_moves_it_away_and_the_run_finishes_with_the_next_best(
     tmp_path: Path, kind: str

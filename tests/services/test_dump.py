@@ -19,7 +19,7 @@ import everstep
 from everstep import Evaluate, Every, hazard
 from everstep.errors import ConfigError, MetricError
 from everstep.services import Dump
-from tiers import share
+from gate import share
 from tiny_runs import rows
 
 
@@ -118,6 +118,7 @@ def start(run_dir: Path, spec: str) -> int:
     return os.waitpid(pid, 0)[1]
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_killed_anywhere_the_folder_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     program(tmp_path / "straight")
     whole = dumped(tmp_path / "straight")

@@ -13,6 +13,7 @@ from everstep import EarlyStop, Every
 from everstep.errors import ConfigError
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_patience_in_steps_counts_from_the_last_improvement(tmp_path: Path) -> None:
     tail = collecting("valid_loss", [1.0, 0.5, 0.6, 0.7, 0.8])
     tiny = check_crashes(tmp_path, lambda: [EarlyStop("valid_loss", patience_steps=9)], tail, max_epoch=9)
@@ -20,6 +21,7 @@ def test_patience_in_steps_counts_from_the_last_improvement(tmp_path: Path) -> N
     assert tiny.loop.ending.step == 20
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_a_threshold_stops_at_once(tmp_path: Path) -> None:
     tail = collecting("valid_accuracy", [0.2, 0.95, float("nan")])
     make = lambda: [EarlyStop("valid_accuracy", threshold=0.9)]  # noqa: E731
@@ -28,12 +30,14 @@ def test_a_threshold_stops_at_once(tmp_path: Path) -> None:
     assert tiny.loop.ending.epoch == 2
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_a_threshold_waits_for_min_steps(tmp_path: Path) -> None:
     tail = collecting("valid_loss", [0.1])
     make = lambda: [EarlyStop("valid_loss", threshold=0.1, min_steps=9)]  # noqa: E731
     assert check_crashes(tmp_path, make, tail, max_epoch=9).loop.ending.step == 12
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_what_is_not_better_than_the_baseline_is_no_improvement(tmp_path: Path) -> None:
     tail = collecting("valid_loss", [0.9, 0.8, 0.7])
     make = lambda: [EarlyStop("valid_loss", patience=3, baseline=0.5)]  # noqa: E731

@@ -57,6 +57,7 @@ def every_strategy() -> list[Service]:
 STEPS = {"at the end": [20], "latest": [8, 16], "all": [5, 10, 15, 20], "best": [4, 12], "condition": [4, 12]}
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_each_strategy_and_no_crash_changes_the_folder(tmp_path: Path) -> None:
     check_crashes(tmp_path, every_strategy, collecting("valid_loss", LOSSES), max_epoch=5)
     for name, steps in STEPS.items():
@@ -135,6 +136,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[s
     return root, [(number, spec) for number, spec in found]
 
 
+@pytest.mark.campaign("long")
 def test_killed_anywhere_an_export_is_whole_or_absent(killed: Killed) -> None:
     root, kills = killed
     for number, spec in kills:
@@ -144,6 +146,7 @@ def test_killed_anywhere_an_export_is_whole_or_absent(killed: Killed) -> None:
             load_file(folder / "model.safetensors")
 
 
+@pytest.mark.campaign("long")
 def test_killed_anywhere_the_folders_end_as_those_of_the_undisturbed_run(killed: Killed) -> None:
     root, kills = killed
     for name, steps in ("latest", [9, 12]), ("best", [8]), ("final", [12]):
@@ -153,6 +156,7 @@ def test_killed_anywhere_the_folders_end_as_those_of_the_undisturbed_run(killed:
             assert exported(root / number, name) == whole, spec
 
 
+@pytest.mark.campaign("long")
 def test_killed_anywhere_no_best_is_a_phantom(killed: Killed) -> None:
     """What a checkpoint names is there, whole, and with its value; in the end they are those of the run."""
     root, kills = killed
@@ -271,6 +275,7 @@ print(json.dumps([model(x).tolist(), torch.export.load(program).module()(x).toli
 """
 
 
+@pytest.mark.campaign("long")
 def test_it_loads_without_everstep(trained: tuple[Path, Digits]) -> None:
     """The average of the weights, by the model's own names, and as a program for any size of batch."""
     run_dir, task = trained
@@ -304,6 +309,7 @@ def test_exporting_a_program_changes_nothing(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------- laws and misuse
 
 
+@pytest.mark.campaign("long")
 def test_it_keeps_the_laws() -> None:
     check_service(lambda: Export(OnBest("valid_loss"), entry="weights", keep=1))
 

@@ -13,7 +13,7 @@ from everstep import Every
 from everstep.errors import ConfigError, GuardStop, LossBoundError
 from everstep.services import LossBound
 from everstep.testing import check_service
-from tiers import share
+from gate import share
 from tiny_runs import Boom
 
 
@@ -61,6 +61,7 @@ def test_what_is_no_number_is_too_large_before_there_is_a_median(tmp_path: Path,
         train(tmp_path / "run", [1.0, loss, 1.0], LossBound(times=10, last=5))
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_times_a_running_median_killed_in_any_step(tmp_path: Path) -> None:
     losses = [9.0, *QUIET, 6.0, 1.0]
     message = "loss is 6 at step 8, above 5 times 1, the median of the last 5"
@@ -82,11 +83,13 @@ def test_policy_stop_ends_as_written_with_exit_status_1(tmp_path: Path) -> None:
     assert caught.value.code == 1
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_a_run_within_its_bounds_ends_equal_after_any_crash(tmp_path: Path) -> None:
     make = lambda: [LossBound(bound=1e9), LossBound(times=1e9, last=3, name="median")]  # noqa: E731
     assert check_crashes(tmp_path, make, lambda loop, epoch: None, max_epoch=2).loop.ending.finished
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("arguments", [{"bound": 1e9}, {"times": 9, "last": 2}])
 def test_it_keeps_the_laws(arguments: Any) -> None:
     check_service(lambda: LossBound(**arguments))

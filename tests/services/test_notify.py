@@ -103,6 +103,7 @@ with everstep.TrainLoop(run_dir, {"w": w}, max_epoch=2, on_divergence="warn", se
 """
 
 
+@pytest.mark.campaign("long")
 def test_a_divergence_is_told_once_however_often_it_is_met(tmp_path: Path) -> None:
     """The first start is killed, the second and the third execute its steps again, and differ."""
     told = tmp_path / "told"
@@ -119,6 +120,7 @@ def test_a_divergence_is_told_once_however_often_it_is_met(tmp_path: Path) -> No
     assert events(told)[-1] == "finished"
 
 
+@pytest.mark.campaign("long")
 def test_a_run_that_is_stuck_is_told_while_it_is(tmp_path: Path) -> None:
     told = tmp_path / "told"
 
@@ -133,6 +135,7 @@ def test_a_run_that_is_stuck_is_told_while_it_is(tmp_path: Path) -> None:
     assert messages(told)[0]["reason"].startswith("the loop has not moved for 0.5 s; the main thread is in")
 
 
+@pytest.mark.campaign("long")
 def test_a_process_that_ends_itself_is_told(tmp_path: Path) -> None:
     told = tmp_path / "told"
     program = PROGRAM.replace(
@@ -195,6 +198,7 @@ def test_a_url_gets_a_post_of_the_same_facts(tmp_path: Path, server: Server) -> 
     assert b"127.0.0.1/***" in record and b"s3cret" not in record
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("status", [0, 302, 404])
 def test_what_does_not_take_it_is_one_warning_and_costs_the_run_nothing(
     tmp_path: Path, server: Server, status: int
@@ -211,6 +215,7 @@ def test_what_does_not_take_it_is_one_warning_and_costs_the_run_nothing(
     assert tiny.loop.ending.finished and len(server.got) == 1
 
 
+@pytest.mark.campaign("long")
 def test_a_step_does_not_wait_for_a_slow_receiver(tmp_path: Path) -> None:
     """It takes 3 seconds to be told that the run is stuck; the run moves on meanwhile."""
     seconds = []
@@ -230,6 +235,7 @@ def test_a_step_does_not_wait_for_a_slow_receiver(tmp_path: Path) -> None:
     assert "exit status 7" in log
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     ("given", "says"),
     [

@@ -51,6 +51,7 @@ def test_the_learning_rate_falls_and_rests_and_is_exact_over_resumes(tmp_path: P
         assert train(tmp_path / str(crash)) == whole
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_it_stops(tmp_path: Path) -> None:
     tail = collecting("valid_accuracy", [0.1, 0.5, 0.9, 0.8, 0.7, 0.6])
     make = lambda: [Plateau("valid_accuracy", then=Stop("no better"), long=4, short=2)]  # noqa: E731
@@ -58,12 +59,14 @@ def test_it_stops(tmp_path: Path) -> None:
     assert (tiny.loop.ending.reason, tiny.loop.ending.epoch) == ("no better", 6)
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_what_gets_better_is_no_plateau_and_nan_does_not_count(tmp_path: Path) -> None:
     tail = collecting("perplexity", [9, 8, float("nan"), 7, 6, float("inf"), 5, 4])
     make = lambda: [Plateau("perplexity", "min", then=Stop("no better"), long=4, short=2)]  # noqa: E731
     assert check_crashes(tmp_path, make, tail, max_epoch=8).loop.ending.reason == "max_epoch 8 is reached"
 
 
+@pytest.mark.campaign("long")
 def test_it_keeps_the_laws() -> None:
     check_service(lambda: Plateau("loss", then=SetValue("settings.rate", 0.5), long=2, short=1))
 

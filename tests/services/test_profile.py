@@ -55,6 +55,7 @@ def test_a_crash_inside_a_window(tmp_path: Path) -> None:
     assert digest == train(tmp_path / "whole", Profile(Every(steps=999)))
 
 
+@pytest.mark.campaign("long")
 def test_it_keeps_the_laws() -> None:
     check_service(lambda: Profile(Every(steps=2), steps=1, keep=1))
 
@@ -66,6 +67,7 @@ def test_misuse() -> None:
         Profile(steps=0)
 
 
+@pytest.mark.campaign("long")
 def test_the_profiler_says_nothing_on_standard_error(tmp_path: Path) -> None:
     program = """
 import os, sys, torch, everstep

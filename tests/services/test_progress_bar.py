@@ -131,6 +131,7 @@ def test_it_is_silent_elsewhere_but_for_what_is_printed(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout and not any(line.startswith("Epoch") for line in lines)
 
 
+@pytest.mark.campaign("long")
 def test_it_keeps_the_laws() -> None:
     make: Callable[[], ProgressBar] = lambda: ProgressBar(everstep.Every(steps=1))  # noqa: E731
     check_service(make)

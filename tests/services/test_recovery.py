@@ -24,7 +24,7 @@ from everstep.errors import (
 from everstep.record import RunJournal
 from everstep.services import LossBound
 from everstep.testing import armed
-from tiers import share
+from gate import share
 from tiny_runs import Boom, Tiny, boom_at, rows
 
 Place = tuple[int, int]
@@ -100,6 +100,7 @@ def as_if_never_had(run_dir: Path, program: Spoilt, out: set[Place], **arguments
     assert not [line for line in program.lines if "differs" in line]
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     ("bad", "save"),
     [
@@ -217,6 +218,7 @@ def test_the_tries_are_bounded(tmp_path: Path) -> None:
     assert program.loop.ending.rollbacks == 3
 
 
+@pytest.mark.campaign("long")
 def test_a_sample_that_all_rollbacks_have_in_common_is_named(tmp_path: Path) -> None:
     data = everstep.data.arrays(np.arange(40), batch_size=2, shuffle=True)
     bad = {
@@ -256,6 +258,7 @@ class Judge(Service):
         return Outcome(actions=(Stop("too bad", failed=True, step=self.step),))
 
 
+@pytest.mark.campaign("long")
 def test_whatever_names_a_bad_step_is_undone(tmp_path: Path) -> None:
     bound = LossBound("other_loss", bound=1e9)
     guards = {
@@ -304,6 +307,7 @@ def test_without_recovery_the_failure_stands_and_a_quarantine_still_holds(tmp_pa
         finish(tmp_path / "none", set(), services=[LossBound(bound=-1.0)])
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_killed_and_crashed_in_between_it_ends_the_same(tmp_path: Path) -> None:
     bad = {(0, 7), (1, 12)}
     finish(tmp_path / "run", bad)
@@ -416,6 +420,7 @@ class UncountedCursor:
         return self._next()
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("prefetched", [False, True])
 def test_a_stream_whose_batches_have_no_number_is_refused_at_its_start(
     tmp_path: Path, prefetched: bool
@@ -459,6 +464,7 @@ def struck(run_dir: Path, bad: set[Place], at: int, **arguments: Any) -> None:
         everstep.recovering(main)
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("how", ["deleted", "damaged", "the newest two deleted"])
 def test_a_rollback_that_the_journal_has_forgotten_counts_and_keeps_its_batches_out(
     tmp_path: Path, how: str

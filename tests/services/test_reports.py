@@ -161,6 +161,7 @@ def test_speed_and_shares_in_a_supervisor(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------- the laws
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_they_change_nothing_after_any_crash(tmp_path: Path) -> None:
     def services() -> list[everstep.Service]:
         return [LogVariables(), FinalValues(lambda: {"one": 1.0}), Throughput(2, every=Every(steps=2))]
@@ -168,6 +169,7 @@ def test_they_change_nothing_after_any_crash(tmp_path: Path) -> None:
     check_crashes(tmp_path, services, collecting("valid_loss", [1.0]), max_epoch=2)
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize(
     "make",
     [LogVariables, lambda: FinalValues(lambda: {"one": 1.0}), lambda: Throughput(4, every=Every(steps=2))],

@@ -20,12 +20,14 @@ from tiny_runs import Boom, Tiny, boom_at
 ACCURACIES = [0.5, 0.8, 0.6]
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_it_is_reached_by_any_value_before_the_deadline(tmp_path: Path) -> None:
     make = lambda: [Require("valid_accuracy", 0.8, epoch=3)]  # noqa: E731
     tail = collecting("valid_accuracy", ACCURACIES)
     assert check_crashes(tmp_path, make, tail, max_epoch=4).loop.ending.reason == "max_epoch 4 is reached"
 
 
+@pytest.mark.campaign("long", gate="share")
 @pytest.mark.parametrize("max_epoch", [3, 4])
 def test_it_is_not_reached(tmp_path: Path, max_epoch: int) -> None:
     """Also where a limit ends the run at that very boundary."""
@@ -101,6 +103,7 @@ def test_what_came_after_the_last_look_counts(tmp_path: Path) -> None:
     assert sv.ending.finished
 
 
+@pytest.mark.campaign("long")
 def test_it_keeps_the_laws() -> None:
     check_service(lambda: Require("valid_loss", 0.6, epoch=2))
     check_service(lambda: Require("loss", 0.0, "max", step=4, every=Every(steps=1)))

@@ -19,7 +19,7 @@ from everstep.errors import ConfigError, TriedAgain
 from everstep.record import RunJournal
 from everstep.services import Retry
 from everstep.testing import armed
-from tiers import share
+from gate import share
 from tiny_runs import Tiny, rows
 
 LISTED = (ConnectionError,)
@@ -118,6 +118,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run_dir, train(run_dir)
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(("faults", "expected"), FAULTS.values(), ids=FAULTS)
 def test_after_a_try_the_run_is_that_in_which_nothing_failed(
     tmp_path: Path, straight: Any, faults: dict[str, tuple[int, ...]], expected: list[tuple[str, int]]
@@ -203,6 +204,7 @@ def test_a_signal_ends_the_wait_and_the_next_start_goes_on(tmp_path: Path, strai
     assert rows(tmp_path / "run") == rows(straight[0])
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_killed_around_a_try(tmp_path: Path, straight: Any) -> None:
     specs = ["kill:loop.retry:1", "kill:loop.retry:2", "kill:checkpoint.rename:3", "kill:journal.fsync:4"]
     for number, spec in share(enumerate(specs), 1):

@@ -13,7 +13,7 @@ from everstep import Every, Service
 from everstep.errors import ConfigError
 from everstep.services import Annealing, Scheduled
 from everstep.testing import check_service
-from tiers import share
+from gate import share
 from tiny_runs import Boom, rows
 
 
@@ -53,6 +53,7 @@ def train(
 ANNEALED = [8, 8, 8, 4, 4, 4, 2, 2, 2, 1, 1, 1]
 
 
+@pytest.mark.campaign("long", gate="share")
 @pytest.mark.parametrize(
     ("every", "rates"),
     [
@@ -89,6 +90,7 @@ def test_another_schedule_is_another_run(tmp_path: Path) -> None:
     assert train(tmp_path, changed, on_change="override")[1][-1] == 8 * 0.25**11
 
 
+@pytest.mark.campaign("long")
 def test_it_keeps_the_laws() -> None:
     check_service(lambda: Scheduled("settings.rate", Annealing(1, 0.9)))
     check_service(lambda: Scheduled("settings.rate", lambda step: 1 / step, every=Every(steps=2)))

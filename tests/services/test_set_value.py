@@ -160,6 +160,7 @@ def test_a_target_known_beforehand_is_looked_up_when_the_loop_opens(tmp_path: Pa
             pass
 
 
+@pytest.mark.campaign("long")
 def test_killed_before_and_after_a_change_the_run_ends_equal(tmp_path: Path) -> None:
     def start(run: str, crash: int = 0) -> tuple[str | None, float]:
         settings = {"lr": 1.0, "sum": 0.0}
@@ -193,6 +194,7 @@ def test_it_is_no_action_for_another_thread(tmp_path: Path) -> None:
 schedulers = torch.optim.lr_scheduler
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     ("make", "told"),
     [

@@ -22,6 +22,7 @@ import sinks_program
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import everstep
+import gate
 import warm
 from everstep import Checkpoints, Every, Service
 from everstep.errors import ConfigError
@@ -32,7 +33,7 @@ from tiny_runs import Boom, Tiny, boom_at
 
 PROGRAM = Path(sinks_program.__file__)
 EVERYTHING = {"scalars": 0, "images": 0, "histograms": 0, "tensors": 0}
-SEED = int(os.environ.get("EVERSTEP_SEED", random.SystemRandom().randrange(1 << 30)))
+SEED = gate.seed
 
 
 def points(run_dir: Path, folder: str = "logs/tensorboard") -> dict[str, list[Any]]:
@@ -121,6 +122,7 @@ KILLS = [
 ]  # fmt: skip
 
 
+@pytest.mark.campaign("long")
 def test_killed_anywhere_no_point_is_there_twice_and_none_is_missing(
     undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -138,6 +140,7 @@ def test_killed_anywhere_no_point_is_there_twice_and_none_is_missing(
     require_same_files(undisturbed, run_dir)
 
 
+@pytest.mark.campaign("random")
 def test_killed_at_random_times(undisturbed: Path, tmp_path: Path) -> None:
     chance = random.Random(SEED)
     run_dir = tmp_path / "run"
@@ -149,7 +152,7 @@ def test_killed_at_random_times(undisturbed: Path, tmp_path: Path) -> None:
             time.sleep(chance.uniform(0, 1.2 * (time.monotonic() - began)))
             victim.kill()
     sinks_program.train(run_dir)
-    print(f"EVERSTEP_SEED={SEED}")
+    print(f"seed {SEED}")
     require_same_files(undisturbed, run_dir)
 
 
@@ -169,6 +172,7 @@ def evaluated(loop: Any, epoch: int) -> None:
     loop.collect_metrics(valid_loss=epoch / 3)
 
 
+@pytest.mark.campaign("long")
 def test_going_back_to_an_older_checkpoint(tmp_path: Path) -> None:
     tiny(tmp_path / "whole").train(tail=evaluated)
     tiny(tmp_path / "run").train(tail=evaluated)
@@ -232,6 +236,7 @@ def test_a_tensorboard_that_is_open_forgets_what_a_resume_does_again(tmp_path: P
     assert [e.step for e in events.Scalars("loss")] == [*range(1, 13)]
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     "point", ["sink.create", "sink.write", "sink.rename", "tensorboard.create", "tensorboard.write"]
 )
@@ -273,6 +278,7 @@ def replace_by_an_equal_one(run_dir: Path, file: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     ("harm", "at"),
     [(delete, 12), (delete_the_folder, 6), (overwrite, 6), (overwrite, 12), (replace_by_an_equal_one, 12)],

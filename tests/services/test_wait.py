@@ -74,6 +74,7 @@ def test_the_time_is_over(tmp_path: Path) -> None:
         sv.__enter__()
 
 
+@pytest.mark.campaign("long")
 def test_it_keeps_the_laws(tmp_path: Path) -> None:
     train(tmp_path / "other", 2)
     check_service(lambda: GlobalStepWaiter(tmp_path / "other", 2))

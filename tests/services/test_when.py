@@ -15,7 +15,7 @@ from everstep import Every, Interrupt, Save, SetValue, Stop
 from everstep.errors import ConfigError, UsageError
 from everstep.services import OnBest, When
 from everstep.testing import check_service
-from tiers import share
+from gate import share
 from tiny_runs import Boom, boom_at, events, rows
 
 LOSSES = [0.5, 0.6, 0.4, 0.4, 0.3]
@@ -59,6 +59,7 @@ def test_a_crash_after_the_checkpoint_does_not_repeat_it_one_before_does(tmp_pat
     assert path.read_text().split() == ["4", "12"]
 
 
+@pytest.mark.campaign("long", gate="share")
 @pytest.mark.parametrize(
     ("make", "steps"),
     [
@@ -172,6 +173,7 @@ def test_before_and_after_a_save(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run.json").read_text())
 
 
+@pytest.mark.campaign("long")
 def test_it_keeps_the_laws() -> None:
     check_service(lambda: When(OnBest("valid_loss"), [Save(), SetValue("settings.rate", times=0.5)]))
 

@@ -90,6 +90,7 @@ def program(run_dir: Path, kind: str, *, stop_at: int = 0, **arguments: Any) -> 
     return [*said, (0, str((model.temperature, model.hidden, model.layer.weight)))]
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("kind", METRICS)
 @pytest.mark.parametrize("stop_at", [5, 8])
 def test_metrics_and_attributes_in_the_state_come_back(kind: str, stop_at: int, tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ def test_a_disk_that_fills_up_costs_saves_and_not_the_training(disk: Path, tmp_p
     assert Tiny(disk / "run", max_epoch=4).train().seen == []
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("point", ["checkpoint.write", "checkpoint.fsync", "checkpoint.rename"])
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
 def test_a_failing_disk_in_the_middle_costs_saves_and_not_the_training(
@@ -220,6 +221,7 @@ def empty(folder: Path) -> None:
         file.unlink()
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("damage", [truncate, flip, flip_manifest, empty])
 def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path: Path, damage: Any) -> None:
     straight = Tiny(tmp_path / "straight", max_epoch=2).train()

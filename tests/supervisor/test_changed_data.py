@@ -128,6 +128,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.campaign("long", gate=6)
 @pytest.mark.parametrize("at", [EPOCH_END, INSIDE], ids=["between passes", "inside a pass"])
 @pytest.mark.parametrize(("before", "now", "message"), CHANGES.values(), ids=CHANGES)
 def test_a_change_is_refused_with_both_values_or_chosen(
@@ -150,6 +151,7 @@ SPEED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 }
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("at", [EPOCH_END, INSIDE], ids=["between passes", "inside a pass"])
 @pytest.mark.parametrize(("before", "now"), SPEED.values(), ids=SPEED)
 def test_what_only_changes_speed_is_free(tmp_path: Path, before: Any, now: Any, at: int) -> None:
@@ -164,6 +166,7 @@ def test_workers_of_a_plain_dataloader_are_free_between_passes(tmp_path: Path) -
         start(tmp_path / "run", lambda: DataLoader(SAMPLES, 2, num_workers=1), 8)
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("at", [EPOCH_END, INSIDE], ids=["between passes", "inside a pass"])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_chosen_seed_begins_anew_only_what_depends_on_it(tmp_path: Path, shuffle: bool, at: int) -> None:

@@ -152,6 +152,7 @@ CHANGES: dict[str, tuple[Program, Program, str]] = {
 }
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(("before", "now", "message"), CHANGES.values(), ids=CHANGES)
 def test_a_change_must_be_chosen(tmp_path: Path, before: Program, now: Program, message: str) -> None:
     before.train(tmp_path / "run", 2)
@@ -195,6 +196,7 @@ def test_a_raised_limit_takes_the_schedule_that_is_made_with_it(tmp_path: Path) 
     assert longer.says("T_max: stored 4, given 9")
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     ("before", "now", "message"),
     [
@@ -319,6 +321,7 @@ CHOSEN: dict[str, tuple[Make, Make]] = {
 }
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(("before", "now"), CHOSEN.values(), ids=CHOSEN)
 def test_a_chosen_schedule_goes_on_from_where_it_would_be(tmp_path: Path, before: Make, now: Make) -> None:
     Program(adam(0.1), before).train(tmp_path / "run", 2)
@@ -438,6 +441,7 @@ class Holder:
     def load_state_dict(self, state: Any) -> None: ...
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     "schedule",
     [

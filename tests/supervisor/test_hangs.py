@@ -74,6 +74,7 @@ def in_a_service(run_dir: Path) -> Tiny:
 PLACES = {"step": in_a_step, "tail": in_a_tail, "fetch": in_a_fetch, "service": in_a_service}
 
 
+@pytest.mark.campaign("timed")
 @pytest.mark.parametrize("place", PLACES)
 def test_a_hang_of_the_loop_is_noticed_once_and_the_run_goes_on(tmp_path: Path, place: str) -> None:
     run_dir = tmp_path / "run"
@@ -93,6 +94,7 @@ def test_a_hang_of_the_loop_is_noticed_once_and_the_run_goes_on(tmp_path: Path, 
     assert event.data == {"what": page.what, "rank": 0}
 
 
+@pytest.mark.campaign("timed")
 def test_each_hang_is_told(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     watched(run_dir).train(
@@ -101,6 +103,7 @@ def test_each_hang_is_told(tmp_path: Path) -> None:
     assert [page.step for page in failures(run_dir)] == [1, 2]
 
 
+@pytest.mark.campaign("timed")
 def test_a_save_that_hangs_beside_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = tmp_path / "run"
 
@@ -118,6 +121,7 @@ def test_a_save_that_hangs_beside_the_training(tmp_path: Path, monkeypatch: pyte
     assert any("hang_until_noticed" in line for line in page.lines)
 
 
+@pytest.mark.campaign("timed")
 def test_a_loop_that_waits_and_asks_does_not_hang(tmp_path: Path) -> None:
     """Nor does an evaluation: both draw batches, or ask whether to go on."""
     services = [HangWatch(AFTER), everstep.Console(sink=lambda line: None)]
@@ -133,6 +137,7 @@ def test_a_loop_that_waits_and_asks_does_not_hang(tmp_path: Path) -> None:
     assert failures(tmp_path) == []
 
 
+@pytest.mark.campaign("timed")
 def test_a_service_that_waits_for_another_run_does_not_hang(tmp_path: Path) -> None:
     waiter = everstep.services.GlobalStepWaiter(tmp_path / "other", 1, poll=AFTER / 10, timeout=3 * AFTER)
     with pytest.raises(ServiceError, match="look at that run"):
@@ -140,6 +145,7 @@ def test_a_service_that_waits_for_another_run_does_not_hang(tmp_path: Path) -> N
     assert failures(tmp_path / "run") == []
 
 
+@pytest.mark.campaign("timed")
 def test_a_clock_that_jumps_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def jump(clock: Callable[[], float]) -> Callable[[], float]:
         shift = [0.0]
@@ -185,6 +191,7 @@ def start(run_dir: Path, then: str, sleep: float) -> subprocess.Popen[str]:
     return warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.campaign("timed")
 def test_a_run_that_hangs_can_be_ended_and_goes_on_exactly(tmp_path: Path) -> None:
     hung = start(tmp_path / "run", "stop", 600)
     _, said = hung.communicate(timeout=60)
@@ -200,6 +207,7 @@ def test_a_run_that_hangs_can_be_ended_and_goes_on_exactly(tmp_path: Path) -> No
     assert rows(tmp_path / "run") == rows(tmp_path / "undisturbed") != []
 
 
+@pytest.mark.campaign("timed")
 def test_a_process_that_is_stopped_does_not_hang(tmp_path: Path) -> None:
     """It is stopped for twice as long as a hang takes."""
     stopped = start(tmp_path, "stop", 0.1)

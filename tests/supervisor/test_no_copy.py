@@ -73,6 +73,7 @@ def steps_of(run_dir: Path) -> list[int]:
     return sorted(int(path.name[-8:]) for path in (run_dir / "checkpoints").iterdir())
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("every", [Every(steps=1), Every(steps=5), Every(epochs=1)])
 def test_the_checkpoints_are_those_with_copies(tmp_path: Path, undisturbed: str, every: Any) -> None:
     found = {}
@@ -83,6 +84,7 @@ def test_the_checkpoints_are_those_with_copies(tmp_path: Path, undisturbed: str,
     assert found[True] == found[False]
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("at", [1, 4, 5, 9, 10])
 def test_a_crash_in_any_place(tmp_path: Path, undisturbed: str, at: int) -> None:
     with pytest.raises(Boom):
@@ -100,6 +102,7 @@ def interrupt_at(at: int) -> Any:
     return hook
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(("where", "at"), [("inside", 4), ("inside", 5), ("tail", 1)])
 def test_a_signal_saves_the_state_in_a_step_and_the_one_kept_on_disk_in_the_tail(
     tmp_path: Path, undisturbed: str, where: str, at: int

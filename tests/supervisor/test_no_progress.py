@@ -83,6 +83,7 @@ def test_a_train_loop_that_asks_and_never_iterates(tmp_path: Path) -> None:
         only_ask(Tiny(tmp_path, max_epoch=2))
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("arguments", [{}, {"max_step": 5}])
 def test_epochs_without_a_step_that_may_never_end(tmp_path: Path, arguments: dict[str, Any]) -> None:
     tiny = Tiny(tmp_path, **arguments)

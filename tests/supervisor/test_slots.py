@@ -118,6 +118,7 @@ def test_a_state_of_something_else_is_refused(tree: Any) -> None:
         entry.load(tree)
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("place", ["before the loop", "at the head"])
 @pytest.mark.parametrize("stop_at", [2, 4, 7])
 def test_a_value_that_is_assigned_where_lines_run_again_keeps_its_name(

@@ -65,6 +65,7 @@ def test_a_loop_of_ones_own_stops_at_the_exact_step_and_saves_the_last(tmp_path:
     assert again.seen == [] and again.w.tobytes() == walk.w.tobytes()
 
 
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize("every", [1, 4, 100])
 @pytest.mark.parametrize("at", [1, 2, 6, 11])
 def test_a_crash_at_any_step_resumes_exactly(tmp_path: Path, every: int, at: int) -> None:

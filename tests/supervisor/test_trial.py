@@ -98,6 +98,7 @@ def tried(run_dir: Path) -> list[dict[str, Any]]:
     return [event.data for event in RunJournal(run_dir).events() if event.kind == "tried"]
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(("kind", "kept"), [(Data, True), (Forgets, False)])
 @pytest.mark.parametrize("stop_at", [5, 17])
 def test_a_resume_is_exact_whether_its_state_brings_it_back_or_not(

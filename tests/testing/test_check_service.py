@@ -56,6 +56,7 @@ BUILT_IN: dict[str, Callable[[], Service]] = {
 }
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_in_services_pass(name: str) -> None:
     make = BUILT_IN[name]
@@ -306,10 +307,12 @@ class DrawsIsolated(DrawsWhenOpened):
     isolate = True
 
 
+@pytest.mark.campaign("long")
 def test_random_numbers_drawn_by_an_isolated_service_are_put_back() -> None:
     check_service(DrawsIsolated)
 
 
+@pytest.mark.campaign("long", gate=6)
 @pytest.mark.parametrize(("kind", "message"), FAULTS)
 def test_each_fault_is_found(kind: type[Counting], message: str) -> None:
     try:
@@ -346,6 +349,7 @@ def test_a_row_that_depends_on_the_start_is_found() -> None:
         check_service(Reports)
 
 
+@pytest.mark.campaign("long")
 def test_a_metric_of_ones_own_is_collected_on_request() -> None:
     seen: list[float] = []
 

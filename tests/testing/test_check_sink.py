@@ -49,11 +49,13 @@ BUILT_IN: dict[str, tuple[Callable[[], Service], Callable[[Path], Iterable[Value
 }
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_in_sinks_hold_what_the_journal_holds(name: str) -> None:
     check_sink(*BUILT_IN[name])
 
 
+@pytest.mark.campaign("long")
 def test_a_sink_that_leaves_out_rows_says_which() -> None:
     check_sink(lambda: CSV(metrics=["loss"]), table, takes=lambda row: row.name == "loss")
 
@@ -91,6 +93,7 @@ class Rounds(Plain):
             file.write(json.dumps({n: round(v, 2) if n == "loss" else v for n, v in line.items()}) + "\n")
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     ("kind", "message"),
     [

@@ -256,6 +256,7 @@ def test_several_models_train_on_one_reading_each_as_if_alone() -> None:
         assert compare_runs(run_dir, BASIC.with_name(f"alone{number}")) == []
 
 
+@pytest.mark.campaign("long")
 def test_several_models_that_are_killed_resume_exactly() -> None:
     killed("several()")
     endings = everstep.train_from_params(**digits_params.several(), skip_check=True)

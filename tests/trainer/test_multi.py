@@ -95,6 +95,7 @@ def test_each_is_the_run_that_it_would_be_alone_and_a_batch_is_read_once(tmp_pat
     assert_same(tmp_path, alone)
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("at", [1, 3, 4, 6, 12])
 def test_one_that_fails_leaves_the_others_alone_and_goes_on_behind_them(
     tmp_path: Path, alone: Path, at: int, capsys: pytest.CaptureFixture[str]
@@ -109,6 +110,7 @@ def test_one_that_fails_leaves_the_others_alone_and_goes_on_behind_them(
     assert_same(tmp_path, alone)
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("at", [1, 7, 12])
 def test_a_signal_saves_all_and_all_go_on(tmp_path: Path, alone: Path, at: int) -> None:
     def interrupt() -> None:

@@ -139,6 +139,7 @@ TRAINED_ON: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("kind", TRAINED_ON)
 def test_evaluating_on_the_data_in_training_restarts_nothing(tmp_path: Path, kind: str) -> None:
     def start(name: str, *services: everstep.Service) -> TinyTask:
@@ -368,6 +369,7 @@ SMOKED: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("kind", SMOKED)
 def test_a_smoke_test_leaves_everything_where_it_was(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

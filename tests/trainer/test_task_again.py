@@ -61,6 +61,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("given", SETTINGS)
 def test_the_same_objects_go_on_after_a_rollback_as_new_ones(tmp_path: Path, given: Any) -> None:
     def anew() -> None:

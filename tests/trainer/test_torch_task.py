@@ -374,6 +374,7 @@ def test_an_evaluation_is_of_the_average_and_gives_the_weights_back(tmp_path: Pa
     assert task.model is live and live.training and torch.equal(weights(task), before)
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("every", [1, 4])
 def test_all_of_it_resumes_to_the_bit(tmp_path: Path, every: int) -> None:
     class Everything(Linear):

@@ -119,6 +119,7 @@ def make(run_dir: Path, kind: str, bad: int = -1, since: int = 0, every: int = 1
     return everstep.Trainer(task, {"train": data(kind)}, run_dir, services=services, seed=1, max_epoch=3)
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_and_on_is_at_once(tmp_path: Path, kind: str) -> None:
     at_once = make(tmp_path / "at once", kind).train(16)
@@ -130,6 +131,7 @@ def test_on_and_on_is_at_once(tmp_path: Path, kind: str) -> None:
     assert compare_runs(tmp_path / "at once", tmp_path / "several") == []
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("since", "every"), [(1, 1000), (8, 4)])  # from step 0, and from where it was saved
 def test_after_a_rollback_the_same_objects_are_as_good_as_new_ones(

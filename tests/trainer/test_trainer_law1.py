@@ -15,7 +15,7 @@ from tiny_task import TinyTask, trainer
 import everstep
 from everstep.proof.compare import compare_runs
 from everstep.testing import ManualClock
-from tiers import share
+from gate import share
 from tiny_runs import Boom
 
 
@@ -59,6 +59,7 @@ def start(run_dir: Path, every: everstep.schedule.Schedule, crash: int = 0) -> C
     return task
 
 
+@pytest.mark.campaign("long", gate="share")
 @pytest.mark.parametrize(
     "every",
     [
@@ -110,6 +111,7 @@ def evaluated_twice(run_dir: Path, at: int = 0, **arguments: Any) -> CtrlC:
     return task
 
 
+@pytest.mark.campaign("long")
 def test_ctrl_c_leaves_an_evaluation_within_a_batch_and_loses_no_step(tmp_path: Path) -> None:
     batches = evaluated_twice(tmp_path / "straight").batches
     assert batches > 20
@@ -190,6 +192,7 @@ def test_ctrl_c_in_an_evaluation_of_your_own_program(tmp_path: Path) -> None:
         assert compare_runs(tmp_path / "straight", tmp_path / str(at)) == [], at
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("at", range(2, 9, 2))
 def test_ctrl_c_in_an_evaluation_of_averaged_weights_with_a_dataloader(tmp_path: Path, at: int) -> None:
     x, y = torch.randn(10, 4, generator=torch.Generator().manual_seed(1)), torch.arange(10) % 3

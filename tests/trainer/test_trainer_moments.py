@@ -209,6 +209,7 @@ def in_listed_order(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run_dir, run_with(run_dir, None)
 
 
+@pytest.mark.campaign("long")
 @settings(deadline=None, max_examples=8)
 @given(order=st.permutations(range(len(listed([])))))
 def test_the_order_of_services_of_different_stages_is_no_matter(

@@ -48,6 +48,7 @@ def wait_for(condition: Any) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.campaign("long")
 def test_both_are_killed_and_nothing_is_evaluated_twice_or_missed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     watcher, training = process("watch", run), process("train", run)

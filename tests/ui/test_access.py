@@ -68,6 +68,7 @@ def test_a_name_that_leads_here_is_not_enough(guarded: Page, host: str) -> None:
     assert guarded.ask(f"/?token={guarded.token}", Host=host).status == 403
 
 
+@pytest.mark.campaign("long")
 def test_names_that_are_given_or_local_are_answered(begun: Path) -> None:
     with running_page(begun, "--host", "box.example", "--host", "proxy.example:8443") as page:
         for host in ("localhost:1", "LOCALHOST", "127.0.0.1", "box.example:8443", "proxy.example:8443"):
@@ -100,6 +101,7 @@ def test_another_page_in_the_browser_gets_nothing(guarded: Page, site: str) -> N
     )
 
 
+@pytest.mark.campaign("long")
 def test_a_link_in_another_page_leads_to_the_page(begun: Path) -> None:
     """After a click elsewhere a browser withholds a strict cookie, also behind a redirect."""
     click = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}
@@ -136,6 +138,7 @@ def test_it_listens_on_this_machine_alone(guarded: Page) -> None:
     assert listening == [f"0100007F{port}"]
 
 
+@pytest.mark.campaign("long")
 def test_ctrl_c_ends_it_at_once_also_with_a_live_connection(begun: Path) -> None:
     with running_page(begun) as page:
         with socket.create_connection(("127.0.0.1", page.port), timeout=20) as line:

@@ -93,6 +93,7 @@ def test_the_step_of_a_checkpoint_is_a_count(tmp_path: Path, name: str) -> None:
     assert answer["starts"][0]["from_step"] == 0
 
 
+@pytest.mark.campaign("long")
 def test_a_long_id_is_no_run_and_a_fault_is_told_in_short(tmp_path: Path) -> None:
     written(tmp_path / "good", wrote(block([1.0])))
     facts = {**RunDir.open(tmp_path / "long").facts, "id": "a:" * 50_000 + "@"}
@@ -110,6 +111,7 @@ def test_a_long_id_is_no_run_and_a_fault_is_told_in_short(tmp_path: Path) -> Non
         assert "long/run.json is damaged: its checksum is wrong, or a fact is missing or too long" in problems
 
 
+@pytest.mark.campaign("long")
 def test_half_requests_neither_hold_the_page_nor_stay(tmp_path: Path) -> None:
     written(tmp_path / "good", wrote(block([1.0])))
     with running_page(tmp_path) as page, contextlib.ExitStack() as stack:
@@ -125,6 +127,7 @@ def test_half_requests_neither_hold_the_page_nor_stay(tmp_path: Path) -> None:
         assert lines[-1].recv(1) == b""
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("ends", [b"", b"\r\n\r\n"])
 def test_a_head_of_a_request_has_a_limit(tmp_path: Path, ends: bytes) -> None:
     written(tmp_path / "good", wrote(block([1.0])))
@@ -155,6 +158,7 @@ def test_a_metric_hides_no_setting_of_other_runs(tmp_path: Path) -> None:
     assert len(everstep.query("runs", {"config.lr": {"$lt": 0.15}}, index=tmp_path)) == 1
 
 
+@pytest.mark.campaign("long")
 def test_a_hundred_thousand_settings_are_no_answer(tmp_path: Path) -> None:
     many = {f"setting_{number:06}": number for number in range(100_000)}
     written(tmp_path / "hostile", wrote(block([1.0])), facts={"config": many})
@@ -182,6 +186,7 @@ def png(width: int, height: int) -> bytes:
 JPEG = b"\xff\xd8\xff\xe0\0\x04ab\xff\xc2\0\x11\x08" + struct.pack(">HH", 30_000, 30_000)
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     "picture",
     [png(22_000, 22_000), JPEG + bytes(10), b"GIF89a" + struct.pack("<HH", 60_000, 60_000)],

@@ -76,6 +76,7 @@ def everstep_said(*arguments: str) -> str:
     return done.stderr
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("text", FILTERS)
 def test_filters_mean_what_they_mean_to_everstep_runs(page: Page, made: Path, text: str) -> None:
     given = ["--where", text] if text.startswith("{") else [text]
@@ -88,6 +89,7 @@ def test_filters_mean_what_they_mean_to_everstep_runs(page: Page, made: Path, te
         assert answer.json["matched"] == len(said) and answer.json["total"] == 5
 
 
+@pytest.mark.campaign("long")
 def test_columns_pages_and_order(page: Page) -> None:
     asked = {
         "columns": "valid_loss,status,started,name,config.optimizer.betas",
@@ -151,6 +153,7 @@ def test_an_empty_answer_says_what_the_filter_may_have_meant(page: Page) -> None
     assert "goo alone" in page.get("/api/runs", where="name=goo").json["why_none"]
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
@@ -199,6 +202,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
     }
 
 
+@pytest.mark.campaign("long")
 def test_looking_at_a_run_neither_changes_nor_locks_it(made: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     shutil.copytree(made, folder, ignore=shutil.ignore_patterns("everstep.db*"))
@@ -214,12 +218,14 @@ def test_looking_at_a_run_neither_changes_nor_locks_it(made: Path, tmp_path: Pat
     }
 
 
+@pytest.mark.campaign("long")
 def test_a_run_directory_alone_is_read_without_an_index(made: Path) -> None:
     with running_page(made / "good") as page:
         assert [name.rpartition("-")[0] for name in names(page.get("/api/runs").json["rows"])] == ["good"]
     assert not (made / "good" / "everstep.db").exists()
 
 
+@pytest.mark.campaign("long")
 def test_a_folder_that_this_user_cannot_write_is_shown_from_its_journals(made: Path) -> None:
     outer, root = Path(tempfile.mkdtemp()), os.geteuid() == 0
     folder = outer / "runs"
@@ -240,6 +246,7 @@ def test_a_folder_that_this_user_cannot_write_is_shown_from_its_journals(made: P
         shutil.rmtree(outer)
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_new_points_and_new_runs_are_live_within_two_seconds(
@@ -289,6 +296,7 @@ def test_new_points_and_new_runs_are_live_within_two_seconds(
             )
 
 
+@pytest.mark.campaign("long")
 def test_an_index_that_is_replaced_under_the_page_comes_back(made: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     shutil.copytree(made, folder, ignore=shutil.ignore_patterns("everstep.db*"))
@@ -301,6 +309,7 @@ def test_an_index_that_is_replaced_under_the_page_comes_back(made: Path, tmp_pat
         page.wait_for(lambda: page.get("/api/runs").json["total"] == 6)
 
 
+@pytest.mark.campaign("long")
 def test_a_run_that_was_forgotten_is_not_looked_for_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +330,7 @@ def test_a_run_that_was_forgotten_is_not_looked_for_again_and_again(
         assert len(looks) <= 1
 
 
+@pytest.mark.campaign("long")
 def test_faults_of_journals_and_index_are_told_until_they_are_mended(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made, tmp_path / "runs", ignore=shutil.ignore_patterns("everstep.db*"))
     index, away = tmp_path / "runs" / "everstep.db", tmp_path / "away.db"
@@ -369,6 +379,7 @@ def test_a_run_whose_directory_has_another_run_is_gone_as_in_everstep_runs(
         assert listed(page) == seen
 
 
+@pytest.mark.campaign("long")
 def test_the_runs_of_a_sweep_stand_together_in_any_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,6 +397,7 @@ def test_the_runs_of_a_sweep_stand_together_in_any_order(
         assert found(sort="name", offset=1, limit=2) == ["c", "b"]
 
 
+@pytest.mark.campaign("long")
 def test_columns_with_numbers_of_the_runs_that_match(tmp_path: Path) -> None:
     for name, rate in (("a", 0.1), ("b", 0.2), ("c", 0.2)):
         Tiny(tmp_path / name, max_epoch=1, config={"lr": rate, "net": name, "wide": True}).train()

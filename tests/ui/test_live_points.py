@@ -28,6 +28,8 @@ from everstep.record.segment_file import segment_path
 from everstep.record.watching import is_watched
 from everstep.ui.followed_index import followed
 
+pytestmark = pytest.mark.campaign("timed")
+
 SECONDS = 2.0
 """From the end of a step to its point."""
 

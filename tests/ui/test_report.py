@@ -109,6 +109,7 @@ def test_its_policy_allows_its_own_scripts_and_no_connection(written: Parsed) ->
         assert rules[name].split() == [f"'sha256-{digest}'" for digest in digests]
 
 
+@pytest.mark.campaign("long")
 def test_it_carries_its_data_with_their_digest(written: Parsed, made: Path, tmp_path: Path) -> None:
     digest = hashlib.sha256(written.embedded.encode()).hexdigest()
     assert next(attributes for tag, attributes in written.elements if tag == "html")["data-sha256"] == digest
@@ -145,6 +146,7 @@ def test_what_says_how_good_a_run_is_comes_first(tmp_path: Path) -> None:
     assert [row["name"] for row in data["metrics"]][:2] == ["tail/z_loss last", "tail/z_loss best"]
 
 
+@pytest.mark.campaign("long")
 def test_lines_keep_their_extremes(tmp_path: Path) -> None:
     with pytest.raises(Boom):
         Tiny(tmp_path / "run", max_epoch=4).train(boom_at(7))
@@ -188,6 +190,7 @@ def test_it_carries_pictures_texts_and_histograms(tmp_path: Path) -> None:
     assert media == "data:image/png;base64" and base64.b64decode(picture) == file.read_bytes()
 
 
+@pytest.mark.campaign("long")
 def test_what_does_not_fit_is_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = pictured(tmp_path / "run")
     file = next((run / "logs" / "media").iterdir())
@@ -203,6 +206,7 @@ def test_what_does_not_fit_is_left_out_and_counted(tmp_path: Path, monkeypatch: 
     assert whole[-len(log["text"]) - 1] == "\n", "whole lines"
 
 
+@pytest.mark.campaign("long")
 def test_a_picture_that_is_gone_is_left_out(tmp_path: Path) -> None:
     run = pictured(tmp_path / "run")
     for file in (run / "logs" / "media").iterdir():
@@ -213,6 +217,7 @@ def test_a_picture_that_is_gone_is_left_out(tmp_path: Path) -> None:
     assert data["summaries_left_out"] == 3
 
 
+@pytest.mark.campaign("long")
 def test_many_lines_share_the_points(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "MOST_POINTS", 36)  # three metrics
     report(made / "long", "-o", tmp_path / "report.html")
@@ -273,11 +278,13 @@ def test_any_value_of_json_survives_the_embedding(tmp_path: Path) -> None:
     assert hashlib.sha256(parsed.embedded.encode()).hexdigest() == digest and parsed.data["<b>"] == 1
 
 
+@pytest.mark.campaign("long")
 def test_a_run_given_twice_is_there_once(made: Path, tmp_path: Path) -> None:
     told = report("good", made / "good", "--index", made, "-o", tmp_path / "report.html").output
     assert ": 1 run, " in told and len(Parsed(tmp_path / "report.html").data["runs"]) == 1
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -47,6 +47,7 @@ def curve(page: Page, run: str, stream: str = "step", metric: str = "loss", **as
     return dict(found)
 
 
+@pytest.mark.campaign("long")
 def test_a_killed_run_shows_where_and_that_its_resume_was_verified(page: Page, made: Path) -> None:
     found = page.get(f"/api/runs/{id_of(page, 'long')}").json
     first, second = found["starts"]
@@ -68,6 +69,7 @@ def test_a_killed_run_shows_where_and_that_its_resume_was_verified(page: Page, m
     assert ends["stopped"]["end"] == "signal" and ends["stopped"]["why"] == "SIGTERM"
 
 
+@pytest.mark.campaign("long")
 def test_a_curve_is_the_journal(page: Page, made: Path) -> None:
     run, journal = id_of(page, "long"), RunJournal(made / "long")
     steps, values = journal.series("loss", "step")
@@ -84,6 +86,7 @@ def test_a_curve_is_the_journal(page: Page, made: Path) -> None:
     assert curve(page, run, metric="nothing")["x"] == []
 
 
+@pytest.mark.campaign("long")
 def test_beyond_a_part_there_are_points_for_lines_that_go_on(page: Page) -> None:
     run = id_of(page, "long")
     whole, part = curve(page, run), {"from": 6, "to": 9, "beyond": 1}
@@ -226,6 +229,7 @@ def test_a_summary_is_a_picture_or_plain_text_and_lies_in_the_run(tmp_path: Path
 UP = ["..%2f..%2fetc%2fpasswd", "%2e%2e", "~1/../../x", "~99", "~", "%00", "a%0d%0ab", "<script>"]
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("run", UP)
 def test_a_run_is_named_by_its_id_alone(page: Page, run: str) -> None:
     for path in (f"/api/runs/{run}", f"/api/runs/{run}/log", f"/api/runs/{run}/summary?name=a&step=1"):
@@ -235,6 +239,7 @@ def test_a_run_is_named_by_its_id_alone(page: Page, run: str) -> None:
         assert page.ask(path, Cookie=page.cookie).status == 404
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
@@ -256,6 +261,7 @@ def test_wrong_questions_for_curves_say_what_to_do(page: Page, asked: dict[str, 
     assert answer.status == 400 and told in answer.json["error"]
 
 
+@pytest.mark.campaign("long")
 def test_a_log_is_followed_from_where_it_was_read(tmp_path: Path) -> None:
     run = written(tmp_path / "a", wrote())
     log = run / "logs" / "run.log"
@@ -311,6 +317,7 @@ def test_a_divergence_superseded_points_and_a_fork_are_shown(tmp_path: Path) -> 
         assert {"name": "lr", "here": 1, "parent": None} in fork["config_changed"]
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_curves_of_another_machines_run_come_from_the_index(
@@ -347,6 +354,7 @@ def curves_of(page: Page, run: str) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.campaign("long")
 def test_a_curve_grows_while_the_run_trains(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     train(folder / "first")
@@ -376,6 +384,7 @@ def test_a_curve_grows_while_the_run_trains(tmp_path: Path) -> None:
             run.communicate()
 
 
+@pytest.mark.campaign("long")
 def test_runs_side_by_side_say_what_everstep_compare_says(page: Page) -> None:
     ids = [row["id"] for row in page.get("/api/runs").json["rows"]]
     found = page.get("/api/compare", runs=",".join(ids)).json
@@ -401,6 +410,7 @@ REPORT = ("verified", {"report": "resume verified: 2 steps", "steps": 2})
 ENDED = ("closed", {"status": "failed", "reason": "made", "step": 4})
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     ("later", "told", "badges"),
     [
@@ -437,6 +447,7 @@ def test_tags_and_the_note_of_a_run_are_shown(tmp_path: Path) -> None:
         page.wait_for(lambda: page.get("/api/runs", where='note="the new data"', columns="note").json["rows"])
 
 
+@pytest.mark.campaign("long")
 def test_best_weights_of_which_nothing_was_recorded_are_listed(tmp_path: Path) -> None:
     run = written(tmp_path / "a", wrote())
     saved = Store(run).commit(
@@ -448,6 +459,7 @@ def test_best_weights_of_which_nothing_was_recorded_are_listed(tmp_path: Path) -
         assert (best["metric"], best["step"]) == ("loss", 1)
 
 
+@pytest.mark.campaign("long")
 def test_a_directory_that_is_used_again_has_the_new_runs_curves(tmp_path: Path) -> None:
     written(tmp_path / "a", wrote(block([1.0, 2.0])))
     with running_page(tmp_path) as page:
@@ -479,6 +491,7 @@ def read_away(database: Database, stored: StoredRows) -> list[Rows]:
         return stored.read(database, connection, away, "step", "loss")
 
 
+@pytest.mark.campaign("long")
 def test_rows_from_the_index_are_those_of_the_journals_while_they_grow(tmp_path: Path) -> None:
     """Read piece by piece, as long as other machines train; one is forgotten and comes again."""
     database, stored = Database(tmp_path / "everstep.db"), StoredRows()
@@ -506,6 +519,7 @@ def test_rows_from_the_index_are_those_of_the_journals_while_they_grow(tmp_path:
     assert [len(rows.steps) for rows in read_away(database, stored)] == [6, 6, 2]
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("change", ["packed = 'text'", "packed = x'00'", "packed = NULL", "segment = 7"])
 def test_a_block_that_everstep_does_not_write_is_a_malformed_index(tmp_path: Path, change: str) -> None:
     database = Database(tmp_path / "everstep.db")
@@ -519,6 +533,7 @@ def test_a_block_that_everstep_does_not_write_is_a_malformed_index(tmp_path: Pat
         read_away(database, StoredRows())
 
 
+@pytest.mark.campaign("long")
 def test_a_curve_of_many_blocks_is_read_again_at_the_cost_of_one(tmp_path: Path) -> None:
     """A run that was looked at for a day has a block for each second, and its page asks again each second."""
     database, stored = Database(tmp_path / "everstep.db"), StoredRows()

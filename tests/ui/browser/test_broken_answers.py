@@ -13,6 +13,8 @@ import pytest
 
 import everstep.ui
 
+pytestmark = pytest.mark.campaign("machine")
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
     from playwright.sync_api import Page as View

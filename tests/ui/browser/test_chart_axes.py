@@ -9,6 +9,8 @@ import pytest
 
 from everstep.ui.report_page import STATIC, bundle
 
+pytestmark = pytest.mark.campaign("machine")
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
     from playwright.sync_api import Page as View

@@ -13,6 +13,8 @@ from page_server import Page, running_page
 
 from tiny_runs import Tiny
 
+pytestmark = pytest.mark.campaign("machine")
+
 N = 200
 
 

@@ -14,6 +14,8 @@ from sqlalchemy import insert
 from everstep.index.database import Database
 from everstep.index.sql_tables import metrics, runs, segments, series
 
+pytestmark = pytest.mark.campaign("machine")
+
 N = 10_000
 
 

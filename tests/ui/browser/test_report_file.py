@@ -20,6 +20,8 @@ from everstep.labels import add_tags, set_note
 from everstep.ui.report_page import STATIC
 from tiny_runs import Boom, Tiny, boom_at
 
+pytestmark = pytest.mark.campaign("machine")
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
     from playwright.sync_api import Page as View

@@ -20,6 +20,8 @@ from test_verified_resume import start as twelve_steps
 
 from everstep.checkpoint.manifest import MANIFEST
 
+pytestmark = pytest.mark.campaign("machine")
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page as View
 

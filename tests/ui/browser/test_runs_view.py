@@ -13,6 +13,8 @@ from page_server import Page, running_page
 from everstep.record import RunDir
 from tiny_runs import Tiny
 
+pytestmark = pytest.mark.campaign("machine")
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page as View
 

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from PIL import Image
+
+pytestmark = pytest.mark.campaign("machine")
 
 ROOT = Path(__file__).parent.parent.parent.parent
 IMAGES = ROOT / "docs" / "images"
