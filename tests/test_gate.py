@@ -39,7 +39,13 @@ def _campaign_only(decorator: ast.expr) -> bool:
 
 
 def is_campaign(path: Path) -> bool:
-    return re.search(r"^pytestmark = pytest\.mark\.campaign", path.read_text(), re.M) is not None
+    return re.search(r"^pytestmark = \[?pytest\.mark\.campaign", path.read_text(), re.M) is not None
+
+
+def test_a_file_has_one_list_of_marks() -> None:
+    """The second would take the place of the first, and with it of the tier."""
+    twice = [path.name for path in TESTS.rglob("*.py") if path.read_text().count("\npytestmark = ") > 1]
+    assert twice == []
 
 
 def test_no_two_files_of_tests_have_one_name() -> None:
