@@ -96,7 +96,7 @@ class Server:
     def start(self) -> None:
         """Start it and wait until it answers; after a kill its old processes go first."""
         for _ in range(50):
-            if self._run("pg_ctl", "-w", "-l", str(self.log), "start", check=False) == 0:
+            if self._run("pg_ctl", "-w", "-t", "120", "-l", str(self.log), "start", check=False) == 0:
                 return
         pytest.fail(f"PostgreSQL does not start: {self.log.read_text()[-2000:]}")
 

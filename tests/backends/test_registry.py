@@ -31,6 +31,7 @@ def test_torch_is_active_only_once_the_program_imported_it() -> None:
     ]
 
 
+@pytest.mark.campaign("long")
 def test_a_checkpoint_with_tensors_imports_torch_for_them() -> None:
     code = (
         "import sys; from everstep.state import decode, Encoded;"

@@ -191,6 +191,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 DIVERGES = ("lbfgs", torch.bfloat16)
 
 
+@pytest.mark.campaign("long", gate=12)
 @pytest.mark.parametrize(
     ("name", "dtype"), [c for c in product(OPTIMIZERS, DTYPES) if c != DIVERGES], ids=str
 )

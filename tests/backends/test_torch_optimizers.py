@@ -103,6 +103,7 @@ def test_as_in_tfutils_each_element_is_limited_to_one_by_default() -> None:
     assert torch.equal(weights(model), weights(hand))
 
 
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize("clip", [Clip(value=1.0), Clip(norm=1.0), Clip(global_norm=1.0)], ids=str)
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_gradients_without_a_finite_norm_are_not_applied(tmp_path: Path, clip: Clip, bad: float) -> None:

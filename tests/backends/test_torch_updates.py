@@ -380,7 +380,7 @@ def test_gradients_that_serve_update_after_update_are_always_saved(watch: Any, z
     assert set(still_used(counting)["optimizer"]) == {0, 1}
 
 
-@pytest.mark.campaign("long", gate=2)
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("die", range(2, 8))
 def test_a_program_that_zeroes_now_and_then_resumes_exactly(tmp_path: Path, die: int) -> None:
     """Zeroed before every other update only: the gradient of each odd step is added to in the next."""

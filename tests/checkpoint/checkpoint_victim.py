@@ -1,7 +1,7 @@
-"""Run every scenario once per hazard point and count, and be killed there.
+"""Run a scenario once per hazard point and count, and be killed there.
 
-`python checkpoint_victim.py FOLDER` leaves FOLDER/SCENARIO/NUMBER/run and .../log, and prints
-"SCENARIO NUMBER SPEC" for each kill.
+`python checkpoint_victim.py FOLDER SCENARIO` leaves FOLDER/NUMBER/run and .../log, and prints
+"NUMBER SPEC" for each kill.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ def die(folder: Path, act: Callable[[Path, Log], None], spec: str) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-def main(root: Path) -> None:
-    for scenario, (prepare, act) in SCENARIOS.items():
+def main(root: Path, scenario: str) -> None:
+    prepare, act = SCENARIOS[scenario]
 
-        def fresh(number: int, scenario: str = scenario, prepare: Callable[[Path], None] = prepare) -> Path:
-            folder = root / scenario / str(number)
-            (folder / "run").mkdir(parents=True)
-            prepare(folder / "run")
-            return folder
+    def fresh(number: int) -> Path:
+        folder = root / str(number)
+        (folder / "run").mkdir(parents=True)
+        prepare(folder / "run")
+        return folder
 
-        traced = fresh(0)
-        assert die(traced, act, f"trace:{traced / 'trace'}") == 0
-        points = Counter((traced / "trace").read_text().split())
-        specs = [f"kill:{point}:{n}" for point, count in points.items() for n in range(1, count + 1)]
-        for number, spec in enumerate(specs, 1):
-            assert die(fresh(number), act, spec) == signal.SIGKILL
-            print(scenario, number, spec)
+    traced = fresh(0)
+    assert die(traced, act, f"trace:{traced / 'trace'}") == 0
+    points = Counter((traced / "trace").read_text().split())
+    specs = [f"kill:{point}:{n}" for point, count in points.items() for n in range(1, count + 1)]
+    for number, spec in enumerate(specs, 1):
+        assert die(fresh(number), act, spec) == signal.SIGKILL
+        print(number, spec)
 
 
-main(Path(sys.argv[1]))
+main(Path(sys.argv[1]), sys.argv[2])

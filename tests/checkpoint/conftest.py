@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from waiting import patient  # noqa: F401
+
 
 @pytest.fixture
 def said() -> list[str]:

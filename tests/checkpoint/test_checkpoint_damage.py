@@ -36,6 +36,7 @@ def damages(raw: bytes) -> Iterator[bytes]:
     yield raw + raw
 
 
+@pytest.mark.campaign("long", gate=1)
 @BOTH
 def test_every_damage_of_every_byte_is_detected(store: Store, file: str) -> None:
     path = store.path(at(20)) / file

@@ -11,6 +11,7 @@ import pytest
 
 from everstep.checkpoint import Writer
 from everstep.errors import NoCheckpointError, NonFiniteError, RunDirError, UsageError
+from waiting import PATIENCE
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_a_job_runs_in_the_background_and_its_result_arrives(writer: Writer) -> 
 def test_submit_waits_for_the_running_job(writer: Writer) -> None:
     order: list[str] = []
     go = threading.Event()
-    writer.submit(lambda: go.wait(10), lambda _: order.append("first"))
+    writer.submit(lambda: go.wait(PATIENCE), lambda _: order.append("first"))
     assert writer.busy
     threading.Timer(0.01, go.set).start()
     writer.submit(lambda: order.append("second"), ignore)
@@ -115,7 +116,7 @@ def test_an_error_in_done_is_no_failed_save(writer: Writer) -> None:
 
 def test_close_finishes_the_running_job(writer: Writer) -> None:
     go, results = threading.Event(), []
-    writer.submit(lambda: go.wait(10), results.append)
+    writer.submit(lambda: go.wait(PATIENCE), results.append)
     threading.Timer(0.01, go.set).start()
     writer.close()
     assert results == [True]

@@ -30,6 +30,7 @@ def test_every_byte_is_read(version: int) -> None:
     assert read_checkpoint(path, rank=3).structure == found.structure
 
 
+@pytest.mark.campaign("long", gate=2)
 @EACH
 def test_a_run_continues_from_it_as_if_it_had_never_stopped(tmp_path: Path, version: int) -> None:
     whole = Tiny(tmp_path / "whole", max_epoch=3).train()

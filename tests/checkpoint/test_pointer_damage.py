@@ -49,6 +49,7 @@ def whole(run: Path, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Pa
     return folder, request.param, (folder / "checkpoint").read_bytes()
 
 
+@pytest.mark.campaign("long", gate=1)
 def test_every_flipped_bit_heals_and_is_said(whole: tuple[Path, CheckpointName, bytes]) -> None:
     run, newest, raw = whole
     names = {str(name) for name in Store(run, 0, print).names()}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +36,20 @@ def bytes_read() -> int:
 def loaded(source: Path, entry: str, rows: int) -> tuple[Any, int]:
     """An entry's array as `everstep.load` gives it, and the number of bytes that were read for it."""
     state = {entry: {"w": np.zeros((rows, 8), np.float32)}}
+    with contextlib.suppress(DamagedCheckpointError):
+        everstep.load(source, state)  # reads modules, too
     before = bytes_read()
     everstep.load(source, state)
     return state[entry]["w"], bytes_read() - before
 
 
-def test_a_thousand_files_are_opened_verified_and_partly_loaded_in_time(thousand: Path) -> None:
-    times = {}
-    for what, work in {
-        "opened": lambda: read_checkpoint(thousand),
-        "verified": lambda: verify_checkpoint(thousand),
-        "partly loaded": lambda: loaded(thousand.parent.parent, "few", 10 * ROWS),
-    }.items():
-        start = time.monotonic()
-        work()
-        times[what] = time.monotonic() - start
-    assert all(seconds < 5 for seconds in times.values()), times
+def test_a_thousand_files_are_opened_and_verified_and_no_byte_is_read_twice(thousand: Path) -> None:
+    size = sum(path.stat().st_size for path in thousand.iterdir())
+    for work in (read_checkpoint, verify_checkpoint):
+        work(thousand)  # reads modules, too
+        before = bytes_read()
+        work(thousand)
+        assert bytes_read() - before <= size + 4096, work
     found = read_checkpoint(thousand).arrays["user/all/w"]
     assert found.data.view(np.float32).reshape(-1, 8).tolist() == rows_of("all", FILES * ROWS).tolist()
 

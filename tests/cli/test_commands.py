@@ -65,7 +65,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert not set(done.stderr.split()) & {"numpy", "sqlalchemy", "torch", "plotext", "matplotlib"}
 
 
-@pytest.mark.campaign("long", gate=10)
+@pytest.mark.campaign("long", gate=5)
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -122,6 +122,7 @@ def test_where_there_is_no_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.campaign("long")
 def test_a_missing_extra_is_one_clear_line(made: Path) -> None:
     for package, extra, command in (
         ("click", "cli", ["runs"]),
@@ -172,6 +173,7 @@ def test_runs_are_filtered_and_sorted(made: Path) -> None:
     assert "ranks" not in everstep("runs", cwd=made)[0], "a column where a run has several"
 
 
+@pytest.mark.campaign("machine")
 def test_runs_are_asked_for_in_mongodbs_language(made: Path, server: Server) -> None:
     """On both databases, together with everything else that chooses."""
     url = server.database()
@@ -280,6 +282,7 @@ def test_show_reads_from_the_trail_where_a_start_was_killed(made: Path) -> None:
     assert (start["status"], start["step"]) == ("killed", 5)
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("run", ["long", "runs/long"])
 def test_the_rows_of_a_metric(made: Path, run: str) -> None:
     rows = as_json("show", run, "--metric", "valid_loss", cwd=made)
@@ -333,6 +336,7 @@ def test_compare_shows_what_differs(made: Path) -> None:
     assert re.search(r"tail/valid_loss last +0.5 +0.25\n", told)
 
 
+@pytest.mark.campaign("long")
 def test_runs_that_are_equal_to_the_bit_are_seen_to_be(here: Path) -> None:
     """By the newest checkpoint's digest, which is that of `Ending`."""
     train(here / "runs" / "again", 4)
@@ -365,6 +369,7 @@ for name, value in ("first", 0.123456789), ("the-second-one-which-has-a-long-nam
 LONG = "valid/" + "a_rather_long_part/" * 4 + "loss"
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     "command",
     [
@@ -428,6 +433,7 @@ for name, rate in ("slow", 0.01), ("fast", 0.1):
     return folder
 
 
+@pytest.mark.campaign("long")
 def test_compare_says_that_runs_of_different_seeds_differ(fitted: Path) -> None:
     told, _ = everstep("compare", "slow", "fast", cwd=fitted)
     assert told.endswith(
@@ -465,6 +471,7 @@ def test_plot_in_the_terminal_and_to_files(made: Path, tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
+@pytest.mark.campaign("long")
 def test_sync_makes_the_index_anew(here: Path) -> None:
     made = as_json("sync", cwd=here)
     assert (made["runs"], made["index"]) == (5, str(here / "runs" / "everstep.db"))
@@ -498,6 +505,7 @@ def test_a_run_that_moved_away_is_gone_until_it_is_found_or_forgotten(here: Path
     assert sorted(names(as_json("runs", cwd=here))) == ["failed", "good", "killed", "stopped"]
 
 
+@pytest.mark.campaign("long")
 def test_a_run_without_epochs_has_none_to_show(tmp_path: Path) -> None:
     program = (
         "import everstep\n"
@@ -537,6 +545,7 @@ def test_checkpoints_are_listed_pinned_and_pruned(here: Path) -> None:
     assert [one["pinned"] for one in left] == [False, False]
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("best", ["valid_lss:min:1", "valid_loss:most:1", "valid_loss:min:0"])
 def test_a_slip_in_keep_best_deletes_nothing(here: Path, best: str) -> None:
     command = ("checkpoints", "runs/long", "prune", "--keep-last", "1", "--keep-best", best, "--delete")

@@ -98,6 +98,7 @@ def dump(url: str) -> str:
     return "\n".join(rows)
 
 
+@pytest.mark.campaign("machine")
 @pytest.mark.parametrize("password", [PASSWORD, "a%40b", "a/b", "a:b@c"])
 def test_a_password_may_hold_what_a_url_gives_a_meaning(server: Server, password: str) -> None:
     """And is no part of the index's name."""

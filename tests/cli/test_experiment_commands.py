@@ -225,6 +225,7 @@ def test_data_shows_batches_and_trains_nothing(here: Path) -> None:
     assert not (here / "runs").exists()
 
 
+@pytest.mark.campaign("long", gate=8)
 @pytest.mark.parametrize(
     ("command", "status", "said"),
     [
@@ -301,7 +302,7 @@ def ends(how: str) -> str:
     return f"services=[Evaluate, {{tiny_experiment:Ends: {{at: 5, how: {how}}}}}]"
 
 
-@pytest.mark.campaign("long", gate=3)
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     ("change", "status", "said"),
     [
@@ -359,6 +360,7 @@ def test_a_fork_is_made_wholly_or_not_at_all(here: Path, point: str, is_made: bo
     assert {path.name for path in (here / "runs").iterdir() if path.is_dir()} == {"tiny", "tiny-fork-1"}
 
 
+@pytest.mark.campaign("long")
 def test_two_forks_in_the_same_instant_are_two(here: Path) -> None:
     everstep("train", "tiny.yaml", "trainer.max_epoch=1", cwd=here)
     line = ("train", "tiny.yaml", "--on-change", "fork")

@@ -117,6 +117,7 @@ def test_an_earlier_export_is_replaced_and_nothing_else(trained: Path) -> None:
     assert [path.name for path in (trained / "mine").iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize(
     ("command", "status", "said"),
     [

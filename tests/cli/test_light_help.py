@@ -48,6 +48,7 @@ def of_others(modules: set[str]) -> set[str]:
     return {name.partition(".")[0] for name in modules} - {"everstep", *sys.stdlib_module_names}
 
 
+@pytest.mark.campaign("long", gate=6)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_needs_click_and_nothing_heavy(command: str) -> None:
     modules = imported(command, "--help")

@@ -159,6 +159,7 @@ def test_killed_anywhere_what_is_left_is_a_run_and_can_be_deleted(here: Path, po
     assert not [name for name in there(here) if name.startswith("good")]
 
 
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize(
     ("command", "status", "said"),
     [

@@ -59,6 +59,7 @@ def make_foreign_runs() -> None:
         writer.add_scalar("loss", 1.0, 1)
 
 
+@pytest.mark.campaign("machine")
 def test_every_command_of_the_queries_runs_and_finds_the_run(trained: Path, server: Server) -> None:
     url, environment = server.database(), {}
     make_foreign_runs()

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,15 @@ from cli_runs import everstep
 
 import warm
 from everstep.record import RunJournal, is_held
+from waiting import until
 
 PROGRAM = """
-import os, pathlib, signal, subprocess, sys, time
+import os, pathlib, signal, subprocess, sys, threading, time
 import numpy, everstep
 
 start = len(list(pathlib.Path("run/journal").glob("*.evj"))) + 1
+def breathe():
+    threading.Event().wait(5e-2)
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 numbers, limits, services = numpy.arange(16.0), {"max_epoch": 2}, []
@@ -38,6 +40,8 @@ with everstep.TrainLoop("run", {"w": w}, seed=1, services=services, **limits) as
             loop.collect_metrics(loss=float(w.sum()))
 AFTER
 """
+
+ENDLESS = "limits['max_epoch'] = 10**6"
 
 
 @pytest.fixture
@@ -72,13 +76,6 @@ def begin(here: Path, command: list[str], *options: str) -> Any:
     )
 
 
-def until(condition: Callable[[], Any], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.02)
-
-
 def starts(here: Path) -> int:
     return len(list((here / "run" / "journal").glob("*.evj")))
 
@@ -87,6 +84,7 @@ def rows(run_dir: Path) -> list[Any]:
     return [row[1:] for row in RunJournal(run_dir).rows() if not row.wall]
 
 
+@pytest.mark.campaign("long")
 def test_three_deaths_at_one_step_are_enough(tmp_path: Path, program: Callable[..., list[str]]) -> None:
     said = run(tmp_path, *program("step == 6 and die()"), status=137, options=("--back-off", "0.1"))
     dead = [f"start {number}: killed by SIGKILL after step 5 of run" for number in (1, 2, 3)]
@@ -116,11 +114,11 @@ def test_killed_now_and_then_it_ends_as_if_it_never_was(
     assert rows(tmp_path / "run") == disturbed != []
 
 
-@pytest.mark.campaign("long")
+@pytest.mark.campaign("timed")
 def test_a_time_budget_is_used_again_and_again_at_once(
     tmp_path: Path, program: Callable[..., list[str]]
 ) -> None:
-    command = program("time.sleep(0.05)", "limits['max_time'] = 0.3")
+    command = program("breathe()", "limits['max_time'] = 0.3")
     said = run(tmp_path, *command, options=("--max-deaths", "1"))
     assert re.match(r"everstep run: start 1: out of time after step \d+ of run; start 2 in 0 s\n", said)
     assert re.search(r"start \d+: finished after step 16 of run$", said) and starts(tmp_path) > 2
@@ -230,13 +228,13 @@ def test_a_signal_reaches_the_command_which_saves_and_ends_it(
     tmp_path: Path, program: Callable[..., list[str]], number: signal.Signals, shell: str
 ) -> None:
     """Also where a shell stands between, which may end at once: the save is waited for."""
-    command = program("open('now', 'w').close(); time.sleep(0.05)")
+    command = program("open('now', 'w').close(); breathe()", ENDLESS)
     if shell:  # which does not pass signals on
         command = ["sh", "-c", f"{shell}{' '.join(command)}; exit $?"]
     process = begin(tmp_path, command)
     until((tmp_path / "now").exists)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate()
     assert process.returncode == 128 + number, said
     (end,) = RunJournal(tmp_path / "run").events("interrupted")
     assert end.data["status"] == 128 + number and not is_held(tmp_path / "run")
@@ -250,7 +248,7 @@ def test_a_signal_ends_the_wait_before_a_start(tmp_path: Path, program: Callable
     while "start 2 in 60 s" not in process.stderr.readline():
         pass
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate()
     assert process.returncode == 143 and starts(tmp_path) == 1
 
 
@@ -259,14 +257,14 @@ def test_killed_itself_it_leaves_no_training_behind(
     tmp_path: Path, program: Callable[..., list[str]]
 ) -> None:
     """And while the training lives, a second `everstep run` starts no twin."""
-    command = program("open('now', 'w').close(); time.sleep(0.05)", "limits['max_epoch'] = 99")
+    command = program("open('now', 'w').close(); breathe()", ENDLESS)
     process = begin(tmp_path, command)
     until((tmp_path / "now").exists)
     said = run(tmp_path, *command, status=1, options=("--max-deaths", "1"))
     assert re.search(r"RunLockedError: .*run is in use by process \d+", said)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    until(lambda: not is_held(tmp_path / "run"), 20)
+    until(lambda: not is_held(tmp_path / "run"))
     (end,) = RunJournal(tmp_path / "run").events("interrupted")
     assert end.data["status"] == 143
 
@@ -285,12 +283,10 @@ print(sleeper.pid, file=open(f"left-{start}", "w"))"""
         assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()
 
 
-@pytest.mark.campaign("long")
+@pytest.mark.campaign("timed")
 def test_the_status_that_torchrun_hides_is_found(tmp_path: Path, program: Callable[..., list[str]]) -> None:
     """Under torchrun an interrupted run ends with 0."""
-    command = program(
-        "time.sleep(0.05)", "os.environ['TORCHELASTIC_RUN_ID'] = 'here'; limits['max_time'] = 0.3"
-    )
+    command = program("breathe()", "os.environ['TORCHELASTIC_RUN_ID'] = 'here'; limits['max_time'] = 0.3")
     said = run(tmp_path, *command)
     assert said.count("out of time") == starts(tmp_path) - 1 >= 1
     assert said.endswith("finished after step 16 of run")

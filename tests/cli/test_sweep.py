@@ -186,6 +186,7 @@ def test_a_trial_that_fails_is_left_out_of_the_search(here: Path) -> None:
     assert all((row["valid/loss"] == "nan") == (row["status"] == "failed") for row in rows)
 
 
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -292,6 +293,7 @@ def test_a_signal_stops_the_trainings_and_saves_them(
     assert run == {"status": "finished", "starts": 2, "step": told["step"] + 2}
 
 
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize(
     ("command", "said"),
     [

@@ -50,6 +50,7 @@ def test_a_multi_line_reason_does_not_break_a_table(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.splitlines() == ["name  reason", r"a     one\ntwo", "b     three"]
 
 
+@pytest.mark.campaign("long", gate=4)
 @pytest.mark.parametrize(
     "command",
     [

@@ -170,6 +170,7 @@ def test_every_command_is_tried() -> None:
     assert {*LOOKING, *ASKING, *OWN} == set(COMMANDS)
 
 
+@pytest.mark.campaign("long", gate=16)
 @pytest.mark.parametrize(("command", "line"), LINES)
 def test_no_command_imports_or_calls_what_a_strangers_run_names(
     sent: Path,

@@ -99,6 +99,7 @@ def test_laws(make, loader):
     check_stream(lambda: as_stream(make(loader)))
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("loader", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("dataset", [Augmented(4), Lines()], ids=["map", "iterable"])
 def test_laws_with_workers(dataset, loader):

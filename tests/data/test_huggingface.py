@@ -54,7 +54,7 @@ def program(run_dir: Path, data: Any, *, stop_at: int = 0, **limits: int) -> lis
     return seen
 
 
-@pytest.mark.campaign("long", gate=2)
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_sample_is_lost_or_given_twice_by_a_resume(kind: str, tmp_path: Path) -> None:
     whole = program(tmp_path / "whole", KINDS[kind]())
@@ -76,6 +76,7 @@ def test_a_run_that_was_cut_in_its_first_pass_ends_as_the_one_that_was_not(kind:
 NOT_SHUFFLED = [kind for kind in KINDS if "not shuffled" in kind]
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("limits", [{"max_step": 13}, {"max_step": 13, "steps_per_epoch": 7}], ids=str)
 @pytest.mark.parametrize("kind", NOT_SHUFFLED)
 def test_a_run_that_ends_inside_a_pass_says_where_and_not_how_it_came_there(

@@ -59,6 +59,7 @@ def test_workers_change_nothing(options):
     assert batches(make(**options)) == batches(make())
 
 
+@pytest.mark.campaign("long")
 def test_workers_started_anew_give_the_same():
     assert batches(make(num_workers=1, multiprocessing_context="spawn")) == batches(make())
 

@@ -10,6 +10,7 @@ import torch
 from everstep.data import arrays, as_stream, loader, prefetch, replay
 from everstep.errors import ConfigError, NotResumableError
 from everstep.testing.stream_checks import check_stream
+from waiting import PATIENCE, until
 
 X = np.arange(11)
 
@@ -39,8 +40,7 @@ def test_position_counts_what_was_handed_out():
 
     cursor = prefetch(replay(Source()), buffer=5).open("train", 0, seed=0)
     next(cursor)
-    while len(made) < 6:
-        pass
+    until(lambda: len(made) == 6)
     assert cursor.position()["batches"] == 1
     cursor.close()
 
@@ -88,7 +88,7 @@ def test_no_thread_is_left():
     thread = _threads()[0]
     del cursor
     gc.collect()
-    thread.join(10)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 

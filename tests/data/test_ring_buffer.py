@@ -348,6 +348,7 @@ def play(
     return loop.ending.digest, seen["n"]
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("stop_at", [1, 6, 15])
 def test_a_resume_samples_the_same(tmp_path: Path, stop_at: int) -> None:
     undisturbed = play(tmp_path / "a")

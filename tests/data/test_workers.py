@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
 import torch
@@ -15,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from everstep.backends.torch.user_dataloader import DataLoaderStream
 from everstep.data import loader
 from everstep.errors import DataError
+from waiting import until
 
 STREAMS = {
     "keyed": lambda data: loader(data, 1, num_workers=2),
@@ -23,17 +22,18 @@ STREAMS = {
 
 
 class Pids(Dataset):
-    """Samples that say in which process they were made; sample 8 waits for a file, if one is given."""
+    """Samples that say in which process they were made, which dies at sample 8 as soon as a file is there."""
 
-    def __init__(self, wait_for=None):
-        self.wait_for = wait_for
+    def __init__(self, die_at=None):
+        self.die_at = die_at
 
     def __len__(self):
         return 20
 
     def __getitem__(self, index):
-        while index == 8 and self.wait_for is not None and not os.path.exists(self.wait_for):
-            time.sleep(0.01)
+        if index == 8 and self.die_at is not None:
+            until(self.die_at.exists)
+            os.kill(os.getpid(), signal.SIGKILL)
         return os.getpid()
 
 
@@ -43,14 +43,15 @@ def open_pass(kind, data=None):
 
 def wait_until_gone(pid):
     """Until the process has ended, reaped or not."""
-    while True:
+
+    def is_gone():
         try:
             with open(f"/proc/{pid}/stat") as file:
-                if file.read().rpartition(")")[2].split()[0] in "ZX":
-                    return
+                return file.read().rpartition(")")[2].split()[0] in "ZX"
         except OSError:
-            return
-        time.sleep(0.005)
+            return True
+
+    until(is_gone)
 
 
 @pytest.mark.parametrize("kind", STREAMS)
@@ -73,15 +74,14 @@ def test_a_killed_worker_is_an_error_of_the_next_fetch(kind):
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_worker_killed_while_the_main_thread_waits_for_it(kind, tmp_path):
-    cursor = open_pass(kind, Pids(tmp_path / "never"))
+    cursor = open_pass(kind, Pids(tmp_path / "now"))
     pids = [int(next(cursor)) for _ in range(8)]
-    killer = threading.Timer(0.1, os.kill, (pids[0], signal.SIGKILL))
-    killer.start()
+    (tmp_path / "now").touch()
     with pytest.raises(DataError, match=f"pid {pids[0]} was killed by signal 9"):
         next(cursor)
-    killer.join()
 
 
+@pytest.mark.campaign("long", gate=4)
 @pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_signals_to_the_group_pass_workers_by(kind, number):
@@ -121,14 +121,14 @@ def test_the_users_init_function_is_put_back():
 
 
 SCRIPT = """
-import os, sys, time
+import os, signal, sys
 from torch.utils.data import DataLoader, Dataset
 from everstep.data import loader
 
 class Slow(Dataset):
     def __len__(self): return 50
     def __getitem__(self, index):
-        if index > 3: time.sleep(600)
+        while index > 3: signal.pause()
         return os.getpid()
 
 cursor = loader(Slow(), 1, num_workers=1).open("train", 0, seed=0)

@@ -21,6 +21,7 @@ from everstep.experiment import Call, ExperimentConfig, calls, open_config, open
 from everstep.experiment.experiment import SCHEDULES
 from everstep.experiment.open_experiment import Configured, stored
 from everstep.record import RunDir, RunJournal
+from waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -169,7 +170,7 @@ def test_continuous_eval_follows_a_run_to_its_final_step() -> None:
     class Waiting(TinyTask):
         def train_step(self, batch: Any) -> Any:
             if self.steps == 4:
-                assert gate.wait(60)
+                assert gate.wait(PATIENCE)
             return super().train_step(batch)
 
     trained = everstep.Experiment(
@@ -178,13 +179,14 @@ def test_continuous_eval_follows_a_run_to_its_final_step() -> None:
     thread = threading.Thread(target=trained.train)
     thread.start()
     found = []
-    for each in experiment(max_step=8).continuously(0.0, "each", 60.0):
+    for each in experiment(max_step=8).continuously(0.0, "each", PATIENCE):
         found.append(each.step)
         gate.set()
     thread.join()
     assert found[-1] == 8 and found == sorted(set(found))
 
 
+@pytest.mark.campaign("timed")
 def test_continuous_eval_waits_before_the_first() -> None:
     experiment().train()
     before = time.monotonic()

@@ -199,7 +199,7 @@ def test_an_export_is_taken_back(tmp_path: Path) -> None:
 
 
 MEMORY = """
-import sys, threading, time
+import sys, threading
 import torch
 import everstep
 model = torch.nn.ParameterList([torch.zeros(1 << 20) for _ in range(24)])
@@ -211,9 +211,8 @@ everstep.load(sys.argv[2], {"model": torch.nn.Linear(1, 1)})
 before = anonymous()
 stop = threading.Event()
 def watch():
-    while not stop.is_set():
+    while not stop.wait(1e-3):
         seen.append(anonymous())
-        time.sleep(0.001)
 thread = threading.Thread(target=watch)
 thread.start()
 everstep.load(sys.argv[1], {"model": model})

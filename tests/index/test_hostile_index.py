@@ -6,7 +6,6 @@ import os
 import shutil
 import sqlite3
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,11 +13,13 @@ import pytest
 from index_runs import indexed
 
 import everstep
+import warm
 from everstep.errors import RunIndexError
 from everstep.index.database import Database
 from everstep.index.index_errors import MalformedIndexError, UnwritableIndexError
 from everstep.index.run_queries import newest_facts
 from everstep.index.shipping import sync
+from waiting import PATIENCE
 
 
 def rollback_file(index: Path, victim: Path) -> bytes:
@@ -52,7 +53,7 @@ def test_a_fifo_beside_the_index_holds_nobody(tmp_path: Path, end: str) -> None:
     folder = indexed(tmp_path / "sent")
     os.mkfifo(folder / f"everstep.db{end}")
     asked = [sys.executable, "-m", "everstep", "runs", "--index", str(folder)]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False)
+    done = warm.run(asked, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0 and "finished" in done.stdout and f"everstep.db{end} is" in done.stderr
 
 

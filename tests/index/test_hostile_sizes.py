@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from index_runs import written
@@ -23,6 +23,7 @@ from everstep.record import journal_format, read_segment
 from everstep.record.segment_file import segment_path
 from everstep.untrusted_files import open_regular, require_no_hole
 from tiny_runs import Tiny
+from waiting import PATIENCE
 
 
 def sparse(path: Path, holes: int, size: int, between: bytes = b"x" * 4096) -> None:
@@ -37,10 +38,8 @@ def test_a_file_of_holes_is_not_read(tmp_path: Path, holes: int, size: int) -> N
     run = written(tmp_path / "run")
     sparse(segment_path(run, 2), holes, size)
     database = Database(tmp_path / "everstep.db")
-    begun = time.process_time()
     (problem,) = sync(database, [tmp_path]).problems
     assert "has holes of" in problem
-    assert time.process_time() - begun < 5
 
 
 def test_a_copy_without_its_zeros_is_read(tmp_path: Path) -> None:
@@ -51,12 +50,11 @@ def test_a_copy_without_its_zeros_is_read(tmp_path: Path) -> None:
 
 
 def test_false_frames_cost_little(tmp_path: Path) -> None:
+    """Where each one costs the rest of the file again, this does not end."""
     path = segment_path(tmp_path, 1)
     path.parent.mkdir(parents=True)
-    path.write_bytes(journal_format.pack_header(1, None) + b"\xe5\x1aEV\0\0\0\0" * 250_000)
-    begun = time.process_time()
+    path.write_bytes(journal_format.pack_header(1, None) + b"\xe5\x1aEV\0\0\0\0" * 1_000_000)
     assert len(read_segment(path).problems) == 1
-    assert time.process_time() - begun < 0.3
 
 
 def test_after_a_page_of_damaged_frames_the_true_ones_are_found(tmp_path: Path) -> None:
@@ -76,6 +74,7 @@ def asked(where: object) -> int:
         return len(ask(connection, "runs", Asked(parse(where))))  # type: ignore[arg-type]
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("field", ["step", "config.a", "valid_loss"])
 def test_the_largest_filter_is_answered_and_a_larger_one_refused(field: str) -> None:
     for group in ("$and", "$or"):
@@ -99,23 +98,34 @@ def test_a_number_of_5000_digits_is_refused() -> None:
         parse_json_filter('{"step": %s}' % ("9" * 5000))
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_ctrl_c_ends_a_long_statement(tmp_path: Path, in_memory: bool) -> None:
     database = Database(None if in_memory else tmp_path / "everstep.db")
     with database.write():
         pass
     count = (
-        "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t WHERE n < {}) SELECT count(*) FROM t"
+        "WITH RECURSIVE t(n) AS (SELECT {} UNION ALL SELECT n + 1 FROM t WHERE n < {}) SELECT count(*) FROM t"
     )
-    interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    begun = time.process_time()
-    interrupt.start()
-    with pytest.raises(KeyboardInterrupt), database.read() as connection:
-        connection.exec_driver_sql(count.format(10**12)).scalar()
-    interrupt.join()
-    assert time.process_time() - begun < 5  # else it would be days
+    begun = threading.Event()
+
+    def interrupt() -> None:
+        begun.wait(PATIENCE)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def take_days() -> None:
+        with database.read() as connection:
+            raw: Any = connection.connection.driver_connection
+            raw.create_function("begun", 0, lambda: begun.set() or 1)
+            connection.exec_driver_sql(count.format("begun()", 10**12)).scalar()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        take_days()
+    thread.join()
     with database.read() as connection:
-        assert connection.exec_driver_sql(count.format(10**5)).scalar() == 10**5
+        assert connection.exec_driver_sql(count.format(1, 10**5)).scalar() == 10**5
 
 
 def test_the_file_of_a_start_that_is_missing_is_told(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def test_no_pattern_is_found_in_what_is_no_text(both: list[Database]) -> None:
             assert ask(connection, "metrics", Asked(parse({"name": {"$regex": "loss"}})))
 
 
+@pytest.mark.campaign("timed")
 def test_a_pattern_without_end_is_given_up(both: list[Database], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regex, "SECONDS", 0.5)
     given = [a_run({"a": "a" * 60 + "b"})]
@@ -102,6 +103,7 @@ def positions(attack: str) -> Iterator[tuple[str, Asked]]:
     )
 
 
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_no_text_becomes_sql(both: list[Database], attack: str) -> None:
     innocent = a_run({"a": "x"}, valid_loss=1.0)
@@ -115,7 +117,7 @@ def test_no_text_becomes_sql(both: list[Database], attack: str) -> None:
             assert one["config"]["a"] == attack
             assert len(ask(connection, "runs", Asked(parse({})))) == 2
         answers.append(same(found))
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[-1]
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from everstep.index.index_errors import IndexBusyError, MalformedIndexError
 from everstep.index.shipping import ship, sync
 from everstep.index.shipping_thread import IndexWriter
 from everstep.record import Block, Journal, RunDir
+from waiting import PATIENCE, until
 
 ROWS = 600
 
@@ -58,7 +60,7 @@ def damage(path: Path) -> None:
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.seek(4096)
-        file.write(os.urandom(size - 4096))
+        file.write(Random(1).randbytes(size - 4096))
 
 
 def truncate(path: Path) -> None:
@@ -199,6 +201,7 @@ def train(folder: Path, found: Any) -> None:
         found.put(repr(error))
 
 
+@pytest.mark.campaign("random")
 @pytest.mark.parametrize("how", [damage, no_database, Path.unlink])
 def test_many_notice_at_once_while_a_training_ships(folder: Path, how: Callable[[Path], None]) -> None:
     path = folder / "everstep.db"
@@ -206,13 +209,12 @@ def test_many_notice_at_once_while_a_training_ships(folder: Path, how: Callable[
     found = processes.Queue()
     training = processes.Process(target=train, args=(folder, found))
     training.start()
-    while not (folder / "training" / "journal").exists():
-        pass
+    until((folder / "training" / "journal").exists)
     how(path)
     asking = [processes.Process(target=ask, args=(folder, found)) for _ in range(8)]
     for process in asking:
         process.start()
-    answers = [found.get(timeout=120) for _ in range(9)]
+    answers = [found.get(timeout=PATIENCE) for _ in range(9)]
     for process in (training, *asking):
         process.join()
     assert "trained" in answers, answers
@@ -240,6 +242,7 @@ def test_a_folder_that_cannot_be_written_is_listed_all_the_same(
     assert not (folder / "everstep.db").exists()
 
 
+@pytest.mark.campaign("random")
 def test_a_reader_opens_while_the_last_connection_closes(tmp_path: Path) -> None:
     """SQLite deletes the files beside the index then: a reader that looks at them finds them gone."""
     place = tmp_path / "everstep.db"

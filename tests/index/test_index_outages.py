@@ -61,6 +61,7 @@ def warnings(lines: list[str]) -> list[str]:
     return [line for line in lines if "warning" in line]
 
 
+@pytest.mark.campaign("machine")
 @pytest.mark.parametrize("end", [Server.stop, Server.kill])
 def test_rows_arrive_when_the_server_is_back(
     fragile: Server, tmp_path: Path, end: Callable[[Server], None]
@@ -87,6 +88,7 @@ def test_rows_arrive_when_the_server_is_back(
     assert sync(Database(url), [tmp_path]).rows == 0
 
 
+@pytest.mark.campaign("machine")
 def test_a_server_that_is_away_at_the_end_gets_the_rows_by_sync(fragile: Server, tmp_path: Path) -> None:
     url = fragile.database()
     victim = start(tmp_path / "run", 2, 6, "ask", TEST_SECONDS="0.01", EVERSTEP_INDEX=url)
@@ -102,6 +104,7 @@ def test_a_server_that_is_away_at_the_end_gets_the_rows_by_sync(fragile: Server,
     assert index_rows(Database(url), "run") == journal_rows(tmp_path / "run")
 
 
+@pytest.mark.campaign("timed")
 def test_a_training_keeps_its_connection_and_makes_another_where_it_was_ended(
     server: Server, tmp_path: Path
 ) -> None:
@@ -164,6 +167,7 @@ def test_a_server_that_was_never_there(tmp_path: Path, monkeypatch: pytest.Monke
     assert "everstep sync" in line and "secret" not in line
 
 
+@pytest.mark.campaign("timed")
 def test_a_server_that_never_answers_ends_with_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +175,7 @@ def test_a_server_that_never_answers_ends_with_the_run(
     with tempfile.TemporaryDirectory(prefix="pg-") as folder, socket.socket(socket.AF_UNIX) as silent:
         silent.bind(f"{folder}/.s.PGSQL.5432")
         silent.listen()
+        monkeypatch.setattr(shipping_thread, "PATIENCE", 2.0)
         monkeypatch.setenv("EVERSTEP_INDEX", f"postgresql://me@/db?host={folder}")
         threads = threading.enumerate()
         run = Tiny(tmp_path / "b" / "run", max_epoch=2).train()
@@ -179,6 +184,7 @@ def test_a_server_that_never_answers_ends_with_the_run(
     assert len(warnings(run.lines)) == 1
 
 
+@pytest.mark.campaign("machine")
 def test_a_statement_that_never_ends_is_given_up(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +210,7 @@ def test_a_statement_that_never_ends_is_given_up(
     assert run.loop.ending.finished
 
 
+@pytest.mark.campaign("timed")
 def test_another_process_that_has_the_run_is_not_waited_for(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +242,7 @@ def small_disk() -> Iterator[Path]:
     folder.rmdir()
 
 
+@pytest.mark.campaign("machine")
 def test_a_server_whose_disk_is_full(
     small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from query_samples import METRICS, a_run, same, store
 from sqlalchemy import select, update
 
+import gate
 from everstep.errors import ConfigError
 from everstep.index.database import Database
 from everstep.index.documents import Asked, ask
@@ -103,7 +104,7 @@ orders = st.lists(st.sampled_from(ORDERS), max_size=2)
 queries = st.tuples(filters, orders, st.none() | st.integers(0, 5))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40 if gate.is_campaign else 15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(documents, min_size=1, max_size=8), st.lists(queries, min_size=1, max_size=8))
 def test_both_databases_answer_as_plain_python_does(
     both: list[Database], given: list[dict[str, Any]], asked: list[tuple[Any, list[str], int | None]]
@@ -161,7 +162,7 @@ row_orders = st.lists(st.sampled_from([*ROWS, *(f"-{name}" for name in ROWS)]), 
 
 
 @pytest.mark.campaign("long")
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40 if gate.is_campaign else 15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(documents, min_size=1, max_size=6),
     st.lists(st.tuples(row_filters, row_orders), min_size=1, max_size=8),
@@ -240,7 +241,7 @@ def test_lists_in_lists_take_a_row_per_value(both: list[Database]) -> None:
                 require_there(connection, [], ["config.b.b.x1y"])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100 if gate.is_campaign else 40, deadline=None)
 @given(recorded, paths)
 def test_a_path_leads_to_the_same_values_in_the_tree_and_in_its_rows(tree: dict[str, Any], path: str) -> None:
     rows = [(one.kind, one.number, one.text) for one in fields_of(tree) if leads(path, one.path)]

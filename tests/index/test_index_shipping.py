@@ -55,6 +55,7 @@ def write(
     return segment_path(run.path, segment)
 
 
+@pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
 def test_the_valid_rows_are_those_of_the_journal(tmp_path: Path, place: Location) -> None:
     crashed_twice(tmp_path / "run")
     database = Database(place)

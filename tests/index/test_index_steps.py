@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from everstep.index.run_queries import all_runs, starts
 from everstep.index.shipping import ship
 from everstep.record import RunJournal
 from tiny_runs import Boom, Tiny, boom_at
+from waiting import until
 
 
 def stands_at(run_dir: Path) -> int:
@@ -52,13 +52,13 @@ def test_a_failed_run_stands_at_the_step_before_the_one_that_failed(tmp_path: Pa
     assert stands_at(tmp_path / "run") == 27
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("killed_at", [21, 25, 39])
 def test_a_killed_start_stands_at_least_where_a_resume_would_go_on(tmp_path: Path, killed_at: int) -> None:
     def copy(step: int) -> None:
         if step == killed_at:
             committed = tmp_path / "run" / "checkpoints" / "step-00000020"
-            while not committed.exists():
-                time.sleep(0.001)
+            until(committed.exists)
             whole = shutil.ignore_patterns(".tmp-*")  # the writer thread may just be renaming or deleting one
             shutil.copytree(tmp_path / "run", tmp_path / "killed", ignore=whole)
 

@@ -19,6 +19,7 @@ from everstep.index.location import Location
 from everstep.index.run_queries import all_runs, find_run
 from everstep.index.shipping import sync
 from tiny_runs import Tiny
+from waiting import until
 
 
 def statuses(database: Database) -> dict[str, str]:
@@ -63,8 +64,7 @@ def test_a_run_is_running_until_it_is_killed_and_its_rows_are_there_meanwhile(tm
     victim = start(tmp_path / "run", 4, 6, "wait", TEST_SECONDS="0.01")
     assert "waiting\n" in iter(victim.stdout.readline, "")
     database = Database(tmp_path / "everstep.db")
-    while not (tmp_path / "everstep.db").exists() or not statuses(database):
-        os.sched_yield()
+    until(lambda: (tmp_path / "everstep.db").exists() and statuses(database))
     assert statuses(database) == {"run": "running"}
     sync(database, [tmp_path])
     assert statuses(database) == {"run": "running"}
@@ -111,6 +111,7 @@ def test_a_busy_index_costs_a_moment_at_the_end_and_one_line(
     assert index_rows(database, "second") == journal_rows(tmp_path / "second")
 
 
+@pytest.mark.campaign("timed")
 def test_an_index_that_is_never_written_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERSTEP_INDEX", "")
     monkeypatch.setattr(shipping_thread, "PATIENCE", 0.1)

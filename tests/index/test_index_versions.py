@@ -64,6 +64,7 @@ def test_version_2_is_migrated_and_knows_how_far_each_run_came(tmp_path: Path) -
     assert ask(path, "SELECT DISTINCT diverged FROM runs") == [(None,)]
 
 
+@pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
 def test_version_2_is_migrated_in_both_databases(place: Location, made: Path) -> None:
     sync(Database(place), [made])
     now = everything(place)
@@ -195,6 +196,7 @@ def test_version_1_is_migrated_and_loses_nothing(old: Path) -> None:
     assert len(index_rows(Database(old), "again")) == 18
 
 
+@pytest.mark.campaign("long")
 def test_migrations_are_loaded_only_when_the_index_is_behind(old: Path) -> None:
     program = """
 import sys
@@ -213,6 +215,7 @@ print(loaded(Path(sys.argv[1])), loaded(Path(sys.argv[2])))
         assert done.stdout.strip() == expected
 
 
+@pytest.mark.campaign("random")
 def test_a_migration_is_done_once_by_however_many(old: Path) -> None:
     program = "import sys; from pathlib import Path; from everstep.index.database import Database\n"
     program += "with Database(Path(sys.argv[1])).read() as c:\n"

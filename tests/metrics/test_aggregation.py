@@ -50,6 +50,7 @@ def test_they_are_numpys(nans: int) -> None:
         assert found[name] == pytest.approx(value, rel=1e-12, nan_ok=True), name
 
 
+@pytest.mark.campaign("long")
 def test_a_million_values_in_bounded_memory_and_exactly() -> None:
     values = np.random.default_rng(1).standard_normal(1_000_000)
     found = Aggregate(("nanmean", "q90"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import everstep
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tiny_runs import LoopHook, Tiny
+from waiting import PATIENCE
 
 EPOCHS = 3
 
@@ -26,7 +27,7 @@ def make(run_dir: Path, mirror: str | Path | None, epochs: int = EPOCHS, **argum
         everstep.Every(steps=2) | everstep.Every(epochs=1),
         keep_last=2,
         mirror=mirror,
-        mirror_wait=arguments.pop("mirror_wait", 30.0),
+        mirror_wait=arguments.pop("mirror_wait", PATIENCE),
     )
     services = [saves, everstep.Best("valid_loss"), *arguments.pop("services", ())]
     return Tiny(run_dir, max_epoch=epochs, services=services, **arguments)
@@ -45,4 +46,4 @@ if __name__ == "__main__":
     run_dir, mirror, epochs = sys.argv[1:4]
     tiny = make(Path(run_dir), mirror, int(epochs), say=lambda line: print(line, flush=True))
     pause = float(os.environ.get("PAUSE", "0"))
-    train(tiny, lambda loop, step: time.sleep(pause))
+    train(tiny, lambda loop, step: threading.Event().wait(pause))

@@ -7,9 +7,10 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from waiting import PATIENCE, until
 
 KEYS = {"AWS_ACCESS_KEY_ID": "some-key-id", "AWS_SECRET_ACCESS_KEY": "some-secret-key"}
 
@@ -24,16 +25,18 @@ def server(log: Path, **environment: str) -> Iterator[str]:
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **environment})
     try:
-        end = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < end:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            time.sleep(0.05)
+        until(lambda: process.poll() is not None or answers(port))
         assert process.poll() is None, log.read_text()
         yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()
         process.wait()
+
+
+def answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), PATIENCE):
+        return True
+    return False
 
 
 def settings(url: str) -> dict[str, str]:

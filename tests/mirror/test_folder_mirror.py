@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from everstep import hazard
 from everstep.errors import ConfigError, MirrorError, RunLockedError
 from everstep.mirror import uploads
 from tiny_runs import Tiny, rows
+from waiting import until
 
 
 @pytest.fixture
@@ -49,10 +49,7 @@ def committed(run_dir: Path) -> set[str]:
 
 def await_checkpoint(mirror: Path, name: str) -> None:
     """Wait until a checkpoint is in the newest list."""
-    end = time.monotonic() + 30
-    while f"checkpoints/{name}/manifest.json" not in contents(mirror)["files"]:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: f"checkpoints/{name}/manifest.json" in contents(mirror)["files"])
 
 
 def warnings_of(tiny: Tiny) -> list[str]:
@@ -142,6 +139,7 @@ def test_rows_that_only_the_directory_has_stay(tmp_path: Path, right: Any) -> No
     assert segment.read_bytes().endswith(b"rows")
 
 
+@pytest.mark.campaign("long")
 def test_trained_apart_is_refused_and_either_can_go_on(tmp_path: Path, right: Any) -> None:
     mirror, first = tmp_path / "mirror", tmp_path / "first"
     train(make(first, mirror, epochs=1))

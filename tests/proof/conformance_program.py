@@ -6,7 +6,7 @@ import hashlib
 import pickle
 import signal
 import sys
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ SAMPLES, BATCH, EPOCH, STEPS, SAVE_EVERY, SIZE = 40, 4, 10, 60, 6, 600
 fault, folder = sys.argv[1], Path(sys.argv[2])
 witness = Witness(numpy=np.__version__)
 unsigned = fault == "loads what is torn"
+pause = threading.Event().wait
 
 
 def save(state: dict[str, Any]) -> None:
@@ -32,11 +33,11 @@ def save(state: dict[str, Any]) -> None:
         with open(path, "wb", buffering=0) as file:
             for part in (content[:100], content[100:]):
                 file.write(part)
-                time.sleep(0.02)
+                pause(0.02)
         return
     temporary = folder / "unfinished"
     temporary.write_bytes(content)
-    time.sleep(0.004)  # so that kills fall into the save
+    pause(0.004)  # so that kills fall into the save
     temporary.rename(path)
     for old in sorted(folder.glob("*.state"))[: -1 if fault in ("keeps one", "loads what is torn") else -2]:
         old.unlink()
@@ -92,7 +93,7 @@ while step < STEPS:
     if fault != "tells late" or step == STEPS:
         while late:
             witness.step(*late.pop(0))
-        time.sleep(0.002)
+        pause(0.002)
     if step % SAVE_EVERY == 0 and fault != "saves nothing":
         state = {"step": step, "weights": weights, "random": np.random.get_state()}
         save(state | {"ballast": bytes(200_000 if fault == "has large files" else 0)})

@@ -49,6 +49,7 @@ def tiny(tmp_path: Path, fault: str, *options: str, **environment: str) -> tuple
     return judged(tmp_path, [str(PROGRAM), fault], *TINY, "--preload", "numpy", *options, **environment)
 
 
+@pytest.mark.campaign("timed")
 def test_an_exact_program_is_exact_under_every_kind_of_strike(tmp_path: Path) -> None:
     status, score, said = tiny(tmp_path, "none")
     assert status == 0, said
@@ -71,7 +72,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.campaign("long", gate=4)
+@pytest.mark.campaign("timed")
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found(fault: str, tmp_path: Path) -> None:
     kind, outcome, difference = PLANTED[fault]
@@ -90,11 +91,13 @@ def test_a_program_that_does_not_repeat_itself_cannot_be_judged(tmp_path: Path) 
     assert "two undisturbed runs differ in loss at step 1" in score["why_not"] and "cannot be judged" in said
 
 
+@pytest.mark.campaign("long")
 def test_a_run_without_files_is_not_damaged_and_that_is_no_success(tmp_path: Path) -> None:
     status, score, said = tiny(tmp_path, "saves nothing", "--only", FLIPPED)
     assert status == 1 and score["score"] == {FLIPPED: {verdicts.NOT_DONE: 1}}, said
 
 
+@pytest.mark.campaign("timed")
 def test_what_cannot_be_struck_inside_is_not_called_exact(tmp_path: Path) -> None:
     """The program tells of its steps when it has done them all: every strike comes too late."""
     kinds = (MID_EPOCH, CHAIN, FULL, *DAMAGES)
@@ -107,6 +110,7 @@ def test_what_cannot_be_struck_inside_is_not_called_exact(tmp_path: Path) -> Non
     assert set(found.values()) <= {verdicts.MISSED, verdicts.INEXACT, verdicts.EXACT}, said
 
 
+@pytest.mark.campaign("timed")
 def test_without_a_fork_server_the_program_is_started_as_it_is(tmp_path: Path) -> None:
     status, score, said = judged(tmp_path, [str(PROGRAM), "none"], *TINY, "--only", MID_EPOCH)
     assert status == 0 and score["score"] == {MID_EPOCH: {verdicts.EXACT: 1}}, said
@@ -131,6 +135,7 @@ def test_a_strike_is_repeated_by_its_number(tmp_path: Path) -> None:
     assert len(first) == 1 and first[0]["plan"] == again[0]["plan"]
 
 
+@pytest.mark.campaign("machine")
 @pytest.mark.parametrize(
     ("fault", "outcome"), [("none", verdicts.NOT_DONE), ("has large files", verdicts.EXACT)]
 )

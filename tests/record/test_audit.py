@@ -188,6 +188,7 @@ class Own(Stream):
         return {"kind": self._kind, "length": 22, "batch_size": 4, "shuffle": False, "seed": seed}
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("kind", ["arrays", "loader"])
 def test_a_stream_of_ones_own_with_the_name_of_ours_is_not_wrong(tmp_path: Path, kind: str) -> None:
     found = Run(tmp_path, lambda: Own(kind)).start(4).start(9).start().audit()

@@ -230,7 +230,7 @@ WORDS = {
 }
 
 
-@pytest.mark.campaign("long", gate=3)
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(("name", "words"), WORDS.items())
 def test_each_error_of_the_disk_has_its_own_remedy(tmp_path: Path, name: str, words: str) -> None:
     assert words in remedy(OSError(getattr(errno, name), "..."))

@@ -54,6 +54,7 @@ def test_the_lists_say_at_which_step_a_run_diverged(diverged: Path) -> None:
     assert everstep.query("runs", {"diverged": 7}, index=folder)[0]["status"] == "finished"
 
 
+@pytest.mark.campaign("long")
 def test_the_mark_stays_over_later_starts_until_it_is_accepted(diverged: Path) -> None:
     start(diverged, max_epoch=2).train()
     assert (marks(diverged), status(diverged)) == ([7], ("finished", 7))
@@ -112,6 +113,7 @@ def test_a_rollback_of_the_state_by_hand_takes_the_mark_with_it(diverged: Path) 
     assert (marks(diverged), status(diverged)) == ([], ("finished", None))
 
 
+@pytest.mark.campaign("long")
 def test_a_choice_that_saved_nothing_and_is_taken_back_is_not_compared_with(tmp_path: Path) -> None:
     """Killed in step 8, gone on with another seed, killed again, and gone on as it was begun."""
     crashed(tmp_path)
@@ -126,6 +128,7 @@ def test_a_choice_that_saved_nothing_and_is_taken_back_is_not_compared_with(tmp_
     assert tiny.w.tobytes() == whole.w.tobytes()
 
 
+@pytest.mark.campaign("long")
 def test_a_choice_that_was_saved_is_compared_with(tmp_path: Path) -> None:
     crashed(tmp_path)
     changed = start(tmp_path, seed=8, on_change="override")

@@ -111,6 +111,7 @@ STRANGERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize("content", STRANGERS.values(), ids=STRANGERS.keys())
 def test_what_is_no_page_is_passed_over(tmp_path: Path, content: Any) -> None:
     failing(tmp_path, ValueError("real"))

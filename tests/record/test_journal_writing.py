@@ -12,6 +12,7 @@ from everstep import hazard
 from everstep.errors import JournalError, UsageError
 from everstep.record import Block, Journal, RunJournal, journal_format, read_segment
 from everstep.record.journal_links import check_links
+from everstep.testing import ManualClock
 
 
 def block(*steps, name="loss"):
@@ -45,17 +46,16 @@ def test_nothing_reaches_the_file_before_a_flush(journal):
     assert [event.kind for event in read_segment(journal.path).events] == ["segment", "hello"]
 
 
-def test_a_block_has_the_time_of_its_own_newest_row(journal):
+def test_a_block_has_the_time_of_its_own_newest_row(journal, monkeypatch):
     """Not that of another metric, which may have been read much later."""
-    ends = []
+    clock = ManualClock(1e9)
+    monkeypatch.setattr(time, "time", clock)
     for step, name in ((1, "valid_loss"), (1, "loss"), (2, "loss")):
+        clock.advance(1)
         journal.append(block(step, name=name))
-        ends.append(time.time())
-        while time.time() <= ends[-1]:
-            pass
+    clock.advance(1)
     journal.flush()
-    first, second = (found.time for found in read_segment(journal.path).blocks)
-    assert first <= ends[0] < ends[1] < second <= ends[2]
+    assert [found.time - 1e9 for found in read_segment(journal.path).blocks] == [1, 3]
 
 
 def test_an_empty_block_is_no_row(journal):

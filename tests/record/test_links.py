@@ -61,6 +61,7 @@ def replaced(place: Path, target: Path) -> None:
     place.symlink_to(target)
 
 
+@pytest.mark.campaign("long")
 def test_prune_does_not_delete_in_another_run(tmp_path: Path, victim: Path) -> None:
     evil = train(tmp_path / "evil", 1).run_dir
     replaced(evil / "checkpoints", victim / "checkpoints")
@@ -71,7 +72,7 @@ def test_prune_does_not_delete_in_another_run(tmp_path: Path, victim: Path) -> N
     assert content(victim) == before
 
 
-@pytest.mark.campaign("long", gate=3)
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("name", [*FOLDERS, *FILES])
 def test_a_training_refuses_a_link_in_its_directory(tmp_path: Path, victim: Path, name: str) -> None:
     evil = train(tmp_path / "evil", 1).run_dir
@@ -145,6 +146,7 @@ def test_what_is_kept_apart_is_not_kept_through_a_link(tmp_path: Path, victim: P
     assert content(victim) == before
 
 
+@pytest.mark.campaign("long")
 def test_a_run_directory_that_is_reached_through_a_link_is_fine(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "disk")

@@ -50,6 +50,7 @@ def test_a_start_is_described(monkeypatch):
     assert "hunter2" not in json.dumps(got)
 
 
+@pytest.mark.campaign("long")
 def test_a_trial_that_is_started_again_by_hand_is_still_one_of_its_sweep(tmp_path, monkeypatch):
     monkeypatch.setenv("EVERSTEP_SWEEP", "rates")
     with pytest.raises(Boom):

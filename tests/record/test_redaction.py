@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,11 +148,9 @@ UNITS = (
 )
 
 
+@pytest.mark.campaign("long", gate=6)
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("end", ["@", "=@", "@h:", ""])
 def test_a_hostile_text_takes_time_in_proportion(unit: str, end: str) -> None:
-    """Each pattern that begins again at each character takes minutes for such strings."""
-    text = unit * (300_000 // len(unit)) + end
-    begun = time.process_time()  # not the clock: other programs may have the processor
-    redacted(text)
-    assert time.process_time() - begun < 1
+    """Each pattern that begins again at each character takes an hour for such strings."""
+    redacted(unit * (1_000_000 // len(unit)) + end)

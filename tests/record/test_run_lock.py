@@ -3,10 +3,10 @@
 import json
 import os
 import platform
+import select
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -66,19 +66,26 @@ def test_the_refusal_comes_without_the_systems_own_words_before_it(tmp_path, hol
     assert "is in use by process" in done.stderr
 
 
-def test_a_holder_that_has_not_said_its_name_still_holds(tmp_path, holder):
+def test_a_holder_that_has_not_said_its_name_still_holds(tmp_path, holder, monkeypatch):
+    monkeypatch.setattr("everstep.record.lock._NAME_WAIT", 0.0)
     (tmp_path / "lock.json").unlink()
     with pytest.raises(RunLockedError, match="another process"):
         RunLock(tmp_path).acquire()
 
 
-def test_a_holder_that_began_in_the_same_moment_is_waited_for_until_it_has_said_its_name(tmp_path, holder):
+def test_a_holder_that_began_in_the_same_moment_is_waited_for_until_it_has_said_its_name(
+    tmp_path, holder, monkeypatch
+):
     (tmp_path / "lock.json").rename(tmp_path / "later")
-    timer = threading.Timer(0.2, (tmp_path / "later").rename, [tmp_path / "lock.json"])
-    timer.start()
+
+    def wait(condition, seconds):
+        assert seconds > 0 and not condition()
+        (tmp_path / "later").rename(tmp_path / "lock.json")
+        return condition()
+
+    monkeypatch.setattr("everstep.record.lock.wait_until", wait)
     with pytest.raises(RunLockedError, match=f"in use by process {holder.pid}"):
         RunLock(tmp_path).acquire()
-    timer.join()
 
 
 def test_a_dead_holders_lock_is_taken_over_saying_so(tmp_path, holder):
@@ -157,23 +164,19 @@ def test_a_forked_worker_cannot_drop_the_lock(tmp_path):
 
 def test_a_forked_worker_does_not_keep_a_dead_holders_lock(tmp_path):
     """The worker outlives its killed parent, and its inherited file is open."""
-    code = HOLD.replace(
-        "if sys", "import os, time\nif os.fork() == 0: time.sleep(60)\nos.write(1, b'forked\\n')\nif sys"
-    )
-    code = code.replace("time.sleep(60)", "(os.write(1, b'%d\\n' % os.getpid()), time.sleep(60))")
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout.readline() == "None\n"
-        lines = {parent.stdout.readline().strip(), parent.stdout.readline().strip()}
-        (worker,) = lines - {"forked"}
+    worker = "if os.fork() == 0:\n    os.write(1, b'here\\n')\n    os._exit(len(os.read(0, 1)))"
+    command = [sys.executable, "-c", HOLD.replace("if sys", f"import os\n{worker}\nif sys"), str(tmp_path)]
+    with warm.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert [parent.stdout.readline() for _ in range(2)] == ["None\n", "here\n"]
         assert refused(tmp_path)
         parent.kill()
         parent.wait()
-        os.kill(int(worker), 0)  # still there
+        assert not select.select([parent.stdout], [], [], 0)[0]  # the worker has it, and is still there
         lock = RunLock(tmp_path)
         assert f"process {parent.pid}" in lock.acquire()
         lock.release()
-        os.kill(int(worker), 9)
+        parent.stdin.close()
+        assert parent.stdout.read() == ""  # its end
 
 
 @pytest.mark.parametrize("error", ["ENOLCK", "EOPNOTSUPP", "ENOSYS"])
@@ -224,9 +227,9 @@ def test_a_kill_at_every_operation_leaves_a_lock_that_can_be_taken(tmp_path):
     trace = tmp_path / "trace"
     environment = os.environ | {"EVERSTEP_HAZARD": f"trace:{trace}"}
     command = [sys.executable, "-c", TRY, str(tmp_path)]
-    subprocess.run(command, env=environment, check=True)
+    warm.run(command, env=environment, check=True)
     for point in set(trace.read_text().split()):
-        killed = subprocess.run(command, env=os.environ | {"EVERSTEP_HAZARD": f"kill:{point}:1"}, check=False)
+        killed = warm.run(command, env=os.environ | {"EVERSTEP_HAZARD": f"kill:{point}:1"})
         assert killed.returncode == -9
         lock = RunLock(tmp_path)
         lock.acquire()

@@ -155,7 +155,7 @@ def test_without_overlap_nothing_is_verified(tmp_path: Path) -> None:
     assert events(tmp_path, "verified") == [{"report": said, "steps": 0}]
 
 
-@pytest.mark.campaign("long", gate=1)
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("chosen", [{"resume": 0}, {"on_change": "override", "seed": 8}, {"resume": False}])
 def test_what_a_person_supersedes_is_not_compared_with(tmp_path: Path, chosen: dict[str, Any]) -> None:
     crashed(tmp_path)
@@ -180,6 +180,7 @@ def test_a_clean_end_leaves_nothing_to_compare(tmp_path: Path) -> None:
     assert not any("verified" in line for line in start(tmp_path).train().lines)
 
 
+@pytest.mark.campaign("long")
 def test_a_trail_goes_when_no_resume_can_need_it(tmp_path: Path) -> None:
     crashed(tmp_path)
     start(tmp_path).train()
@@ -232,5 +233,5 @@ def test_a_draw_from_global_random_state_ahead_is_found(tmp_path: Path) -> None:
 
     with pytest.raises(Boom):
         train(6)
-    np.random.seed()
+    np.random.seed(99)
     assert any("resume differs: step 4 loss was" in each for each in train(None).warnings)

@@ -56,7 +56,7 @@ def parted(name: str, *fault: str) -> tuple[dict[str, Any], str]:
     return json.loads(Path("found.json").read_text()), told
 
 
-@pytest.mark.campaign("long", gate=1)
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("name", IN_NUMPY)
 def test_a_strangers_fault_in_numpy_is_named(name: str) -> None:
     found, told = parted(name)

@@ -73,7 +73,7 @@ with everstep.TrainLoop(run_dir, state, max_epoch=5, seed=3, services=listed) as
 
 def start(run_dir: Path, kill: int = 0, order: str = "listed") -> int:
     command = [sys.executable, "-c", PROGRAM, str(run_dir), str(kill), order]
-    while (status := warm.run(command, capture_output=True, timeout=100).returncode) == 3:
+    while (status := warm.run(command, capture_output=True).returncode) == 3:
         pass  # rolled back
     return status
 

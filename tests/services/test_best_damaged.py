@@ -114,6 +114,7 @@ def test_with_one_that_is_kept_the_last_weights_stay(tmp_path: Path) -> None:
         assert "is gone; bring it back" in again.loop.ending.warnings[-1]
 
 
+@pytest.mark.campaign("long")
 def test_of_another_format_they_stay_where_they_are_and_the_run_finishes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(best_run(run))
@@ -153,6 +154,7 @@ def test_what_a_trainer_evaluates_after_the_end_is_what_was_loaded(tmp_path: Pat
     assert Path(tiny.loop._engine.restored.path).name == NEXT
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("copy", [True, False])
 def test_what_the_disk_refused_is_said_and_named_by_no_later_checkpoint(tmp_path: Path, copy: bool) -> None:
     """The save of the best value fails, and the saves that follow do not."""

@@ -120,7 +120,7 @@ def made(door: str, run_dir: Path, service: Service) -> object:
     return sv
 
 
-@pytest.mark.campaign("long", gate=8)
+@pytest.mark.campaign("long", gate=4)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("moment", Moment, ids=lambda moment: moment.name)
 def test_a_moment_fires_behind_a_door_or_asking_for_it_is_an_error(

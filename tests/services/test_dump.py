@@ -140,6 +140,7 @@ def test_killed_anywhere_the_folder_ends_as_if_nothing_had_happened(tmp_path: Pa
         assert rows(run_dir) == rows(tmp_path / "straight"), spec
 
 
+@pytest.mark.campaign("long")
 def test_an_older_checkpoint_takes_back_what_came_after_it(tmp_path: Path) -> None:
     trainer(tmp_path / "run", Dump(ALL)).run_training()
     again = trainer(tmp_path / "run", Dump(ALL), max_epoch=2, resume="epoch-0001-step-00000004")

@@ -23,7 +23,7 @@ from everstep.checkpoint import Store, read_checkpoint
 from everstep.errors import ConfigError
 from everstep.proof.compare import compare_runs
 from everstep.services import Export, OnBest
-from everstep.testing import check_service
+from everstep.testing import ManualClock, check_service
 from tiny_runs import Boom, boom_at
 
 LOSSES = [0.7, math.nan, 0.5, 0.6, 0.5]
@@ -101,6 +101,7 @@ def test_a_restart_exports_no_worse_value(tmp_path: Path) -> None:
     assert start([0, 0, 0, 0.2], 4) == ["step-00000004", "step-00000008", "step-00000016"]
 
 
+@pytest.mark.campaign("long")
 def test_with_a_raised_limit_the_folder_is_that_of_the_longer_run(tmp_path: Path) -> None:
     for epochs in (2, 2, 4):
         run(tmp_path, [Export(entry="w", name="final")], max_epoch=epochs)
@@ -210,9 +211,10 @@ def test_a_stop_that_calls_the_state_bad_exports_nothing(tmp_path: Path) -> None
 
 def test_on_a_schedule_in_seconds(tmp_path: Path) -> None:
     """What the clock decides is no part of the state: the folder alone is gone on with."""
+    clock = ManualClock()
     for epochs in (1, 2):
-        services = [Export(Every(seconds=1e-9), entry="w", keep=3)]
-        run(tmp_path, services, max_epoch=epochs)
+        services = [Export(Every(seconds=1), entry="w", keep=3)]
+        run(tmp_path, services, inside=lambda loop, step: clock.advance(1), max_epoch=epochs, clock=clock)
     assert list(exported(tmp_path)) == [f"step-{step:08d}" for step in (6, 7, 8)]
 
 

@@ -25,6 +25,7 @@ class Finishing(everstep.Service):
         self.said.append((self.stage.name, boundary.step))
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     "moments", [frozenset({Moment.AFTER_STEP}), frozenset({Moment.ENTER_LOOP}), frozenset()]
 )

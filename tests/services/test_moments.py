@@ -223,7 +223,7 @@ def test_a_failing_report_is_warned_counted_and_stops_nothing(tmp_path: Path) ->
     assert tiny.loop.ending.finished
 
 
-@pytest.mark.campaign("long", gate=2)
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("stage", [Stage.MEASURE, Stage.GUARD, Stage.EVALUATE, Stage.DECIDE, Stage.SAVE])
 def test_a_failing_service_of_any_other_stage_raises(tmp_path: Path, stage: Stage) -> None:
     def fail(boundary: Boundary) -> None:
@@ -236,7 +236,7 @@ def test_a_failing_service_of_any_other_stage_raises(tmp_path: Path, stage: Stag
     assert tiny.loop.ending.step == 3 and not tiny.loop.ending.finished
 
 
-@pytest.mark.campaign("long", gate=3)
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("moment", [m for m in Moment if m is not Moment.AFTER_EVAL_STEP])  # a Trainer's
 def test_observers_that_return_actions_are_refused(tmp_path: Path, moment: Moment) -> None:
     tiny = Tiny(tmp_path / "run", max_epoch=1)
@@ -265,6 +265,7 @@ def test_controllers_cannot_act_where_only_observing_is_safe(tmp_path: Path, mom
         tiny.train()
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     ("moment", "steps"), [(Moment.ENTER_LOOP, 0), (Moment.BEFORE_EPOCH, 0), (Moment.AFTER_EVALUATION, 4)]
 )

@@ -55,6 +55,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     manager.shutdown_kernel(now=True)
 
 
+@pytest.mark.campaign("long")
 def test_a_training_has_one_live_line_in_its_cell(kernel: Kernel, tmp_path: Path) -> None:
     outputs = kernel.run(TRAIN.format(run=str(tmp_path / "run")))
     drawn = [content for kind, content in outputs if kind.endswith("display_data")]

@@ -22,6 +22,7 @@ from everstep.record import RunJournal
 from everstep.services import HangWatch, Notify
 from everstep.testing import nothing_left
 from tiny_runs import Tiny, rows
+from waiting import PATIENCE, until
 
 SAVE = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
 
@@ -49,10 +50,11 @@ def test_the_end_of_a_run_is_told_once(tmp_path: Path) -> None:
     for _ in range(2):
         trained(tmp_path / "run", Notify(command=saving(told)))
     (message,) = messages(told)
-    run_id = json.loads((tmp_path / "run" / "run.json").read_text())["id"]
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    run_id = facts["id"]
     assert message["text"] == f"{run_id} is finished after step 4: {message['reason']}"
     assert (message["event"], message["run"], message["step"], message["start"]) == ("finished", run_id, 4, 1)
-    assert message["run_dir"] == str(tmp_path / "run") and abs(message["time"] - time.time()) < 100
+    assert message["run_dir"] == str(tmp_path / "run") and message["time"] >= facts["created"] - 1
 
 
 def test_each_failed_start_is_told_with_its_error(tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def test_an_interruption_is_nobodys_business(tmp_path: Path) -> None:
 
 
 PROGRAM = """
-import os, signal, sys, time
+import os, signal, sys, threading
 import numpy, everstep
 from everstep.services import Notify
 run_dir, told, shift, kill, save = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
@@ -98,7 +100,7 @@ with everstep.TrainLoop(run_dir, {"w": w}, max_epoch=2, on_divergence="warn", se
             loop.collect_metrics(loss=float(w.sum()))
             if step == kill:
                 while shift and not os.path.exists(told):  # the message is sent while the steps go on
-                    time.sleep(0.01)
+                    threading.Event().wait(1e-2)
                 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -110,7 +112,7 @@ def test_a_divergence_is_told_once_however_often_it_is_met(tmp_path: Path) -> No
 
     def start(shift: float, kill: int) -> int:
         line = [sys.executable, "-c", PROGRAM, str(tmp_path / "run"), str(told), str(shift), str(kill), SAVE]
-        return warm.run(line, capture_output=True, timeout=100).returncode
+        return warm.run(line, capture_output=True, timeout=PATIENCE).returncode
 
     assert start(0, 5) == start(0.5, 6) == -signal.SIGKILL
     assert start(0.5, 0) == 0
@@ -120,22 +122,20 @@ def test_a_divergence_is_told_once_however_often_it_is_met(tmp_path: Path) -> No
     assert events(told)[-1] == "finished"
 
 
-@pytest.mark.campaign("long")
+@pytest.mark.campaign("timed")
 def test_a_run_that_is_stuck_is_told_while_it_is(tmp_path: Path) -> None:
     told = tmp_path / "told"
 
     def inside(loop: Any, step: int) -> None:
-        until = time.monotonic() + 60
-        while step == 3 and not told.exists():
-            assert time.monotonic() < until, "nobody was told"
-            time.sleep(0.02)
+        if step == 3:
+            until(told.exists)
 
     Tiny(tmp_path / "run", max_epoch=1, services=[HangWatch(0.5), Notify(command=saving(told))]).train(inside)
     assert events(told) == ["stuck", "finished"]
     assert messages(told)[0]["reason"].startswith("the loop has not moved for 0.5 s; the main thread is in")
 
 
-@pytest.mark.campaign("long")
+@pytest.mark.campaign("timed")
 def test_a_process_that_ends_itself_is_told(tmp_path: Path) -> None:
     told = tmp_path / "told"
     program = PROGRAM.replace(
@@ -143,7 +143,7 @@ def test_a_process_that_ends_itself_is_told(tmp_path: Path) -> None:
     )
     program = program.replace("services = [", "services = [everstep.services.HangWatch(1.0, 'stop'), ")
     line = [sys.executable, "-c", program, str(tmp_path / "run"), str(told), "0", "3", SAVE]
-    assert warm.run(line, capture_output=True, timeout=100).returncode == 1
+    assert warm.run(line, capture_output=True, timeout=PATIENCE).returncode == 1
     assert events(told) == ["failed"] and "the loop has not moved for 1 s" in messages(told)[0]["reason"]
 
 
@@ -156,7 +156,7 @@ def test_only_what_was_asked_for(tmp_path: Path) -> None:
 
 
 class Server(http.server.ThreadingHTTPServer):
-    status, got = 200, [("", b"")]
+    status, got, over = 200, [("", b"")], threading.Event()
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -166,7 +166,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.got.append((self.path + " " + self.headers["Content-Type"], body))
         if self.server.status == 0:
-            time.sleep(30)
+            self.server.over.wait()
+            return
         self.send_response(self.server.status)
         if self.server.status == 302:
             self.send_header("Location", "/elsewhere")
@@ -181,10 +182,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[Server]:
     with Server(("127.0.0.1", 0), Handler) as made:
-        made.got, made.daemon_threads, made.block_on_close = [], True, False
+        made.got, made.over, made.daemon_threads, made.block_on_close = [], threading.Event(), True, False
         thread = threading.Thread(target=made.serve_forever)
         thread.start()
         yield made
+        made.over.set()
         made.shutdown()
         thread.join()
 
@@ -204,18 +206,17 @@ def test_what_does_not_take_it_is_one_warning_and_costs_the_run_nothing(
     tmp_path: Path, server: Server, status: int
 ) -> None:
     server.status = status
-    notify = Notify(url=f"http://127.0.0.1:{server.server_port}/s3cret", timeout=2)
-    began = time.monotonic()
+    patience = PATIENCE if status else 0.2  # there is no answer until the test is over
+    notify = Notify(url=f"http://127.0.0.1:{server.server_port}/s3cret", timeout=patience)
     tiny = trained(tmp_path / "run", notify)
-    assert time.monotonic() - began < 15
     log = (tmp_path / "run" / "logs" / "run.log").read_text()
     assert log.count("http://127.0.0.1/*** was not told that") == 1 and "s3cret" not in log
-    why = {0: "it took longer than 2 s", 302: "HTTP Error 302", 404: "HTTP Error 404: Not Found"}
+    why = {0: "it took longer than 0.2 s", 302: "HTTP Error 302", 404: "HTTP Error 404: Not Found"}
     assert why[status] in log
-    assert tiny.loop.ending.finished and len(server.got) == 1
+    assert tiny.loop.ending.finished and until(lambda: server.got) and len(server.got) == 1
 
 
-@pytest.mark.campaign("long")
+@pytest.mark.campaign("timed")
 def test_a_step_does_not_wait_for_a_slow_receiver(tmp_path: Path) -> None:
     """It takes 3 seconds to be told that the run is stuck; the run moves on meanwhile."""
     seconds = []

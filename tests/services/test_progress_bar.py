@@ -8,7 +8,6 @@ import re
 import select
 import signal
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
 from fcntl import ioctl
@@ -18,6 +17,7 @@ from termios import TIOCSWINSZ, tcgetattr
 import pytest
 
 import everstep
+import warm
 from everstep.services import ProgressBar
 from everstep.testing import check_service
 
@@ -69,7 +69,7 @@ def on_a_terminal(run_dir: Path, what: str = "", program: str = PROGRAM) -> tupl
     before = tcgetattr(slave)
     environment = {k: v for k, v in os.environ.items() if k not in ("CI", "SLURM_JOB_ID", "NO_COLOR")}
     command = [sys.executable, "-c", program, str(run_dir), what]
-    with subprocess.Popen(
+    with warm.Popen(
         command, env={**environment, "TERM": "xterm"}, stdin=slave, stdout=slave, stderr=slave
     ) as process:
         output, ended = b"", False
@@ -102,6 +102,7 @@ def test_it_draws_below_the_lines_that_are_printed(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "run.log").read_text().count("; valid loss: ") == 3
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     ("what", "status", "last"),
     [
@@ -122,9 +123,7 @@ def test_it_leaves_the_terminal_in_order(tmp_path: Path, what: str, status: int,
 
 
 def test_it_is_silent_elsewhere_but_for_what_is_printed(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), ""], capture_output=True, text=True, timeout=60
-    )
+    done = warm.run([sys.executable, "-c", PROGRAM, str(tmp_path), ""], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[-1] == "the last line" and sum("valid loss:" in line for line in lines) == 3
@@ -137,6 +136,7 @@ def test_it_keeps_the_laws() -> None:
     check_service(make)
 
 
+@pytest.mark.campaign("long")
 def test_beside_a_console_one_of_the_two_draws(tmp_path: Path) -> None:
     program = PROGRAM.replace("services = [", "services = [everstep.Console(), ")
     _, output = on_a_terminal(tmp_path, program=program)

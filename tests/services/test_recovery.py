@@ -193,6 +193,7 @@ def test_a_program_that_asks_for_a_checkpoint_follows_a_rollback_to_before_that_
     assert program.loop.ending.finished and program.loop.ending.resumed_from == undone[-1]
 
 
+@pytest.mark.campaign("long")
 def test_a_start_from_nothing_that_saved_nothing_forgets_no_rollback(tmp_path: Path) -> None:
     run_dir, bad = tmp_path / "run", {(0, 12)}
     with pytest.raises(RolledBack):
@@ -233,6 +234,7 @@ def test_a_sample_that_all_rollbacks_have_in_common_is_named(tmp_path: Path) -> 
     assert "or lower reset_after=1000; each of them quarantined sample 17 of stream 'train': look" in note
 
 
+@pytest.mark.campaign("long")
 def test_after_enough_good_steps_the_tries_count_anew(tmp_path: Path) -> None:
     bad = {(0, 3), (0, 14), (1, 7)}
     finish(tmp_path / "run", bad, services=[Recovery(1, reset_after=10)])
@@ -354,6 +356,7 @@ def test_a_loop_that_starts_over_each_time_is_told(tmp_path: Path) -> None:
     assert any("resume=False" in note for note in told.value.__notes__)
 
 
+@pytest.mark.campaign("long")
 def test_starting_over_forgets(tmp_path: Path) -> None:
     with pytest.raises(RolledBack):
         Spoilt(tmp_path, {(0, 7)}).train()
@@ -420,7 +423,7 @@ class UncountedCursor:
         return self._next()
 
 
-@pytest.mark.campaign("long", gate=1)
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("prefetched", [False, True])
 def test_a_stream_whose_batches_have_no_number_is_refused_at_its_start(
     tmp_path: Path, prefetched: bool
@@ -464,7 +467,7 @@ def struck(run_dir: Path, bad: set[Place], at: int, **arguments: Any) -> None:
         everstep.recovering(main)
 
 
-@pytest.mark.campaign("long", gate=1)
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("how", ["deleted", "damaged", "the newest two deleted"])
 def test_a_rollback_that_the_journal_has_forgotten_counts_and_keeps_its_batches_out(
     tmp_path: Path, how: str

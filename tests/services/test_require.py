@@ -27,7 +27,7 @@ def test_it_is_reached_by_any_value_before_the_deadline(tmp_path: Path) -> None:
     assert check_crashes(tmp_path, make, tail, max_epoch=4).loop.ending.reason == "max_epoch 4 is reached"
 
 
-@pytest.mark.campaign("long", gate="share")
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("max_epoch", [3, 4])
 def test_it_is_not_reached(tmp_path: Path, max_epoch: int) -> None:
     """Also where a limit ends the run at that very boundary."""
@@ -66,6 +66,7 @@ def test_no_value_at_all(tmp_path: Path) -> None:
     assert tiny.loop.ending.reason.endswith("by step 2, it has no value")
 
 
+@pytest.mark.campaign("long")
 def test_a_run_that_is_over_before_fails_and_goes_on_with_a_raised_limit(tmp_path: Path) -> None:
     """Its end is its own: an early stop, a limit."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -192,14 +191,20 @@ def test_a_loop_of_ones_own_goes_on_by_recovering_or_at_its_next_start(tmp_path:
     assert "tried again 2 times" in " ".join(stands.value.__notes__)
 
 
-def test_a_signal_ends_the_wait_and_the_next_start_goes_on(tmp_path: Path, straight: Any) -> None:
-    timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    timer.start()
-    began = time.monotonic()
+def test_a_signal_ends_the_wait_and_the_next_start_goes_on(
+    tmp_path: Path, straight: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(time, "sleep", sleep)
     with pytest.raises(SystemExit) as ended:
         train(tmp_path / "run", step=(5,), retry=Retry(LISTED, backoff=600))
-    timer.join()
-    assert ended.value.code == 128 + signal.SIGTERM and time.monotonic() - began < 60
+    monkeypatch.undo()
+    assert ended.value.code == 128 + signal.SIGTERM and len(waits) == 1
     assert train(tmp_path / "run").task.w.tobytes() == straight[1].task.w.tobytes()
     assert rows(tmp_path / "run") == rows(straight[0])
 

@@ -53,7 +53,7 @@ def train(
 ANNEALED = [8, 8, 8, 4, 4, 4, 2, 2, 2, 1, 1, 1]
 
 
-@pytest.mark.campaign("long", gate="share")
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     ("every", "rates"),
     [

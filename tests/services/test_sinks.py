@@ -236,7 +236,7 @@ def test_a_tensorboard_that_is_open_forgets_what_a_resume_does_again(tmp_path: P
     assert [e.step for e in events.Scalars("loss")] == [*range(1, 13)]
 
 
-@pytest.mark.campaign("long", gate=2)
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     "point", ["sink.create", "sink.write", "sink.rename", "tensorboard.create", "tensorboard.write"]
 )
@@ -278,7 +278,7 @@ def replace_by_an_equal_one(run_dir: Path, file: Path) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.campaign("long", gate=2)
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     ("harm", "at"),
     [(delete, 12), (delete_the_folder, 6), (overwrite, 6), (overwrite, 12), (replace_by_an_equal_one, 12)],
@@ -367,6 +367,7 @@ def images() -> dict[str, Any]:
     }
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("name", images())
 def test_images(tmp_path: Path, name: str) -> None:
     tiny(tmp_path / "run").train(tail=lambda loop, epoch: loop.add_summary({name: Image(images()[name])}))
@@ -383,6 +384,7 @@ WRONG: dict[str, Any] = {
 }
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("message", WRONG)
 def test_a_wrong_summary_is_a_warning(tmp_path: Path, message: str) -> None:
     run = tiny(tmp_path / "run").train(tail=lambda loop, epoch: loop.add_summary(WRONG[message]))
@@ -484,6 +486,7 @@ def test_an_unknown_sink_is_an_error_with_the_nearest() -> None:
         everstep.services.TensorBord  # noqa: B018
 
 
+@pytest.mark.campaign("long")
 def test_no_framework_comes_with_it(tmp_path: Path) -> None:
     """One that is imported becomes part of the random state: an observer would change the run."""
     program = (

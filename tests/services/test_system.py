@@ -37,6 +37,7 @@ def work(seconds: float) -> None:
         pass
 
 
+@pytest.mark.campaign("timed")
 def test_what_it_records_is_so(tmp_path: Path) -> None:
     """One step computes, one sleeps, one takes memory and writes to the disk."""
     held: list[Any] = []
@@ -72,11 +73,15 @@ def test_what_it_records_is_so(tmp_path: Path) -> None:
 
 
 def test_it_changes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
-    check_service(lambda: System(every=Every(steps=2)))
     with nothing_left():
         Tiny(tmp_path / "watched", max_epoch=2, services=[System(every=Every(steps=1))]).train()
     Tiny(tmp_path / "alone", max_epoch=2).train()
     assert rows(tmp_path / "watched") == rows(tmp_path / "alone") != []
+
+
+@pytest.mark.campaign("long")
+def test_it_keeps_the_laws() -> None:
+    check_service(lambda: System(every=Every(steps=2)))
 
 
 def test_a_figure_that_cannot_be_had_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def test_a_crash_after_the_checkpoint_does_not_repeat_it_one_before_does(tmp_pat
     assert path.read_text().split() == ["4", "12"]
 
 
-@pytest.mark.campaign("long", gate="share")
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     ("make", "steps"),
     [

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import gate
 from everstep.errors import StateError
 from everstep.state import Buffers, Encoded, array_name, decode, digest, encode, leaves, note_digests
 
@@ -96,7 +97,7 @@ def zero_padding(array: np.ndarray) -> np.ndarray:
     return array
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=300 if gate.is_campaign else 40)
 @given(trees)
 def test_any_tree_comes_back_equal_type_by_type(tree: Any) -> None:
     encoded = encode(tree)
@@ -109,7 +110,7 @@ def test_any_tree_comes_back_equal_type_by_type(tree: Any) -> None:
     ]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=300 if gate.is_campaign else 40)
 @given(
     st.recursive(plain, lambda i: st.lists(i, max_size=3).map(tuple) | st.dictionaries(keys, i, max_size=3))
 )
@@ -117,7 +118,7 @@ def test_plain_trees_are_the_same_by_an_independent_measure(tree: Any) -> None:
     assert same(round_trip(tree), tree)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=200 if gate.is_campaign else 40)
 @given(arrays | strided)
 def test_arrays_keep_bits_dtype_shape_and_memory_order(array: np.ndarray) -> None:
     array = zero_padding(array)
@@ -409,7 +410,7 @@ def test_leaves_are_sorted_and_independent_of_insertion_order() -> None:
     assert dict(leaves(one))["b/y"] == b"1"
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=200 if gate.is_campaign else 40)
 @given(trees)
 def test_paths_of_leaves_are_unique(tree: Any) -> None:
     paths = [path for path, _ in leaves(encode(tree))]

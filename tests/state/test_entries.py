@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter, OrderedDict
+from random import SystemRandom as Unseeded
 from typing import Any
 
 import numpy as np
@@ -266,7 +267,7 @@ READ_ONLY.flags.writeable = False
         (OnlySaves(), r"OnlySaves, which cannot be saved: give it state_dict\(\) and load_state_dict"),
         (object(), "what can be saved: objects with state_dict"),
         (lambda: 1, "function"),
-        (random.SystemRandom(), r"random.Random\(seed\)"),
+        (Unseeded(), r"random.Random\(seed\)"),
         (READ_ONLY, "read-only.*Slot"),
         (np.array([None]), "Python objects"),
         (np.ma.array([1.0]), "MaskedArray"),

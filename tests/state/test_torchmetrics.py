@@ -90,7 +90,7 @@ def program(run_dir: Path, kind: str, *, stop_at: int = 0, **arguments: Any) -> 
     return [*said, (0, str((model.temperature, model.hidden, model.layer.weight)))]
 
 
-@pytest.mark.campaign("long", gate=2)
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("kind", METRICS)
 @pytest.mark.parametrize("stop_at", [5, 8])
 def test_metrics_and_attributes_in_the_state_come_back(kind: str, stop_at: int, tmp_path: Path) -> None:
@@ -144,6 +144,7 @@ class Table(nn.Module):
         self.table += 1
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("make", [np.zeros, torch.zeros])
 def test_a_large_attribute_that_cannot_go_back_in_one_process_is_named(make: Any, tmp_path: Path) -> None:
     small, large = Table(make(1 << 10)), Table(make(1 << 19))
@@ -203,6 +204,7 @@ GROWING: dict[str, Callable[[nn.ModuleList], object]] = {
 }
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("in_a_dict", [False, True])
 @pytest.mark.parametrize("kind", GROWING)
 def test_a_module_that_gets_other_parts_is_said_once_before_a_resume_refuses_it(

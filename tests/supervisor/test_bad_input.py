@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from random import SystemRandom as Unseeded
 from typing import Any
 
 import numpy as np
@@ -172,6 +173,7 @@ def test_a_failing_disk_in_the_middle_costs_saves_and_not_the_training(
     assert tiny.result() == straight.result()
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     "point", ["checkpoint.open", "checkpoint.write", "checkpoint.fsync", "checkpoint.rename"]
 )
@@ -286,7 +288,7 @@ def test_names_of_states(tmp_path: Path, name: Any) -> None:
         ((1, 2), r"Slot\(value\)"),
         (None, r"Slot\(value\)"),
         (torch.nn.Linear, "pass an instance"),
-        (random.SystemRandom(), r"random.Random\(seed\)"),
+        (Unseeded(), r"random.Random\(seed\)"),
         ({1, 2}, "can"),
     ],
 )
@@ -466,6 +468,7 @@ def test_metric_names_must_be_texts(tmp_path: Path, name: Any) -> None:
                     loop.collect_metrics({"good": 1.0, name: 1.0})
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     ("data", "remedy"),
     [

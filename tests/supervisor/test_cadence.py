@@ -181,6 +181,7 @@ def test_by_name_in_a_config() -> None:
             schedule(wrong)
 
 
+@pytest.mark.campaign("timed")
 def test_with_a_real_clock_and_a_disk(tmp_path: Path) -> None:
     w = np.zeros(500_000)
     saves = everstep.Checkpoints(Auto(share=0.5, lose_at_most=0.2), keep_last=2)

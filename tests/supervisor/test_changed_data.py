@@ -128,7 +128,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.campaign("long", gate=6)
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize("at", [EPOCH_END, INSIDE], ids=["between passes", "inside a pass"])
 @pytest.mark.parametrize(("before", "now", "message"), CHANGES.values(), ids=CHANGES)
 def test_a_change_is_refused_with_both_values_or_chosen(
@@ -151,7 +151,7 @@ SPEED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 }
 
 
-@pytest.mark.campaign("long", gate=2)
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("at", [EPOCH_END, INSIDE], ids=["between passes", "inside a pass"])
 @pytest.mark.parametrize(("before", "now"), SPEED.values(), ids=SPEED)
 def test_what_only_changes_speed_is_free(tmp_path: Path, before: Any, now: Any, at: int) -> None:

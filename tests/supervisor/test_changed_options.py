@@ -321,7 +321,7 @@ CHOSEN: dict[str, tuple[Make, Make]] = {
 }
 
 
-@pytest.mark.campaign("long", gate=2)
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(("before", "now"), CHOSEN.values(), ids=CHOSEN)
 def test_a_chosen_schedule_goes_on_from_where_it_would_be(tmp_path: Path, before: Make, now: Make) -> None:
     Program(adam(0.1), before).train(tmp_path / "run", 2)
@@ -353,6 +353,7 @@ OTHERS: list[Make] = [
 ]
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("other", OTHERS)
 def test_another_class_does_not_fit(tmp_path: Path, other: Make) -> None:
     Program(adam(0.1)).train(tmp_path / "run", 2)

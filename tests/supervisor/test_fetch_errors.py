@@ -14,6 +14,7 @@ import everstep
 from everstep.data import arrays
 from everstep.errors import DataError
 from everstep.schedule import Every
+from everstep.supervisor.threads.signals import SignalWatch
 
 STEPS = 12
 
@@ -76,7 +77,12 @@ def test_an_error_that_comes_with_a_signal_is_the_interruption(tmp_path: Path, d
 
 
 @pytest.mark.parametrize("door", ["loop", "supervisor"])
-def test_an_error_without_a_signal_is_an_error(tmp_path: Path, door: str) -> None:
+def test_an_error_without_a_signal_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: str
+) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(SignalWatch, "received_within", lambda watch, seconds: asked.append(seconds))
     with pytest.raises(DataError, match="a worker died"):
         train(tmp_path / "run", door, Struckable(9))
+    assert len(asked) == 1 and asked[0] > 0
     assert train(tmp_path / "run", door, Struckable()) == train(tmp_path / "whole", door, Struckable())

@@ -113,6 +113,7 @@ def test_a_framework_that_one_side_has_not_imported_is_no_difference() -> None:
     assert str(found) == f"machine.processor: stored abacus, given {here['machine']['processor']}"
 
 
+@pytest.mark.campaign("machine")
 def test_the_capability_of_the_processor_that_torch_uses_is_part_of_it() -> None:
     ask = (
         "from everstep.backends.torch.backend import BACKEND; "

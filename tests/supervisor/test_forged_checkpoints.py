@@ -65,6 +65,7 @@ def forge(folder: Path, place: str, value: Any) -> None:
     (folder / "manifest.json").write_bytes(b'{"checksum":"%s","body":%s}\n' % (checksum, text))
 
 
+@pytest.mark.campaign("long", gate=12)
 @pytest.mark.parametrize(
     ("place", "value", "part"),
     [
@@ -147,6 +148,7 @@ def test_an_array_that_is_not_described_makes_the_checkpoint_a_damaged_one(
         program(run_dir).train()
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     ("place", "value"),
     [("created", "x"), ("meta/best", 7), ("meta/kept", {"loss": 7}), ("meta/metric_steps", [3])],
@@ -161,6 +163,7 @@ def test_an_older_checkpoint_of_wrong_facts_stops_no_run(run_dir: Path, place: s
     assert everstep.best(run_dir) == {}
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("params", [True, [True], [{"params": 3}]])
 def test_what_an_object_cannot_load_is_named_with_the_checkpoint_wherever_it_is_loaded(
     tmp_path: Path, params: Any

@@ -23,16 +23,14 @@ from everstep.record import RunJournal, failures
 from everstep.services import HangWatch
 from everstep.testing import nothing_left
 from tiny_runs import Tiny, rows
+from waiting import until
 
 AFTER = 0.6
 
 
 def hang_until_noticed(run_dir: Path, pages: int = 1) -> None:
-    until = time.monotonic() + 60
-    while len(failures(run_dir)) < pages:
-        assert time.monotonic() < until, "nobody has noticed"
-        time.sleep(0.02)
-    time.sleep(1.5 * AFTER)  # once for each hang
+    until(lambda: len(failures(run_dir)) >= pages)
+    threading.Event().wait(1.5 * AFTER)  # once for each hang
 
 
 def watched(run_dir: Path, **arguments: Any) -> Tiny:
@@ -167,7 +165,7 @@ def test_a_clock_that_jumps_is_no_hang(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 PROGRAM = """
-import everstep, numpy, os, sys, time
+import everstep, numpy, sys, threading
 from everstep.services import HangWatch
 run_dir, then, sleep = sys.argv[1], sys.argv[2], float(sys.argv[3])
 data = everstep.data.arrays(numpy.arange(8.0), batch_size=2)
@@ -176,7 +174,7 @@ services = [HangWatch(2.0, then), everstep.Checkpoints(everstep.Every(steps=1))]
 def body():
     if loop.step == 3:
         print("step 3", flush=True)
-        time.sleep(sleep)
+        threading.Event().wait(sleep)
 with everstep.TrainLoop(run_dir, {"w": w}, max_epoch=2, services=services) as loop:
     for epoch in loop.iter_epochs():
         for step, (batch,) in loop.iter_steps(data):
@@ -220,6 +218,26 @@ def test_a_process_that_is_stopped_does_not_hang(tmp_path: Path) -> None:
     _, said = stopped.communicate(timeout=60)
     assert stopped.returncode == 0, said
     assert failures(tmp_path) == []
+
+
+def test_a_hang_is_noticed_and_the_run_goes_on(tmp_path: Path) -> None:
+    """Also where a machine is so slow that other steps are taken for hangs."""
+    run_dir = tmp_path / "run"
+
+    def noticed() -> list[Any]:
+        return [page for page in failures(run_dir) if any("stuck_here" in line for line in page.lines)]
+
+    def stuck_here(loop: Any, step: int) -> None:
+        if step == 3:
+            until(noticed)
+
+    with nothing_left():
+        tiny = Tiny(run_dir, max_epoch=1, services=[HangWatch(0.1)]).train(stuck_here)
+    page, ending = noticed()[0], tiny.loop.ending
+    assert (page.kind, page.step, page.cause) == ("hang", 2, None)
+    assert page.what.startswith("the loop has not moved for 0.1 s; the main thread is in ")
+    assert ending.finished and any(page.what in each for each in ending.warnings)
+    assert page.what in [event.data["what"] for event in RunJournal(run_dir).events("hang")]
 
 
 def test_every_run_has_a_watch_that_warns_after_half_an_hour(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def test_a_model_that_is_sharded_after_the_loop_was_made_is_refused_by_name(tmp_
         pass
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.usefixtures("group_of_one")
 def test_a_sharded_model_on_one_process_is_that_of_any_other(tmp_path: Path) -> None:
     from torch.distributed.device_mesh import init_device_mesh

@@ -73,6 +73,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, A
 Trained = tuple[Path, dict[int, Any]]
 
 
+@pytest.mark.campaign("long")
 def test_the_best_weights_by_the_folder_of_their_metric(trained: Trained) -> None:
     run_dir, weights = trained
     assert len(list((run_dir / "best" / "valid.loss").iterdir())) > 1, "older ones that checkpoints speak of"

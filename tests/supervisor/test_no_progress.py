@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 import everstep
 from everstep.errors import Interrupted, ProgressError
 from everstep.supervisor.checks import no_progress
+from everstep.testing import ManualClock
 from tiny_runs import Tiny, quiet
 
 
@@ -107,6 +108,7 @@ def test_a_trainer_whose_epochs_have_no_step(tmp_path: Path) -> None:
         forgetful()
 
 
+@pytest.mark.campaign("long")
 def test_epochs_without_steps_that_are_meant(tmp_path: Path) -> None:
     counted = epochs(Tiny(tmp_path / "counted", max_epoch=120))
     assert counted.ending.finished and counted.epoch == 120
@@ -167,6 +169,9 @@ def test_who_waits_and_other_threads_may_ask_for_ever(
 ) -> None:
     monkeypatch.setattr(no_progress, "WORKING", 100)
     monkeypatch.setattr(no_progress, "BUSY", 100)
+    clock = ManualClock()
+    times = SimpleNamespace(monotonic=clock, thread_time=lambda: clock() / 20)
+    monkeypatch.setattr(no_progress, "time", times)
     asked: list[int] = []
     threads: list[threading.Thread] = []
 
@@ -175,7 +180,7 @@ def test_who_waits_and_other_threads_may_ask_for_ever(
             threads.append(threading.Thread(target=lambda: [sv.should_stop() for _ in range(1000)]))
             threads[0].start()
         asked.append(1)
-        time.sleep(0.002)
+        clock.advance(0.002)
         if len(asked) % 150 == 0:
             sv.advance()
 

@@ -67,6 +67,7 @@ class Holder:
         self.metric.load_state_dict(state["metric"])
 
 
+@pytest.mark.campaign("long", gate=4)
 @pytest.mark.parametrize(
     "hold", [lambda m: m, lambda m: {"all": [m]}, Holder], ids=["itself", "in a dict", "held"]
 )

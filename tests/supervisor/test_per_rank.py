@@ -44,6 +44,7 @@ def test_on_one_process_the_declaration_changes_nothing(tmp_path: Path) -> None:
     assert structure(tmp_path / "bare") == structure(tmp_path / "declared")
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("first", [everstep.PerRank, lambda memory: memory])
 def test_a_run_resumes_with_and_without_the_declaration(tmp_path: Path, first: Any) -> None:
     undisturbed = with_memory(tmp_path / "a", everstep.PerRank)

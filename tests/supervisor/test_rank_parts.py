@@ -18,6 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import everstep
+import gate
 from everstep.checkpoint import format, read_checkpoint
 from everstep.contracts.data import Cursor, Share, Stream
 from everstep.contracts.group import DataRanks, Group
@@ -68,7 +69,7 @@ def through_json(encoded: Encoded) -> Encoded:
     return Encoded(json.loads(json.dumps(encoded.structure)), encoded.arrays)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=400 if gate.is_campaign else 40)
 @given(trees, paths)
 def test_what_was_split_is_merged_to_the_same_tree(tree: dict[str, Any], own: Any) -> None:
     whole = encode(tree)
@@ -79,7 +80,7 @@ def test_what_was_split_is_merged_to_the_same_tree(tree: dict[str, Any], own: An
     decode(common), decode(part)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=400 if gate.is_campaign else 40)
 @given(trees, paths)
 def test_the_own_part_has_the_paths_and_nothing_else(tree: dict[str, Any], own: Any) -> None:
     common, part = (decode(each) for each in split(encode(tree), own))

@@ -56,6 +56,7 @@ MUTATED: dict[str, tuple[Callable[[], Any], Any]] = {
 }
 
 
+@pytest.mark.campaign("long", gate=4)
 @pytest.mark.parametrize(("make", "change"), MUTATED.values(), ids=MUTATED)
 @pytest.mark.parametrize("nested", [False, True], ids=["entry", "inside a dict"])
 def test_what_is_changed_in_place_is_restored_in_place(
@@ -84,6 +85,7 @@ def one_again(slot: Slot, value: Any, step: int) -> None:
     slot.value = 2.5
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     ("make", "change"),
     [(lambda: [7], replace), (lambda: 2.5, keep), (lambda: 2.5, one_again), (lambda: np.float64(2.5), keep)],

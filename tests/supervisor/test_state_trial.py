@@ -92,6 +92,7 @@ def run(run_dir: Path, kind: Any) -> tuple[list[str], list[dict[str, Any]]]:
     return list(loop.ending.warnings), tried
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     ("kind", "kept", "why"),
     [
@@ -115,6 +116,7 @@ def test_what_its_state_does_not_bring_back_is_named_once(
     assert [why in text for text in warnings if "does not bring it back" in text] == [True] * (kept is False)
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(("kind", "mark"), [(Average, "ok "), (Forgets, "BAD"), (Locked, "   ")])
 def test_the_doctor_says_what_a_run_has_tried_and_what_not(tmp_path: Path, kind: Any, mark: str) -> None:
     run(tmp_path / "run", kind)

@@ -109,5 +109,6 @@ def test_ctrl_c_at_pythons_prompt_saves_and_keeps_the_session(tmp_path: Path) ->
     assert (tmp_path / "run" / "checkpoints" / "step-00000004").is_dir()
 
 
+@pytest.mark.campaign("long")
 def test_another_signal_at_pythons_prompt_ends_it(tmp_path: Path) -> None:
     assert session(tmp_path, "SIGTERM")[0] == 143

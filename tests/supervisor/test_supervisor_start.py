@@ -115,6 +115,7 @@ def test_what_is_not_ready_is_named(tmp_path: Path, found: Any, message: str) ->
         Tiny(tmp_path / "run", ready=lambda: found, max_epoch=1).train()
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("found", [None, True, [], ""])
 def test_what_counts_as_ready(tmp_path: Path, found: Any) -> None:
     assert Tiny(tmp_path / "run", ready=lambda: found, max_epoch=1).train().loop.ending.finished
@@ -208,6 +209,7 @@ def test_later_checkpoints_are_set_aside_and_do_not_win_at_the_next_start(tmp_pa
     assert tiny.result() == stepwise(tmp_path / "straight").train().result()
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     ("which", "message"),
     [
@@ -261,6 +263,7 @@ def older(run_dir: Path, which: str) -> Any:
     return {"a step": 2, "a name": name}.get(which) or paths[which] / "checkpoints" / name
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("which", ["a step", "a name", "a path", "another run's"])
 @pytest.mark.parametrize("keep_last", [None, 2])
 def test_a_program_that_goes_back_is_killed_and_continues(
@@ -307,6 +310,7 @@ def kept(run_dir: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in files if path.is_file()}
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("which", ["older", "another run's", "edited", "another run's of the same name"])
 def test_a_resume_that_the_data_refuses_moves_nothing(tmp_path: Path, which: str) -> None:
     run, other, at = tmp_path / "run", tmp_path / "other", 5 if which.endswith("name") else 2
@@ -649,6 +653,7 @@ def test_a_second_process_is_refused_and_a_dead_ones_lock_taken_over(tmp_path: P
     assert any(f"took over the run from process {process.pid}" in line for line in tiny.lines)
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("point", ["lock.open", "lock.lock"])
 def test_a_run_that_is_replaced_while_it_is_entered_is_left_alone(tmp_path: Path, point: str) -> None:
     """The seed and the config that were read are the removed one's."""

@@ -18,6 +18,7 @@ from everstep import Every, Supervisor
 from everstep.errors import ConfigError, DataError, Interrupted, MetricError, NotResumableError, UsageError
 from everstep.testing import ManualClock, nothing_left
 from tiny_runs import Boom, boom_at, events, quiet, rows
+from waiting import PATIENCE
 
 Hook = Callable[[Supervisor, int], object]
 
@@ -65,7 +66,7 @@ def test_a_loop_of_ones_own_stops_at_the_exact_step_and_saves_the_last(tmp_path:
     assert again.seen == [] and again.w.tobytes() == walk.w.tobytes()
 
 
-@pytest.mark.campaign("long", gate=3)
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("every", [1, 4, 100])
 @pytest.mark.parametrize("at", [1, 2, 6, 11])
 def test_a_crash_at_any_step_resumes_exactly(tmp_path: Path, every: int, at: int) -> None:
@@ -123,6 +124,7 @@ def test_metric_values_are_checked(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- order of use
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     ("name", "call"),
     [
@@ -338,7 +340,7 @@ def test_a_periodic_function_runs_at_once_and_again_until_the_end(tmp_path: Path
         walk = Walk(tmp_path / "run", max_step=2)
         with walk.sv as sv:
             sv.loop(0.001, beat)
-            assert twice.wait(10)
+            assert twice.wait(PATIENCE)
     assert all("beat" in name for name in calls)
 
 
@@ -354,7 +356,7 @@ def test_a_failing_periodic_function_ends_the_training_with_its_own_traceback(tm
     def inside(sv: Supervisor, step: int) -> None:
         if step == 3:
             sv.loop(60, breaks_here)
-            assert failed.wait(10)
+            assert failed.wait(PATIENCE)
 
     with nothing_left(), pytest.raises(Boom, match="in the background") as raised:
         walk.run(inside)
@@ -403,6 +405,7 @@ def test_the_interval_of_a_periodic_function(tmp_path: Path, seconds: Any) -> No
 # ------------------------------------------------------------------------------------------ signals
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_saves_after_the_step_and_ends_with_its_exit_code(tmp_path: Path, number: int) -> None:
     straight = Walk(tmp_path / "straight", max_step=8).run()

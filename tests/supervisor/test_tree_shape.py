@@ -98,6 +98,7 @@ def test_a_checkpoint_of_format_3_is_resumed(tmp_path: Path) -> None:
     assert start(max_epoch=3).loop.ending.epoch == 3
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     ("branch", "part"),
     [

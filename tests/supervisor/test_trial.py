@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import everstep
 from everstep.errors import NotResumableError
 from everstep.record import RunJournal
 from everstep.state import capture, digest, encode
+from everstep.supervisor.streams import run_stream
 
 
 class Data:
@@ -51,17 +52,14 @@ class Forgets(Data):
             yield value + total
 
 
+EACH_ANOTHER = count()
+
+
 class Draws(Forgets):
     """Its batches follow from nothing: the same pass is never given twice."""
 
     def batch(self, at: int) -> Any:
-        return np.random.default_rng().standard_normal(2)
-
-
-class Slow(Data):
-    def batch(self, at: int) -> Any:
-        time.sleep(0.0 if at else 0.3)
-        return super().batch(at)
+        return np.full(2, next(EACH_ANOTHER))
 
 
 class Open(Data):
@@ -121,13 +119,17 @@ def test_data_that_cannot_be_brought_back_at_all_is_refused_at_the_first_save(tm
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (Slow(), r"its first batch took 0\.\d s"),
+        (Data(), r"its first batch took \d\.\d s"),
         (Open(), "it cannot be copied .*TextIOWrapper"),
         (iter([1, 2, 3]), None),
         ([1, 2, 3], None),
     ],
 )
-def test_what_is_not_tried_is_recorded_with_the_reason(tmp_path: Path, data: Any, why: str | None) -> None:
+def test_what_is_not_tried_is_recorded_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Any, why: str | None
+) -> None:
+    if isinstance(data, Data) and not isinstance(data, Open):
+        monkeypatch.setattr(run_stream, "SLOWEST", 0.0)
     with everstep.TrainLoop(tmp_path / "run", max_epoch=1, default_services=False) as loop:
         for _ in loop.iter_epochs():
             for _ in loop.iter_steps(data):

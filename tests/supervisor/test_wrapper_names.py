@@ -84,6 +84,7 @@ def fills(model: nn.Module) -> set[float]:
     return {float(value) for parameter in model.parameters() for value in parameter.detach().flatten()}
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("wrapped", WRAPPED.values(), ids=WRAPPED)
 def test_a_wrapper_adds_nothing_to_names(tmp_path: Path, wrapped: Any) -> None:
     run = saved(tmp_path / "run", wrapped(3.0))
@@ -138,6 +139,7 @@ def test_a_part_named_module_is_no_wrapper() -> None:
         assert fills(into) == {3.0}
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("wrapped", FOREIGN.values(), ids=FOREIGN)
 def test_the_prefix_of_a_wrapper_is_named_with_a_rename_that_works(tmp_path: Path, wrapped: Any) -> None:
     run = saved(tmp_path / "run", wrapped(3.0))

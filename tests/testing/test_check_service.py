@@ -257,6 +257,7 @@ LOW = {"valid_loss": [0.05, 0.05, 0.05]}
 RESTS = {"valid_loss": [1.0, 0.5, 0.5]}
 
 
+@pytest.mark.campaign("long")
 def test_a_condition_that_never_comes_true_is_told() -> None:
     with pytest.raises(AssertionError, match=r"'rests' was \{'times': 0\} at each boundary.*values="):
         check_service(RestsAndForgets)
@@ -278,6 +279,7 @@ def test_a_watched_metric_without_values_is_told() -> None:
         check_service(lambda: RestsBelow("valid_los"))
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("kind", [Counting, SetsWhatItDeclares, TellsALength])
 def test_a_correct_service_passes(kind: type[Service]) -> None:
     check_service(kind)

@@ -111,5 +111,6 @@ def test_a_broken_sink_is_found(kind: Callable[[str], Sink], message: str) -> No
         check_sink(lambda: kind("logs/metrics.jsonl"), json_lines)
 
 
+@pytest.mark.campaign("long")
 def test_a_sink_of_one_method_passes() -> None:
     check_sink(lambda: Plain("logs/metrics.jsonl"), json_lines)

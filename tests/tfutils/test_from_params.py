@@ -236,6 +236,7 @@ def test_a_model_of_numpy_trains_itself(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------ lists
 
 
+@pytest.mark.campaign("long")
 def test_several_models_train_on_one_reading_each_as_if_alone() -> None:
     widths, seeds = (4, 6, 4), (3, 3, 5)
     data = {"func": counted, "batch_size": 20}
@@ -326,6 +327,7 @@ def test_a_second_run_goes_on_where_another_stands(trained: Path) -> None:
         load("fourth", num_steps=10)
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     "choice",
     [
@@ -427,6 +429,7 @@ def test_a_query_finds_the_run_to_load(trained: Path) -> None:
         load("third", exp_id=None, query={"config.model_params.width": 5})
 
 
+@pytest.mark.campaign("machine")
 def test_host_and_port_are_a_database(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERSTEP_INDEX", "")  # as if it were not set
     url = server.database()
@@ -543,7 +546,8 @@ def test_patterns_and_dictionaries_come_back_as_they_were() -> None:
     assert restored(tree) == given
 
 
-def test_functions_are_recorded_with_where_they_come_from() -> None:
+def test_functions_are_recorded_with_where_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GIT_CEILING_DIRECTORIES")  # they lie in the repository of these tests
     everstep.train_from_params(**params(train_params__num_steps=1))
     (start,) = RunJournal(BASIC).events("segment", valid=False)
     config = start.data["facts"]["config"]

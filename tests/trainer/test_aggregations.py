@@ -71,6 +71,7 @@ def test_statistics_of_samples_and_of_batches(tmp_path: Path) -> None:
     assert found["valid/mean/max"] == 8.0
 
 
+@pytest.mark.campaign("long")
 def test_tfutils_functions(tmp_path: Path) -> None:
     steps: list[int] = []
 

@@ -62,6 +62,7 @@ class Leaving(Fit):
         return {name: part for name, part in super().state().items() if name != self.out}
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     ("out", "message"),
     [
@@ -161,6 +162,7 @@ def test_predictions_of_a_stream_that_is_not_there_are_refused_at_once(tmp_path:
 # ------------------------------------------------------------------------------ what steps return
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
@@ -189,6 +191,7 @@ NO_NUMBERS = [
 ]
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(("value", "message"), NO_NUMBERS)
 def test_a_metric_that_is_not_a_number(tmp_path: Path, value: Any, message: str) -> None:
     class Wrong(Fit):
@@ -215,6 +218,7 @@ def test_a_metric_that_is_not_a_number(tmp_path: Path, value: Any, message: str)
         refused(tmp_path / where, task, MetricError, message)
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("where", ["train_step", "train_loop_end", "eval_step", "eval_end"])
 def test_a_step_that_returns_no_mapping(tmp_path: Path, where: str) -> None:
     task = TinyTask()
@@ -223,6 +227,7 @@ def test_a_step_that_returns_no_mapping(tmp_path: Path, where: str) -> None:
         trainer(tmp_path, task).run_training()
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("name", ["", 1])
 @pytest.mark.parametrize("where", ["train_step", "train_loop_end", "eval_step", "eval_end"])
 def test_a_metric_without_a_name(tmp_path: Path, where: str, name: Any) -> None:
@@ -240,6 +245,7 @@ def test_statistics_of_what_is_no_number(tmp_path: Path, value: Any) -> None:
         trainer(tmp_path, task, services=[everstep.Evaluate("valid", stats={"loss": ["q50"]})]).run_training()
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("value", [-3, 0, float("nan"), None, "x", 10**400])
 def test_a_batch_without_a_size(tmp_path: Path, value: Any) -> None:
     task = TinyTask()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from tiny_task import TinyTask, numbers, trainer
 
 import everstep
+import warm
 from everstep import hazard
 from everstep.errors import ConfigError, NoCheckpointError, UsageError
 from everstep.proof.compare import compare_runs
@@ -46,6 +46,7 @@ def test_training_with_its_evaluations_or_without(tmp_path: Path) -> None:
         assert evaluated(run_dir) == in_the_loop and apart(run_dir) == []
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     ("how", "in_the_loop", "afterwards"),
     [
@@ -95,6 +96,7 @@ def watched(door: everstep.Trainer) -> dict[str, float]:
     return found.metrics
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     "evaluate",
     [
@@ -207,6 +209,7 @@ def test_what_was_not_recorded_whole_does_not_count(tmp_path: Path) -> None:
     assert {row.segment for row in RunJournal(tmp_path / "run" / "evaluations").rows()} == {1, 4}
 
 
+@pytest.mark.campaign("random")
 def test_processes_record_at_the_same_time(tmp_path: Path) -> None:
     door = trainer(tmp_path / "run")
     door.run_training()
@@ -214,8 +217,8 @@ def test_processes_record_at_the_same_time(tmp_path: Path) -> None:
     program += "for _ in range(5): trainer(Path(sys.argv[1])).evaluate('test')"
     path = os.pathsep.join([*sys.path])
     command = [sys.executable, "-c", program, str(tmp_path / "run")]
-    both = [subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) for _ in range(2)]
-    assert [process.wait(60) for process in both] == [0, 0]
+    both = [warm.Popen(command, env={**os.environ, "PYTHONPATH": path}) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
     found = everstep.evaluations(tmp_path / "run")
     assert len(found) == 10 and len({str(one.metrics) for one in found}) == 1
 

@@ -128,6 +128,7 @@ def test_a_signal_saves_all_and_all_go_on(tmp_path: Path, alone: Path, at: int) 
     assert_same(tmp_path, alone)
 
 
+@pytest.mark.campaign("long")
 def test_runs_that_stand_apart_come_together(tmp_path: Path, alone: Path) -> None:
     tasks = scaled()
     for steps, each in zip((3, 7), runs(tmp_path, {name: tasks[name] for name in "ab"}), strict=True):
@@ -138,6 +139,7 @@ def test_runs_that_stand_apart_come_together(tmp_path: Path, alone: Path) -> Non
     assert_same(tmp_path, alone)
 
 
+@pytest.mark.campaign("long")
 def test_limits_evaluations_and_stops_are_each_ones_own(tmp_path: Path) -> None:
     def together(folder: Path) -> list[everstep.Trainer]:
         data = counted()
@@ -155,6 +157,7 @@ def test_limits_evaluations_and_stops_are_each_ones_own(tmp_path: Path) -> None:
     assert_same(tmp_path / "together", tmp_path / "alone")
 
 
+@pytest.mark.campaign("long")
 def test_one_that_goes_back_comes_to_the_others_again(tmp_path: Path) -> None:
     class Spoilt(Scaled):
         def train_step(self, batch: Any) -> Mapping[str, Any]:
@@ -178,6 +181,7 @@ def test_one_that_goes_back_comes_to_the_others_again(tmp_path: Path) -> None:
     assert_same(tmp_path / "together", tmp_path / "alone")
 
 
+@pytest.mark.campaign("long")
 def test_torch_models_with_dropout_and_a_loader_of_augmented_samples(tmp_path: Path) -> None:
     class Noisy(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:

@@ -36,6 +36,7 @@ def epoch_by_epoch(door: everstep.Trainer) -> None:
         door.epoch("train", "valid")
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("program", [inside, epoch_by_epoch])
 def test_what_the_program_evaluates_the_default_service_leaves_to_it(
     tmp_path: Path, program: Callable[[everstep.Trainer], None]

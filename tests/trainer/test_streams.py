@@ -89,6 +89,7 @@ def test_an_epoch_of_three_over_five_batches_stopped_after_every_step(tmp_path: 
         assert compare_runs(tmp_path / "straight", tmp_path / str(limit)) == [], limit
 
 
+@pytest.mark.campaign("long")
 def test_several_train_streams_each_go_on_in_their_own_pass(tmp_path: Path) -> None:
     def start(name: str, *limits: int) -> list[tuple[int, ...]]:
         for limit in limits:
@@ -155,6 +156,7 @@ def test_evaluating_on_the_data_in_training_restarts_nothing(tmp_path: Path, kin
     assert len(found) == 8
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("data", [Own, lambda: ones(8)], ids=["own place", "generator"])
 def test_data_with_a_place_of_its_own_trains_as_if_nothing_was_evaluated(tmp_path: Path, data: Any) -> None:
     def start(name: str, schedule: everstep.schedule.Schedule) -> TinyTask:
@@ -229,6 +231,7 @@ def evaluated_first(door: everstep.Trainer, data: Any) -> None:
     door.epoch([data])
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     "use",
     [
@@ -369,7 +372,7 @@ SMOKED: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.campaign("long", gate=2)
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("kind", SMOKED)
 def test_a_smoke_test_leaves_everything_where_it_was(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -447,6 +450,7 @@ def test_streams_are_names_to_data_and_names_are_known(tmp_path: Path) -> None:
             break
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("steps_per_epoch", [None, 2])
 def test_a_train_stream_that_yields_nothing(tmp_path: Path, steps_per_epoch: int | None) -> None:
     door = trainer(tmp_path / "run", streams={"train": []}, steps_per_epoch=steps_per_epoch)

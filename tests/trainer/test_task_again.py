@@ -86,6 +86,7 @@ def test_the_same_objects_go_on_after_a_rollback_as_new_ones(tmp_path: Path, giv
     assert compare_runs(tmp_path / "anew", tmp_path / "same") == []
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("given", SETTINGS)
 def test_and_after_an_error(tmp_path: Path, given: Any) -> None:
     for name, new in (("anew", True), ("same", False)):

@@ -16,6 +16,7 @@ import everstep
 from everstep.errors import ConfigError, MetricError, NonFiniteError
 from everstep.proof.compare import compare_runs
 from everstep.torch import Clip, ClipOptimizer
+from gate import share
 from tiny_runs import Boom, rows
 
 X = torch.randn(22, 4, generator=torch.Generator().manual_seed(1))
@@ -168,6 +169,7 @@ def test_the_mean_of_tokens_that_are_not_padding_is_that_of_the_whole_batch(tmp_
     assert small_losses == pytest.approx(large_losses, abs=1e-6) and len(large_losses) == 4
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("clip", [Clip(value=1.0), Clip(global_norm=1.0)], ids=str)
 def test_an_infinite_norm_is_not_applied_and_the_guard_names_its_step(tmp_path: Path, clip: Clip) -> None:
     class Steep(Linear):
@@ -276,6 +278,7 @@ def test_a_batch_goes_to_the_device_however_it_is_nested() -> None:
     assert Linear().to_device(batch) is batch
 
 
+@pytest.mark.campaign("long")
 def test_on_the_device_cpu_it_is_the_run_without_one(tmp_path: Path) -> None:
     task = train(tmp_path / "cpu", Linear(device="cpu"))
     assert {p.device.type for p in task.model.parameters()} == {"cpu"}
@@ -299,6 +302,7 @@ class Noisy(Linear):
         return super().forward(batch)
 
 
+@pytest.mark.campaign("long")
 def test_a_compiled_model_is_the_model_and_resumes_to_the_bit(tmp_path: Path) -> None:
     def start(name: str, crash: int = 0, **arguments: Any) -> Noisy:
         task = Noisy(ema=0.9, **arguments)
@@ -374,7 +378,7 @@ def test_an_evaluation_is_of_the_average_and_gives_the_weights_back(tmp_path: Pa
     assert task.model is live and live.training and torch.equal(weights(task), before)
 
 
-@pytest.mark.campaign("long", gate=1)
+@pytest.mark.campaign("long", gate="share")
 @pytest.mark.parametrize("every", [1, 4])
 def test_all_of_it_resumes_to_the_bit(tmp_path: Path, every: int) -> None:
     class Everything(Linear):
@@ -399,7 +403,7 @@ def test_all_of_it_resumes_to_the_bit(tmp_path: Path, every: int) -> None:
         return task
 
     calls = start(tmp_path / "straight").calls
-    for crash in range(1, calls + 1, 3):
+    for crash in share(range(1, calls + 1, 3), 2):
         with pytest.raises(Boom):
             start(tmp_path / str(crash), crash, every)
         start(tmp_path / str(crash), 0, every)
@@ -442,6 +446,7 @@ def test_a_gan_with_two_optimizers_is_a_step_of_its_own(tmp_path: Path) -> None:
     assert rows(tmp_path / "run", "step") == rows(tmp_path / "straight", "step")
 
 
+@pytest.mark.campaign("long")
 def test_several_optimizers_by_name_are_all_saved(tmp_path: Path) -> None:
     class Several(Noisy):
         def build_optimizer(self, model: Any) -> Any:

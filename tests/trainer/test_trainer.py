@@ -75,6 +75,7 @@ def test_the_baseline_is_recorded_at_step_0_and_is_no_training(tmp_path: Path) -
     assert steps == [0, 4, 8] and done.step == 8
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     ("every", "fires"),
     [

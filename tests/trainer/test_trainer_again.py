@@ -131,7 +131,7 @@ def test_on_and_on_is_at_once(tmp_path: Path, kind: str) -> None:
     assert compare_runs(tmp_path / "at once", tmp_path / "several") == []
 
 
-@pytest.mark.campaign("long", gate=2)
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("since", "every"), [(1, 1000), (8, 4)])  # from step 0, and from where it was saved
 def test_after_a_rollback_the_same_objects_are_as_good_as_new_ones(
@@ -162,6 +162,7 @@ def test_an_exception_before_the_first_save_then_again(tmp_path: Path) -> None:
     assert broken.run_training().digest == whole.digest
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("where", [False, 4])
 def test_resume_is_where_a_trainer_begins(tmp_path: Path, where: Any) -> None:
     for steps in (4, 8):
@@ -171,6 +172,7 @@ def test_resume_is_where_a_trainer_begins(tmp_path: Path, where: Any) -> None:
     assert begun.train(12).resumed_from == "epoch-0002-step-00000008"
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("where", [4, False])
 def test_resume_is_asked_for_until_something_is_saved(tmp_path: Path, where: Any) -> None:
     for steps in (4, 8):
@@ -207,6 +209,7 @@ def test_run_training_goes_on_by_itself(tmp_path: Path) -> None:
         trainer(tmp_path / "bound", Failing(), services=[Recovery(1)]).run_training()
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("wrap", [iter, everstep.data.replay, everstep.data.prefetch, everstep.data.checked])
 def test_a_failure_in_data_that_can_be_read_once_stands(tmp_path: Path, wrap: Any) -> None:
     batches = ((np.array([at, at + 1]),) for at in range(0, 8, 2))

@@ -74,7 +74,7 @@ def test_a_run_that_crashed_anywhere_is_the_run_that_did_not(
 ) -> None:
     calls = start(tmp_path / "straight", everstep.Never()).calls
     assert calls > 20
-    for crash in share(range(1, calls + 1), 6):
+    for crash in share(range(1, calls + 1), 3):
         run_dir = tmp_path / str(crash)
         with pytest.raises(Boom):
             start(run_dir, every, crash)
@@ -175,6 +175,7 @@ def test_the_time_budget_ends_an_evaluation(tmp_path: Path) -> None:
     assert compare_runs(tmp_path / "straight", tmp_path / "run") == []
 
 
+@pytest.mark.campaign("long")
 def test_ctrl_c_in_an_evaluation_of_your_own_program(tmp_path: Path) -> None:
     def start(run_dir: Path, at: int = 0) -> CtrlC:
         task = CtrlC(at)

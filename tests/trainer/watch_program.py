@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from tiny_task import TinyTask, trainer
 
 import everstep
+from waiting import PATIENCE
 
 
 class Paced(TinyTask):
@@ -19,7 +20,7 @@ class Paced(TinyTask):
         self.seconds = seconds
 
     def train_step(self, batch: Any) -> Mapping[str, Any]:
-        time.sleep(self.seconds)  # so that two processes have time to meet
+        threading.Event().wait(self.seconds)  # so that two processes have time to meet
         return super().train_step(batch)
 
 
@@ -36,5 +37,5 @@ if __name__ == "__main__":
     if what == "train":
         door(run_dir, 0.03).run_training()
     else:
-        for found in door(run_dir).watch(["valid", "test"], timeout=30.0):
+        for found in door(run_dir).watch(["valid", "test"], timeout=PATIENCE):
             print(found, flush=True)

@@ -10,11 +10,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
+
+from waiting import PATIENCE, until
 
 
 class Answer(NamedTuple):
@@ -62,7 +63,7 @@ class Page:
 
     def ask(self, path: str, method: str = "GET", /, **headers: str) -> Answer:
         """Ask without the cookie; `Sec_Fetch_Site=...` is a header."""
-        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         with contextlib.closing(line):
             line.request(method, path, headers={name.replace("_", "-"): v for name, v in headers.items()})
             found = line.getresponse()
@@ -75,7 +76,7 @@ class Page:
 
     def events(self, path: str) -> Generator[tuple[str, Any], None, None]:
         """Live events, as they come."""
-        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         with contextlib.closing(line):
             line.request("GET", path, headers={"Cookie": self.cookie})
             found = line.getresponse()
@@ -89,13 +90,7 @@ class Page:
                 if key == "data":
                     yield name, json.loads(value)
 
-    def wait_for(self, what: Any, seconds: float = 20) -> Any:
-        """Wait until a function returns something that is true."""
-        until = time.monotonic() + seconds
-        while not (found := what()):
-            assert time.monotonic() < until, "it did not come"
-            time.sleep(0.05)
-        return found
+    wait_for = staticmethod(until)
 
     def close_visitors(self) -> None:
         """Close what browsers show: they would complain of a server that is killed while they talk to it."""
@@ -105,7 +100,7 @@ class Page:
     def end(self) -> tuple[int, str]:
         """Press Ctrl-C: (exit status, stderr)."""
         self.process.send_signal(signal.SIGINT)
-        _, err = self.process.communicate(timeout=20)
+        _, err = self.process.communicate()
         return self.process.returncode, err
 
 

@@ -9,6 +9,7 @@ import pytest
 from page_server import Answer, Page, running_page
 
 from everstep.ui.server import application
+from waiting import PATIENCE
 
 SAFE = {
     "content-security-policy": "default-src 'self'",
@@ -29,6 +30,7 @@ def is_safe(answer: Answer) -> bool:
     return all(answer.headers.get(name, "").startswith(value) for name, value in SAFE.items())
 
 
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize("path", addresses())
 def test_a_second_user_of_the_machine_reads_nothing(guarded: Page, path: str) -> None:
     for headers in (
@@ -77,7 +79,7 @@ def test_names_that_are_given_or_local_are_answered(begun: Path) -> None:
 
 def test_two_host_headers_or_none_are_refused(guarded: Page) -> None:
     for hosts in ("Host: 127.0.0.1\r\nHost: evil.example\r\n", ""):
-        with socket.create_connection(("127.0.0.1", guarded.port), timeout=20) as line:
+        with socket.create_connection(("127.0.0.1", guarded.port), timeout=PATIENCE) as line:
             line.sendall(f"GET /api/runs HTTP/1.1\r\n{hosts}Cookie: {guarded.cookie}\r\n\r\n".encode())
             assert line.recv(64).split()[1] in (b"400", b"403")
 
@@ -141,7 +143,7 @@ def test_it_listens_on_this_machine_alone(guarded: Page) -> None:
 @pytest.mark.campaign("long")
 def test_ctrl_c_ends_it_at_once_also_with_a_live_connection(begun: Path) -> None:
     with running_page(begun) as page:
-        with socket.create_connection(("127.0.0.1", page.port), timeout=20) as line:
+        with socket.create_connection(("127.0.0.1", page.port), timeout=PATIENCE) as line:
             line.sendall(
                 f"GET /api/live HTTP/1.1\r\nHost: localhost\r\nCookie: {page.cookie}\r\n\r\n".encode()
             )

@@ -131,6 +131,7 @@ def test_the_columns_that_nobody_chose_tell_most(page: Page) -> None:
     assert {"starts", "kills", "verified", "best/valid_loss"} <= set(asked["choices"])
 
 
+@pytest.mark.campaign("long")
 def test_settings_that_differ_are_among_the_columns_and_a_metric_of_the_name_is_noted(tmp_path: Path) -> None:
     for name, rate in (("a", 0.1), ("b", 0.2)):
         Tiny(tmp_path / "runs" / name, max_epoch=1, config={"lr": rate, "same": 1}).train(
@@ -246,7 +247,7 @@ def test_a_folder_that_this_user_cannot_write_is_shown_from_its_journals(made: P
         shutil.rmtree(outer)
 
 
-@pytest.mark.campaign("long")
+@pytest.mark.campaign("timed")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_new_points_and_new_runs_are_live_within_two_seconds(
@@ -309,7 +310,7 @@ def test_an_index_that_is_replaced_under_the_page_comes_back(made: Path, tmp_pat
         page.wait_for(lambda: page.get("/api/runs").json["total"] == 6)
 
 
-@pytest.mark.campaign("long")
+@pytest.mark.campaign("timed")
 def test_a_run_that_was_forgotten_is_not_looked_for_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +359,7 @@ def statuses(folder: Path) -> list[tuple[str, str]]:
     return sorted((run["name"], run["status"]) for run in everstep("runs", "--index", str(folder), "--json"))
 
 
+@pytest.mark.campaign("long")
 def test_a_run_whose_directory_has_another_run_is_gone_as_in_everstep_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

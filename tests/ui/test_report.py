@@ -131,7 +131,7 @@ def test_it_tells_what_happened_to_each_run(written: Parsed) -> None:
     assert runs["failed"]["status"] == "failed" and runs["failed"]["failures"][0]["kind"] == "error"
     assert {"name": "optimizer.lr", "values": [0.1, 0.1, 0.1]} in written.data["settings"]
     facts = {row["name"] for row in written.data["facts"]}
-    assert {"python", "git.commit", "argv", "packages.numpy"} <= facts
+    assert {"python", "argv", "packages.numpy"} <= facts
     assert all(one["checkpoints"] for one in runs.values())
 
 

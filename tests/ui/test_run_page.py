@@ -397,6 +397,7 @@ def test_runs_side_by_side_say_what_everstep_compare_says(page: Page) -> None:
     assert {"stream": "tail", "metrics": ["valid_loss"]} in found["streams"]
 
 
+@pytest.mark.campaign("long")
 def test_a_start_that_executes_no_step_has_nothing_to_verify(tmp_path: Path) -> None:
     for _ in range(2):
         train(tmp_path / "runs" / "again")

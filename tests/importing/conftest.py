@@ -1,0 +1,3 @@
+"""No test depends on what the product leaves out where it takes too many seconds."""
+
+from waiting import patient  # noqa: F401

@@ -1,0 +1,49 @@
+"""Waiting for what another thread or process does (rule 3), and a product that waits as well."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+T = TypeVar("T")
+
+PATIENCE = 120.0
+"""Seconds after which a wait is a hang: they end a test and decide no verdict."""
+_GLANCE = 0.02
+
+
+def until(condition: Callable[[], T]) -> T:
+    """Wait until `condition()` is true, and return it; in between others have the processor."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE / _GLANCE)):
+        if found := condition():
+            return found
+        pause.wait(_GLANCE)
+    raise AssertionError(f"it has not come to that in {PATIENCE:g} s")
+
+
+TREES = os.pathsep.join(map(str, {Path(__file__).resolve().parents[1], Path(sys.prefix).resolve().parent}))
+IN_TIME = (
+    "supervisor.checks.stream_trial.SLOWEST",
+    "supervisor.streams.run_stream.SLOWEST",
+    "supervisor.checks.stream_trial.SECONDS",
+    "record.provenance.GIT_SECONDS",
+)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the product leaves out where it takes too many seconds is done, however slow the machine is.
+
+    And a start does not ask git for the state of the repository of these tests: that takes longer than a
+    small training.
+    """
+    for name in IN_TIME:
+        monkeypatch.setattr(f"everstep.{name}", PATIENCE)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", TREES)
