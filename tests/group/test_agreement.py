@@ -149,7 +149,7 @@ def test_a_rank_that_dies_at_any_place_is_named_within_the_limit() -> None:
 
             def play(loop: Loop, rank: int) -> Any:
                 if rank == lost:  # noqa: B023
-                    loop.simulation.kill_after(rank, seed // 2 % 20)  # noqa: B023
+                    loop.simulation.kill_at(rank, len(loop.simulation.places[rank]) + seed // 2 % 20)  # noqa: B023
                 if rank == 1:
                     loop.wish("to save")
                 return loop.until_it_fails()

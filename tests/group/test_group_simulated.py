@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -20,11 +21,11 @@ def test_it_keeps_the_contract_of_groups(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(group_checks, "_REQUESTS", 5)
     for seed in range(6):
         with Simulation(seed, 2 + seed % 3) as simulation:
-            simulation.run(lambda rank: check_group(simulation.group))  # noqa: B023
+            simulation.run(lambda rank: check_group(simulation.group))
 
 
 def test_an_operation_costs_five_requests_and_leaves_no_keys() -> None:
-    """Of a rank that waits for nobody; the writer's has two more.  The keys of the last two operations stay."""
+    """Beside those that wait; the writer's has two more.  The keys of two operations stay."""
 
     def program(rank: int) -> Any:
         group, requests = simulation.group(), simulation.requests[rank]
@@ -81,7 +82,7 @@ def test_a_rank_that_is_lost_at_any_place_is_named_within_the_limit() -> None:
         size, place = 2 + seed % 3, seed // 3 % 35
         with Simulation(seed, size) as simulation:
             lost = simulation.random.randrange(size)
-            simulation.kill_after(lost, place)
+            simulation.kill_at(lost, place)
             found = simulation.run(trained(simulation))
             for rank, (said, seconds) in ((r, each) for r, each in enumerate(found) if each is not None):
                 if isinstance(said, tuple):
@@ -96,8 +97,7 @@ def test_a_rank_that_is_late_is_waited_for_and_named_where_it_is_too_late() -> N
     for seed in range(60):
         late, seconds = seed % 3, (4.0, 8.0)[seed // 3 % 2]
         with Simulation(seed, 3) as simulation:
-            place = simulation.random.randrange(25)
-            simulation.at[late, place] = lambda: simulation.stop(late, seconds)  # noqa: B023
+            simulation.stop_at(late, simulation.random.randrange(25), seconds)
             found = [said for said, _ in simulation.run(trained(simulation))]
         if seconds < 5:
             assert all(not isinstance(said, tuple) for said in found), (seed, found)
@@ -112,13 +112,12 @@ def test_no_key_of_a_start_that_was_killed_is_believed_by_the_next() -> None:
         size = 2 + seed % 2
         with Simulation(seed, size) as before:
             for rank in range(size):
-                before.kill_after(rank, before.random.randrange(40))
+                before.kill_at(rank, before.random.randrange(40))
             before.run(trained(before))
-        with Simulation(seed + 1, size) as simulation:
-            simulation.keys = before.keys
+        with Simulation(seed + 1, size, keys=before.keys) as simulation:
 
             def again(rank: int) -> Any:
-                group = simulation.group()  # noqa: B023
+                group = simulation.group()
                 found = group.gather("new", "operation 0"), group.failure()
                 group.close()
                 return found
@@ -160,7 +159,7 @@ def test_a_broken_collective_is_a_consequence_of_the_first_failure() -> None:
         return cause
 
     def watch(group: StoreGroup) -> None:
-        simulation.pause(lambda: 2 in simulation.dead)
+        simulation.pause(math.inf, lambda: 2 in simulation.dead)
         simulation.sleep(1.5)
         group.fail("its process is gone", 2)
 
