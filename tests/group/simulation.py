@@ -202,11 +202,12 @@ class Simulation:
         self._controller = self.running = Thread(self, bool)
         self._mains: list[Thread] = []
         self._of_rank = [[self.reach, None] for _ in range(size)] + [[getattr(*each) for each in GLOBALS]]
+        self.make_thread = partial(Thread, self)
         self._patches = pytest.MonkeyPatch()
 
     def __enter__(self) -> Simulation:
         time = SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep)
-        threads = SimpleNamespace(Thread=partial(Thread, self), Condition=partial(Condition, self))
+        threads = SimpleNamespace(Thread=self.make_thread, Condition=partial(Condition, self))
         for module in (whereabouts, group_checks):
             self._patches.setattr(module, "time", time)
         for module in (agreement, group_checks):

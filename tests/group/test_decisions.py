@@ -11,6 +11,8 @@ from rank_loops import HEAD
 
 from everstep.record import RunJournal
 
+pytestmark = pytest.mark.campaign("timed")
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -68,17 +70,20 @@ say(*ended("values", services=[Local(lambda: (everstep.SetValue("optimizer.lr", 
 def test_what_one_rank_alone_knows_stops_all_at_one_step_with_one_checkpoint(folder: Path) -> None:
     said = said_alike("""
 def at(wanted, who, action):
-    return lambda loop, step: action(loop) if (step, rank) == (wanted, who) else None
+    return lambda loop, step: slowly() or action(loop) if (step, rank) == (wanted, who) else slowly()
+
+def slowly(*_):
+    time.sleep(0.01)
 
 def in_thread(loop):
     threading.Thread(target=loop.call_soon, args=(everstep.Stop("a thread of rank 1"),)).start()
 
-say(*ended("thread", at(3, 1, in_thread), seconds=0.01))
+say(*ended("thread", at(3, 1, in_thread)))
 for number, who in ((signal.SIGTERM, 1), (signal.SIGUSR1, 0)):
-    say(*ended(f"signal-{number}", at(3, who, lambda loop: os.kill(os.getpid(), number)), seconds=0.01))
+    say(*ended(f"signal-{number}", at(3, who, lambda loop: os.kill(os.getpid(), number))))
     dist.barrier()
     say(checkpoints(f"signal-{number}"))
-say(*ended("time", seconds=0.03, max_time=0.2))
+say(*ended("time", slowly, max_time=0.2))
 """)
     thread, term, term_saved, usr1, usr1_saved, time = said
     assert thread.startswith("ended ") and thread.endswith(" a thread of rank 1")
@@ -103,7 +108,7 @@ class Slow:
         pass
 
 saves = everstep.Checkpoints(everstep.Auto(share=0.9, lose_at_most=0.05), keep_last=None)
-loop = trained("auto", seconds=0.02, services=[saves], own={"slow": Slow()})
+loop = trained("auto", lambda loop, step: time.sleep(0.02), services=[saves], own={"slow": Slow()})
 say(len(checkpoints("auto")) > 2)
 """)
     assert said == ["True"]
@@ -121,7 +126,7 @@ finally:
     say("took", time.monotonic() - began < 15)
 """
     with started(HEAD + program, 3) as processes:
-        printed = ended(processes, 60)
+        printed = ended(processes)
     assert [process.returncode for process in processes] == [1, 1, 1], printed
     past = r"DisagreementError: rank (0|2) is inside step 6, past 'the boundary after step 5'"
     assert re.search(past, printed[1]), printed[1]
@@ -129,7 +134,6 @@ finally:
     assert "rank 1: DisagreementError: rank" in printed[0], "the first cause"
 
 
-@pytest.mark.campaign("long")
 def test_what_one_rank_alone_does_after_the_steps_is_named_by_all(folder: Path) -> None:
     said = said_alike("""
 def alone(action):

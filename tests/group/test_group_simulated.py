@@ -11,7 +11,7 @@ import pytest
 from simulation import Simulation
 
 from everstep.errors import DisagreementError, GroupError, MissingRankError
-from everstep.group import GroupNews, StoreGroup, report
+from everstep.group import GroupNews, Single, StoreGroup, report
 from everstep.testing import check_group, group_checks
 from gate import share
 
@@ -169,6 +169,11 @@ def test_a_broken_collective_is_a_consequence_of_the_first_failure() -> None:
             found = simulation.run(program)
         cause = "rank 2: its process is gone" if lost else "rank 2: ValueError: a bad sample"
         assert found == [cause, cause, None], f"seed {seed}"
+
+
+def test_one_process_has_nobody_to_tell() -> None:
+    assert Single().failure() is None
+    assert report(Single(), RuntimeError("Connection closed by peer")) is None
 
 
 def test_of_failures_at_once_one_is_the_first() -> None:
