@@ -9,7 +9,7 @@ import pytest
 from simulation import Simulation
 
 from everstep.errors import GroupError
-from everstep.group import Agreement, StoreGroup, agreement
+from everstep.group import Agreement, StoreGroup, Whereabouts, agreement, whereabouts
 from everstep.supervisor.threads import wakeups
 from everstep.supervisor.threads.wakeups import Wakeups
 from gate import share
@@ -84,7 +84,7 @@ def simulated(
 
 
 def interrupted(seed: int, size: int, host: int | None = None) -> Simulation:
-    return Simulation(seed, size, host, [agreement, wakeups])
+    return Simulation(seed, size, host, [agreement, wakeups, whereabouts])
 
 
 @pytest.mark.campaign("long", gate="share")
@@ -117,6 +117,8 @@ def test_ranks_that_are_steps_apart_stop_at_the_same_steps() -> None:
         met, heard = found[0]
         assert len(set(heard)) == len(heard) == 2 * size, f"seed {seed}: {heard}"
         agreed += sum(step % every != 0 for step in met[:-1])
+        numbers = [int(key.split("/")[2]) for key in simulation.keys if "/pass/" in key]
+        assert len(set(numbers)) <= 2, f"seed {seed}: keys of agreements {numbers} are left"
     assert agreed > len(seeds)
 
 
@@ -193,7 +195,6 @@ def test_a_failure_that_a_rank_reports_reaches_a_loop_with_nothing_due() -> None
 
 def test_a_rank_that_waits_for_those_that_have_passed_names_them_at_once() -> None:
     """Rank 1 alone stops after step 5; the others stand in the collective of step 6 with it."""
-    from everstep.group import Whereabouts
 
     def play(loop: Loop, rank: int) -> Any:
         inside = False
@@ -218,3 +219,21 @@ def test_a_rank_that_waits_for_those_that_have_passed_names_them_at_once() -> No
         kind, text, seconds = found[1]
         assert kind == "DisagreementError" and "is inside step 6, past 'the boundary after step 5'" in text
         assert seconds < 12, (seed, found)
+
+
+def test_ranks_that_are_only_slow_are_not_taken_for_ranks_that_have_passed() -> None:
+    """They meet after each step; some stand still for longer than the others are patient."""
+
+    def play(loop: Loop, rank: int) -> list[int]:
+        loop.group.whereabouts = Whereabouts(loop.group, lambda: 2 * loop.steps)
+        for _ in range(8):
+            loop.steps += 1
+            if loop.simulation.random.random() < 0.2:
+                loop.simulation.sleep(1.5)
+            loop.meet()
+        return loop.met
+
+    for seed in range(60):
+        with interrupted(seed, 3) as simulation:
+            simulation.stop_at(seed % 3, simulation.random.randrange(100), 12)
+            assert simulated(simulation, play) == [list(range(1, 9))] * 3, f"seed {seed}"
