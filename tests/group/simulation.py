@@ -30,6 +30,8 @@ from everstep.testing import group_checks
 
 LEAST = 1e-3
 """Seconds that a sleep takes at least: a wait begins with sleeps of 0 s, and time has to pass."""
+SLOW = 0.05
+"""Seconds for which a thread may be held up at a line, or a request be on its way."""
 MOST = 500_000
 """Number of switches after which a simulation does not end."""
 GLOBALS: list[tuple[Any, str]] = [(hazard, "_action"), (ended, "_last")]
@@ -77,8 +79,8 @@ class Thread:
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:
         if frame.f_code.co_filename not in self._simulation.lines:
             return None
-        if event == "line" and self._simulation.random.random() < 0.2:
-            self._simulation.pause()
+        if event == "line":
+            self._simulation.interrupt(0.2, 0.005)
         return self._trace
 
     def join(self, timeout: float = math.inf) -> None:
@@ -291,6 +293,7 @@ class Simulation:
         rank = self.running.rank
         self.places[rank].append(name)
         self._strikes.get((rank, len(self.places[rank]) - 1), bool)()
+        self.interrupt(0, 0.1)
         self.pause(math.inf, ready)
 
     def pause(self, seconds: float = math.inf, ready: Callable[[], bool] = lambda: True) -> None:
@@ -298,6 +301,14 @@ class Simulation:
         self.require_begun()
         self.running.ready, self.running.wakes = ready, self.now + seconds
         self._switch(self.running)
+
+    def interrupt(self, often: float, seldom: float) -> None:
+        """Let others run, or even let time pass; with these probabilities."""
+        drawn = self.random.random()
+        if drawn < seldom:
+            self.sleep(SLOW * self.random.random())
+        elif drawn < often:
+            self.pause()
 
     def require_begun(self) -> None:
         if self._over:

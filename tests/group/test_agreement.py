@@ -27,9 +27,15 @@ class Loop:
         self.heard: list[tuple[str, int]] = []
         self.met: list[int] = []
         self.wakeups = Wakeups(lambda: simulation.now)
-        self.agreement = Agreement(group, lambda: self.steps, self.wakeups.look)
+        self.agreement = Agreement(group, self.count, self.wakeups.look)
         self.wakeups.agree_by(self.agreement, keeps_time=False)
         self.wakeups.plan(0, every, None)
+
+    def count(self) -> int:
+        """Tell the number of steps; before it is heard, others run."""
+        steps = self.steps
+        self.simulation.poll(0.02)
+        return steps
 
     def wish(self, what: str) -> None:
         self.wished.append(what)
@@ -117,12 +123,10 @@ def test_ranks_that_are_steps_apart_stop_at_the_same_steps() -> None:
         met, heard = found[0]
         assert len(set(heard)) == len(heard) == 2 * size, f"seed {seed}: {heard}"
         agreed += sum(step % every != 0 for step in met[:-1])
-        numbers = [int(key.split("/")[2]) for key in simulation.keys if "/pass/" in key]
-        assert len(set(numbers)) <= 2, f"seed {seed}: keys of agreements {numbers} are left"
     assert agreed > len(seeds)
 
 
-def test_a_step_with_nothing_due_makes_no_request() -> None:
+def test_a_step_with_nothing_due_makes_no_request_and_agreements_leave_no_keys() -> None:
     def play(loop: Loop, rank: int) -> None:
         simulation, requests = loop.simulation, loop.simulation.requests[rank]
         loop.group.barrier("both have begun")
@@ -132,14 +136,17 @@ def test_a_step_with_nothing_due_makes_no_request() -> None:
             loop.complete()
         assert requests.total() == before
         loop.group.barrier("both have counted")
-        if rank == 1:
-            loop.wish("to go on")
-        while not loop.heard:
-            loop.complete()
+        for number in range(5):
+            if rank == number % 2:
+                loop.wish("to meet")
+            while len(loop.heard) == number:
+                loop.complete()
 
     for seed in range(5):
         with interrupted(seed, 2) as simulation:
             simulated(simulation, play)
+        left = sorted(key.split("/", 1)[1] for key in simulation.keys if "/pass/" in key or "/wish/" in key)
+        assert left == ["pass/4/0", "pass/4/1", "pass/5/0", "pass/5/1", "wish/4", "wish/5"]
 
 
 @pytest.mark.campaign("long", gate="share")
@@ -163,7 +170,7 @@ def test_a_rank_that_dies_at_any_place_is_named_within_the_limit() -> None:
                 f"seed {seed}: rank {rank} says {found[rank]}"
             )
             assert seconds < 12, (seed, found)  # 200 steps are 2 s, the limit is 5 s
-    assert places == {"block", "delete", "get", "has", "set"}
+    assert places >= {"delete", "get", "has", "set"}
 
 
 def test_when_the_store_dies_a_loop_with_nothing_due_learns_it() -> None:
@@ -225,7 +232,11 @@ def test_ranks_that_are_only_slow_are_not_taken_for_ranks_that_have_passed() -> 
     """They meet after each step; some stand still for longer than the others are patient."""
 
     def play(loop: Loop, rank: int) -> list[int]:
-        loop.group.whereabouts = Whereabouts(loop.group, lambda: 2 * loop.steps)
+        def position() -> int:
+            loop.simulation.poll(0.5)  # a thread may be slow to look
+            return 2 * loop.steps
+
+        loop.group.whereabouts = Whereabouts(loop.group, position)
         for _ in range(8):
             loop.steps += 1
             if loop.simulation.random.random() < 0.2:
@@ -235,5 +246,6 @@ def test_ranks_that_are_only_slow_are_not_taken_for_ranks_that_have_passed() -> 
 
     for seed in range(60):
         with interrupted(seed, 3) as simulation:
-            simulation.stop_at(seed % 3, simulation.random.randrange(100), 12)
+            for _ in range(12):
+                simulation.stop_at(simulation.random.randrange(3), simulation.random.randrange(150), 2)
             assert simulated(simulation, play) == [list(range(1, 9))] * 3, f"seed {seed}"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
-from processes import ended, lines_by_rank, outputs, started
+from processes import lines_by_rank, outputs
 from rank_loops import HEAD
 
 from everstep.record import RunJournal
@@ -114,24 +113,6 @@ say(len(checkpoints("auto")) > 2)
     assert said == ["True"]
     first = next(iter(RunJournal(folder / "auto", None).events("cadence"))).data
     assert 0 < first["seconds"] <= first["duration"] + 0.05
-
-
-def test_a_rank_that_waits_for_those_that_have_passed_names_them_at_once(folder: Path) -> None:
-    """One rank asks for a stop in a step; the others stand in the next step's collective with it."""
-    program = """
-began = time.monotonic()
-try:
-    trained("run", lambda loop, step: step == 5 and rank == 1 and loop.request_stop(), uneven="drop")
-finally:
-    say("took", time.monotonic() - began < 15)
-"""
-    with started(HEAD + program, 3) as processes:
-        printed = ended(processes)
-    assert [process.returncode for process in processes] == [1, 1, 1], printed
-    past = r"DisagreementError: rank (0|2) is inside step 6, past 'the boundary after step 5'"
-    assert re.search(past, printed[1]), printed[1]
-    assert "1: took True" in printed[1]
-    assert "rank 1: DisagreementError: rank" in printed[0], "the first cause"
 
 
 def test_what_one_rank_alone_does_after_the_steps_is_named_by_all(folder: Path) -> None:

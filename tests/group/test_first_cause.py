@@ -49,22 +49,3 @@ except RuntimeError as error:
         assert error == "RuntimeError" and cause.startswith(f"rank 2: {ENDS[ends]}"), said
     if "ValueError" in ends:
         assert lines_by_rank(said[2])[2] == ["ValueError | None"]
-
-
-def test_an_error_of_the_programs_own_is_no_consequence() -> None:
-    program = (
-        JOINED
-        + """
-if rank == 1:
-    end(ValueError("first"))
-while group.failure() is None:
-    time.sleep(0.01)
-end(KeyError("mine"))
-"""
-    )
-    with started(program, 2) as processes:
-        said = [process.communicate(timeout=180)[0] for process in processes]
-    assert [lines_by_rank(text)[rank] for rank, text in enumerate(said)] == [
-        ["KeyError | None"],
-        ["ValueError | None"],
-    ]

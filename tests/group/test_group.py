@@ -42,21 +42,12 @@ print(*sys.modules)
 
 
 @pytest.mark.campaign("timed")
-def test_processes_of_torchrun_are_a_group(tmp_path: Path) -> None:
-    require_group_of_torchrun(2, tmp_path)
-
-
-@pytest.mark.campaign("timed")
-def test_four_processes_are_a_group(tmp_path: Path) -> None:
-    require_group_of_torchrun(4, tmp_path)
+def test_four_processes_are_a_group_with_and_without_torchrun(tmp_path: Path) -> None:
     assert [text.splitlines()[-1] for text in outputs(CHECK, 4)] == [f"{rank}: checked" for rank in range(4)]
-
-
-def require_group_of_torchrun(size: int, folder: Path) -> None:
-    with under_torchrun(CHECK, size, folder) as torchrun:
+    with under_torchrun(CHECK, 4, tmp_path) as torchrun:
         text, _ = torchrun.communicate(timeout=180)
     assert torchrun.returncode == 0, text
-    assert lines_by_rank(text) == {rank: ["checked"] for rank in range(size)}
+    assert lines_by_rank(text) == {rank: ["checked"] for rank in range(4)}
 
 
 @pytest.mark.campaign("long")
