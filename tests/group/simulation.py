@@ -175,26 +175,19 @@ class Simulation:
         size: number of ranks.
         host: the rank with which the store ends; None: it outlives all, as torchrun's does.
         lines: modules in which a thread may be interrupted at any line.
-        keys: what the store holds at the beginning.
 
     Attributes:
         now: seconds on the clock.
+        keys: what the store holds.
         requests: numbers of requests by rank and kind.
         places: names of the places (requests and hazards) that each rank has reached.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        size: int,
-        host: int | None = None,
-        lines: Sequence[ModuleType] = (),
-        keys: dict[str, str] | None = None,
-    ) -> None:
+    def __init__(self, seed: int, size: int, host: int | None = None, lines: Sequence[ModuleType] = ()):
         self.seed, self.size, self.random, self._host = seed, size, Random(seed), host
         self.lines = {module.__file__ for module in lines}
         self.now, self.lost, self.dead = 0.0, False, set[int]()
-        self.keys: dict[str, str] = {} if keys is None else keys
+        self.keys: dict[str, str] = {}
         self.requests = [Counter[str]() for _ in range(size)]
         self.places: list[list[str]] = [[] for _ in range(size)]
         self._strikes: dict[tuple[int, int], Callable[[], None]] = {}

@@ -66,7 +66,7 @@ say(*ended("values", services=[Local(lambda: (everstep.SetValue("optimizer.lr", 
     assert len(second.data["ranks"]) == 2
 
 
-def test_what_one_rank_alone_knows_stops_all_at_one_step_with_one_checkpoint(folder: Path) -> None:
+def test_what_one_rank_alone_knows_stops_all_at_one_step(folder: Path) -> None:
     said = said_alike("""
 def at(wanted, who, action):
     return lambda loop, step: slowly() or action(loop) if (step, rank) == (wanted, who) else slowly()
@@ -78,22 +78,10 @@ def in_thread(loop):
     threading.Thread(target=loop.call_soon, args=(everstep.Stop("a thread of rank 1"),)).start()
 
 say(*ended("thread", at(3, 1, in_thread)))
-for number, who in ((signal.SIGTERM, 1), (signal.SIGUSR1, 0)):
-    say(*ended(f"signal-{number}", at(3, who, lambda loop: os.kill(os.getpid(), number))))
-    dist.barrier()
-    say(checkpoints(f"signal-{number}"))
 say(*ended("time", slowly, max_time=0.2))
 """)
-    thread, term, term_saved, usr1, usr1_saved, time = said
+    thread, time = said
     assert thread.startswith("ended ") and thread.endswith(" a thread of rank 1")
-    for line, saved, name in (
-        (term, term_saved, "SIGTERM (exit code 143)"),
-        (usr1, usr1_saved, "SIGUSR1 (exit code 138)"),
-    ):
-        assert line.startswith(f"Interrupted: {name} "), line
-        step = int(line.split()[-2])
-        assert 3 <= step <= 6
-        assert f"step-{step:08d}" in saved and saved.count("step-") == 2, saved
     assert time.startswith("Interrupted: time budget of 0.2 s is used up (exit code 3)")
 
 

@@ -182,26 +182,6 @@ def test_a_process_opens_one_connection_for_its_requests_and_one_that_blocks() -
     assert outputs(program, 2) == ["0: 2\n0: 3\n", "1: 2\n1: 3\n"]
 
 
-@pytest.mark.campaign("timed")
-def test_a_rank_that_opens_a_group_alone_hears_that_the_others_have_ended() -> None:
-    """As by `if rank == 0: trainer.evaluate("test")` after the training."""
-    program = """
-    find_group(limit=60).close()
-    if rank == 1:
-        time.sleep(0.5)
-        sys.exit()
-    began = time.monotonic()
-    try:
-        find_group(limit=60)
-    except Exception as error:
-        say(type(error).__name__, error)
-    say(time.monotonic() - began < 20)
-    """
-    first, *_, last = outputs(program, 2)[0].splitlines()
-    assert first.startswith("0: DisagreementError the program of rank 1 has ended, and rank 0 waits"), first
-    assert last == "0: True"
-
-
 @pytest.mark.campaign("long")
 def test_metrics_of_any_number_of_steps_are_reduced() -> None:
     """Gathered at once they have 20 MB, where the store takes 8 MiB for a value."""

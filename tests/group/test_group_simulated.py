@@ -114,7 +114,8 @@ def test_no_key_of_a_start_that_was_killed_is_believed_by_the_next() -> None:
             for rank in range(size):
                 before.kill_at(rank, before.random.randrange(40))
             before.run(trained(before))
-        with Simulation(seed + 1, size, keys=before.keys) as simulation:
+        with Simulation(seed + 1, size) as simulation:
+            simulation.keys = before.keys
 
             def again(rank: int) -> Any:
                 group = simulation.group()
