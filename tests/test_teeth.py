@@ -189,7 +189,7 @@ FAULTS = {
                 "files, pieces = [part.files for part in parts[:1]], [part.pieces for part in parts[:1]]",
             ),
         ),
-        "group/test_rank_commit.py::test_three_ranks_make_one_checkpoint",
+        "group/test_rank_commit.py::test_every_save_ends_alike_on_all_ranks",
     ),
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import random
 import signal
@@ -9,10 +11,10 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 
 import warm
 
@@ -26,10 +28,23 @@ def say(*words):  # one write: lines of several processes do not mix
 """What each program has: its rank, and `say`, which prints a line that begins with the rank."""
 
 
+POLL = 0.02
+FIRST_PORT = 20_000 + 500 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_ports = itertools.count(os.getpid())
+
+
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """Return the next port of this worker's 500, from which no connection of another process begins."""
+    for attempt in range(3):
+        port = FIRST_PORT + next(_ports) % 500
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+            return port
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or attempt == 2:
+                raise
+            print(f"port {port} is taken: another one is tried")
+    raise AssertionError
 
 
 def environment(rank: int, size: int, port: int) -> dict[str, str]:
@@ -60,10 +75,9 @@ def started(program: str, size: int) -> Iterator[list[subprocess.Popen[str]]]:
             process.communicate()
 
 
-def ended(processes: list[subprocess.Popen[str]], limit: float = 180) -> list[str]:
+def ended(processes: list[subprocess.Popen[str]]) -> list[str]:
     """Wait for all of them; return what each has printed."""
-    until = time.monotonic() + limit
-    return [process.communicate(timeout=until - time.monotonic())[0] for process in processes]
+    return [process.communicate(timeout=180)[0] for process in processes]
 
 
 def outputs(program: str, size: int) -> list[str]:
@@ -84,10 +98,9 @@ def strike(program: str, size: int, run: Path, chosen: random.Random, within: fl
         within: seconds after the run's first checkpoint until the latest kill.
     """
     with started(program, size) as processes:
-        until = time.monotonic() + 60
-        while not list(run.glob("checkpoints/*")) and time.monotonic() < until:
-            time.sleep(0.02)
-        time.sleep(chosen.random() * within)
+        while not list(run.glob("checkpoints/*")) and any(process.poll() is None for process in processes):
+            Event().wait(POLL)
+        Event().wait(chosen.random() * within)
         began = all(Path(f"{run}.{process.pid}").exists() for process in processes)
         victims = processes if chosen.random() < 0.5 or not began else [chosen.choice(processes)]
         for victim in victims:

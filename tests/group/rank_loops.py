@@ -19,7 +19,7 @@ x, y = numbers.standard_normal((64, 5)), numbers.standard_normal((64, 1))
 def nothing(loop, step=0):
     pass
 
-def trained(name, inside=nothing, tail=nothing, epochs=3, seconds=0.0, seed=7, keep=None, own=None, **given):
+def trained(name, inside=nothing, tail=nothing, epochs=3, seed=7, keep=None, own=None, **given):
     # 8 steps in each epoch; `inside` is called in each step before its end, `tail` after the steps
     torch.manual_seed(0)
     model = torch.nn.Linear(5, 1).double()
@@ -35,7 +35,6 @@ def trained(name, inside=nothing, tail=nothing, epochs=3, seconds=0.0, seed=7, k
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                time.sleep(seconds)
                 loop.collect_metrics(loss=loss)
                 inside(loop, step)
             loop.collect_metrics(valid_loss=float(epoch))

@@ -1,206 +1,251 @@
-"""The agreement between real processes that are steps apart, and what becomes of it when one dies."""
+"""The agreement of ranks that are steps apart, and what becomes of it when one dies: in simulations."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
-from processes import ended, lines_by_rank, outputs, started
+from simulation import Simulation
 
-pytestmark = pytest.mark.campaign("timed")
-
-LOOP = """
 from everstep.errors import GroupError
-from everstep.group import Agreement
+from everstep.group import Agreement, StoreGroup, Whereabouts, agreement, whereabouts
+from everstep.supervisor.threads import wakeups
+from everstep.supervisor.threads.wakeups import Wakeups
+from gate import share
+
 NEVER = 10**9
 
+
 class Loop:
-    # the part of an engine that the agreement needs, with a meeting every `every` steps
+    """The part of an engine that the agreement needs, with a meeting every `every` steps."""
 
-    def __init__(self, group, every=NEVER):
-        self.group, self.every = group, every
-        self.steps, self.next_due = 0, every
-        self.wished, self.heard = [], []
-        self.agreement = Agreement(group, lambda: self.steps, self.look)
+    def __init__(self, simulation: Simulation, group: StoreGroup, every: int = NEVER) -> None:
+        self.simulation, self.group, self.every = simulation, group, every
+        self.steps = 0
+        self.wished: list[str] = []
+        self.heard: list[tuple[str, int]] = []
+        self.met: list[int] = []
+        self.wakeups = Wakeups(lambda: simulation.now)
+        self.agreement = Agreement(group, self.count, self.wakeups.look)
+        self.wakeups.agree_by(self.agreement, keeps_time=False)
+        self.wakeups.plan(0, every, None)
 
-    def look(self):
-        self.next_due = 0
+    def count(self) -> int:
+        """Tell the number of steps; before it is heard, others run."""
+        steps = self.steps
+        self.simulation.poll(0.02)
+        return steps
 
-    def wish(self, what):
+    def wish(self, what: str) -> None:
         self.wished.append(what)
-        self.agreement.wish()
+        self.wakeups.wish()
 
-    def complete(self):
+    def complete(self) -> None:
+        """End a step; how far the ranks are apart is chosen by the simulation."""
+        self.simulation.poll(0.01)
         self.steps += 1
-        if self.steps < self.next_due:
+        if self.steps < self.wakeups.next_due or not self.wakeups.is_due(self.steps):
             return
-        agreed = self.agreement.ask(self.steps)
-        if agreed or self.steps % self.every == 0:
-            self.meet("agreed" if agreed else "due")
-        self.next_due = (self.steps // self.every + 1) * self.every
-        at = self.agreement.next_ask(self.steps)
-        if at is not None:
-            self.next_due = min(self.next_due, at)
+        self.wakeups.begin_boundary()
+        self.meet()
+        self.wakeups.plan(self.steps, (self.steps // self.every + 1) * self.every, None)
 
-    def meet(self, why):
+    def meet(self) -> None:
         wished, self.wished = self.wished, []
+        self.met.append(self.steps)
         for step, found in self.group.gather([self.steps, wished], "a meeting"):
             assert step == self.steps, (step, self.steps)
-            self.heard += [(what, step, why) for what in found]
+            self.heard += [(what, step) for what in found]
 
-    def end(self):
-        self.meet("the end")
+    def close(self) -> None:
         self.agreement.close()
         self.group.close()
-"""
+
+    def until_it_fails(self) -> tuple[str, tuple[int, ...], float]:
+        """Train on; the error, the ranks that it names, and when it came."""
+        try:
+            while self.simulation.now < 60:
+                self.complete()
+        except GroupError as error:
+            return type(error).__name__, error.ranks, self.simulation.now
+        raise AssertionError("nothing has failed")
 
 
+def simulated(
+    simulation: Simulation, play: Callable[[Loop, int], Any], every: int = NEVER, limit: float = 30
+) -> list[Any]:
+    """Let each rank play with a loop; no thread may be left."""
+
+    def program(rank: int) -> Any:
+        loop = Loop(simulation, simulation.group(limit), every)
+        loop.group.barrier("all have begun")
+        found = play(loop, rank)
+        loop.close()
+        return found
+
+    found = simulation.run(program)
+    assert simulation.left() == [], f"seed {simulation.seed}"
+    return found
+
+
+def interrupted(seed: int, size: int, host: int | None = None) -> Simulation:
+    return Simulation(seed, size, host, [agreement, wakeups, whereabouts])
+
+
+@pytest.mark.campaign("long", gate="share")
 def test_ranks_that_are_steps_apart_stop_at_the_same_steps() -> None:
-    """Wishes by signals and by threads, many, overlapping; rank 1 is slow and not held back by the others."""
-    program = (
-        LOOP
-        + """
-group = find_group(limit=30)
-loop = Loop(group, every=100)
-signal.signal(signal.SIGUSR1, lambda number, frame: loop.wish(f"signal of {rank}"))
+    """Wishes of all ranks, overlapping, by threads of their own; with and without boundaries by number."""
 
-def wish_often():
-    for number in range(12):
-        time.sleep(0.03 + 0.01 * rank)
-        loop.wish(f"{number} of {rank}")
-        if number % 4 == 0:
-            os.kill(os.getpid(), signal.SIGUSR1)
+    def play(loop: Loop, rank: int) -> Any:
+        simulation = loop.simulation
 
-thread = threading.Thread(target=wish_often)
-thread.start()
-while loop.steps < 300:
-    time.sleep(0.004 if rank == 1 else 0.001)
-    loop.complete()
-thread.join()
-loop.end()
-agreed = {step for _, step, why in loop.heard if why == "agreed"}
-say(len(loop.heard), len(set(loop.heard)), len(agreed) > 5, hash(tuple(loop.heard)) and loop.heard)
-assert threading.active_count() == 1
-"""
-    )
-    said = [lines_by_rank(text)[rank][0] for rank, text in enumerate(outputs(program, 3))]
-    assert said[0] == said[1] == said[2], "the ranks met at different steps, or heard of different wishes"
-    assert said[0].startswith("45 "), said[0]  # 3 ranks, each 12 by a thread and 3 by signals
-    assert " True " in said[0], said[0]
+        def wish() -> None:
+            for number in range(2):
+                for _ in range(simulation.random.randrange(60)):
+                    simulation.pause()
+                loop.wish(f"{number} of {rank}")
+
+        wishes = simulation.thread(wish)
+        while loop.steps < 80:
+            loop.complete()
+        wishes.join()
+        loop.meet()
+        return loop.met, loop.heard
+
+    agreed = 0
+    seeds = share(range(1500), 120)
+    for seed in seeds:
+        size, every = 2 + seed % 2, NEVER if seed % 3 else 5
+        with interrupted(seed, size) as simulation:
+            found = simulated(simulation, play, every)
+        assert all(each == found[0] for each in found), f"seed {seed}: {found}"
+        met, heard = found[0]
+        assert len(set(heard)) == len(heard) == 2 * size, f"seed {seed}: {heard}"
+        agreed += sum(step % every != 0 for step in met[:-1])
+    assert agreed > len(seeds)
 
 
-def test_a_step_with_nothing_due_makes_no_request() -> None:
-    program = (
-        LOOP
-        + """
-from everstep.backends.torch.key_value_store import connect
-from everstep.group import StoreGroup
-calls = []
-class Counting:
-    def __init__(self, store):
-        self.store = store
-    def clone(self):
-        return Counting(self.store.clone())
-    def below(self, prefix):
-        return Counting(self.store.below(prefix))
-    def __getattr__(self, name):
-        calls.append(name)
-        return getattr(self.store, name)
-own, size, store = connect(30)
-group = StoreGroup(own, size, Counting(store), 30)
-loop = Loop(group)
-group.barrier("both have begun")
-time.sleep(0.2)
-calls.clear()
-for _ in range(1000):
-    loop.complete()
-time.sleep(0.2)
-say(calls)
-group.barrier("both have counted")
-while loop.steps < 1050 and not (rank == 1 and loop.wished):
-    loop.complete()
-loop.end()
-"""
-    )
-    assert [lines_by_rank(text)[rank] for rank, text in enumerate(outputs(program, 2))] == [["[]"], ["[]"]]
+def test_a_step_with_nothing_due_makes_no_request_and_agreements_leave_no_keys() -> None:
+    def play(loop: Loop, rank: int) -> None:
+        simulation, requests = loop.simulation, loop.simulation.requests[rank]
+        loop.group.barrier("both have begun")
+        simulation.sleep(1)  # the threads of the agreements wait
+        before = requests.total()
+        for _ in range(500):
+            loop.complete()
+        assert requests.total() == before
+        loop.group.barrier("both have counted")
+        for number in range(5):
+            if rank == number % 2:
+                loop.wish("to meet")
+            while len(loop.heard) == number:
+                loop.complete()
+
+    for seed in range(5):
+        with interrupted(seed, 2) as simulation:
+            simulated(simulation, play)
+        left = sorted(key.split("/", 1)[1] for key in simulation.keys if "/pass/" in key or "/wish/" in key)
+        assert left == ["pass/4/0", "pass/4/1", "pass/5/0", "pass/5/1", "wish/4", "wish/5"]
 
 
-def test_a_rank_that_dies_in_an_agreement_is_named_within_the_limit() -> None:
-    program = (
-        LOOP
-        + """
-group = find_group(limit=1.5)
-loop = Loop(group)
-group.barrier("all have begun")
-if rank == 2:
-    time.sleep(0.3)
-    os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(0.6)
-began = time.monotonic()
-if rank == 1:
-    loop.wish("to save")
-try:
-    while time.monotonic() < began + 20:
-        time.sleep(0.01)
-        loop.complete()
-except GroupError as error:
-    say(type(error).__name__, error.ranks, time.monotonic() - began < 4)
-loop.agreement.close()
-group.close()
-say(threading.active_count())
-"""
-    )
-    with started(program, 3) as processes:
-        printed = ended(processes)
-    for rank in (0, 1):
-        assert lines_by_rank(printed[rank])[rank] == ["MissingRankError (2,) True", "1"], printed[rank]
+@pytest.mark.campaign("long", gate="share")
+def test_a_rank_that_dies_at_any_place_is_named_within_the_limit() -> None:
+    places = set()
+    for seed in share(range(800), 60):
+        lost = 2 * (seed % 2)
+        with interrupted(seed, 3) as simulation:
+
+            def play(loop: Loop, rank: int) -> Any:
+                if rank == lost:  # noqa: B023
+                    loop.simulation.kill_at(rank, len(loop.simulation.places[rank]) + seed // 2 % 20)  # noqa: B023
+                if rank == 1:
+                    loop.wish("to save")
+                return loop.until_it_fails()
+
+            found = simulated(simulation, play, every=200, limit=5)
+            places.add(simulation.places[lost][-1])
+        for rank, (kind, ranks, seconds) in ((r, each) for r, each in enumerate(found) if r != lost):
+            assert kind == "MissingRankError" and (ranks == (lost,) or (lost == 0 and ranks == ())), (
+                f"seed {seed}: rank {rank} says {found[rank]}"
+            )
+            assert seconds < 12, (seed, found)  # 200 steps are 2 s, the limit is 5 s
+    assert places >= {"delete", "get", "has", "set"}
 
 
 def test_when_the_store_dies_a_loop_with_nothing_due_learns_it() -> None:
-    program = (
-        LOOP
-        + """
-group = find_group(limit=30)
-loop = Loop(group)
-group.barrier("all have begun")
-if rank == 0:  # it hosts the store
-    time.sleep(0.3)
-    os.kill(os.getpid(), signal.SIGKILL)
-began = time.monotonic()
-try:
-    while time.monotonic() < began + 20:
-        time.sleep(0.01)
-        loop.complete()
-except GroupError as error:
-    say(type(error).__name__, time.monotonic() - began < 2)
-loop.agreement.close()
-group.close()
-say(threading.active_count())
-"""
-    )
-    with started(program, 2) as processes:
-        printed = ended(processes)
-    assert lines_by_rank(printed[1])[1] == ["StoreLostError True", "1"], printed[1]
+    def play(loop: Loop, rank: int) -> Any:
+        loop.simulation.sleep(1)
+        if rank == 0:
+            loop.simulation.kill(0)
+        return loop.until_it_fails()
+
+    for seed in range(20):
+        with interrupted(seed, 2, host=0) as simulation:
+            found = simulated(simulation, play)
+        assert found[1][:2] == ("StoreLostError", ()) and found[1][2] < 2, (seed, found)
 
 
 def test_a_failure_that_a_rank_reports_reaches_a_loop_with_nothing_due() -> None:
-    program = (
-        LOOP
-        + """
-group = find_group(limit=30)
-loop = Loop(group)
-group.barrier("all have begun")
-began = time.monotonic()
-if rank == 1:
-    group.fail("ValueError: no such file")
-try:
-    while time.monotonic() < began + (1 if rank == 1 else 20):
-        time.sleep(0.01)
-        loop.complete()
-except GroupError as error:
-    say(type(error).__name__, error.ranks, "no such file" in str(error), time.monotonic() - began < 2)
-loop.agreement.close()
-group.close()
-"""
-    )
-    printed = outputs(program, 3)
-    for rank in (0, 2):
-        assert lines_by_rank(printed[rank])[rank] == ["PeerFailedError (1,) True True"]
+    def play(loop: Loop, rank: int) -> Any:
+        if rank == 1:
+            loop.group.fail("ValueError: no such file")
+            return None
+        return loop.until_it_fails()
+
+    for seed in range(20):
+        with interrupted(seed, 3) as simulation:
+            found = simulated(simulation, play)
+        for rank in (0, 2):
+            assert found[rank][:2] == ("PeerFailedError", (1,)) and found[rank][2] < 2, (seed, found)
+
+
+def test_a_rank_that_waits_for_those_that_have_passed_names_them_at_once() -> None:
+    """Rank 1 alone stops after step 5; the others stand in the collective of step 6 with it."""
+
+    def play(loop: Loop, rank: int) -> Any:
+        inside = False
+        loop.group.whereabouts = Whereabouts(loop.group, lambda: 2 * loop.steps + inside)
+        for _ in range(5):
+            loop.complete()
+        if rank == 1:
+            try:
+                loop.group.barrier("the boundary after step 5")
+            except GroupError as error:
+                found = type(error).__name__, str(error), loop.simulation.now
+                loop.group.fail(str(error))
+                return found
+        inside = True
+        while loop.group.failure() is None:
+            loop.simulation.sleep(0.1)
+        return None
+
+    for seed in range(20):
+        with interrupted(seed, 3) as simulation:
+            found = simulated(simulation, play)
+        kind, text, seconds = found[1]
+        assert kind == "DisagreementError" and "is inside step 6, past 'the boundary after step 5'" in text
+        assert seconds < 12, (seed, found)
+
+
+def test_ranks_that_are_only_slow_are_not_taken_for_ranks_that_have_passed() -> None:
+    """They meet after each step; some stand still for longer than the others are patient."""
+
+    def play(loop: Loop, rank: int) -> list[int]:
+        def position() -> int:
+            loop.simulation.poll(0.5)  # a thread may be slow to look
+            return 2 * loop.steps
+
+        loop.group.whereabouts = Whereabouts(loop.group, position)
+        for _ in range(8):
+            loop.steps += 1
+            if loop.simulation.random.random() < 0.2:
+                loop.simulation.sleep(1.5)
+            loop.meet()
+        return loop.met
+
+    for seed in range(60):
+        with interrupted(seed, 3) as simulation:
+            for _ in range(12):
+                simulation.stop_at(simulation.random.randrange(3), simulation.random.randrange(150), 2)
+            assert simulated(simulation, play) == [list(range(1, 9))] * 3, f"seed {seed}"

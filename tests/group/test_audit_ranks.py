@@ -9,6 +9,8 @@ from processes import ended, started
 
 from everstep.proof.audit import audit
 
+pytestmark = pytest.mark.campaign("long")
+
 PROGRAM = """
 import numpy, torch, torch.distributed as dist
 import everstep
@@ -40,7 +42,6 @@ with everstep.TrainLoop("{run}", {{"model": model, "optimizer": optimizer}}, **g
 """
 
 
-@pytest.mark.campaign("long")
 @pytest.mark.parametrize(
     ("rule", "words"),
     [

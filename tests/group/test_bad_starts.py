@@ -19,6 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.campaign("long")
 def test_ranks_that_were_started_differently_are_told_what_differs(folder: Path) -> None:
     program = """
 say(*ended("run", epochs=1))
@@ -47,6 +48,7 @@ say(*ended("data"))
     assert sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())[-1].endswith("00000008")
 
 
+@pytest.mark.campaign("long")
 def test_ranks_whose_samples_differ_are_told_where(folder: Path) -> None:
     """Lengths are equal in each case: a split without a seed, files in the order of a disk."""
     program = """
@@ -103,7 +105,12 @@ group.close()
         )
 
 
-OPENING = """
+@pytest.mark.campaign("timed")
+def test_a_rendezvous_without_an_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERSTEP_GROUP_LIMIT", "1.5")
+    program = """
+if rank == 0:
+    sys.exit()  # nobody hosts the store
 began = time.monotonic()
 try:
     find_group()
@@ -111,47 +118,10 @@ except Exception as error:
     say(f"{type(error).__name__}: {error}")
 say(time.monotonic() - began < 20)
 """
-
-
-def test_a_rank_that_never_comes_is_named_within_the_limit_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("EVERSTEP_GROUP_LIMIT", "1.5")
-    program = "if rank == 1: sys.exit()\n" + OPENING
-    with started(program, 3) as processes:
-        said = lines_by_rank("".join(ended(processes, 60)))
-    assert said[0][0].startswith(
-        "MissingRankError: rank 1 did not come to 'the opening of the group' within 1.5 s"
-    )
-    assert "EVERSTEP_GROUP_LIMIT" in said[0][0]
-    assert said[0][1] == said[2][1] == "True"
-
-
-def test_a_rendezvous_without_an_address_or_without_an_answer_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("EVERSTEP_GROUP_LIMIT", "1.5")
-    program = (
-        """
-if rank == 0:
-    sys.exit()  # nobody hosts the store
-"""
-        + OPENING
-        + """
-del os.environ["MASTER_ADDR"]
-"""
-        + OPENING
-        + """
-os.environ["EVERSTEP_GROUP_LIMIT"] = "soon"
-"""
-        + OPENING
-    )
     with started(program, 2) as processes:
-        said = lines_by_rank("".join(ended(processes, 60)))[1]
+        said = lines_by_rank("".join(ended(processes)))[1]
     assert said[0].startswith("StoreLostError: no store answers at 127.0.0.1:")
-    assert said[2].startswith("ConfigError: ") and "MASTER_ADDR" in said[2]
-    assert said[4].startswith("ConfigError: EVERSTEP_GROUP_LIMIT='soon'")
-    assert said[1] == said[3] == said[5] == "True"
+    assert said[1] == "True"
 
 
 def test_a_long_dictionary_of_a_dataset_is_left_out_of_the_comparison() -> None:

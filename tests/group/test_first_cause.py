@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from processes import lines_by_rank, started
 
+pytestmark = pytest.mark.campaign("timed")
+
 JOINED = """
 import torch, torch.distributed as dist
 from everstep.group import Peers, report
@@ -26,7 +28,6 @@ ENDS = {
 }
 
 
-@pytest.mark.campaign("timed")
 @pytest.mark.parametrize("ends", ENDS)
 def test_a_broken_collective_is_a_consequence_of_the_rank_that_is_lost(ends: str) -> None:
     program = (
@@ -42,36 +43,9 @@ except RuntimeError as error:
 """
     )
     with started(program, 3) as processes:
-        said = [process.communicate(timeout=60)[0] for process in processes]
+        said = [process.communicate(timeout=180)[0] for process in processes]
     for rank in (0, 1):
         error, _, cause = lines_by_rank(said[rank])[rank][-1].partition(" | ")
         assert error == "RuntimeError" and cause.startswith(f"rank 2: {ENDS[ends]}"), said
     if "ValueError" in ends:
         assert lines_by_rank(said[2])[2] == ["ValueError | None"]
-
-
-@pytest.mark.campaign("timed")
-def test_an_error_of_the_programs_own_is_no_consequence() -> None:
-    program = (
-        JOINED
-        + """
-if rank == 1:
-    end(ValueError("first"))
-while group.failure() is None:
-    time.sleep(0.01)
-end(KeyError("mine"))
-"""
-    )
-    with started(program, 2) as processes:
-        said = [process.communicate(timeout=60)[0] for process in processes]
-    assert [lines_by_rank(text)[rank] for rank, text in enumerate(said)] == [
-        ["KeyError | None"],
-        ["ValueError | None"],
-    ]
-
-
-def test_one_process_has_nobody_to_tell() -> None:
-    from everstep.group import Single, report
-
-    assert Single().failure() is None
-    assert report(Single(), RuntimeError("Connection closed by peer")) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from processes import lines_by_rank, started
+from processes import ended, lines_by_rank, started
 
 from everstep.record import failures
 
@@ -24,25 +24,11 @@ run = Path("{run}")
 group = find_group(limit=60)
 journal, voice = Journal.open(run, rank + 1, None, {{}}), Voice()
 words = LastWords(FailurePages(run, 1, rank), group, Progress(seed=1, step=12, epoch=2), journal, voice)
-moving = threading.Event()
 def mark():
-    return time.monotonic() if rank == 2 or moving.is_set() else "still"
-watch = HangWatch(1, "{then}") if rank == 1 else HangWatch(6)
+    return time.monotonic() if rank == 2 else "still"
+watch = HangWatch(1, "stop") if rank == 1 else HangWatch(6)
 group.barrier("all are here")
 hangs = Hangs(watch, {{"the loop has not moved": mark}}, group, words, journal, voice)
-"""
-
-
-def run_to_its_end(program: str, run: Path, then: str) -> tuple[list[str], list[int]]:
-    run.mkdir()
-    with started(PROGRAM.format(run=run, then=then) + program, 3) as processes:
-        said = [process.communicate(timeout=90)[0] for process in processes]
-        return said, [process.returncode for process in processes]
-
-
-def test_all_ranks_that_stand_write_their_stacks_before_one_ends(tmp_path: Path) -> None:
-    """Rank 0 would notice by itself after 6 s; rank 2 moves."""
-    program = """
 if rank == 1:
     time.sleep(600)
 while group.failure() is None:
@@ -53,7 +39,14 @@ say(threading.active_count())
 time.sleep(2 if rank == 0 else 0)  # it hosts the store
 os._exit(0)
 """
-    said, statuses = run_to_its_end(program, tmp_path / "run", "stop")
+
+
+def test_all_ranks_that_stand_write_their_stacks_before_one_ends(tmp_path: Path) -> None:
+    """Rank 0 would notice by itself after 6 s; rank 2 moves."""
+    (tmp_path / "run").mkdir()
+    with started(PROGRAM.format(run=tmp_path / "run"), 3) as processes:
+        said = ended(processes)
+        statuses = [process.returncode for process in processes]
     assert statuses == [0, 1, 0], said
     pages = {page.rank: page for page in failures(tmp_path / "run")}
     assert sorted(pages) == [0, 1]
@@ -61,26 +54,3 @@ os._exit(0)
     assert (pages[0].kind, pages[0].cause) == ("hang", f"rank 1: {pages[1].what}")
     for rank in (0, 2):
         assert lines_by_rank(said[rank])[rank] == [f"1 hang: {pages[1].what}", "1"]
-
-
-def test_what_is_over_is_told_to_nobody(tmp_path: Path) -> None:
-    """Rank 1 has moved on before rank 0 stands still for long enough to ask."""
-    program = """
-def until(ready):
-    while not ready():
-        time.sleep(0.02)
-if rank == 1:
-    until(lambda: group.store.has(["hang"]))
-    moving.set()
-    until(lambda: group.store.get(["hang"])[0].endswith('""]'))
-    say("moved")
-group.barrier("rank 1 has moved on")
-time.sleep(1)
-hangs.close()
-say(threading.active_count())
-group.close()
-"""
-    said, statuses = run_to_its_end(program, tmp_path / "run", "warn")
-    assert statuses == [0, 0, 0], said
-    assert [page.rank for page in failures(tmp_path / "run")] == [1]
-    assert "warning: hang: the loop has not moved for 1 s" in said[1]

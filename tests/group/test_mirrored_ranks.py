@@ -8,6 +8,8 @@ import pytest
 from processes import lines_by_rank, outputs
 from rank_loops import HEAD
 
+pytestmark = pytest.mark.campaign("long")
+
 PROGRAM = (
     HEAD
     + """
@@ -23,7 +25,6 @@ of_each_rank("second", 2, folder / "mirror")
 )
 
 
-@pytest.mark.campaign("long")
 def test_an_empty_machine_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOLDER", str(tmp_path))
     for rank, printed in enumerate(outputs(PROGRAM, 2)):

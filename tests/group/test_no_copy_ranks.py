@@ -9,6 +9,8 @@ import pytest
 import rank_loops
 from processes import outputs
 
+pytestmark = pytest.mark.campaign("long")
+
 REFUSED = f"""{rank_loops.HEAD}
 class Memory:
     def state_dict(self):
@@ -26,7 +28,6 @@ for refusing in (1, 0):
 """
 
 
-@pytest.mark.campaign("long")
 def test_a_state_that_one_rank_cannot_keep_is_kept_on_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,7 +51,6 @@ for refusing in (1, 0):
 """
 
 
-@pytest.mark.campaign("long")
 def test_a_disk_that_refuses_what_one_rank_keeps_costs_a_warning_on_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,8 +9,9 @@ from processes import ended, outputs, started
 from sharded_loops import HEAD
 from test_other_ranks import losses
 
+pytestmark = pytest.mark.campaign("long")
 
-@pytest.mark.campaign("long")
+
 def test_ddp_on_four_fsdp_on_two_one_process_fsdp_on_three(tmp_path: Path) -> None:
     straight, run = str(tmp_path / "straight"), str(tmp_path / "run")
     outputs(f"{HEAD}\ntrain({straight!r}, 'alone')", 1)
@@ -27,7 +28,6 @@ def test_ddp_on_four_fsdp_on_two_one_process_fsdp_on_three(tmp_path: Path) -> No
         assert loss == pytest.approx(expected[place], abs=1e-10), place
 
 
-@pytest.mark.campaign("long")
 def test_an_open_window_of_a_sharded_model_is_refused(tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     with started(f"{HEAD}\ntrain({run!r}, 'window', kill_at=6, slow=0.05)", 2) as processes:

@@ -18,6 +18,8 @@ from everstep.cli.sync import command as sync
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 
+pytestmark = pytest.mark.campaign("long")
+
 PROGRAM = '''
 import json
 import numpy, torch
@@ -178,7 +180,6 @@ def losses(run: Path) -> dict[tuple[str, int], float]:
 AT_AN_END, INSIDE = "epoch-0001-step-00000005", "step-00000008"
 
 
-@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("make", KINDS)
 def test_four_two_one_three(make: str, tmp_path: Path) -> None:
     straight, run = tmp_path / "straight", tmp_path / "run"
@@ -205,7 +206,6 @@ def test_four_two_one_three(make: str, tmp_path: Path) -> None:
 CHANGES = [(4, 2), (1, 2), (2, 1), (2, 3)]
 
 
-@pytest.mark.campaign("long")
 @pytest.mark.parametrize(("before", "now"), CHANGES)
 @pytest.mark.parametrize("make", ["of_arrays", "with_workers"])
 def test_kills_before_and_after_the_change_make_no_difference(
@@ -227,7 +227,6 @@ def test_kills_before_and_after_the_change_make_no_difference(
     assert one_fingerprint is False
 
 
-@pytest.mark.campaign("long")
 def test_the_change_is_recorded_said_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     trained(run, 2, dies=(7, AT_AN_END))
@@ -260,7 +259,6 @@ def damage(file: Path) -> None:
     file.write_bytes(data)
 
 
-@pytest.mark.campaign("long")
 @pytest.mark.parametrize("harm", [Path.unlink, damage])
 def test_a_harmed_part_is_named_and_the_checkpoint_before_is_used(harm: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -280,7 +278,6 @@ REFUSED = {
 }
 
 
-@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_be_given_to_other_ranks_is_refused_by_all(what: str, tmp_path: Path) -> None:
     make, given, *expected = REFUSED[what]

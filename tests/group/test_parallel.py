@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from processes import ended, lines_by_rank, outputs, started, under_torchrun
+from processes import lines_by_rank, outputs, under_torchrun
 from torch import nn
 
 import everstep
@@ -66,6 +65,7 @@ def test_a_variable_of_the_launcher_that_is_missing_is_named(
     assert not dist.is_initialized()
 
 
+@pytest.mark.campaign("long")
 def test_two_processes_wrap_and_leave_without_a_warning() -> None:
     program = (
         MODEL
@@ -105,33 +105,13 @@ for each in (wrapped, *compiled):
 def test_torchrun_starts_the_same_program(tmp_path: Path) -> None:
     program = MODEL + "say(type(everstep.torch.parallel(model)).__name__, dist.get_world_size())"
     with under_torchrun(program, 2, tmp_path) as process:
-        output = process.communicate(timeout=60)[0]
+        output = process.communicate(timeout=180)[0]
     # The status is torch's: DDP and gloo alone abort now and then at the end of so short a program, too.
     assert lines_by_rank(output) == {rank: ["DistributedDataParallel 2"] for rank in range(2)}
     assert "destroy_process_group" not in output
 
 
-def test_a_process_whose_peer_is_dead_ends_at_once() -> None:
-    program = (
-        MODEL
-        + """
-wrapped = everstep.torch.parallel(model)
-if rank == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-if rank == 2:
-    time.sleep(1)
-    sys.exit(0)  # with nothing more to say to the others
-wrapped(torch.ones(2, 3)).sum().backward()
-"""
-    )
-    with started(program, 3) as processes:
-        before = time.monotonic()
-        printed = ended(processes, limit=30)
-        assert time.monotonic() - before < 20
-        assert [process.returncode for process in processes] == [1, -9, 0], printed
-    assert "Connection closed by peer" in printed[0] or "connection" in printed[0].lower()
-
-
+@pytest.mark.campaign("long")
 def test_a_forked_child_leaves_the_group_of_its_parent_alone() -> None:
     program = (
         MODEL

@@ -129,7 +129,7 @@ say("all-reduces", counts)  # a bucket, and the counts of elements
 '''
 
 
-@pytest.mark.campaign("long", gate=1)
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_compute_what_one_process_computes(size: int) -> None:
     said = lines_by_rank("".join(outputs(PROGRAM, size)))

@@ -8,6 +8,8 @@ import pytest
 from processes import ended, lines_by_rank, outputs, started
 from rank_loops import HEAD
 
+pytestmark = pytest.mark.campaign("long")
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -38,7 +40,6 @@ def test_all_ranks_go_back_and_end_like_one_process(folder: Path, monkeypatch: p
     assert alone[0] == said[0]
 
 
-@pytest.mark.campaign("long")
 def test_a_step_that_fails_on_one_rank_alone_is_not_undone_and_ends_all(folder: Path) -> None:
     program = """
 def bad(loop, step):
@@ -51,7 +52,7 @@ def main():
 everstep.recovering(main)
 """
     with started(HEAD + program, 2) as processes:
-        printed = ended(processes, 30)
+        printed = ended(processes)
     assert [process.returncode for process in processes] == [1, 1]
     assert "BadStepError: a loss of rank 1" in printed[1] and "step 5 is not undone" in printed[1]
     assert "a consequence of rank 1: BadStepError: a loss of rank 1" in printed[0]

@@ -9,6 +9,8 @@ from processes import ended, started
 
 from everstep.proof.compare import compare_runs
 
+pytestmark = pytest.mark.campaign("long")
+
 # Inside a window each rank has gradients, sums and (but for the broadcast) running statistics of its own.
 HEAD = """
 import contextlib, numpy, torch
@@ -67,7 +69,6 @@ with everstep.TrainLoop(run, state, seed=7, max_epoch=3, uneven="weight", servic
 }
 
 
-@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("door", DOORS)
 def test_a_run_killed_inside_windows_ends_as_the_undisturbed(door: str, tmp_path: Path) -> None:
     def train(name: str, kill_at: int, size: int = 2) -> list[int | None]:

@@ -149,7 +149,7 @@ say("differ", *([found == torchs_own[0][-1] for found in own] for own in torchs_
 )
 
 
-@pytest.mark.campaign("long", gate=1)
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_the_first_step_has_the_bits_of_later_ones(size: int) -> None:
     said = {line for lines in lines_by_rank("".join(outputs(FIRST, size))).values() for line in lines}
@@ -188,6 +188,7 @@ say("gradients", bits(parameter.grad for parameter in net.parameters()))
 )
 
 
+@pytest.mark.campaign("long")
 def test_nothing_of_the_state_is_touched() -> None:
     first, second = outputs(UNTOUCHED, 2)
     assert first.partition(": ")[2] == second.partition(": ")[2]
@@ -253,6 +254,7 @@ say("average", bits(average.module.buffers()))
 )
 
 
+@pytest.mark.campaign("long")
 def test_buffers_are_equal_on_all_ranks_after_each_step() -> None:
     said = lines_by_rank("".join(outputs(BUFFERS, 2)))
     assert said[0] == said[1] and len(said[0]) == 7
@@ -303,6 +305,7 @@ say(refused(model=whole, optimizer=sgd(whole)))
 )
 
 
+@pytest.mark.campaign("long")
 def test_what_ranks_would_train_by_themselves_is_refused_by_name() -> None:
     said = lines_by_rank("".join(outputs(REFUSED, 2)))
     assert said[0] == said[1]

@@ -96,7 +96,7 @@ torch.distributed.destroy_process_group()
 """
 
 
-@pytest.mark.campaign("long", gate=1)
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_of_ddp_compare_their_state_and_come_back(tmp_path: Path, size: int) -> None:
     folder = tmp_path / "step-00000003"

@@ -18,6 +18,8 @@ from everstep.errors import DamagedCheckpointError
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 
+pytestmark = pytest.mark.campaign("long")
+
 
 def model() -> torch.nn.Module:
     layers = [torch.nn.Linear(5, 23), torch.nn.Tanh(), torch.nn.Linear(23, 12), torch.nn.Tanh()]
@@ -31,7 +33,6 @@ def everstep_says(*words: object) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.campaign("long")
 def test_one_process_loads_verifies_copies_and_compares(tmp_path: Path) -> None:
     run, newest = tmp_path / "run", "epoch-0002-step-00000010"
     said = outputs(f"{HEAD}\ntrain({str(run)!r}, epochs=2)", 2)
@@ -62,7 +63,6 @@ def test_one_process_loads_verifies_copies_and_compares(tmp_path: Path) -> None:
         everstep.load(folder, {"model": again, "optimizer": optimizer})
 
 
-@pytest.mark.campaign("long")
 def test_another_mesh_of_as_many_ranks_is_another_layout_and_no_divergence(tmp_path: Path) -> None:
     run, changed = tmp_path / "run", "not to the bit those of the layout before"
 
@@ -94,7 +94,6 @@ def trained(run: Path, how: str, kill_at: int = 0, more: str = "") -> str:
         return "".join(ended(processes))
 
 
-@pytest.mark.campaign("long")
 def test_another_grouping_of_the_parameters_is_another_layout(tmp_path: Path) -> None:
     """The ranks reduce other buffers, so other elements meet in other places."""
     trained(tmp_path / "run", "fsdp", kill_at=5)
@@ -108,7 +107,6 @@ def test_another_grouping_of_the_parameters_is_another_layout(tmp_path: Path) ->
     assert "resume differs" not in said and said.count("digest") == 2
 
 
-@pytest.mark.campaign("long")
 def test_another_precision_of_a_sharded_model_is_a_changed_setting(tmp_path: Path) -> None:
     run = tmp_path / "run"
     trained(run, "reduced in bfloat16", kill_at=5)

@@ -13,6 +13,8 @@ from sharded_loops import HEAD
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 
+pytestmark = pytest.mark.campaign("long")
+
 PROGRAM = (
     HEAD
     + """
@@ -98,7 +100,6 @@ def series(run: Path) -> dict[str, list[float]]:
     return found
 
 
-@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("which", ["value", "norm", "global", "window"])
 def test_wrapped_optimizers_compute_what_one_process_computes(which: str, tmp_path: Path) -> None:
     for how, size in (("fsdp", 2), ("plain", 1)):
@@ -109,7 +110,6 @@ def test_wrapped_optimizers_compute_what_one_process_computes(which: str, tmp_pa
         assert sharded[name] == pytest.approx(values, rel=1e-9), name
 
 
-@pytest.mark.campaign("long")
 def test_a_window_of_a_wrapped_optimizer_survives_a_kill(tmp_path: Path) -> None:
     def train(name: str, kill_at: int) -> list[int | None]:
         with started(
@@ -126,7 +126,6 @@ def test_a_window_of_a_wrapped_optimizer_survives_a_kill(tmp_path: Path) -> None
     assert compare_runs(tmp_path / "straight", tmp_path / "killed") == []
 
 
-@pytest.mark.campaign("long")
 @pytest.mark.parametrize("which", ["plain", "clipped window", "elements"])
 def test_a_task_computes_what_one_process_computes(which: str, tmp_path: Path) -> None:
     found = []
@@ -154,7 +153,6 @@ say(optimizer.metrics()["overflowed"], values(model, optimizer) == before, scale
 """
 
 
-@pytest.mark.campaign("long")
 def test_an_overflow_on_one_rank_leaves_out_the_update_on_all() -> None:
     said = lines_by_rank("".join(outputs(f"{PROGRAM}\n{SCALED}", 2)))
     assert said == {rank: ["1.0 True 2.0", "0.0 False 2.0"] for rank in range(2)}
@@ -178,7 +176,6 @@ with everstep.TrainLoop({run!r}, {{"model": model, "optimizer": optimizer}}, max
 """
 
 
-@pytest.mark.campaign("long")
 def test_a_short_window_that_was_not_averaged_is_refused(tmp_path: Path) -> None:
     program = SHORT.format(run=str(tmp_path / "run"))
     for lines in lines_by_rank("".join(outputs(f"{PROGRAM}\n{program}", 2))).values():
@@ -195,7 +192,6 @@ for given in ({"ema": 0.9}, {"shards": 2}, {"parallel": {"bucket_cap_mb": 1}}):
 """
 
 
-@pytest.mark.campaign("long")
 def test_what_a_task_cannot_do_with_a_sharded_model_is_refused() -> None:
     said = lines_by_rank("".join(outputs(f"{PROGRAM}\n{ASKED}", 2)))
     for lines in said.values():

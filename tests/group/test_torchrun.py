@@ -28,20 +28,18 @@ with everstep.TrainLoop("{run}", {{"w": numpy.zeros(1)}}, max_epoch=2{more}) as 
 
 def ended(program: str, folder: Path) -> tuple[int, str]:
     with under_torchrun(program, 1, folder) as process:
-        printed, _ = process.communicate(timeout=90)
+        printed, _ = process.communicate(timeout=180)
     return process.returncode, printed
 
 
-PLANNED = {
-    143: ("os.kill(os.getpid(), signal.SIGTERM)", ""),
-    3: ("time.sleep(0.2)", ", max_time=0.1"),
-}
-
-
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("meant", PLANNED)
-def test_a_planned_end_has_status_0_and_the_real_one_is_in_the_run(tmp_path: Path, meant: int) -> None:
-    at_3, more = PLANNED[meant]
+@pytest.mark.campaign("timed")
+@pytest.mark.parametrize(
+    ("meant", "at_3", "more"),
+    [(143, "os.kill(os.getpid(), signal.SIGTERM)", ""), (3, "time.sleep(0.2)", ", max_time=0.1")],
+)
+def test_a_planned_end_has_status_0_and_the_real_one_is_in_the_run(
+    tmp_path: Path, meant: int, at_3: str, more: str
+) -> None:
     status, printed = ended(TRAINS.format(run=tmp_path / "run", at_3=at_3, more=more), tmp_path)
     assert status == 0, printed
     (left,) = RunJournal(tmp_path / "run").events("interrupted", valid=False)
@@ -64,7 +62,7 @@ say(attempt, _get_default_store().check([f"address/{rank}"]))
 os._exit(0)
 """
     with under_torchrun(program, 2, tmp_path, "--max-restarts=1") as process:
-        printed, _ = process.communicate(timeout=90)
+        printed, _ = process.communicate(timeout=180)
     assert process.returncode == 0, printed
     assert lines_by_rank(printed) == {0: ["1 False"], 1: ["1 False"]}
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from processes import lines_by_rank, outputs
 
+pytestmark = pytest.mark.campaign("long")
+
 HEAD = """
 import json, math, os, pathlib
 import numpy as np, torch
@@ -215,7 +217,6 @@ if size > 1:
 )
 
 
-@pytest.mark.campaign("long")
 def test_what_follows_from_all_outputs_and_what_is_refused(tmp_path: Path) -> None:
     [alone] = run(WHOLE, 1, tmp_path).values()
     said = run(WHOLE, 2, tmp_path)

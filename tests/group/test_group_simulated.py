@@ -1,0 +1,262 @@
+"""The operations of a group in simulations: ranks that are late, lost, started again, or somewhere else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from simulation import Simulation
+
+from everstep.errors import DisagreementError, GroupError, MissingRankError
+from everstep.group import GroupNews, Single, StoreGroup, report
+from everstep.testing import check_group, group_checks
+from gate import share
+
+
+def test_it_keeps_the_contract_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_checks, "nothing_left", lambda settle: nullcontext())
+    monkeypatch.setattr(group_checks, "_REQUESTS", 5)
+    for seed in range(6):
+        with Simulation(seed, 2 + seed % 3, host=(None, 0)[seed % 2]) as simulation:
+            simulation.run(lambda rank: check_group(simulation.group))
+
+
+def test_an_operation_costs_five_requests_and_leaves_no_keys() -> None:
+    """Beside those that wait; the writer's has two more.  The keys of two operations stay."""
+
+    def program(rank: int) -> Any:
+        group, requests = simulation.group(), simulation.requests[rank]
+        for number in range(24):
+            if number == 4:
+                before = requests.copy()
+            group.gather(number, "a number")
+        simulation.sleep(1)
+        made, keys = requests - before, sorted(key.partition("/")[2] for key in simulation.keys)
+        group.barrier("both have counted")
+        group.close()
+        return {name: made[name] / 20 for name in ("set", "get", "delete")}, made["has"], keys
+
+    for seed in range(10):
+        with Simulation(seed, 2) as simulation:
+            (writer, looked, keys), (other, waited, _) = simulation.run(program)
+            assert writer == {"set": 2, "get": 1, "delete": 2} and other == {"set": 1, "get": 1, "delete": 1}
+            assert looked >= 20 <= waited
+            in_group = [key for key in keys if key[:1].isdigit() and key != "1"]
+            assert in_group == ["23/0", "23/1", "23/all", "24/0", "24/1", "24/all"], f"seed {seed}: {keys}"
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """What a call returns, or the class of its error and the ranks that it names."""
+    try:
+        return call()
+    except GroupError as error:
+        return type(error).__name__, error.ranks
+
+
+def trained(simulation: Simulation, limit: float = 5, count: int = 3) -> Callable[[int], Any]:
+    """A program that opens a group and meets a few times."""
+
+    def program(rank: int) -> Any:
+        group, found = outcome(lambda: simulation.group(limit)), "opened"
+        if not isinstance(group, StoreGroup):
+            return group, simulation.now
+        for number in range(count):
+            found = outcome(lambda: group.gather([rank, number], f"operation {number}"))  # noqa: B023
+            if isinstance(found, tuple):
+                break
+            assert found == [[other, number] for other in range(simulation.size)]
+        outcome(group.close)
+        return found, simulation.now
+
+    return program
+
+
+@pytest.mark.campaign("long", gate="share")
+def test_a_rank_that_is_lost_at_any_place_is_named_within_the_limit() -> None:
+    """Also while the group opens.  Where the writer had heard of all, nobody can be named."""
+    errors = []
+    for seed in share(range(2000), 200):
+        size, place = 2 + seed % 3, seed // 3 % 35
+        with Simulation(seed, size) as simulation:
+            lost = simulation.random.randrange(size)
+            simulation.kill_at(lost, place)
+            found = simulation.run(trained(simulation))
+            for rank, (said, seconds) in ((r, each) for r, each in enumerate(found) if each is not None):
+                if isinstance(said, tuple):
+                    errors.append(said)
+                    assert said in (("MissingRankError", (lost,)), ("MissingRankError", ())), (seed, found)
+                    assert said[1] or lost == 0, f"seed {seed}: rank {rank} names nobody: {found}"
+                assert seconds < 5 + 1 + 10, (seed, found)  # the writer waits for 10 s to leave last
+    assert len([ranks for _, ranks in errors if ranks]) > len(errors) / 2 > 50
+
+
+def test_a_rank_that_is_late_is_waited_for_and_named_where_it_is_too_late() -> None:
+    for seed in range(60):
+        late, seconds = seed % 3, (4.0, 8.0)[seed // 3 % 2]
+        with Simulation(seed, 3) as simulation:
+            simulation.stop_at(late, simulation.random.randrange(25), seconds)
+            found = [said for said, _ in simulation.run(trained(simulation))]
+        if seconds < 5:
+            assert all(not isinstance(said, tuple) for said in found), (seed, found)
+        for rank, said in enumerate(found):
+            if isinstance(said, tuple):
+                assert said[0] == "MissingRankError", (seed, found)
+                assert rank == late or said[1] in [(late,), ()], (seed, found)
+
+
+def test_no_key_of_a_start_that_was_killed_is_believed_by_the_next() -> None:
+    for seed in range(100):
+        size = 2 + seed % 2
+        with Simulation(seed, size) as before:
+            for rank in range(size):
+                before.kill_at(rank, before.random.randrange(40))
+            before.run(trained(before))
+        with Simulation(seed + 1, size) as simulation:
+            simulation.keys = before.keys
+
+            def again(rank: int) -> Any:
+                group = simulation.group()
+                found = group.gather("new", "operation 0"), group.failure()
+                group.close()
+                return found
+
+            assert simulation.run(again) == [(["new"] * size, None)] * size, f"seed {seed}"
+
+
+def test_a_rank_that_opens_a_group_alone_hears_that_the_others_have_ended() -> None:
+    """As by `if rank == 0: trainer.evaluate("test")` after the training."""
+
+    def program(rank: int) -> Any:
+        simulation.group().close()
+        if rank != 1:
+            try:
+                simulation.group()
+            except DisagreementError as error:
+                return error.ranks, simulation.now
+        return None
+
+    for seed in range(20):
+        with Simulation(seed, 2 + seed % 2) as simulation:
+            found = simulation.run(program)
+        assert 1 in found[0][0] and found[0][1] < 15, (seed, found)
+
+
+def test_a_broken_collective_is_a_consequence_of_the_first_failure() -> None:
+    """Rank 2 is lost, which its watcher tells a little later; or it raises an error of its own."""
+
+    def program(rank: int) -> Any:
+        group = simulation.group()
+        group.barrier("all are here")
+        if rank == 1:  # as `Peers` does
+            simulation.thread(lambda: watch(group))
+        if rank == 2 and lost:
+            simulation.kill(2)
+        error = ValueError("a bad sample") if rank == 2 else RuntimeError("Connection closed by peer")
+        cause = report(group, error)
+        group.close()
+        return cause
+
+    def watch(group: StoreGroup) -> None:
+        simulation.pause(math.inf, lambda: 2 in simulation.dead)
+        simulation.sleep(1.5)
+        group.fail("its process is gone", 2)
+
+    for seed in range(40):
+        lost = seed % 2 == 0
+        with Simulation(seed, 3) as simulation:
+            found = simulation.run(program)
+        cause = "rank 2: its process is gone" if lost else "rank 2: ValueError: a bad sample"
+        assert found == [cause, cause, None], f"seed {seed}"
+
+
+def test_one_process_has_nobody_to_tell() -> None:
+    assert Single().failure() is None
+    assert report(Single(), RuntimeError("Connection closed by peer")) is None
+
+
+def test_of_failures_at_once_one_is_the_first() -> None:
+    def program(rank: int) -> Any:
+        group = simulation.group()
+        if seed % 2:
+            return report(group, RuntimeError(f"of {rank}"))
+        group.fail(f"of {rank}")
+        return group.failure()
+
+    for seed in range(60):
+        with Simulation(seed, 3) as simulation:
+            found = simulation.run(program)
+        if seed % 2:
+            first = found.index(None)
+            assert [each for each in found if each] == [f"rank {first}: RuntimeError: of {first}"] * 2, found
+        else:
+            assert found == [found[0]] * 3, found
+
+
+def test_ranks_that_stand_have_written_before_the_one_that_hangs_ends() -> None:
+    """Rank 1 hangs; rank 2 takes its time to write; rank 0 stood before, and moves again."""
+
+    def program(rank: int) -> Any:
+        group = simulation.group()
+        news = GroupNews(group)
+        if rank == 1:
+            news.tell("it has not moved")
+            news.written()
+            news.await_all()
+            return [f"stacks/{other}" in "".join(simulation.keys) for other in range(3)], simulation.now
+        while (told := news.told()) is None:
+            simulation.sleep(1)
+        simulation.sleep(slow if rank == 2 else 0)
+        news.written()
+        return told
+
+    for seed in range(30):
+        slow = (1.0, 10.0)[seed % 2]
+        with Simulation(seed, 3) as simulation:
+            told, (written, seconds), other = simulation.run(program)
+        assert told == other == "rank 1: it has not moved"
+        assert written == [True, True, slow < 5] and seconds < 8, (seed, written, seconds)
+
+
+def test_what_is_over_is_told_to_nobody() -> None:
+    def program(rank: int) -> Any:
+        group = simulation.group()
+        news = GroupNews(group)
+        seen = []
+        if rank == 1:
+            for number in range(3):
+                news.tell(f"hang {number}")
+                news.over()
+        else:
+            for _ in range(6):
+                simulation.pause()
+                seen.append(news.told())
+        group.barrier("it is over")
+        seen.append(news.told())
+        group.close()
+        return seen[-1], set(seen)
+
+    seen = set()
+    for seed in range(40):
+        with Simulation(seed, 2) as simulation:
+            last, told = simulation.run(program)[0]
+        assert last is None
+        seen |= told
+    assert seen == {None, *(f"rank 1: hang {number}" for number in range(3))}
+
+
+def test_an_error_of_a_rank_that_waits_says_for_how_long_and_what_to_raise() -> None:
+    def program(rank: int) -> Any:
+        if rank != 1:
+            with pytest.raises(MissingRankError) as caught:
+                simulation.group(1.5)
+            return str(caught.value)
+        return None
+
+    with Simulation(0, 3) as simulation:
+        said = simulation.run(program)
+    for rank in (0, 2):
+        assert said[rank].startswith("rank 1 did not come to 'the opening of the group' within 1.5 s")
+        assert "EVERSTEP_GROUP_LIMIT" in said[rank]

@@ -1,0 +1,139 @@
+"""What only real processes show: a group opens over torch's store, a rank is lost, SIGTERM stops all."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from processes import ended, lines_by_rank, outputs, started
+from rank_loops import HEAD
+from simulation import Simulation, Store
+
+from everstep.contracts.group import KeyValueStore
+
+HERE = str(Path(__file__).parent)
+
+
+def require_contract(store: KeyValueStore, thread: type[Thread] = Thread) -> None:
+    """Require of a store what a group relies upon; torch's and the simulation's do the same."""
+    below, clone = store.below("a/"), store.clone().below("a/")
+    assert not below.has(["x"])
+    below.set("x", "")
+    clone.set("y", "é\n")
+    assert clone.has(["x", "y"]) and not below.has(["x", "z"]) and not store.has(["x"])
+    assert below.get(["y", "x"]) == ["é\n", ""]
+    below.set_all(["x", "z"], "1")
+    assert clone.get(["x", "z"]) == ["1", "1"]
+    assert [below.set_once("w", "first"), clone.set_once("w", "second")] == ["first"] * 2
+    below.delete("x")
+    below.delete("x")
+    assert not clone.has(["x"])
+    blocked = thread(target=clone.block, args=["b"])
+    blocked.start()
+    below.set("b", "")
+    blocked.join()
+
+
+def test_the_store_of_the_simulation_keeps_the_contract() -> None:
+    for seed in range(5):
+        with Simulation(seed, 1) as simulation:
+            simulation.run(lambda rank: require_contract(Store(simulation), simulation.make_thread))  # type: ignore[arg-type]
+
+
+def test_two_processes_are_a_group_over_torchs_store() -> None:
+    program = f"""
+sys.path[:0] = [{HERE!r}, {str(Path(HERE).parent)!r}]
+from everstep.errors import DisagreementError
+from test_real_ranks import require_contract
+for number in range(2):
+    group = find_group()
+    require_contract(group.store.below(f"{{rank}}/"))
+    value = {{"é": [None, 0.1, 2**40, "x" * 100_000]}}
+    assert group.gather([rank, value], "values") == [[0, value], [1, value]]
+    assert group.share(rank, "a choice") == 0 and group.any(rank == 1, "a wish")
+    try:
+        group.agree(rank, "the config")
+    except DisagreementError as error:
+        say("the config" in str(error))
+    group.close()
+say(threading.active_count())
+if rank == 1:
+    sys.exit()  # as by `if rank == 0: trainer.evaluate("test")` after the training
+try:
+    find_group()
+except DisagreementError as error:
+    say(error)
+"""
+    first, second = (text.splitlines() for text in outputs(program, 2))
+    assert first[:3] == ["0: True", "0: True", "0: 1"] and second == ["1: True", "1: True", "1: 1"]
+    assert first[3].startswith("0: the program of rank 1 has ended, and rank 0 waits")
+
+
+def test_a_rank_that_is_killed_is_named_to_those_that_wait_and_those_that_train(tmp_path: Path) -> None:
+    """Also while a process that it has forked holds its connections, as the workers of a loader do."""
+    os.mkfifo(tmp_path / "fifo")
+    held = os.open(tmp_path / "fifo", os.O_RDWR)  # the forked process ends when it is closed
+    program = f"""
+sys.path[:0] = [{HERE!r}, {str(Path(HERE).parent)!r}]
+from everstep.errors import GroupError
+from everstep.group import Agreement, Peers
+from processes import POLL
+group = find_group()
+peers = Peers(group)
+asking = threading.Event()
+agreement = Agreement(group, lambda: 0, asking.set)
+group.barrier("all have joined")
+if rank == 2:
+    if os.fork() == 0:
+        fifo = os.open({str(tmp_path / "fifo")!r}, os.O_RDONLY)
+        os.closerange(0, 3)
+        os.read(fifo, 1)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    if rank == 0:
+        group.barrier("the lost rank does not come")
+    asking.wait()
+    agreement.ask(1)
+except GroupError as error:
+    say(type(error).__name__, error.ranks)
+open(f"{tmp_path}/{{rank}}", "w").close()
+while not os.path.exists("{tmp_path}/1"):
+    threading.Event().wait(POLL)  # rank 0 hosts the store, and leaves last
+agreement.close()
+peers.close()
+group.close()
+say(threading.active_count())
+"""
+    with started(program, 3) as processes:
+        try:
+            said = lines_by_rank("".join(ended(processes)))
+            assert processes[2].returncode == -signal.SIGKILL
+        finally:
+            os.close(held)
+    assert said == {rank: ["PeerFailedError (2,)", "1"] for rank in (0, 1)}
+
+
+def test_sigterm_of_one_rank_stops_all_at_one_step_with_one_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    program = """
+def inside(loop, step):
+    if step == 3 and rank == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+say(*ended("run", inside, epochs=10**6))
+dist.barrier()
+say(checkpoints("run"))
+"""
+    with started(HEAD + program, 2) as processes:
+        said = lines_by_rank("".join(ended(processes)))
+    assert said[0] == said[1]
+    line, saved = said[0]
+    assert line.startswith("Interrupted: SIGTERM (exit code 143) ")
+    step = int(line.split()[-2])
+    assert step >= 3 and f"step-{step:08d}" in saved
