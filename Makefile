@@ -6,7 +6,7 @@ ARGS ?=
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: demo play test check campaign bench proof-gpu conformance docs dist clean
+.PHONY: demo play test check campaign lock bench proof-gpu conformance docs dist clean
 .DEFAULT_GOAL := demo
 
 # Two twins train, one is killed twice, and both end in the same state; half a minute.
@@ -30,9 +30,14 @@ check: .venv/.test
 
 # What is random, timed, long or of this machine: MINUTES=20 SEED=123 ONLY=tests/laws.  It reports, adds a line to
 # docs/campaigns.md, and keeps no commit out.
-campaign: .venv/.test
+campaign: .venv/.campaign
+	@-$(BIN)/python tools/lock.py --dry-run
 	@$(BIN)/python tools/campaign.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) \
 	$(if $(ONLY),--only "$(ONLY)") -n $(JOBS) --dist worksteal $(ARGS)
+
+# Locks the newest versions that pyproject.toml allows: writes requirements/, and prints which versions changed.
+lock: .venv/.demo
+	@$(BIN)/python tools/lock.py $(ARGS)
 
 # All benchmarks, half an hour on a machine with nothing else to do; writes docs/benchmarks.md.  PEERS=1 measures
 # other libraries, too; ARGS="--only steps data" measures these parts anew.
@@ -59,7 +64,7 @@ dist: .venv/.dist
 clean:
 	rm -rf .venv dist site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.venv/.demo .venv/.test: .venv/.%: pyproject.toml constraints.txt
+.venv/.demo .venv/.test .venv/.campaign: .venv/.%: pyproject.toml constraints.txt $(wildcard requirements/*.txt)
 	@PYTHON="$(PYTHON)" sh tools/setup.sh $*
 	@touch $@
 
