@@ -31,7 +31,7 @@ class Run(Program):
     def once(self, *more: str, hazard: str | None = None, **environment: str) -> int:
         """One start, to its end; the exit status."""
         self._begun = len(self.said())
-        return self.start(*more, hazard=hazard, **environment).wait(60)
+        return self.start(*more, hazard=hazard, **environment).wait(120)
 
     def dies(self, hazard: str, *more: str) -> None:
         """One start, which `hazard` kills."""

@@ -28,6 +28,7 @@ import torch
 sys.path.extend(str(Path(__file__).parent.parent / room) for room in ("", "laws", "checkpoint"))
 from law_support import victim
 from law_support.program import workers_of
+from law_support.victim import at_hazards
 
 import everstep
 from everstep import Every, hazard
@@ -58,18 +59,6 @@ def options(arguments: list[str]) -> argparse.Namespace:
 
 
 # ---------------------------------------------------------------------------------------- what befalls it
-
-
-def at_hazards(act: Callable[[str], None]) -> None:
-    """Call `act` at each place of `everstep.hazard`, before what is armed there."""
-    armed = hazard._action
-
-    def both(name: str) -> None:
-        act(name)
-        if armed is not None:
-            armed(name)
-
-    hazard._action = both
 
 
 def in_writer() -> bool:

@@ -13,15 +13,13 @@ from law_support.campaign import SCENARIOS, Campaign
 from law_support.forkserver import ForkServer
 from law_support.points import Points
 
-pytestmark = pytest.mark.campaign("random")
-
 PARTS = 5
 KILLS, IN_BODIES = 20, 9
 """Of each part of a program: all, and those in the body of an epoch."""
 SHARDS = 24
 """Cases that share the points of a start."""
 
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = [pytest.mark.campaign("random"), pytest.mark.timeout(3600)]
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -47,10 +47,10 @@ class Points:
         return self._server.run("victim", arguments, self.log, hazard=hazard)
 
     def course(self) -> list[str]:
-        """The points that the start reaches, in order."""
+        """The points of the library that the start reaches, in order."""
         trace = self._folder / "trace"
         assert self.start(self.fresh(), f"trace:{trace}") == 0, self.log.read_text()
-        return trace.read_text().split()
+        return [point for point in trace.read_text().split() if not point.startswith("law.")]
 
     def counts(self) -> dict[str, int]:
         """How often the start reaches each point."""
