@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 
 def test_each_of_the_forty_two_is_tested_once_at_each_door() -> None:
-    command = ["-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "-m", "", str(HERE)]
+    command = ["-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "--campaign", str(HERE)]
     done = warm.run(
         [sys.executable, *command], cwd=HERE.parent.parent, stdout=subprocess.PIPE, text=True, check=True
     )

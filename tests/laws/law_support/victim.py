@@ -94,8 +94,8 @@ def signal_group_at(spec: str) -> None:
 class Augmented:
     """Samples with noise from the three global generators.
 
-    Of two workers, the first comes to the point "law.held" after `hold` of its batches, when the loop has begun
-    all steps before: the loop waits for it.
+    Of two workers, the first comes to the point "law.held" after `hold` of its batches, when the loop has
+    begun all steps before: the loop waits for it.
     """
 
     begun, begins = os.pipe()
