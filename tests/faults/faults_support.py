@@ -12,7 +12,7 @@ from law_support.program import Program
 from everstep.checkpoint import CheckpointName, Store
 
 VICTIM = str(Path(__file__).with_name("faults_victim"))
-SMALL = ("--batch", "16", "--epochs", "3", "--every", "3", "--sleep", "0")
+SMALL = ("--batch", "16", "--epochs", "3", "--every", "3")
 PER_EPOCH, STEPS, EVERY = 8, 24, 3
 
 DOORS = ("loop", "supervisor", "trainer")

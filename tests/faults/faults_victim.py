@@ -27,6 +27,7 @@ import torch
 
 sys.path.extend(str(Path(__file__).parent.parent / room) for room in ("", "laws", "checkpoint"))
 from law_support import victim
+from law_support.campaign_pace import take
 from law_support.program import workers_of
 from law_support.victim import at_hazards
 
@@ -97,7 +98,7 @@ class Deeds:
 
     def wait(self, more: str) -> None:
         """It takes for ever."""
-        time.sleep(600)
+        signal.pause()
 
     def clock(self, seconds: str) -> None:
         """The clock on the wall is set."""
@@ -114,7 +115,7 @@ class Deeds:
 
     def slow(self, seconds: str) -> None:
         """From now on the disk takes its time."""
-        at_hazards(lambda name: time.sleep(float(seconds) * (name == "checkpoint.write" and in_writer())))
+        at_hazards(lambda name: take(float(seconds) * (name == "checkpoint.write" and in_writer())))
 
     def full(self, more: str) -> None:
         """From now on somebody takes each byte of the disk that becomes free."""
@@ -207,7 +208,7 @@ def die_while_another(look: Callable[[], None]) -> None:
         os.kill(victim_id, signal.SIGKILL)
         os._exit(0)
     os.kill(victim_id, signal.SIGSTOP)
-    time.sleep(60)
+    signal.pause()
 
 
 # ------------------------------------------------------------------------------------------ the program

@@ -63,7 +63,7 @@ KILLS = {
 @pytest.mark.parametrize("name", KILLS)
 def test_killed_at_armed_points(server: ForkServer, tmp_path: Path, name: str) -> None:
     scenario = SCENARIOS[name]
-    options = (*scenario.arguments, *SMALL[scenario.script], "--sleep", "0")
+    options = (*scenario.arguments, *SMALL[scenario.script])
 
     def program(folder: str) -> Program:
         return Program(server, tmp_path / folder, *options, script=scenario.script)

@@ -14,7 +14,7 @@ from everstep.polling import wait_until
 from tiny_runs import Tiny
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-SHORT = ("--epochs", "2", "--every", "5", "--sleep", "0")
+SHORT = ("--epochs", "2", "--every", "5")
 OPTIONS = {
     "arrays": (*SHORT, "--patience", "9"),
     "loader": (*SHORT, "--data", "loader", "--workers", "2"),

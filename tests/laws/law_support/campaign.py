@@ -241,7 +241,14 @@ class Campaign:
     def _start(self, name: str, start: int, cold: bool = False) -> tuple[Victim, Path, float]:
         cold = cold or self.scenario.cold
         note = self.folder / f"{name}.{start}.diary"
-        arguments = [str(self.folder / name), "--diary", str(note), *self.scenario.arguments]
+        arguments = [
+            str(self.folder / name),
+            "--diary",
+            str(note),
+            "--sleep",
+            "0.004",
+            *self.scenario.arguments,
+        ]
         began = time.monotonic()
         return self.server.start(self.scenario.script, arguments, self._log(name), cold=cold), note, began
 

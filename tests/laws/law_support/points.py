@@ -12,7 +12,7 @@ from law_support import diary
 from law_support.forkserver import ForkServer
 
 OPTIONS = (
-    *("--epochs", "2", "--batch", "26", "--every", "2", "--sleep", "0", "--patience", "9"),
+    *("--epochs", "2", "--batch", "26", "--every", "2", "--patience", "9"),
     *("--frozen", "6"),
 )
 """Ten steps, a save after every second one and every epoch, best weights, content that checkpoints share, for

@@ -57,7 +57,7 @@ class Program:
         Raises:
             CrashError: at `crash`, if the start comes to it.
         """
-        args = victim.options([str(run_dir), "--sleep", "0", *self.arguments])
+        args = victim.options([str(run_dir), *self.arguments])
         random.seed(next(STARTS))
         np.random.seed(next(STARTS))
         training = victim.Training(args)

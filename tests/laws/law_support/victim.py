@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch.utils.data import get_worker_info
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import everstep
 from everstep import Every, hazard, services
+from law_support.campaign_pace import take
 from law_support.diary import Diary
 
 SAMPLES, FEATURES, CLASSES = 128, 8, 3
@@ -49,7 +49,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--live", action="store_true", help="saves write the live arrays")
     parser.add_argument("--everything", action="store_true", help="every service that there is")
     parser.add_argument("--seed", type=int, default=3)
-    parser.add_argument("--sleep", type=float, default=0.004, help="seconds in each step")
+    parser.add_argument("--sleep", type=float, default=0.0, help="seconds in each step")
     parser.add_argument("--slow", default="", help="PHASE:SECONDS or sample:SECONDS, where it takes its time")
     parser.add_argument(
         "--hold", type=int, default=0, help="batches of worker 0 before it makes the loop wait"
@@ -110,7 +110,7 @@ class Augmented:
         return len(self.x)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        time.sleep(self.slow)
+        take(self.slow)
         if self.hold and self.left == 0 and (worker := get_worker_info()) is not None and worker.id == 0:
             for _ in range(2 * self.hold):
                 os.read(self.begun, 1)
@@ -211,7 +211,7 @@ class Training:
             self.ema.update_parameters(self.model)
         self.notes["seen"] += len(x)
         self.notes["longest"] = max(self.notes["longest"], float(x.norm()))
-        time.sleep(self.args.sleep)
+        take(self.args.sleep)
         return {"loss": loss, "batch": x.sum()}
 
     def evaluate(self) -> float:
@@ -270,14 +270,14 @@ def phases(args: argparse.Namespace) -> Any:
             os.write(Augmented.begins, b".")
         diary(phase, step)
         if phase == where:
-            time.sleep(float(seconds))
+            take(float(seconds))
 
     return begins
 
 
 def linger(args: argparse.Namespace, run: everstep.Supervisor) -> None:
     """Leaving the `with` block takes its time, so that it can be hit."""
-    run.on(everstep.Moment.EXIT_LOOP, lambda _: time.sleep(4 * args.sleep))
+    run.on(everstep.Moment.EXIT_LOOP, lambda _: take(4 * args.sleep))
 
 
 def train_loop(args: argparse.Namespace, training: Training, begins: Any) -> None:
@@ -303,7 +303,7 @@ def train_loop(args: argparse.Namespace, training: Training, begins: Any) -> Non
                     loop.collect_metrics(valid_loss=training.evaluate())
             elif args.evaluate == "bare":
                 loop.collect_metrics(valid_loss=training.evaluate())
-            time.sleep(5 * args.sleep)
+            take(5 * args.sleep)
             loop.print_logs()
         begins("shutdown", loop.step)
 
@@ -347,7 +347,7 @@ class Task(everstep.Task):
     def train_loop_end(self) -> None:
         self.begins("tail", self.count["steps"])
         self.training.per_epoch.step()
-        time.sleep(5 * self.args.sleep)
+        take(5 * self.args.sleep)
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
         x, y = batch
