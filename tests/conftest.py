@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 
 import gate
 from everstep import hazard
+from waiting import patient  # noqa: F401, a fixture of each test
 
 NOBODY = 65534
 HERE = str(Path(__file__).parent)
@@ -36,7 +37,8 @@ if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK):
 
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="everstep-config-")  # no test makes the user's key
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
-os.environ.pop("COLUMNS", None)  # set in the workers of pytest-xdist: tables would be as narrow as a terminal
+for variable in ("COLUMNS", "LINES"):  # set in the workers of pytest-xdist: tables would be as a terminal is
+    os.environ.pop(variable, None)
 os.environ.setdefault("EVERSTEP_INDEX", "off")  # thousands of runs need no index; its own tests ask for it
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -57,6 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
     gate.is_campaign = config.getoption("--campaign")
     if gate.is_campaign:
         gate.seed = config.getoption("--seed")
+    else:  # of the workers of pytest-xdist, and of every process that is started
+        os.environ.setdefault("PYTHONHASHSEED", "0")
     common = {"database": None, "deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
     settings.register_profile("gate", derandomize=True, **common)
     settings.register_profile("campaign", print_blob=True, **common)
@@ -92,8 +96,12 @@ def pytest_collection_finish() -> None:
 def process_as_before() -> Iterator[None]:
     """No hazard, signal handler, folder, environment variable or path of imports outlives its test.
 
-    The next test of this process may be of any file, as the workers share the tests.
+    The next test of this process may be of any file, as the workers share the tests.  So each begins with
+    the same random numbers, too.
     """
+    for module, seed in (("random", "seed"), ("numpy.random", "seed"), ("torch", "manual_seed")):
+        if module in sys.modules:
+            getattr(sys.modules[module], seed)(gate.seed)
     handlers = {number: signal.getsignal(number) for number in HANDLED}
     folder, path, environment = os.getcwd(), list(sys.path), dict(os.environ)
     yield

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 PLAY = ROOT / "examples" / "digits.py"
 DEMO = ROOT / "tools" / "demo.py"
 SMALL = """
-import argparse, time
+import argparse, pathlib, signal
 import numpy as np
 import everstep
 
@@ -28,12 +28,18 @@ parser.add_argument("--run")
 parser.add_argument("--epochs", type=int)
 options = parser.parse_args()
 weights = {"w": np.zeros(3)}
+last = None  # step of this start before it waits for its kill
 outside = 0  # what the state lacks, if it is used
 train = everstep.data.arrays(np.arange(180.0), batch_size=4, shuffle=True, seed=1)
 with everstep.TrainLoop(options.run, {"weights": weights}, max_epoch=options.epochs, seed=1) as loop:
     for epoch in loop.iter_epochs():
         for step, (batch,) in loop.iter_steps(train):
-            time.sleep(0.02)  # so that the demo has a second to kill it
+            if step - 1 == last:
+                signal.pause()  # until the demo kills it
+            begun = pathlib.Path(options.run).with_name(f"begun-{step}")
+            if step in KILLS and begun.parent.name == "killed" and not begun.exists():
+                begun.touch()
+                last = step
             outside += FORGOTTEN
             weights["w"] += batch.mean() + outside
             loop.collect_metrics(loss=weights["w"].sum())
@@ -43,9 +49,15 @@ print(f"digest of the state: {loop.ending.digest}")
 """
 
 
+def write_small(tmp_path: Path, *kills: int, forgotten: int = 0) -> None:
+    """A script that is small, waits after each of these steps for its kill, and may forget a number."""
+    text = SMALL.replace("FORGOTTEN", str(forgotten)).replace("KILLS", str(kills))
+    (tmp_path / "small.py").write_text(text)
+
+
 def demo(tmp_path: Path, *arguments: str, forgotten: int = 0) -> subprocess.CompletedProcess[str]:
-    """The demo without a terminal, on a script that is small and that may forget a number."""
-    (tmp_path / "small.py").write_text(SMALL.replace("FORGOTTEN", str(forgotten)))
+    """The demo without a terminal."""
+    write_small(tmp_path, *(int(word) for word in arguments if word.isdigit()), forgotten=forgotten)
     small = () if "--script" in arguments else ("--script", str(tmp_path / "small.py"))
     command = [sys.executable, str(DEMO), "--folder", str(tmp_path), "--epochs", "3", *small, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -93,7 +105,7 @@ def test_the_demo_says_loudly_that_the_twins_differ(tmp_path: Path) -> None:
 @pytest.mark.campaign("long")
 @pytest.mark.parametrize("at", ["60", "999"])
 def test_on_a_terminal_the_demo_draws_in_place(tmp_path: Path, at: str) -> None:
-    (tmp_path / "small.py").write_text(SMALL.replace("FORGOTTEN", "0"))
+    write_small(tmp_path, int(at))
     ours, its = pty.openpty()
     arguments = (
         "--folder",

@@ -19,7 +19,27 @@ LUCK = {
     r"\btimeout=(\d|[1-9]\d|1[01]\d)\b(?!\.\w)": "has a limit under 120 s",
     r"\b(wait|communicate|join)\((\d|[1-9]\d|1[01]\d)(\.\d+)?\)": "has a limit under 120 s",
     r"\b(date\.today|datetime\.now|time\.time|time\.monotonic|perf_counter)\(": "looks at a clock",
+    r"\bsched_yield\(": "spins: wait for an event",
+    r"\bos\.killpg\((?!0,)": "signals a stored number: signal through the process object",
 }
+"""Pattern of a line -> what is wrong with it."""
+
+CAMPAIGN_MODULES = {
+    "drill/scripts/clock_augmentation.py",
+    "drill/scripts/slow.py",
+    "drill/scripts/thread.py",
+    "laws/law_support/campaign.py",
+    "laws/law_support/campaign_pace.py",
+    "strace_record.py",
+    "struck_program.py",
+}
+"""What only tests of the campaign use."""
+
+ALLOWED = {
+    "conftest.py": 1,  # --until, which the campaign alone gives
+    "group/processes.py": 1,  # the group of a torchrun that this process has not waited for yet
+}
+"""File -> how many of its lines may do so, with the reason."""
 
 
 def gate_source(path: Path) -> str:
@@ -33,19 +53,37 @@ def gate_source(path: Path) -> str:
 
 
 def _campaign_only(decorator: ast.expr) -> bool:
-    return ast.unparse(decorator).startswith("pytest.mark.campaign(") and "gate=" not in ast.unparse(
-        decorator
-    )
+    return re.fullmatch(r"pytest\.mark\.campaign\('\w+'\)", ast.unparse(decorator)) is not None
 
 
 def is_campaign(path: Path) -> bool:
-    return re.search(r"^pytestmark = \[?pytest\.mark\.campaign", path.read_text(), re.M) is not None
+    """Whether the gate runs nothing of this file."""
+    marked = re.search(r"^pytestmark = \[?pytest\.mark\.campaign", path.read_text(), re.M)
+    return marked is not None or str(path.relative_to(TESTS)) in CAMPAIGN_MODULES
 
 
-def test_a_file_has_one_list_of_marks() -> None:
-    """The second would take the place of the first, and with it of the tier."""
-    twice = [path.name for path in TESTS.rglob("*.py") if path.read_text().count("\npytestmark = ") > 1]
-    assert twice == []
+def luck() -> Counter[str]:
+    """How many lines of each file, as far as the gate runs it, depend on luck."""
+    found, any_luck = Counter[str](), re.compile("|".join(LUCK))
+    for path in TESTS.rglob("*.py"):
+        if path.name != "test_gate.py" and any_luck.search(path.read_text()) and not is_campaign(path):
+            count = sum(any_luck.search(line) is not None for line in gate_source(path).splitlines())
+            found.update({str(path.relative_to(TESTS)): count} if count else {})
+    return found
+
+
+def test_nothing_depends_on_luck() -> None:
+    assert luck() == ALLOWED, f"lines that are {list(LUCK.values())}"
+
+
+def test_modules_of_the_campaign_are_there() -> None:
+    assert [name for name in CAMPAIGN_MODULES if not (TESTS / name).is_file()] == []
+
+
+def test_a_file_of_tests_marks_itself_once() -> None:
+    """A second `pytestmark` takes the place of the first, and with it of the tier."""
+    marks = {path.name: re.findall(r"^pytestmark\b", path.read_text(), re.M) for path in TESTS.rglob("*.py")}
+    assert [name for name, found in marks.items() if len(found) > 1] == []
 
 
 def test_no_two_files_of_tests_have_one_name() -> None:

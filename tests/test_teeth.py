@@ -9,10 +9,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from test_gate import gate_source, is_campaign
 
 TESTS = Path(__file__).parent
 LIBRARY = TESTS.parent / "src" / "everstep"
@@ -42,7 +45,7 @@ class Fault(NamedTuple):
 
 
 SAVE = "supervisor/test_order_of_a_save.py::test_rows_then_the_checkpoint_then_retention"
-ORDER = "checkpoint/test_crash_points.py::test_data_then_the_name_then_its_folder"
+ORDER = "checkpoint/test_checkpoint_crash.py::test_order_of_operations_data_then_rename_then_folder"
 COMMIT = r"committed = self\._write_whole\("
 FAULTS = {
     "no fsync of the folder": Fault(
@@ -52,7 +55,7 @@ FAULTS = {
                 "files.rename(new, target)",
             ),
         ),
-        "checkpoint/test_checkpoint_crash.py::test_order_of_operations_data_then_rename_then_folder",
+        ORDER,
     ),
     "no fsync of the data": Fault(
         (Edit(r"os\.fsync\(file\.fileno\(\)\)", "", beside=r"yield file"),),
@@ -202,24 +205,40 @@ def blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
                 yield block
 
 
-def where(block: list[ast.stmt], pattern: str) -> list[int]:
-    return [at for at, statement in enumerate(block) if re.match(pattern, ast.unparse(statement))]
+@cache
+def unparsed(text: str) -> list[list[str]]:
+    """The statements of each block."""
+    return [[ast.unparse(statement) for statement in block] for block in blocks(ast.parse(text))]
+
+
+def where(block: list[str], pattern: str) -> list[int]:
+    return [at for at, statement in enumerate(block) if re.match(pattern, statement)]
+
+
+def place_of(library: Path, edit: Edit) -> tuple[Path, int]:
+    """Find the one block of the library that has the edit's statements: its file, and its number there."""
+    wanted = [pattern for pattern in (edit.statement, edit.beside, edit.behind) if pattern]
+    words = set(re.findall(r"[a-z_]{3,}", re.sub(r"\\.", " ", " ".join(wanted))))
+    found = []
+    for path in sorted(library.rglob("*.py")):
+        text = path.read_text()
+        if all(word in text for word in words):
+            for number, block in enumerate(unparsed(text)):
+                found += [(path, number)] if all(where(block, each) for each in wanted) else []
+    assert len(found) == 1, f"{edit.statement} stands at {len(found)} places: mend this edit"
+    return found[0]
 
 
 def plant(library: Path, edit: Edit) -> None:
-    """Make the edit in the one block of the library that has its statements."""
-    wanted = [pattern for pattern in (edit.statement, edit.beside, edit.behind) if pattern]
-    found = []
-    for path in sorted(library.rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        found += [(path, tree, block) for block in blocks(tree) if all(where(block, each) for each in wanted)]
-    assert len(found) == 1, f"{edit.statement} stands at {len(found)} places: mend this edit"
-    path, tree, block = found[0]
-    (at,) = where(block, edit.statement)
-    old = block.pop(at)
+    """Make the edit."""
+    path, number = place_of(library, edit)
+    tree = ast.parse(path.read_text())
+    block, texts = list(blocks(tree))[number], unparsed(path.read_text())[number].copy()
+    (at,) = where(texts, edit.statement)
+    old, _ = block.pop(at), texts.pop(at)
     new = [old] if edit.to == "=" else ast.parse(edit.to or "pass").body
     if place := edit.beside or edit.behind:
-        at = where(block, place)[0] + bool(edit.behind)
+        at = where(texts, place)[0] + bool(edit.behind)
     block[at:at] = new
     path.write_text(ast.unparse(tree))
 
@@ -241,6 +260,23 @@ def with_library(library: Path, *tests: str) -> subprocess.CompletedProcess[str]
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     return Path(shutil.copytree(LIBRARY, tmp_path / "everstep", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def test_each_edit_finds_its_statement() -> None:
+    for fault in FAULTS.values():
+        for edit in fault.edits:
+            path, number = place_of(LIBRARY, edit)
+            assert len(where(unparsed(path.read_text())[number], edit.statement)) == 1, edit.statement
+
+
+def test_each_fault_has_its_test_in_the_gate() -> None:
+    missing = []
+    for file, _, name in {fault.test.partition("::") for fault in FAULTS.values()}:
+        path = TESTS / file
+        is_there = path.is_file() and not is_campaign(path)
+        if not is_there or not re.search(rf"^def {name or 'test_'}", gate_source(path), re.M):
+            missing.append(f"{file}::{name}")
+    assert missing == []
 
 
 @pytest.mark.campaign("long")

@@ -24,6 +24,7 @@ import inspect
 import json
 import os
 import pkgutil
+import random
 import select
 import shutil
 import signal
@@ -133,6 +134,7 @@ def _address() -> str:
 def serve(listener: socket.socket) -> dict[str, Any] | None:
     """Fork a process for each job until the client is gone; in the forked process: return its job at once."""
     children: dict[int, socket.socket] = {}
+    number = 0
     woken, wake = socket.socketpair()
     woken.setblocking(False)
     wake.setblocking(False)
@@ -149,6 +151,7 @@ def serve(listener: socket.socket) -> dict[str, Any] | None:
             _tell_the_ended(children)
         if listener in ready:
             line = listener.accept()[0]
+            number += 1
             files = socket.recv_fds(line, 1, 3)[1]
             job = json.loads(line.makefile().readline())
             if (pid := os.fork()) == 0:
@@ -156,7 +159,7 @@ def serve(listener: socket.socket) -> dict[str, Any] | None:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for each in (listener, woken, wake, line, *children.values()):
                     each.close()
-                return {**job, "files": files}
+                return {**job, "files": files, "number": number}
             children[pid] = line
             line.sendall(b"%d\n" % pid)
             for each in files:
@@ -190,7 +193,8 @@ def become(job: dict[str, Any]) -> NoReturn:
     os.environ.clear()
     os.environ.update(job["environment"])
     tempfile.tempdir = None
-    np.random.seed()  # as in a fresh interpreter; Python reseeds its own generator after a fork
+    random.seed(job["number"])  # each process finds other states, as fresh interpreters do
+    np.random.seed(job["number"])
     hazard.arm(os.environ.get("EVERSTEP_HAZARD"))
     status = _status_of(job["command"][1:])
     threading._shutdown()

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from waiting import patient  # noqa: F401
-
 
 @pytest.fixture(scope="session")
 def made(made: Path) -> Path:

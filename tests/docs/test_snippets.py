@@ -81,7 +81,7 @@ def name_of(snippet: Snippet) -> str:
     return f"{snippet.page.relative_to(ROOT)}:{snippet.line + 1}"
 
 
-@pytest.mark.campaign("long", gate=24)
+@pytest.mark.campaign("long", gate=12)
 @pytest.mark.parametrize("snippet", snippets(), ids=name_of)
 def test_snippet_runs(snippet: Snippet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

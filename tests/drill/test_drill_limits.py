@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import everstep
+import warm
 from everstep.checkpoint import Store
 from everstep.drill import DrillReport, drill
 from everstep.drill.coverage import Aims
@@ -37,7 +38,7 @@ def drilled(name: str, *args: str, **options: object) -> DrillReport:
 
 def command(*args: str | Path) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "everstep", "drill", *map(str, args)]
-    return subprocess.run(words, capture_output=True, text=True, check=False)
+    return warm.run(words, capture_output=True, text=True, check=False)
 
 
 # ------------------------------------------------------------------------------- steps and budget
@@ -113,8 +114,8 @@ def test_a_limit_is_that_of_one_run_of_the_process(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_budget_that_is_too_small_is_said() -> None:
-    with pytest.raises(DrillError, match=r"the budget of 0\.2 s ended before two undisturbed runs"):
-        drilled("supervisor", budget=0.2)
+    with pytest.raises(DrillError, match=r"the budget of 0\.01 s ended before two undisturbed runs"):
+        drilled("supervisor", budget=0.01)
 
 
 def test_hazards_are_aimed_at_what_was_not_struck_yet() -> None:
@@ -208,6 +209,7 @@ def test_chance_is_not_blamed_on_the_state() -> None:
     assert "written outside the run directory: starts.txt" in report.verdict()
 
 
+@pytest.mark.campaign("long")
 def test_files_outside_the_run_are_named_and_left() -> None:
     Path("mine.txt").write_text("not the script's")
     report = drilled("writes_outside", hazards=["SIGTERM"])
@@ -217,6 +219,7 @@ def test_files_outside_the_run_are_named_and_left() -> None:
     assert sorted(path.name for path in Path().iterdir()) == ["by_a_child.txt", "mine.txt", "tables"]
 
 
+@pytest.mark.campaign("long")
 def test_the_earliest_difference_wins_over_a_later_touch() -> None:
     report = drilled("touched_later", hazards=["last step"], seed=1)
     first = report.first_divergence

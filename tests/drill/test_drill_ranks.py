@@ -65,6 +65,7 @@ def test_a_sound_script_is_exact_at_every_hazard_of_ranks(tally: Any) -> None:
     count_strikes(report, tally)
 
 
+@pytest.mark.campaign("long")
 @pytest.mark.timeout(600)
 def test_a_script_that_trains_on_one_rank_alone_is_refused() -> None:
     Path("alone.py").write_text(

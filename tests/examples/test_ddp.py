@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+import gate
 import warm
+from everstep.polling import wait_until
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 
+sys.path.append(str(Path(__file__).parents[1] / "group"))
+from processes import free_port
+
 DDP = str(Path(__file__).parents[2] / "examples" / "ddp.py")
-EPOCHS = 8
+EPOCHS = 8 if gate.is_campaign else 2
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1")
 
 
@@ -37,16 +40,13 @@ def start(command: list[str], **environment: str) -> subprocess.Popen[str]:
 
 def start_ranks(command: list[str]) -> list[subprocess.Popen[str]]:
     """Start a program on two ranks without a launcher, which takes seconds."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [start(command, RANK=str(rank), **group) for rank in range(2)]
 
 
 def ended(process: subprocess.Popen[str]) -> str:
     try:
-        return process.communicate(timeout=60)[0]
+        return process.communicate(timeout=240)[0]
     finally:
         process.kill()
 
@@ -55,7 +55,8 @@ def run_ranks(run: Path) -> str:
     """Run the example on two ranks to its end; return what they say."""
     ranks = start_ranks(options(run))
     said = "".join(map(ended, ranks))
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    # torch's gloo aborts now and then as the interpreter ends, when all is done
+    assert {rank.returncode for rank in ranks} <= {0, -signal.SIGABRT}, said
     assert said.count("digest of the state") == 1
     return said
 
@@ -71,6 +72,7 @@ print("ranks:", names["loop"].ranks)
 """
 
 
+@pytest.mark.campaign("long")
 def test_the_program_of_the_readme_runs_on_two_ranks_as_it_stands(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     code = (root / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
@@ -85,10 +87,7 @@ def test_the_program_of_the_readme_runs_on_two_ranks_as_it_stands(tmp_path: Path
 
 
 def await_checkpoint(run: Path) -> None:
-    until = time.monotonic() + 60
-    while not (run / "checkpoint").exists():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    assert wait_until((run / "checkpoint").exists, 120)
 
 
 @pytest.fixture(scope="module")

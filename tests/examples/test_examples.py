@@ -121,7 +121,7 @@ def last_arrays(run: Path) -> dict[str, Any]:
 
 
 def test_logistic_regression_learns() -> None:
-    exact("logistic_numpy", "random instant", "commit")
+    exact("logistic_numpy", "commit")
     for output in outputs():
         accuracy = next(line for line in output.splitlines() if line.startswith("accuracy"))
         assert float(accuracy.rpartition(" ")[2]) > 0.85

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from test_ddp import ended, start_ranks
 
 import warm
+from everstep.polling import wait_until
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 
@@ -34,10 +34,7 @@ def test_it_learns_and_a_kill_changes_nothing(tmp_path: Path) -> None:
     losses = RunJournal(straight).series("valid_loss", "tail")[1]
     assert losses == sorted(losses, reverse=True)
     ranks = start_ranks(options(run))
-    until = time.monotonic() + 60
-    while len(list(run.glob("checkpoints/*"))) < 3:
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    assert wait_until(lambda: len(list(run.glob("checkpoints/*"))) >= 3, 120)
     ranks[1].kill()
     "".join(map(ended, ranks))
     assert "resuming" in run_ranks(run)
@@ -48,10 +45,7 @@ def test_it_learns_and_a_kill_changes_nothing(tmp_path: Path) -> None:
 def test_on_one_process_it_goes_on_from_two(tmp_path: Path) -> None:
     run = tmp_path / "run"
     ranks = start_ranks(options(run))
-    until = time.monotonic() + 60
-    while len(list(run.glob("checkpoints/*"))) < 3:
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    assert wait_until(lambda: len(list(run.glob("checkpoints/*"))) >= 3, 120)
     for rank in ranks:
         rank.kill()
     "".join(map(ended, ranks))

@@ -12,7 +12,7 @@ from law_support.program import Program
 from everstep.checkpoint import CheckpointName, Store
 
 VICTIM = str(Path(__file__).with_name("faults_victim"))
-SMALL = ("--batch", "16", "--epochs", "3", "--every", "3", "--sleep", "0")
+SMALL = ("--batch", "16", "--epochs", "3", "--every", "3")
 PER_EPOCH, STEPS, EVERY = 8, 24, 3
 
 DOORS = ("loop", "supervisor", "trainer")
@@ -31,7 +31,7 @@ class Run(Program):
     def once(self, *more: str, hazard: str | None = None, **environment: str) -> int:
         """One start, to its end; the exit status."""
         self._begun = len(self.said())
-        return self.start(*more, hazard=hazard, **environment).wait(60)
+        return self.start(*more, hazard=hazard, **environment).wait(120)
 
     def dies(self, hazard: str, *more: str) -> None:
         """One start, which `hazard` kills."""

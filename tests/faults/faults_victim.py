@@ -27,7 +27,9 @@ import torch
 
 sys.path.extend(str(Path(__file__).parent.parent / room) for room in ("", "laws", "checkpoint"))
 from law_support import victim
+from law_support.campaign_pace import take
 from law_support.program import workers_of
+from law_support.victim import at_hazards
 
 import everstep
 from everstep import Every, hazard
@@ -58,18 +60,6 @@ def options(arguments: list[str]) -> argparse.Namespace:
 
 
 # ---------------------------------------------------------------------------------------- what befalls it
-
-
-def at_hazards(act: Callable[[str], None]) -> None:
-    """Call `act` at each place of `everstep.hazard`, before what is armed there."""
-    armed = hazard._action
-
-    def both(name: str) -> None:
-        act(name)
-        if armed is not None:
-            armed(name)
-
-    hazard._action = both
 
 
 def in_writer() -> bool:
@@ -108,7 +98,7 @@ class Deeds:
 
     def wait(self, more: str) -> None:
         """It takes for ever."""
-        time.sleep(600)
+        signal.pause()
 
     def clock(self, seconds: str) -> None:
         """The clock on the wall is set."""
@@ -125,7 +115,7 @@ class Deeds:
 
     def slow(self, seconds: str) -> None:
         """From now on the disk takes its time."""
-        at_hazards(lambda name: time.sleep(float(seconds) * (name == "checkpoint.write" and in_writer())))
+        at_hazards(lambda name: take(float(seconds) * (name == "checkpoint.write" and in_writer())))
 
     def full(self, more: str) -> None:
         """From now on somebody takes each byte of the disk that becomes free."""
@@ -218,7 +208,7 @@ def die_while_another(look: Callable[[], None]) -> None:
         os.kill(victim_id, signal.SIGKILL)
         os._exit(0)
     os.kill(victim_id, signal.SIGSTOP)
-    time.sleep(60)
+    signal.pause()
 
 
 # ------------------------------------------------------------------------------------------ the program

@@ -66,7 +66,7 @@ def test_fault_03_killed_when_the_checkpoint_is_on_an_epochs_last_step(
         if saved != PER_EPOCH:
             run.wait_for(victim, "evaluation")
         victim.kill()
-        victim.wait(60)
+        victim.wait(120)
         run.finish()
         assert run.last_bodies() == list(range(saved + 1, STEPS + 1))
         run.require_equal(undisturbed(*aimed))

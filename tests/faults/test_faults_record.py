@@ -94,7 +94,7 @@ def test_fault_37_two_processes_in_one_folder(
     assert "RunLockedError" in said and str(first.pid) in said, said
     assert second.last_bodies() == [] and sorted((run.run_dir / "journal").iterdir()) == before
     first.kill()
-    first.wait(60)
+    first.wait(120)
     said = run.ends(0)
     assert f"took over the run from process {first.pid}" in said or "took over the run" in said, said
     run.require_equal(undisturbed())

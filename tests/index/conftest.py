@@ -10,7 +10,7 @@ import gate
 from everstep.index.database import Database
 from everstep.index.location import Location
 from postgres_server import Server
-from waiting import PATIENCE, patient  # noqa: F401
+from waiting import PATIENCE
 
 
 def pytest_itemcollected(item: pytest.Function) -> None:

@@ -33,7 +33,7 @@ def seed_all() -> None:
 def require_exact(tmp_path: Path, program: Callable[[Path, Callable[[], None]], None], ticks: int) -> None:
     """The run that was killed at each of some places, each time from the start, is the undisturbed one.
 
-    A share of the places is four of them.
+    A share of the places is two of them.
     """
 
     def start(run: Path, kill_at: int) -> bool:
@@ -53,7 +53,7 @@ def require_exact(tmp_path: Path, program: Callable[[Path, Callable[[], None]], 
         return run.name != "whole" or count == ticks
 
     assert start(tmp_path / "whole", 0)
-    for kill_at in share(range(1, ticks + 1), 4):
+    for kill_at in share(range(1, ticks + 1), 2):
         run = tmp_path / f"killed at {kill_at}"
         assert not start(run, kill_at)
         start(run, 2)  # a second time, at once

@@ -25,7 +25,7 @@ WALL = {"wall/segment", "wall/seconds"}
 def run(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with every kind of leaf: its last state stands inside an accumulation window."""
     folder = tmp_path_factory.mktemp("run")
-    options = ("--epochs", "2", "--sleep", "0", "--accumulate", "3", "--patience", "9", "--data", "plain")
+    options = ("--epochs", "2", "--accumulate", "3", "--patience", "9", "--data", "plain")
     assert server.run("victim", [str(folder / "a"), *options], folder / "log") == 0
     return folder / "a"
 

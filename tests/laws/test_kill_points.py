@@ -9,7 +9,7 @@ import pytest
 from law_support.forkserver import ForkServer
 from law_support.points import Points
 
-SHARDS = 4
+SHARDS = 8
 """Tests that share the points, for pytest-xdist."""
 
 STARTS = {
@@ -30,14 +30,15 @@ def points(request: pytest.FixtureRequest, server: ForkServer, tmp_path: Path) -
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_killed_at_every_point(points: Points, shard: int) -> None:
     struck = 0
-    for strike in itertools.islice(points.strikes(), shard, None, SHARDS):
+    strikes = list(itertools.islice(points.strikes(), shard, None, SHARDS))
+    for strike in strikes:
         run_dir = points.fresh()
         # The threads' race may reach a point less often than when it was traced.
         struck += points.start(run_dir, f"kill:{strike}") == -9
         assert points.start(run_dir) == 0, f"{strike}\n{points.log.read_text()}"
         points.require_exact(run_dir, strike)
         points.require_clean(run_dir, strike)
-    assert struck > 6
+    assert struck >= sum(strike.endswith(":1") for strike in strikes) > 0
 
 
 @pytest.mark.campaign("long", gate=1)

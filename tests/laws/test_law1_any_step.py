@@ -128,7 +128,7 @@ choices = {
 in_process = given(data=st.sampled_from(IN_PROCESS), **choices)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=8)
 @in_process
 @example(  # opening the pass anew draws from the program's generators
     data="plain",

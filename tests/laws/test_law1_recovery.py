@@ -33,10 +33,10 @@ ACTIONS = ("kill", "SIGTERM", "ENOSPC")
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("action", ACTIONS)
-def test_struck_at_every_third_point_around_a_rollback(
+def test_struck_at_every_fifth_point_around_a_rollback(
     server: ForkServer, tmp_path: Path, action: str
 ) -> None:
-    strike_around(server, tmp_path, action, range(len(action) % 3, 99, 3))
+    strike_around(server, tmp_path, action, range(len(action) % 5, 99, 5))
 
 
 @pytest.mark.campaign("long")

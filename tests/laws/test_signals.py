@@ -1,30 +1,27 @@
-"""Signals from outside: no step is lost, at most an epoch's last is done again, and nothing differs."""
+"""Signals at armed points: no step is lost, at most an epoch's last is done again, and nothing differs."""
 
 from __future__ import annotations
 
-import os
-import random
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from law_support.forkserver import ForkServer
-from law_support.program import Program, signal_group, workers_of
+from law_support.program import Program
 
+from everstep.polling import wait_until
 from tiny_runs import Tiny
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-EACH_SIGNAL = [pytest.param(number, id=number.name) for number in SIGNALS]
-SHORT = ("--epochs", "3", "--every", "5")
+SHORT = ("--epochs", "2", "--every", "5")
 OPTIONS = {
     "arrays": (*SHORT, "--patience", "9"),
     "loader": (*SHORT, "--data", "loader", "--workers", "2"),
     "plain": (*SHORT, "--data", "plain", "--workers", "2"),
     "supervisor": (*SHORT, "--door", "supervisor", "--data", "loader"),
 }
-STEPS, STEPS_PER_EPOCH = 48, 16
+STEPS, STEPS_PER_EPOCH = 32, 16
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +32,7 @@ def undisturbed(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) ->
     def run_of(program: str) -> Path:
         if program not in runs:
             made = Program(server, tmp_path_factory.mktemp("undisturbed"), *OPTIONS[program])
-            made.finish("--sleep", "0")
+            made.finish()
             runs[program] = made.run_dir
         return runs[program]
 
@@ -43,68 +40,51 @@ def undisturbed(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 PLACES = {
-    "start-up": ("arrays", "--slow", "opening:0.2"),
-    "body": ("arrays",),
-    "body of a Supervisor": ("supervisor",),
-    "waiting for a worker": ("loader", "--slow", "sample:0.02"),
-    "waiting for a plain worker": ("plain", "--slow", "sample:0.02"),
-    "save": ("arrays",),
-    "tail": ("arrays", "--slow", "tail:0.2"),
-    "shutdown": ("arrays", "--slow", "shutdown:0.2"),
+    "start-up": ("arrays", "law.opening:1"),
+    "body": ("arrays", "law.body:12"),
+    "body of a Supervisor": ("supervisor", "law.body:12"),
+    "waiting for a worker": ("loader", "law.held:1"),
+    "waiting for a plain worker": ("plain", "law.held:1"),
+    "save": ("arrays", "checkpoint.fsync:6"),
+    "tail": ("arrays", "law.tail:1"),
+    "shutdown": ("arrays", "law.shutdown:1"),
 }
+HELD = ("--hold", "2")
+"""Where a worker holds the loop up, that worker sends the signal."""
 
 
-def wait_until_at(place: str, program: Program, victim: Any) -> None:
-    if place == "save":
-        program.wait_for(victim, lambda: program.committing(victim))
-    elif place.startswith(
-        "waiting"
-    ):  # a step takes 4 ms, the next batch 160: it waits for nearly all of them
-        program.wait_for(victim, "body", step=4)
-        time.sleep(0.05)
-    elif place.startswith("body"):
-        program.wait_for(victim, "body", step=12)
-    else:
-        program.wait_for(victim, "opening" if place == "start-up" else place)
-
-
-@pytest.mark.campaign("long", gate=4)
-@pytest.mark.parametrize("number", EACH_SIGNAL)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.campaign("long", gate=8)
+@pytest.mark.parametrize(
+    ("place", "number"),
+    # each fourth has another place and another signal
+    [(place, SIGNALS[(at + turn) % 4]) for at, place in enumerate(PLACES) for turn in range(4)],
+)
 def test_a_signal_to_the_group_loses_no_step(
     server: ForkServer, tmp_path: Path, undisturbed: Any, place: str, number: signal.Signals
 ) -> None:
-    kind, *slow = PLACES[place]
+    kind, point = PLACES[place]
     program = Program(server, tmp_path, *OPTIONS[kind])
-    victim = program.start(*slow)
-    wait_until_at(place, program, victim)
-    signal_group(victim, number)
-    assert victim.wait(30) == 128 + number, program.said()
+    held = HELD if "worker" in place else ()
+    assert program.run("--group", f"{number.name}@{point}", *held) == 128 + number, program.said()
     done, saved = max(program.bodies(), default=0), program.saved_step()
+    assert done < STEPS or place == "shutdown"
     runs_again = done > 0 and done % STEPS_PER_EPOCH == 0 and saved == done - 1  # for its tail to run again
     assert runs_again or saved == done
-    program.finish("--sleep", "0")
+    program.finish()
     assert program.bodies() == [*range(1, done + 1), *range(done + 1 - runs_again, STEPS + 1)]
     program.require_equal(undisturbed(kind))
 
 
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_a_second_signal_ends_it_at_once(
     server: ForkServer, tmp_path: Path, undisturbed: Any, number: signal.Signals
 ) -> None:
+    """The first one would have ended it with the step, and another status."""
     program = Program(server, tmp_path, *OPTIONS["arrays"])
-    victim = program.start()
-    program.wait_for(victim, "body", step=12)
-    victim.kill()
-    victim.wait(30)
-    victim = program.start("--sleep", "60")  # so that the step cannot end
-    program.wait_for(victim, "body")
-    signal_group(victim, number)
-    time.sleep(0.05)
-    assert victim.poll() is None
-    signal_group(victim, number)
-    assert victim.wait(30) == -number
-    program.finish("--sleep", "0")
+    assert program.run("--group", f"{number.name},{number.name}@law.body:12") == -number, program.said()
+    assert program.said().count("sent ") == 2
+    program.finish()
     program.require_equal(undisturbed("arrays"))
 
 
@@ -112,46 +92,32 @@ def test_a_second_signal_inside_a_save_leaves_it_whole_or_absent(
     server: ForkServer, tmp_path: Path, undisturbed: Any
 ) -> None:
     program = Program(server, tmp_path, *OPTIONS["arrays"])
-    for _ in range(4):
-        victim = program.start()
-        program.wait_for(victim, lambda victim=victim: program.committing(victim))
-        signal_group(victim, signal.SIGTERM)
-        signal_group(victim, signal.SIGINT)
-        assert victim.wait(30) in (-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGTERM, 128 + signal.SIGINT)
-    program.finish("--sleep", "0")
+    for point in ("checkpoint.rename:3", "checkpoint.rename:2", "checkpoint.fsync:2"):
+        status = program.run("--group", f"SIGTERM,SIGINT@{point}")
+        assert status in (-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGTERM, 128 + signal.SIGINT)
+    program.finish()
     program.require_equal(undisturbed("arrays"))
 
 
-def test_sigterm_and_after_a_short_grace_sigkill(
-    server: ForkServer, tmp_path: Path, undisturbed: Any, kill_seed: int
+def test_sigterm_and_sigkill_before_its_save_has_ended(
+    server: ForkServer, tmp_path: Path, undisturbed: Any
 ) -> None:
-    print(f"seed {kill_seed}")
-    draw = random.Random(kill_seed)
     program = Program(server, tmp_path, *OPTIONS["loader"])
-    for _ in range(5):
-        victim = program.start()
-        program.wait_for(victim, "body")
-        time.sleep(draw.uniform(0, 0.05))
-        signal_group(victim, signal.SIGTERM)
-        time.sleep(draw.uniform(0, 0.03))
-        victim.kill()
-        assert victim.wait(30) in (-signal.SIGKILL, 128 + signal.SIGTERM)
-    program.finish("--sleep", "0")
+    for body, then in (4, "checkpoint.write:1"), (3, "checkpoint.rename:1"), (2, "checkpoint.rename:2"):
+        status = program.run(hazard=f"SIGTERM:law.body:{body} then kill:{then}")
+        assert status == -signal.SIGKILL, program.said()
+    program.finish()
     program.require_equal(undisturbed("loader"))
 
 
 @pytest.mark.parametrize("kind", ["arrays", "loader"])
-def test_stopped_for_a_while_and_continued(
-    server: ForkServer, tmp_path: Path, undisturbed: Any, kind: str
-) -> None:
+def test_stopped_and_continued(server: ForkServer, tmp_path: Path, undisturbed: Any, kind: str) -> None:
     program = Program(server, tmp_path, *OPTIONS[kind])
-    victim = program.start()
-    for step in (6, 20):
-        program.wait_for(victim, "body", step=step)
-        signal_group(victim, signal.SIGSTOP)
-        time.sleep(0.3)
-        signal_group(victim, signal.SIGCONT)
-    assert victim.wait(30) == 0, program.said()
+    victim = program.start("--group", "SIGSTOP@law.body:6")
+    state = Path(f"/proc/{victim.pid}/stat")
+    assert wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", 120), program.said()
+    victim.send_signal(signal.SIGCONT)
+    assert victim.wait(120) == 0, program.said()
     assert program.bodies() == list(range(1, STEPS + 1))
     program.require_equal(undisturbed(kind))
 
@@ -162,14 +128,10 @@ def test_a_killed_loader_worker_is_a_clear_error(
     server: ForkServer, tmp_path: Path, undisturbed: Any, kind: str
 ) -> None:
     program = Program(server, tmp_path, *OPTIONS[kind])
-    victim = program.start("--slow", "sample:0.005")
-    program.wait_for(victim, "body", step=20)
-    program.wait_for(victim, lambda: bool(workers_of(victim.pid)))  # between two passes there are none
-    os.kill(workers_of(victim.pid)[0], signal.SIGKILL)
-    assert victim.wait(30) == 1, program.said()
+    assert program.run(*HELD, hazard="kill:law.held:1") == 1, program.said()
     assert "a loader worker died" in program.said() and "SIGKILL" in program.said()
     assert "start the run again" in program.said()
-    program.finish("--sleep", "0")
+    program.finish()
     program.require_equal(undisturbed(kind))
 
 

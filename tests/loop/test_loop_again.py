@@ -17,6 +17,7 @@ import everstep
 from everstep import Every
 from everstep.errors import Interrupted
 from everstep.proof.compare import compare_runs
+from gate import share
 
 
 class Killed(Exception):
@@ -51,7 +52,7 @@ def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.campaign("long", gate=3)
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("strike", [kill, terminate])
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 6])
 @pytest.mark.parametrize("place", ["step", "tail"])
@@ -62,7 +63,7 @@ def test_names_of_the_step_loop_exist_in_the_tail(
     np.random.seed(3)
     tail_of_loop_variables(tmp_path / "straight", None, kill, data)
     last = 3 if place == "tail" else 3 * 6 // batch_size
-    for at in range(1, last + 1):
+    for at in share(range(1, last + 1), 3):
         np.random.seed(3)
         run = tmp_path / f"{at}"
         with pytest.raises((Killed, Interrupted)):
@@ -118,7 +119,7 @@ def program_with_a_head(run: Path, stop_at: int | None) -> None:
                     raise Killed
 
 
-@pytest.mark.campaign("long", gate=3)
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("stop_at", range(1, 10))
 def test_what_the_head_of_an_epoch_does_to_the_state_is_not_done_twice(tmp_path: Path, stop_at: int) -> None:
     program_with_a_head(tmp_path / "straight", None)
@@ -229,7 +230,7 @@ def fresh_generators() -> dict[str, Any]:
     }
 
 
-@pytest.mark.campaign("long", gate=3)
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("stop_at", range(1, 10))
 def test_lines_before_the_resume_point_draw_and_change_as_the_first_time(
     tmp_path: Path, stop_at: int

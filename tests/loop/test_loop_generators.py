@@ -159,7 +159,7 @@ def train(
     return seen
 
 
-@pytest.mark.campaign("long", gate=4)
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(("every", "draw"), SAVES)
 @pytest.mark.parametrize("make", KEPT, ids=lambda head: head.__name__)
 def test_a_head_may_do_anything_to_the_generators_of_declared_data(
@@ -174,7 +174,7 @@ def test_a_head_may_do_anything_to_the_generators_of_declared_data(
         assert compare_runs(tmp_path / "straight", run) == [], stop_at
 
 
-@pytest.mark.campaign("long", gate=2)
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(("every", "draw"), SAVES)
 @pytest.mark.parametrize("make", BLIND, ids=lambda head: head.__name__)
 def test_what_a_resume_cannot_tell_of_data_that_is_not_declared_is_refused(
@@ -197,7 +197,7 @@ def test_what_a_resume_cannot_tell_of_data_that_is_not_declared_is_refused(
     assert all("declare the data where the loop is made, streams={'train': data}" in each for each in refused)
 
 
-@pytest.mark.campaign("long", gate=4)
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(("every", "draw"), SAVES)
 @pytest.mark.parametrize("make", HEADS, ids=lambda head: head.__name__)
 def test_a_head_may_set_the_generators_of_its_loader(

@@ -281,7 +281,7 @@ def two_streams(run_dir: Path, boom: int | None = None, **arguments: Any) -> tup
     return seen, tiny
 
 
-@pytest.mark.campaign("long", gate=3)
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("at", [1, 2, 4, 5, 6, 7, 8, 9, 12, 13, 14])
 def test_two_step_loops_in_one_epoch_resume_exactly(tmp_path: Path, at: int) -> None:
     seen, straight = two_streams(tmp_path / "straight")

@@ -15,7 +15,7 @@ from everstep.testing import ManualClock
 from tiny_runs import Boom, Tiny, boom_at, events, rows
 
 
-@pytest.mark.campaign("long", gate=5)
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize(
     ("limits", "steps", "epochs", "reason"),
     [
@@ -469,7 +469,7 @@ def test_the_best_survives_a_resume_that_never_improves(tmp_path: Path) -> None:
 # ------------------------------------------------------------------- epochs that a limit cut short
 
 
-@pytest.mark.campaign("long", gate=4)
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("first", range(1, 10))
 @pytest.mark.parametrize("steps_per_epoch", [None, 3])
 def test_an_epoch_of_two_loops_that_was_cut_goes_on_where_it_was_cut(

@@ -175,7 +175,7 @@ def check(seed: int, folder: Path) -> int:
     return ended_early
 
 
-@pytest.mark.campaign("long", gate=6)
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize("seed", range(24))
 def test_a_random_history_ends_as_the_straight_run(tmp_path: Path, seed: int) -> None:
     check(seed, tmp_path)

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from s3_server import server, settings
 
-from waiting import patient  # noqa: F401
-
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:

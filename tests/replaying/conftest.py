@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from waiting import patient  # noqa: F401
-
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

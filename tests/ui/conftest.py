@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from waiting import patient  # noqa: F401
-
 sys.path.extend(str(Path(__file__).parent.parent / room) for room in ("index", "record", "services"))
 
 from page_server import Page, running_page

@@ -153,7 +153,7 @@ class Campaign:
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in ("undisturbed", "timed"):
             victim, note, began = self._start(name, 1, cold=name == "undisturbed")
-            assert victim.wait(60) == 0, self._log(name).read_text()
+            assert victim.wait(120) == 0, self._log(name).read_text()
         entries = diary.read(note)
         self.timing = Timing.of(entries, began)
         self.steps = max(entry.step for entry in entries)
@@ -218,14 +218,14 @@ class Campaign:
             if not self._wait_for(aim, victim, note, began, self.folder / name):
                 break
             victim.kill()
-            killed = victim.wait(60) == -signal.SIGKILL
+            killed = victim.wait(120) == -signal.SIGKILL
             self.timing.learn(diary.read(note), began)
             if killed:
                 struck = self._struck(name, note, victim.pid)
                 self.kills.append(Kill(number, aim, struck, self._step(name, note), self._counts(name)))
         else:
             victim, note, began = self._start(name, len(aims) + 1)
-        status = victim.wait(60)
+        status = victim.wait(120)
         self.timing.learn(diary.read(note), began)
         self._require_exact(name, status)
 
@@ -241,7 +241,14 @@ class Campaign:
     def _start(self, name: str, start: int, cold: bool = False) -> tuple[Victim, Path, float]:
         cold = cold or self.scenario.cold
         note = self.folder / f"{name}.{start}.diary"
-        arguments = [str(self.folder / name), "--diary", str(note), *self.scenario.arguments]
+        arguments = [
+            str(self.folder / name),
+            "--diary",
+            str(note),
+            "--sleep",
+            "0.004",
+            *self.scenario.arguments,
+        ]
         began = time.monotonic()
         return self.server.start(self.scenario.script, arguments, self._log(name), cold=cold), note, began
 

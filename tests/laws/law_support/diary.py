@@ -1,11 +1,16 @@
-"""What a victim notes of its own course, line by line, so that a kill can be aimed and classified."""
+"""What a victim notes of its own course, line by line, so that a kill can be aimed and classified.
+
+Each phase that begins is a point of `everstep.hazard`, too: "law.body", "law.tail", ...
+"""
 
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import NamedTuple
+
+from everstep import hazard
+from law_support.campaign_pace import now
 
 
 class Entry(NamedTuple):
@@ -24,7 +29,8 @@ class Diary:
 
     def __call__(self, phase: str, step: int = 0) -> None:
         if self._fd is not None:
-            os.write(self._fd, f"{time.monotonic()} {phase} {step}\n".encode())
+            os.write(self._fd, f"{now()} {phase} {step}\n".encode())
+        hazard.reach(f"law.{phase}")
 
 
 def read(path: Path) -> list[Entry]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -49,13 +47,10 @@ class ForkServer:
 
     def run(self, script: str, arguments: list[str], log: Path, *, hazard: str | None = None) -> int:
         """Run a script to its end; its exit status."""
-        return self.start(script, arguments, log, hazard=hazard).wait(60)
+        return self.start(script, arguments, log, hazard=hazard).wait(120)
 
     def close(self) -> None:
-        """End every victim that still runs, with its loader workers."""
+        """End every victim that still runs."""
         for victim in self._victims:
-            if victim.poll() is not None:
-                continue  # its number may be another process's by now
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(victim.pid, signal.SIGKILL)
+            victim.kill()  # its workers end when they see that
             victim.wait()  # or a test that failed would leave a process to the tests after it

@@ -12,7 +12,7 @@ from law_support import diary
 from law_support.forkserver import ForkServer
 
 OPTIONS = (
-    *("--epochs", "2", "--batch", "26", "--every", "2", "--sleep", "0", "--patience", "9"),
+    *("--epochs", "2", "--batch", "26", "--every", "2", "--patience", "9"),
     *("--frozen", "6"),
 )
 """Ten steps, a save after every second one and every epoch, best weights, content that checkpoints share, for
@@ -47,10 +47,10 @@ class Points:
         return self._server.run("victim", arguments, self.log, hazard=hazard)
 
     def course(self) -> list[str]:
-        """The points that the start reaches, in order."""
+        """The points of the library that the start reaches, in order."""
         trace = self._folder / "trace"
         assert self.start(self.fresh(), f"trace:{trace}") == 0, self.log.read_text()
-        return trace.read_text().split()
+        return [point for point in trace.read_text().split() if not point.startswith("law.")]
 
     def counts(self) -> dict[str, int]:
         """How often the start reaches each point."""

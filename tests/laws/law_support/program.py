@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from everstep.checkpoint import CheckpointName, Store
+from everstep.polling import wait_until
 from everstep.proof.compare import compare_runs
 from law_support import diary
 from law_support.forkserver import ForkServer, Victim
@@ -34,9 +33,13 @@ class Program:
         arguments = [str(self.run_dir), "--diary", str(self._diaries[-1]), *self._options, *more]
         return self._server.start(self._script, arguments, self._log, hazard=hazard, environment=environment)
 
+    def run(self, *more: str, hazard: str | None = None) -> int:
+        """Start the script; how it ended."""
+        return self.start(*more, hazard=hazard).wait(120)
+
     def finish(self, *more: str) -> None:
-        """Start the script and let it end."""
-        status = self.start(*more).wait(60)
+        """Start the script and let it end well."""
+        status = self.run(*more)
         assert status == 0, f"status {status}\n{self.said()}"
 
     def wait_for(self, victim: Victim, what: str | Callable[[], bool], step: int = 0) -> None:
@@ -47,9 +50,8 @@ class Program:
             return any(entry.phase == what and entry.step >= step for entry in entries)
 
         happened = reached if isinstance(what, str) else what
-        while not happened():
-            assert victim.poll() is None, f"it ended before {what}\n{self.said()}"
-            time.sleep(0.0005)
+        came = wait_until(lambda: happened() or victim.poll() is not None, 120)
+        assert came and victim.poll() is None, f"it did not come to {what}\n{self.said()}"
 
     def said(self) -> str:
         """All that its starts printed."""
@@ -62,10 +64,6 @@ class Program:
     def saved_step(self) -> int:
         """The step of the newest checkpoint."""
         return self._names()[-1].step
-
-    def committing(self, victim: Victim) -> bool:
-        """Whether the victim is writing a checkpoint, and not the one at step 0."""
-        return bool(self._names()) and any(self.run_dir.glob(f"checkpoints/.tmp-*step-*-{victim.pid}"))
 
     def require_equal(self, undisturbed: Path) -> None:
         """The finished run is the undisturbed one, and each resume verified itself."""
@@ -83,8 +81,3 @@ def workers_of(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
         return []
-
-
-def signal_group(victim: Victim, number: int) -> None:
-    """What a terminal or a scheduler does: the signal reaches the process and its workers."""
-    os.killpg(victim.pid, number)

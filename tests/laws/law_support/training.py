@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,9 @@ import numpy as np
 
 import everstep
 from law_support import victim
+
+STARTS = itertools.count()
+"""Numbers the starts: each finds other random states than the one before."""
 
 
 class CrashError(Exception):
@@ -53,9 +57,9 @@ class Program:
         Raises:
             CrashError: at `crash`, if the start comes to it.
         """
-        args = victim.options([str(run_dir), "--sleep", "0", *self.arguments])
-        random.seed()
-        np.random.seed()
+        args = victim.options([str(run_dir), *self.arguments])
+        random.seed(next(STARTS))
+        np.random.seed(next(STARTS))
         training = victim.Training(args)
         sources = {"train": victim.batches(args, training.x, training.y)}
         if self.extra:

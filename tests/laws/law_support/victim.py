@@ -9,19 +9,21 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import get_worker_info
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import everstep
-from everstep import Every, services
+from everstep import Every, hazard, services
+from law_support.campaign_pace import take
 from law_support.diary import Diary
 
 SAMPLES, FEATURES, CLASSES = 128, 8, 3
@@ -47,22 +49,73 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--live", action="store_true", help="saves write the live arrays")
     parser.add_argument("--everything", action="store_true", help="every service that there is")
     parser.add_argument("--seed", type=int, default=3)
-    parser.add_argument("--sleep", type=float, default=0.004, help="seconds in each step")
+    parser.add_argument("--sleep", type=float, default=0.0, help="seconds in each step")
     parser.add_argument("--slow", default="", help="PHASE:SECONDS or sample:SECONDS, where it takes its time")
+    parser.add_argument(
+        "--hold", type=int, default=0, help="batches of worker 0 before it makes the loop wait"
+    )
+    parser.add_argument(
+        "--group", default="", help="SIGNAL,...@POINT:N, sent there to this group of processes"
+    )
     return parser.parse_args(arguments)
 
 
-class Augmented:
-    """Samples with noise from the three global generators."""
+def at_hazards(act: Callable[[str], None]) -> None:
+    """Call `act` at each point of `everstep.hazard`, before what is armed there."""
+    armed = hazard._action
 
-    def __init__(self, x: torch.Tensor, y: torch.Tensor, slow: float = 0.0) -> None:
-        self.x, self.y, self.slow = x, y, slow
+    def both(name: str) -> None:
+        act(name)
+        if armed is not None:
+            armed(name)
+
+    hazard._action = both
+
+
+def signal_group_at(spec: str) -> None:
+    """What a terminal or a scheduler does: signals reach this process and its workers, at an armed point."""
+    names, _, place = spec.partition("@")
+    point, _, count = place.rpartition(":")
+    left = int(count)
+
+    def act(name: str) -> None:
+        nonlocal left
+        left -= name == point
+        if name == point and left == 0:
+            for each in names.split(","):
+                print(f"sent {each}", flush=True)
+                os.killpg(0, signal.Signals[each])
+                if each == "SIGSTOP":  # somebody has continued this process
+                    os.killpg(0, signal.SIGCONT)
+
+    at_hazards(act)
+
+
+class Augmented:
+    """Samples with noise from the three global generators.
+
+    Of two workers, the first comes to the point "law.held" after `hold` of its batches, when the loop has
+    begun all steps before: the loop waits for it.
+    """
+
+    begun, begins = os.pipe()
+    """A byte for each step."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, args: argparse.Namespace) -> None:
+        self.x, self.y, self.hold = x, y, args.hold
+        self.slow = float(args.slow.removeprefix("sample:")) if args.slow.startswith("sample:") else 0.0
+        self.left = args.hold * args.batch
 
     def __len__(self) -> int:
         return len(self.x)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        time.sleep(self.slow)
+        take(self.slow)
+        if self.hold and self.left == 0 and (worker := get_worker_info()) is not None and worker.id == 0:
+            for _ in range(2 * self.hold):
+                os.read(self.begun, 1)
+            hazard.reach("law.held")
+        self.left -= 1
         return augment(self.x[index]), self.y[index]
 
 
@@ -96,8 +149,7 @@ class OwnBatches:
 
 
 def batches(args: argparse.Namespace, x: torch.Tensor, y: torch.Tensor) -> Any:
-    slow = float(args.slow.removeprefix("sample:")) if args.slow.startswith("sample:") else 0.0
-    dataset = Augmented(x, y, slow)
+    dataset = Augmented(x, y, args)
     own: dict[str, Any] = {"generator": torch.Generator().manual_seed(9)} if args.generator else {}
     if args.data == "loader":
         return everstep.data.loader(dataset, args.batch, shuffle=True, num_workers=args.workers)
@@ -159,11 +211,12 @@ class Training:
             self.ema.update_parameters(self.model)
         self.notes["seen"] += len(x)
         self.notes["longest"] = max(self.notes["longest"], float(x.norm()))
-        time.sleep(self.args.sleep)
+        take(self.args.sleep)
         return {"loss": loss, "batch": x.sum()}
 
     def evaluate(self) -> float:
         """A loss under dropout, drawn from the global generator: it matters whether it is isolated."""
+        hazard.reach("law.evaluation")
         with torch.no_grad():
             logits = self.model(self.x) + random.random() * 0.01
             return float(cross_entropy(torch.nn.functional.dropout(logits, 0.1), self.y))
@@ -213,16 +266,18 @@ def phases(args: argparse.Namespace) -> Any:
     where, _, seconds = args.slow.partition(":")
 
     def begins(phase: str, step: int = 0) -> None:
+        if phase == "body":
+            os.write(Augmented.begins, b".")
         diary(phase, step)
         if phase == where:
-            time.sleep(float(seconds))
+            take(float(seconds))
 
     return begins
 
 
 def linger(args: argparse.Namespace, run: everstep.Supervisor) -> None:
     """Leaving the `with` block takes its time, so that it can be hit."""
-    run.on(everstep.Moment.EXIT_LOOP, lambda _: time.sleep(4 * args.sleep))
+    run.on(everstep.Moment.EXIT_LOOP, lambda _: take(4 * args.sleep))
 
 
 def train_loop(args: argparse.Namespace, training: Training, begins: Any) -> None:
@@ -248,7 +303,7 @@ def train_loop(args: argparse.Namespace, training: Training, begins: Any) -> Non
                     loop.collect_metrics(valid_loss=training.evaluate())
             elif args.evaluate == "bare":
                 loop.collect_metrics(valid_loss=training.evaluate())
-            time.sleep(5 * args.sleep)
+            take(5 * args.sleep)
             loop.print_logs()
         begins("shutdown", loop.step)
 
@@ -292,10 +347,11 @@ class Task(everstep.Task):
     def train_loop_end(self) -> None:
         self.begins("tail", self.count["steps"])
         self.training.per_epoch.step()
-        time.sleep(5 * self.args.sleep)
+        take(5 * self.args.sleep)
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
         x, y = batch
+        hazard.reach("law.evaluation")
         with torch.no_grad():
             return {"loss": cross_entropy(self.training.model(augment(x)), y)}
 
@@ -328,6 +384,8 @@ DOORS = {"loop": train_loop, "supervisor": supervise, "trainer": train}
 def main(arguments: list[str]) -> None:
     args = options(arguments)
     begins = phases(args)
+    if args.group:
+        signal_group_at(args.group)
     begins("start-up")
     torch.set_num_threads(1)
     everstep.recovering(lambda: DOORS[args.door](args, Training(args), begins))

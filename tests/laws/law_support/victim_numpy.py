@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 
 import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import everstep
+from law_support.campaign_pace import take
 from law_support.diary import Diary
 
 SAMPLES, FEATURES = 96, 5
@@ -22,7 +22,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--diary", default=None)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--every", type=int, default=5)
-    parser.add_argument("--sleep", type=float, default=0.004)
+    parser.add_argument("--sleep", type=float, default=0.0)
     return parser.parse_args(arguments)
 
 
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
             velocity[:] = 0.9 * velocity + (p - by) @ bx / len(by)
             weights -= 0.1 * velocity
             notes["seen"] += len(by)
-            time.sleep(args.sleep)
+            take(args.sleep)
             sv.advance(loss=float(np.mean((p - by) ** 2)), batch=bx.sum())
         diary("shutdown", sv.step)
     diary("over")
