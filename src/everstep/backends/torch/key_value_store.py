@@ -5,8 +5,9 @@ No collective of the process group is used, so gloo, nccl and mpi are alike, and
 
 from __future__ import annotations
 
+import atexit
 import os
-import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,13 +17,17 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from everstep.backends.torch.launcher import launched, launched_number
+from everstep.backends.torch.parallel import PAUSE
 from everstep.errors import ConfigError, StoreLostError
 
 FOREVER = timedelta(days=20)
 """The limit of a wait without a limit: torch takes 0 for none at all, and counts milliseconds in 32 bits."""
 
-ANSWER = 30.0
-"""Seconds for a host to accept a connection that was there before; torch asks for twice as long."""
+ANSWER = 10.0
+"""Seconds for a host to accept a connection that was there before; torch asks for twice as long.
+
+Not for its first answer, for which torch waits without a limit: a name server may be slow.
+"""
 
 _connections: dict[Any, Any] = {}
 """Connections by address or by the process group's store, kept until this process ends, for its next group.
@@ -49,6 +54,7 @@ def connect(limit: float) -> tuple[int, int, TorchStore]:
         found: Any = dist.distributed_c10d._get_default_store()
         if found not in _connections:
             _connections[found] = _clone(found, [])  # torch's threads wait in the process group's own
+            atexit.register(time.sleep, PAUSE)
         own = _connections[found]
     else:
         rank, size = launched_number("RANK"), launched_number("WORLD_SIZE")
@@ -65,9 +71,8 @@ def _store_at_the_address(rank: int, limit: float) -> Any:
     if (host, port) in _connections:
         return _connections[host, port]
     torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    limit = min(limit, ANSWER) if torchruns else limit
     with _lost_if_it_fails([], f"no store answers at {host}:{port} within {limit:g} s"):
-        if torchruns:  # is refused at once where torchrun is dead: torch would ask again for twice the limit
-            socket.create_connection((host, port), min(limit, ANSWER)).close()
         store = TCPStore(
             host,
             port,
@@ -104,7 +109,7 @@ def _lost_if_it_fails(
         raise StoreLostError(gone[0])
     try:
         yield
-    except (dist.DistError, OSError) as error:
+    except dist.DistError as error:
         first_line = str(error).partition("\n")[0]  # more are a stack of C++
         gone.append(
             f"{what} ({first_line}); see to the process that hosts it (torchrun, or rank 0), then start again"
