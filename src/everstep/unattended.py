@@ -15,6 +15,8 @@ from typing import Any
 
 PIPE = "EVERSTEP_RUN_PIPE"
 """Environment variable with the path of the pipe."""
+STARTED = os.getpid(), os.getppid()
+"""This process and its parent, as everstep is imported: where the parent dies, the number becomes another."""
 _LONGEST = 4096
 """Bytes that a pipe takes at once, so that the words of several processes do not mix."""
 

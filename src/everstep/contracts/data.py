@@ -74,8 +74,8 @@ class Share:
             raise DataError(
                 f"{what}: a batch of {count} samples does not divide among {self.size} ranks, so the mean "
                 'over ranks is not the mean over the batch; give uneven="weight" and multiply the loss by '
-                'batch_weight, or uneven="drop" to leave out the last samples of such a batch, or a batch '
-                f"size that {self.size} divides, with drop_last=True"
+                'batch_weight, or uneven="drop" to leave out the last samples of such a batch, or '
+                f"drop_last=True, with a batch size of all ranks together that {self.size} divides"
             )
         if self.uneven == "weight" and count < self.size:
             raise DataError(

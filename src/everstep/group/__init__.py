@@ -3,7 +3,7 @@
 `find_group` makes a `Group`: `Single` in one process, else a `StoreGroup` over a framework's key-value store.
 `Agreement` finds the step at which all ranks stop for a wish of one.  `Peers` notices a rank that is gone.
 `Whereabouts` notices a rank that has gone past a meeting.  `report` finds out whether an error follows from
-another rank's failure.  `exit_status` and `write_error_file` speak to torchrun.
+another rank's failure.  `launched`, `exit_status` and `write_error_file` speak to torchrun.
 """
 
 from everstep.group.agreement import Agreement
@@ -13,7 +13,7 @@ from everstep.group.hang_news import GroupNews, HangNews, NoNews
 from everstep.group.peers import Peers
 from everstep.group.single import Single
 from everstep.group.store_group import StoreGroup
-from everstep.group.torchrun import exit_status, write_error_file
+from everstep.group.torchrun import exit_status, launched, write_error_file
 from everstep.group.whereabouts import Whereabouts
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "failure_of_another",
     "find_group",
     "group_size",
+    "launched",
     "report",
     "write_error_file",
 ]

@@ -11,6 +11,7 @@ from everstep.contracts.group import LIMIT, Group
 from everstep.errors import ConfigError
 from everstep.group.single import Single
 from everstep.group.store_group import StoreGroup
+from everstep.group.torchrun import end_with_torchrun
 
 _STORE = "everstep.backends.torch.key_value_store"
 
@@ -39,6 +40,7 @@ def find_group(limit: float | None = None) -> Group:
         return Single()
     # torch's is the only store so far; its room is named by a string, since only importlib may load a backend
     limit = _limit() if limit is None else limit
+    end_with_torchrun()
     rank, size, store = importlib.import_module(_STORE).connect(limit)
     return StoreGroup(rank, size, store, limit)
 

@@ -6,14 +6,42 @@ while --max-restarts allows it.  It prints the error file of the rank that faile
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from everstep.errors import StoreLostError
+from everstep.unattended import STARTED
+
 RUN_ID = "TORCHELASTIC_RUN_ID"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_PR_SET_PDEATHSIG = 1
+
+
+def launched() -> bool:
+    """Whether torchrun has started this process."""
+    return RUN_ID in os.environ
+
+
+def end_with_torchrun() -> None:
+    """Let the kernel (Linux's) kill this process when torchrun dies; do nothing without torchrun.
+
+    A rank that is left asks the store of a torchrun that is gone again and again, for up to an hour.
+
+    Raises:
+        StoreLostError: it is dead already.
+    """
+    if not launched():
+        return
+    if sys.platform == "linux":  # before the look at the parent: its death in between is noticed either way
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getpid() == STARTED[0] and os.getppid() != STARTED[1]:
+        raise StoreLostError("torchrun, which has started this process, is gone; start it again")
 
 
 def exit_status(status: int) -> int:
@@ -22,7 +50,7 @@ def exit_status(status: int) -> int:
     torchrun would start a run again whose time is used up (3), and turns 143 into 1.  The run's journal has
     the status that was meant.
     """
-    return 0 if RUN_ID in os.environ else status
+    return 0 if launched() else status
 
 
 def write_error_file(what: str, lines: Sequence[str]) -> None:

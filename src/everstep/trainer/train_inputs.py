@@ -56,7 +56,7 @@ class _PartCursor(_Cursor):
         if drew > 1 and self.cursor.weight != 1.0:
             raise DataError(
                 f"next_train_inputs drew {drew} batches, and the ranks' parts of the last differ in size, so "
-                'the weight of their mean is not known; give uneven="drop", or a batch size that the number '
-                "of ranks divides, with drop_last=True"
+                'the weight of their mean is not known; give uneven="drop", or drop_last=True, with a batch '
+                "size of all ranks together that their number divides"
             )
         return inputs

@@ -5,7 +5,9 @@ No collective of the process group is used, so gloo, nccl and mpi are alike, and
 
 from __future__ import annotations
 
+import atexit
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,10 +17,17 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from everstep.backends.torch.launcher import launched, launched_number
+from everstep.backends.torch.parallel import PAUSE
 from everstep.errors import ConfigError, StoreLostError
 
 FOREVER = timedelta(days=20)
 """The limit of a wait without a limit: torch takes 0 for none at all, and counts milliseconds in 32 bits."""
+
+ANSWER = 10.0
+"""Seconds for a host to accept a connection that was there before; torch asks for twice as long.
+
+Not for its first answer, for which torch waits without a limit: a name server may be slow.
+"""
 
 _connections: dict[Any, Any] = {}
 """Connections by address or by the process group's store, kept until this process ends, for its next group.
@@ -44,8 +53,8 @@ def connect(limit: float) -> tuple[int, int, TorchStore]:
         rank, size = dist.get_rank(), dist.get_world_size()
         found: Any = dist.distributed_c10d._get_default_store()
         if found not in _connections:
-            with _lost_if_it_fails():
-                _connections[found] = found.clone()  # torch's threads wait in the process group's own
+            _connections[found] = _clone(found, [])  # torch's threads wait in the process group's own
+            atexit.register(time.sleep, PAUSE)
         own = _connections[found]
     else:
         rank, size = launched_number("RANK"), launched_number("WORLD_SIZE")
@@ -61,12 +70,13 @@ def _store_at_the_address(rank: int, limit: float) -> Any:
     host, port = launched("MASTER_ADDR"), launched_number("MASTER_PORT")
     if (host, port) in _connections:
         return _connections[host, port]
-    hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    with _lost_if_it_fails(f"no store answers at {host}:{port} within {limit:g} s"):
+    torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    limit = min(limit, ANSWER) if torchruns else limit
+    with _lost_if_it_fails([], f"no store answers at {host}:{port} within {limit:g} s"):
         store = TCPStore(
             host,
             port,
-            is_master=hosts,
+            is_master=rank == 0 and not torchruns,
             timeout=timedelta(seconds=limit),
             wait_for_workers=False,
             multi_tenant=True,  # a later init_process_group of this process shares the server
@@ -80,15 +90,31 @@ def _prefix() -> str:
     return f"everstep/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/"
 
 
+def _clone(store: Any, gone: list[str]) -> Any:
+    limit = store.timeout
+    with _lost_if_it_fails(gone):
+        store.set_timeout(min(limit, timedelta(seconds=ANSWER)))  # the clone takes it
+        made = store.clone()
+        store.set_timeout(limit)
+        made.set_timeout(limit)
+        return made
+
+
 @contextmanager
-def _lost_if_it_fails(what: str = "the store of the processes that train together is gone") -> Iterator[None]:
+def _lost_if_it_fails(
+    gone: list[str], what: str = "the store of the processes that train together is gone"
+) -> Iterator[None]:
+    """Raise a failure of a request as `StoreLostError`; note it in `gone`, and make no request after it."""
+    if gone:  # at each request torch would print a stack of C++
+        raise StoreLostError(gone[0])
     try:
         yield
     except dist.DistError as error:
         first_line = str(error).partition("\n")[0]  # more are a stack of C++
-        raise StoreLostError(
+        gone.append(
             f"{what} ({first_line}); see to the process that hosts it (torchrun, or rank 0), then start again"
-        ) from error
+        )
+        raise StoreLostError(gone[0]) from error
 
 
 class TorchStore:
@@ -96,51 +122,51 @@ class TorchStore:
 
     Args:
         store: torch's own.
+        gone: the first failure of a connection to it, which all connections share.
     """
 
-    def __init__(self, store: Any) -> None:
-        self.store = store
+    def __init__(self, store: Any, gone: list[str] | None = None) -> None:
+        self.store, self._gone = store, [] if gone is None else gone
 
     def clone(self) -> TorchStore:
         """Open another connection, to the same keys."""
-        with _lost_if_it_fails():
-            return TorchStore(self.store.clone())
+        return TorchStore(_clone(self.store, self._gone), self._gone)
 
     def below(self, prefix: str) -> TorchStore:
         """Return this connection with keys that all begin with this store's prefix and `prefix`."""
-        return TorchStore(PrefixStore(prefix, self.store))
+        return TorchStore(PrefixStore(prefix, self.store), self._gone)
 
     def set(self, key: str, value: str) -> None:
         """Set a key, in place of an earlier value."""
-        with _lost_if_it_fails():
+        with _lost_if_it_fails(self._gone):
             self.store.set(key, value)
 
     def set_all(self, keys: Sequence[str], value: str) -> None:
         """Set several keys to one value, in one request."""
-        with _lost_if_it_fails():
+        with _lost_if_it_fails(self._gone):
             self.store.multi_set(list(keys), [value] * len(keys))
 
     def has(self, keys: Sequence[str]) -> bool:
         """Whether all of the keys exist."""
-        with _lost_if_it_fails():
+        with _lost_if_it_fails(self._gone):
             return bool(self.store.check(list(keys)))
 
     def get(self, keys: Sequence[str]) -> list[str]:
         """Return the values of keys that exist."""
-        with _lost_if_it_fails():
+        with _lost_if_it_fails(self._gone):
             return [value.decode() for value in self.store.multi_get(list(keys))]
 
     def set_once(self, key: str, value: str) -> str:
         """Set a key that does not exist; return the value that the key has then, by whomever."""
-        with _lost_if_it_fails():
+        with _lost_if_it_fails(self._gone):
             return str(self.store.compare_set(key, "", value), "utf-8")
 
     def delete(self, key: str) -> None:
         """Delete a key, if it exists."""
-        with _lost_if_it_fails():
+        with _lost_if_it_fails(self._gone):
             self.store.delete_key(key)
 
     def block(self, key: str) -> None:
         """Wait, without a limit, until the key exists."""
-        with _lost_if_it_fails():
+        with _lost_if_it_fails(self._gone):
             self.store.wait([key], FOREVER)

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import os
 import sys
+import time
 from typing import Any
 
 import torch
@@ -19,6 +20,12 @@ from everstep.backends.torch.model_wrappers import layers
 from everstep.backends.torch.sharded import refuse_sharded
 from everstep.errors import ConfigError, nearest
 
+PAUSE = 0.05
+"""Seconds at the end of a process with a process group, in which gloo's threads get Python's lock once more.
+
+They let go of the last tensors then.  One that asks for the lock later aborts the process, as the interpreter
+ends its thread inside a destructor; `destroy_process_group` waits for it in vain.
+"""
 _OPTIONS = frozenset(inspect.signature(DistributedDataParallel.__init__).parameters) - {"self", "module"}
 
 
@@ -107,6 +114,7 @@ class _Group:
             return
         # After an error the others may be gone or inside a collective: nothing here may wait for them.
         if getattr(sys, "last_value", None) is None:
+            time.sleep(PAUSE)
             dist.destroy_process_group()
         elif dist.get_backend() == "nccl":
             dist.distributed_c10d._abort_process_group()

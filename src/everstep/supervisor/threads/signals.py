@@ -13,11 +13,13 @@ from types import FrameType
 from typing import Any
 
 from everstep.errors import Interrupted
-from everstep.group import exit_status
+from everstep.group import exit_status, launched
 
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
 )
+REPEATED = 30.0
+"""Seconds for which torchrun waits between the signal that it passes on to the ranks and SIGKILL."""
 _installed: list[SignalWatch] = []
 """Watches of all open loops, also of several runs in one process: each sees each signal."""
 _previous: dict[int, Any] = {}
@@ -38,18 +40,21 @@ class SignalWatch:
 
     The first signal asks for a save at the next boundary.  The second ends the process at once
     through the signal's default action (in an interactive session: `KeyboardInterrupt`); what is
-    committed on disk is whole, whatever was being written.
+    committed on disk is whole, whatever was being written.  Under torchrun a second one within `REPEATED`
+    seconds does nothing: Slurm signals the ranks and torchrun, which signals the ranks again.
 
     Args:
         wake: called from the handler, must only set plain attributes.
+        clock: monotonic seconds.
 
     Attributes:
         received: number of the first signal; None before.
         hopeless: why no save can succeed any more, in words; None while one can.
     """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.received: int | None = None
+        self._clock, self._received_at = clock, 0.0
         self.hopeless: str | None = None
         self._wake = wake
 
@@ -76,8 +81,12 @@ class SignalWatch:
 
     def receive(self, number: int) -> None:
         """Take a signal; called from the handler."""
-        self.received = number
+        self.received, self._received_at = number, self._clock()
         self._wake()
+
+    def is_repeated(self) -> bool:
+        """Whether a signal that comes now may be torchrun's, which repeats the one received."""
+        return launched() and self._clock() < self._received_at + REPEATED
 
     def give_up(self, reason: str) -> None:
         """Take no further signal for a preemption: this process ends by itself; from any thread.
@@ -102,7 +111,10 @@ def _handle(number: int, frame: FrameType | None) -> None:
     for watch in waiting:
         watch.receive(number)
     if waiting:
-        _say(f"{describe(number)}: saving at the next boundary; send it again to end at once")
+        again = "" if launched() else "; send it again to end at once"
+        _say(f"{describe(number)}: saving at the next boundary{again}")
+    elif any(watch.is_repeated() for watch in _installed):
+        return
     elif is_interactive():
         raise KeyboardInterrupt
     else:

@@ -1,0 +1,173 @@
+"""What a launcher does to its ranks: torchrun that dies, that repeats a signal, whose store is gone."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from processes import outputs, started
+
+import warm
+
+PATIENCE = 120
+
+RANK = """
+import os, signal, subprocess, sys
+os.environ |= {{"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "0"}}
+os.environ |= {{"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{port}"}}
+os.environ |= {{"EVERSTEP_GROUP_LIMIT": "3600"}}
+"""
+"""A rank of two, whose torchrun has its store at a port of 127.0.0.1."""
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """A host that takes connections, and never answers."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        server.settimeout(PATIENCE)
+        yield server
+
+
+def port(server: socket.socket) -> int:
+    return int(server.getsockname()[1])
+
+
+def test_a_rank_ends_with_its_torchrun(silent: socket.socket) -> None:
+    """It waits in torch for a host that never answers, and no Python code can end that."""
+    program = (
+        RANK.format(port=port(silent))
+        + """
+if os.fork():
+    signal.pause()  # as torchrun
+from everstep.group import find_group
+find_group()
+"""
+    )
+    with warm.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as torchrun:
+        with silent.accept()[0]:
+            torchrun.kill()
+            torchrun.communicate(timeout=PATIENCE)  # until the rank has closed its end of the pipe, too
+
+
+def test_a_rank_whose_torchrun_died_before_it_asked_ends(silent: socket.socket) -> None:
+    """A cold process: its parent is another one at the import of everstep than when it joins the group."""
+    program = RANK.format(port=port(silent)) + (
+        'print(subprocess.Popen([sys.executable, "-c", sys.argv[1]]).pid, flush=True); signal.pause()'
+    )
+    rank = (
+        "import everstep, os, sys\n"
+        "print('imported', flush=True)\n"
+        "sys.stdin.read()  # until the test has seen the end of the parent\n"
+        "from everstep.group import find_group\n"
+        "try: find_group()\n"
+        "except everstep.errors.StoreLostError as error: print(error)\n"
+    )
+    torchrun = subprocess.Popen(
+        [sys.executable, "-c", program, rank], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with torchrun:
+        assert torchrun.stdout is not None
+        while torchrun.stdout.readline() != "imported\n":
+            assert torchrun.poll() is None
+        torchrun.kill()
+        torchrun.wait(PATIENCE)
+        said, _ = torchrun.communicate(timeout=PATIENCE)
+    assert said.startswith("torchrun, which has started this process, is gone"), said
+
+
+def test_a_rank_whose_torchrun_was_dead_before_ends_soon() -> None:
+    """Its port is asked for a short time, and not for twice the limit of the group: an hour here."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        program = RANK.format(port=port(taken)) + (
+            "from everstep.backends.torch import key_value_store\nkey_value_store.ANSWER = 0.1\n"
+            "from everstep.group import find_group\nfind_group()"
+        )
+        done = warm.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 1 and "StoreLostError: no store answers at 127.0.0.1" in done.stderr
+
+
+def test_a_store_that_is_gone_is_asked_once() -> None:
+    """torch prints twenty lines at each request, and all threads of a rank make some."""
+    program = """
+    from everstep.errors import GroupError
+    group = find_group()
+    ask = group.store.clone()
+    if rank == 0:
+        group.store.block("connected")
+        os.kill(os.getpid(), signal.SIGKILL)
+    group.store.set("connected", "")
+    refused = 0
+    while refused < 60:
+        for store in (ask, group.store, group.store.below("torch/")):
+            try:
+                store.has(["a key"])
+            except GroupError:
+                refused += 1
+    os._exit(0)
+    """
+    with started(program, 2) as processes:
+        text = processes[1].communicate(timeout=PATIENCE)[0]
+    assert processes[1].returncode == 0 and text.count("[c10d]") == 1, text
+
+
+def test_a_process_without_torchrun_may_lose_its_parent() -> None:
+    """A shell that ends does not kill a run under nohup."""
+    program = """
+import ctypes, os
+from everstep.group.torchrun import end_with_torchrun
+for said in ({}, {"TORCHELASTIC_RUN_ID": "x"}):
+    os.environ |= said
+    end_with_torchrun()
+    found = ctypes.c_int()
+    assert ctypes.CDLL(None).prctl(2, ctypes.byref(found)) == 0  # PR_GET_PDEATHSIG
+    print(found.value)
+"""
+    assert warm.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"0\n9\n"
+
+
+@pytest.mark.parametrize(
+    ("run_id", "after", "name", "status"),
+    [("x", 29, "SIGTERM", 0), ("x", 29, "SIGUSR1", 0), ("x", 31, "SIGTERM", -15), ("", 29, "SIGTERM", -15)],
+)
+def test_a_signal_that_torchrun_repeats_does_not_end_a_save(
+    run_id: str, after: int, name: str, status: int
+) -> None:
+    """Slurm signals torchrun and its ranks, and torchrun its ranks."""
+    program = f"""
+import os, signal
+from everstep.supervisor.threads.signals import SignalWatch
+from everstep.testing import ManualClock
+os.environ |= {{"TORCHELASTIC_RUN_ID": "x"}} if {run_id!r} else {{}}
+clock = ManualClock(1000)
+watch = SignalWatch(lambda: None, clock)
+watch.install()
+signal.raise_signal(signal.{name})
+clock.advance({after})
+signal.raise_signal(signal.{name})
+"""
+    done = warm.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    assert done.stderr.count(f"{name}: saving at the next boundary") == 1
+    assert ("send it again" in done.stderr) is not bool(run_id)
+
+
+@pytest.mark.campaign("timed")  # what is tried is a pause of the product
+def test_a_thread_of_gloo_does_not_abort_a_process_at_its_end() -> None:
+    """It lets go of the last tensor, and asks for Python's lock, which the main thread holds to its end."""
+    program = """
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    find_group().close()
+    sys.setswitchinterval(100)
+    dist.all_reduce(torch.ones(3), async_op=True)
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        pass
+    """
+    for _ in range(10):  # without the pause 11 of 26 processes aborted
+        outputs(program, 2)
