@@ -45,7 +45,7 @@ class Fault(NamedTuple):
 
 
 SAVE = "supervisor/test_order_of_a_save.py::test_rows_then_the_checkpoint_then_retention"
-ORDER = "checkpoint/test_checkpoint_crash.py::test_order_of_operations_data_then_rename_then_folder"
+ORDER = "checkpoint/test_checkpoint_crash.py::test_the_real_calls_put_data_then_the_name_then_its_folder"
 COMMIT = r"committed = self\._write_whole\("
 FAULTS = {
     "no fsync of the folder": Fault(

@@ -143,7 +143,7 @@ def test_order_of_operations_data_then_rename_then_folder(tmp_path: Path) -> Non
     ]
 
 
-def test_the_real_calls_put_data_on_the_disk_then_the_name_then_its_folder(
+def test_the_real_calls_put_data_then_the_name_then_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power cut tears what has its name before its content, or the names in it, are on the disk."""
