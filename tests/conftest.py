@@ -67,6 +67,13 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("campaign" if gate.is_campaign else "gate")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file of which the gate runs nothing."""
+    if gate.is_campaign or collection_path.suffix != ".py":
+        return None
+    return True if gate.is_campaign_only(collection_path) else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:], others = gate.chosen(items)

@@ -12,7 +12,9 @@ The campaign also runs every test of Hypothesis', with fresh draws: in the gate 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -60,6 +62,11 @@ def chosen(items: Iterable[Any]) -> tuple[list[Any], list[Any]]:
             run = [listed[number] for number in spread(int(_in_gate(mark)), len(listed))]
         runs |= set(run)
     return [item for item in items if item in runs], [item for item in items if item not in runs]
+
+
+def is_campaign_only(path: Path) -> bool:
+    """Whether a file of tests is marked as a whole."""
+    return re.search(r"^pytestmark = \[?pytest\.mark\.campaign\(", path.read_text(), re.M) is not None
 
 
 def _in_gate(mark: Any) -> int | str:

@@ -36,7 +36,7 @@ def test_of_the_gate():
 
 
 def test_a_campaign_counts_reports_and_adds_a_line(tmp_path: Path) -> None:
-    for name in ("conftest.py", "gate.py"):
+    for name in ("conftest.py", "gate.py", "waiting.py"):
         shutil.copy(TESTS / name, tmp_path)
     (tmp_path / "test_sample.py").write_text(SAMPLE)
     page = tmp_path / "campaigns.md"

@@ -42,6 +42,7 @@ def dearer(now: dict[str, int], before: dict[str, int], what: str) -> dict[str, 
     }
 
 
+@pytest.mark.campaign("machine")
 @pytest.mark.parametrize("what", SLACK)
 def test_nothing_costs_more_than_it_did(counted: Any, what: str) -> None:
     found = dearer(counted["as it is"][what], json.loads(NUMBERS.read_text())[what], what)

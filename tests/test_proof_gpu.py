@@ -49,6 +49,7 @@ def test_on_a_cpu_it_kills_compares_and_writes_a_table(tmp_path: Path) -> None:
     assert table.count("| overhead |") == 2
 
 
+@pytest.mark.campaign("machine")
 def test_without_a_gpu_it_says_so() -> None:
     command = [sys.executable, str(BENCH / "proof_gpu.py")]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

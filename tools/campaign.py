@@ -23,9 +23,10 @@ PAGE = Path(__file__).parent.parent / "docs" / "campaigns.md"
 
 
 def commit() -> str:
-    """Return the short name of the commit that is checked out, with "+" if files differ from it."""
+    """Return the short name of what is checked out, "+" for files that differ; "unversioned" without git."""
     command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    done = subprocess.run(command, cwd=PAGE.parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unversioned"
 
 
 class Counts:
@@ -62,7 +63,9 @@ def main() -> int:
     paths = options.only.split() if "/" in options.only else ["-k", options.only] * bool(options.only)
     seeds = [f"--seed={options.seed}", f"--hypothesis-seed={options.seed}"]
     until = f"--until={began + 60 * options.minutes}"
-    pytest.main(["-q", "--campaign", *seeds, until, *further, *paths], plugins=[counts])
+    status = pytest.main(["-q", "--campaign", *seeds, until, *further, *paths], plugins=[counts])
+    if status in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
+        return int(status)
     minutes = round((time.time() - began) / 60)
     for test, message in counts.failed.items():
         print(f'FAILED {test}: {message}\n  make campaign SEED={options.seed} ONLY="{test}"  (commit {of})')

@@ -17,6 +17,7 @@ def run(code: str) -> str:
     ).stdout.strip()
 
 
+@pytest.mark.campaign("long")
 def test_torch_is_active_only_once_the_program_imported_it() -> None:
     code = (
         "import sys, everstep.state, everstep.backends.torch; from everstep import backends;"

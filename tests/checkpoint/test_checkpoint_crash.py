@@ -28,7 +28,7 @@ def killed(root: Path, scenario: str) -> list[tuple[str, Path]]:
     return [(spec, root / number) for number, spec in map(str.split, done.stdout.splitlines())]
 
 
-@pytest.mark.campaign("long", gate=3)
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_killed_anywhere(tmp_path: Path, scenario: str) -> None:
     kills = killed(tmp_path, scenario)

@@ -75,6 +75,7 @@ def test_no_control_character_of_a_run_reaches_the_terminal(here: Path, command:
     assert command[0] != "show" or status or r"\x1b[2J" in out
 
 
+@pytest.mark.campaign("long")
 def test_a_reader_that_has_seen_enough_ends_a_listing_well(here: Path) -> None:
     for command in ("runs", "runs --json", "show runs/many0", "checkpoints runs/many0"):
         line = f"{sys.executable} -m everstep {command} | true; exit ${{PIPESTATUS[0]}}"

@@ -144,6 +144,7 @@ def run_script(ending):
     return child, pid
 
 
+@pytest.mark.campaign("long")
 def test_the_interpreter_ends_though_a_worker_hangs():
     child, pid = run_script("")
     child.communicate()

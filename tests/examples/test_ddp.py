@@ -98,6 +98,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.campaign("long")
 def test_two_ranks_have_the_losses_of_one(undisturbed: Path, tmp_path: Path) -> None:
     one = tmp_path / "one"
     warm.run([sys.executable, *options(one)], check=True, capture_output=True)

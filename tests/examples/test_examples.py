@@ -120,6 +120,7 @@ def last_arrays(run: Path) -> dict[str, Any]:
     return {name.replace("average", "ema"): array for name, array in arrays if name.startswith("user/")}
 
 
+@pytest.mark.campaign("long")
 def test_logistic_regression_learns() -> None:
     exact("logistic_numpy", "commit")
     for output in outputs():

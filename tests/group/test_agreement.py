@@ -114,7 +114,7 @@ def test_ranks_that_are_steps_apart_stop_at_the_same_steps() -> None:
         return loop.met, loop.heard
 
     agreed = 0
-    seeds = share(range(1500), 120)
+    seeds = share(range(1500), 60)
     for seed in seeds:
         size, every = 2 + seed % 2, NEVER if seed % 3 else 5
         with interrupted(seed, size) as simulation:
@@ -152,7 +152,7 @@ def test_a_step_with_nothing_due_makes_no_request_and_agreements_leave_no_keys()
 @pytest.mark.campaign("long", gate="share")
 def test_a_rank_that_dies_at_any_place_is_named_within_the_limit() -> None:
     places = set()
-    for seed in share(range(800), 60):
+    for seed in share(range(800), 30):
         lost = 2 * (seed % 2)
         with interrupted(seed, 3) as simulation:
 

@@ -267,6 +267,7 @@ class Judge(everstep.EarlyStop):
         super().__init__("valid_loss", patience=99)
 
 
+@pytest.mark.campaign("long")
 def test_raised_limits_in_small_steps(tmp_path: Path) -> None:
     straight = Tiny(tmp_path / "straight", max_step=11).train(tail=lambda loop, e: loop.print_logs())
     for limit in (1, 2, 5, 8, 11):

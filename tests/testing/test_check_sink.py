@@ -49,7 +49,7 @@ BUILT_IN: dict[str, tuple[Callable[[], Service], Callable[[Path], Iterable[Value
 }
 
 
-@pytest.mark.campaign("long", gate=1)
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_in_sinks_hold_what_the_journal_holds(name: str) -> None:
     check_sink(*BUILT_IN[name])

@@ -73,6 +73,7 @@ def prefetching() -> list[str]:
 # ------------------------------------------------------------------------------ passes and epochs
 
 
+@pytest.mark.campaign("long")
 def test_an_epoch_of_three_over_five_batches_stopped_after_every_step(tmp_path: Path) -> None:
     def start(name: str, *limits: int) -> list[int]:
         seen: list[tuple[int, ...]] = []

@@ -59,7 +59,7 @@ def start(run_dir: Path, every: everstep.schedule.Schedule, crash: int = 0) -> C
     return task
 
 
-@pytest.mark.campaign("long", gate="share")
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     "every",
     [
