@@ -73,6 +73,20 @@ def test_a_killed_worker_is_an_error_of_the_next_fetch(kind):
 
 
 @pytest.mark.parametrize("kind", STREAMS)
+def test_a_worker_that_is_killed_with_the_lock_of_torchs_event_ends_no_less(kind):
+    """Each worker takes it to see whether it is to end; a test from inside, a kill seldom meets it."""
+    cursor = open_pass(kind)
+    pid = int(next(cursor))
+    cursor._batches._batches._workers_done_event._cond.acquire()  # in the worker's place
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(DataError, match=f"pid {pid} was killed by signal 9"):
+        next(cursor)
+    cursor.close()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("kind", STREAMS)
 def test_a_worker_killed_while_the_main_thread_waits_for_it(kind, tmp_path):
     cursor = open_pass(kind, Pids(tmp_path / "now"))
     pids = [int(next(cursor)) for _ in range(8)]

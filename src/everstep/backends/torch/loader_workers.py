@@ -157,6 +157,11 @@ class WorkerBatches:
         batches, self._batches = self._batches, iter(())
         try:
             if hasattr(batches, "_shutdown_workers") and not self._persistent:
+                if self.dead():
+                    # one that was killed may hold the lock of torch's event, whose set() would wait for ever
+                    batches._workers_done_event = threading.Event()
+                    for worker in self.workers:
+                        worker.kill()
                 batches._shutdown_workers()
         finally:
             _watch.remove(self)
