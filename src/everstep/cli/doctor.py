@@ -40,13 +40,12 @@ class Finding(NamedTuple):
 def command(folder: Path, as_json: bool) -> None:
     """Check this machine, and FOLDER for runs (default: the current folder).
 
-    If FOLDER is a run directory, also list what its newest start tried of your objects: which objects came
-    back from their state_dict, which did not, and which were not tried, with the reason.  And the errors,
-    hangs and lost ranks of that start; their tracebacks are in FOLDER/failures.
+    If FOLDER is a run directory, also list the errors, hangs and lost ranks of its newest start; their
+    tracebacks are in FOLDER/failures.
 
     Exit status 1 if a run there would not be exact or safe.
     """
-    findings = [*_disk(folder), *_environment(), *_determinism(), *_trials(folder), *_failures(folder)]
+    findings = [*_disk(folder), *_environment(), *_determinism(), *_failures(folder)]
     if as_json:
         print_json([finding._asdict() for finding in findings])
     else:
@@ -56,24 +55,6 @@ def command(folder: Path, as_json: bool) -> None:
             say(f"{mark:4}{name:{width}}  {found}")
     if any(finding.ok is False for finding in findings):
         sys.exit(1)
-
-
-def _trials(folder: Path) -> Iterator[Finding]:
-    """List the trials of the newest start of a run."""
-    if not (folder / "journal").is_dir():
-        return
-    from everstep.record import RunJournal
-    from everstep.supervisor.checks.stream_trial import Verdict
-
-    events = list(RunJournal(folder).events())
-    newest = max((event.segment for event in events), default=0)
-    for event in events:
-        if event.kind == "tried" and event.segment == newest:
-            what = "stream" if "stream" in event.data else "state"
-            verdict = Verdict(**{name: event.data[name] for name in Verdict._fields if name in event.data})
-            again = "; its batches are drawn again" if verdict.replays else ""
-            ok = None if verdict.replays else verdict.kept
-            yield Finding(f"{what} {event.data[what]}", f"{verdict.told}{again}", ok)
 
 
 def _failures(folder: Path) -> Iterator[Finding]:

@@ -174,13 +174,6 @@ _KINDS: dict[str, _Fields] = {
         "image?": partial(_is_object_of, _PICTURE),
         "histogram?": partial(_is_object_of, _HISTOGRAM),
     },
-    "tried": {
-        "kept": partial(_is_or_none, _is_flag),
-        "why": _is_text,
-        "replays?": _is_flag,
-        "stream?": _is_text,
-        "state?": _is_text,
-    },
 }
 
 _DECISIONS: dict[str, _Fields] = {

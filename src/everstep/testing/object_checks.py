@@ -12,11 +12,11 @@ from everstep.contracts.data import Stream
 from everstep.contracts.state import Entry, Stateful
 from everstep.data import as_stream
 from everstep.data.adapt import is_stream
-from everstep.data.adapters import StatefulStream, is_stateful
+from everstep.data.adapters import IterableStream, is_stateful
 from everstep.errors import DataError, StateError
 from everstep.state import capture, decode, digest, encode, isolated, make_entry, restore
 from everstep.state.entries import StatefulEntry
-from everstep.supervisor.checks.stream_trial import Verdict, comparable, pristine, quiet, try_stream
+from everstep.testing.stream_trial import Verdict, comparable, pristine, quiet, try_stream
 
 _CHANGES = 3
 """Number of changes to a state before it is saved, and again after."""
@@ -74,36 +74,22 @@ def _is_state(obj: Any) -> bool:
 
 
 def _check_data(data: Any) -> Checked:
-    word = _try(_as_it_says(data)) if is_stateful(data) else None
+    word = _try(IterableStream(data, "state")) if is_stateful(data) else None
     try:
         stream = as_stream(data)
     except DataError as error:
         return Checked("data", word, Verdict(False, f"refused: {error}"))
     if refusal := stream.unsaveable:
         return Checked("data", word, Verdict(False, f"refused: {refusal}"))
-    return Checked("data", word, _by(stream, _try(stream)))
-
-
-def _as_it_says(data: Any) -> Stream:
-    """Make a stream that resumes by the data's own state, whatever is known about such data."""
-    stream = StatefulStream(data)
-    stream.resumes = "state"
-    return stream
+    verdict = _try(stream)
+    if verdict.kept and stream.source.resumes == "replay":
+        verdict = verdict._replace(why="a resume draws the batches before it again and discards them")
+    return Checked("data", word, verdict)
 
 
 def _try(stream: Stream) -> Verdict:
     copied = pristine(stream)
     return Verdict(None, copied) if isinstance(copied, str) else try_stream(copied)
-
-
-def _by(stream: Any, verdict: Verdict) -> Verdict:
-    """Word how a run resumes the data: by drawing and discarding if its own state does not suffice."""
-    drawn = "a resume draws the batches before it again and discards them"
-    if verdict.kept is False and verdict.replays:
-        return Verdict(True, drawn)
-    if verdict.kept and stream.source.resumes == "replay":
-        return verdict._replace(why=drawn)
-    return verdict
 
 
 def _check_state(obj: Any, change: Callable[[Any], Any] | None) -> Checked:

@@ -16,7 +16,7 @@ import numpy as np
 from everstep.contracts.data import Cursor, Share, Stream
 from everstep.data.adapt import as_stream
 from everstep.errors import DataError
-from everstep.supervisor.checks.stream_trial import comparable
+from everstep.testing.stream_trial import comparable
 
 _PURPOSE = "train"
 _PASSES = 3

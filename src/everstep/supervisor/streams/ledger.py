@@ -89,6 +89,21 @@ class Ledger:
             self.entry = Entry(self._pass, first, end, self._chain, False, tuple(left_out))
         drawn.clear()  # the same list: the verifier adds to it
 
+    def agrees(self, drawn: Sequence[int | None], left_out: Collection[int]) -> bool:
+        """Whether batches that were drawn again are those of the open pass, as far as these are known.
+
+        Args:
+            drawn: digests of all batches from the start of the pass to the place.
+            left_out: the numbers of those that no step got.
+        """
+        if self._chain is None or len(drawn) != self._place or None in drawn:
+            return True
+        chain = ledger_format.first_link(self._name, self._pass)
+        for number, digest in enumerate(drawn):
+            assert digest is not None
+            chain = link(LEFT_OUT if number in left_out else digest.to_bytes(8, "little"), chain)
+        return chain == self._chain
+
     def end_pass(self, cursor: Cursor | None) -> None:
         """End the account of a pass, which has come to its end or was left."""
         self.take(cursor)

@@ -1,11 +1,7 @@
-"""Trial of data on copies, before it counts: does it come back to its place from its `state_dict`?
+"""Trial of data on copies: does it come back to its place?
 
-A stream whose place is a number (arrays, lists, samplers) needs no trial.  A stream that is taken at
-its word does: batches are drawn from a copy, its position is taken, two more are drawn; a second copy, in
-another random state, is opened at that position, as by a new process, and must draw the same two.  A stream
-that fails is opened by drawing and discarding, if a pass of it follows from its number.
-
-Nothing of the run is touched: the data is copied, the global random state put back.  Data is not tried that
+Batches are drawn from a copy, its position is taken, two more are drawn; a second copy, in another random
+state, is opened at that position, as by a new process, and must draw the same two.  Data is not tried that
 would take long or cannot be copied (open files, connections, iterators).
 """
 
@@ -49,31 +45,10 @@ class Verdict(NamedTuple):
     Attributes:
         kept: whether the data, or the object, comes back; None: it was not tried.
         why: how that is known, or why there was no trial.
-        replays: for data that does not come back: whether drawing and discarding brings it back.
     """
 
     kept: bool | None
     why: str
-    replays: bool = False
-
-    @property
-    def told(self) -> str:
-        """The result, in words."""
-        if self.kept is None:
-            return f"not tried: {self.why}"
-        return f"{'comes back by its state' if self.kept else 'its state does not bring it back'}: {self.why}"
-
-    def __str__(self) -> str:
-        """Return the result for data, with what a resume does."""
-        if self.kept is not False:
-            return self.told
-        if self.replays:
-            return f"{self.told}; a resume draws its batches again and discards them"
-        return f"{self.told}; no checkpoint can be made inside a pass"
-
-
-KNOWN = Verdict(False, "its shuffle buffer is not part of its state", replays=True)
-"""Verdict on a Hugging Face `IterableDataset.shuffle(...)`, which is recognized."""
 
 
 class _GivenUpError(Exception):
@@ -110,11 +85,11 @@ def try_stream(stream: Stream, name: str = "train", seed: int = 0) -> Verdict:
         try:
             if _comes_back(subject):
                 return Verdict(True, f"{BATCHES} batches drawn again were the same")
-            return Verdict(False, "batches drawn again from a position were others", _can_replay(subject))
+            return Verdict(False, "batches drawn again from a position were others")
         except NotResumableError as reason:
             return Verdict(False, str(reason))
         except _LiesError as reason:
-            return Verdict(False, str(reason), _can_replay(subject))
+            return Verdict(False, str(reason))
         except _GivenUpError as reason:
             return Verdict(None, str(reason))
         except Exception as error:
@@ -123,9 +98,6 @@ def try_stream(stream: Stream, name: str = "train", seed: int = 0) -> Verdict:
 
 class _LiesError(Exception):
     """Says that the data does not come back: no position can be taken, or opened."""
-
-
-_END = object()
 
 
 class _Subject(NamedTuple):
@@ -185,30 +157,6 @@ def _position(cursor: Cursor) -> Any:
         raise
     except Exception as error:
         raise _LiesError(f"its state cannot be saved ({type(error).__name__}: {error})") from error
-
-
-def _can_replay(subject: _Subject) -> bool:
-    if subject.stream.resumes is None:
-        return False
-    try:
-        return _follows_from_number(subject._replace(began=time.monotonic()))
-    except Exception:  # whatever it is: the data does not come back, and no way out is known
-        return False
-
-
-def _follows_from_number(subject: _Subject) -> bool:
-    """Whether the second pass is the same from an object that has not given the first."""
-    first, second = _copy(subject.stream), _copy(subject.stream)
-    state = capture()
-    with subject.open(first) as cursor:
-        while not subject.late() and next(cursor, _END) is not _END:
-            pass
-    subject, drawn = subject._replace(began=time.monotonic()), []
-    for stream in (first, second):
-        restore(state)
-        with subject.open(stream, 1) as cursor:
-            drawn.append(subject.draw(cursor))
-    return drawn[0] == drawn[1]
 
 
 @contextmanager
