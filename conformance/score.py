@@ -24,9 +24,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from everstep.proof.conformance import verdicts
-from everstep.proof.conformance.campaign import FULL, INT, KINDS, TERM, Campaign, Struck
-from everstep.proof.conformance.damages import DAMAGES
+import verdicts
+from strikes import FULL, INT, KINDS, TERM, Campaign, Struck
+
+from faults import DAMAGES
 
 SCHEMA = 1
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/'\"]+/)+")

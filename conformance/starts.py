@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol, TypeAlias
 
-from everstep.proof.conformance.forked import Forked
-from everstep.proof.conformance.witness import TRACE
+from forked import Forked
+from witness import TRACE
 
 PAUSE = 0.001
 """Seconds between two looks at a program that is followed."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from everstep.proof.conformance.starts import Start, Step
+from starts import Start, Step
 
 EXACT = "exact"
 INEXACT = "inexact"

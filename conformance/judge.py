@@ -1,4 +1,13 @@
-"""`python -m everstep.proof.conformance [options] -- PROGRAM ...`: judge a program that trains."""
+"""Resume conformance: any program that trains is killed, resumed and scored.
+
+    python conformance/judge.py [options] -- PROGRAM ...
+
+The program needs nothing of everstep.  It follows a protocol of three lines (see `witness`):
+
+- `PROGRAM FOLDER` trains in FOLDER, or resumes what is there, and ends with status 0 when all is trained;
+- it appends a line for each step to the file that EVERSTEP_CONFORMANCE names;
+- at its end it appends a digest of each tensor.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +20,17 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from everstep.proof.conformance.campaign import Campaign, CannotBeJudged, Struck
-from everstep.proof.conformance.forked import LONGEST
-from everstep.proof.conformance.score import score, table
-from everstep.proof.conformance.starts import Program
-from everstep.proof.conformance.verdicts import EXACT
+from forked import LONGEST
+from score import score, table
+from starts import Program
+from strikes import Campaign, CannotBeJudged, Struck
+from verdicts import EXACT
 
 EXIT_EXACT, EXIT_NOT_EXACT, EXIT_CANNOT = 0, 1, 3
 
 ABOUT = """\
 PROGRAM FOLDER trains in FOLDER, or resumes what is there; it appends a line of JSON per step to the file that
-EVERSTEP_CONFORMANCE names (see everstep.proof.conformance.witness).  Exit status: 0 if all was exact, 1 if
+EVERSTEP_CONFORMANCE names (see witness.py).  Exit status: 0 if all was exact, 1 if
 not (also where a strike could not be made), 3 if the program cannot be judged."""
 
 
@@ -30,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     at = given.index("--") if "--" in given else len(given)
     options, command = given[:at], given[at + 1 :]
-    parser = argparse.ArgumentParser("python -m everstep.proof.conformance", description=ABOUT)
+    parser = argparse.ArgumentParser("judge.py", description=ABOUT)
     parser.usage = "%(prog)s [options] -- PROGRAM [ARGUMENT ...]"
     parser.add_argument(
         "--save-every", type=int, required=True, help="steps between two checkpoints of the program"

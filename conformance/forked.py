@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 
-OURS = "everstep.proof.conformance.score"
+OURS = "score"
 """Imports what each start would import of ours: multiprocessing loads the main module again in each."""
 
 LONGEST = 75

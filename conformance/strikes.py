@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from everstep.proof.conformance import verdicts
-from everstep.proof.conformance.damages import DAMAGES, damage
-from everstep.proof.conformance.full_disk import LEAST, LIMIT, small_disk
-from everstep.proof.conformance.starts import Program, Running, Start, Strike, files
+import verdicts
+from starts import Program, Running, Start, Strike, files
+
+from faults import DAMAGES, LEAST, LIMIT, damage, small_disk
 
 MID_EPOCH, IN_SAVE, TERM, INT = "killed in mid-epoch", "killed in a save", "SIGTERM", "Ctrl-C"
 FULL, CHAIN = "full disk", "three kills in a row"
