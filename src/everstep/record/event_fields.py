@@ -1,6 +1,6 @@
 """Types of the fields of each kind of event: an event of other types is damaged, and nobody reads it.
 
-Whatever everstep has ever written fits.  A field that an older version did not write may be missing.  A kind
+Whatever everstep writes fits.  A kind
 or a field that is not named here may hold anything that JSON can hold: the reason of a stop is any value that
 a program gave.
 """

@@ -350,8 +350,7 @@ class RunStream:
         self._varies, self._resuming = tree["varies"], True
         self._of_ranks = tree.get("of_ranks")
         self.head.load(tree)
-        # an older everstep kept none
-        self.ledger.load(tree.get("ledger"), self.pass_index, in_pass=self._saved is not None)
+        self.ledger.load(tree["ledger"], self.pass_index)
 
     def _position(self) -> Any:
         return self._saved if self.cursor is None else self.cursor.position()
