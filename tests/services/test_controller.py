@@ -9,7 +9,7 @@ import pytest
 import everstep
 from everstep import Every, SetValue
 from everstep.services import Annealing, LossBound, Plateau, Require, Scheduled
-from everstep.services.controller import Controller
+from everstep.services.judges import Judge
 from everstep.supervisor.opening.comparing import changed_controllers
 
 EVERY_EPOCH = "Every(steps=None, epochs=1, seconds=None)"
@@ -69,7 +69,7 @@ STORED = [
 
 @pytest.mark.parametrize(("service", "stored"), STORED, ids=[type(s).__name__ for s, _ in STORED])
 def test_a_controller_is_equal_to_what_earlier_checkpoints_have_of_it(
-    service: Controller, stored: dict[str, Any]
+    service: Judge, stored: dict[str, Any]
 ) -> None:
     changes = changed_controllers({service.name: stored}, {service.name: service.config()}, None)
     assert not changes.touching

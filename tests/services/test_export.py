@@ -321,7 +321,7 @@ def test_it_keeps_the_laws() -> None:
     [
         ({"when": 3}, "3 is not a condition; give a schedule"),
         ({"when": Every(epochs=1), "every": Every(steps=1)}, "leave out every="),
-        ({"when": OnBest("loss"), "every": Every(seconds=9)}, "by steps or epochs"),
+        ({"when": OnBest("loss"), "every": Every(seconds=9)}, "a schedule of steps or epochs"),
         ({"format": "safetensor"}, "did you mean 'safetensors'"),
         ({"format": "torch.export"}, "give inputs="),
         ({"inputs": (1,)}, "only there"),

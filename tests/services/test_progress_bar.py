@@ -15,6 +15,7 @@ from pathlib import Path
 from termios import TIOCSWINSZ, tcgetattr
 
 import pytest
+from screens import screen
 
 import everstep
 import warm
@@ -39,27 +40,6 @@ with everstep.TrainLoop(sys.argv[1], {}, max_epoch=3, services=services, seed=1)
         loop.print_logs()
 print("the last line")
 """
-
-
-def screen(output: str) -> list[str]:
-    """What a person sees in the end: the lines, colours left out."""
-    lines, row, column = [""], 0, 0
-    for token in re.findall(r"\x1b\[[0-9;]*[A-Za-z]|[^\x1b]", output):
-        if token == "\n":
-            row += 1
-            lines += [""] * (row + 1 - len(lines))
-        elif token == "\r":
-            column = 0
-        elif token.endswith("A") and token.startswith("\x1b"):
-            row -= int(token[2:-1])
-        elif token == "\x1b[J":
-            lines = [*lines[:row], lines[row][:column]]
-        elif token == "\x1b[K":
-            lines[row] = lines[row][:column]
-        elif not token.startswith("\x1b"):
-            lines[row] = lines[row][:column].ljust(column) + token + lines[row][column + 1 :]
-            column += 1
-    return lines
 
 
 def on_a_terminal(run_dir: Path, what: str = "", program: str = PROGRAM) -> tuple[int, str]:

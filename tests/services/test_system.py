@@ -88,13 +88,13 @@ def test_a_figure_that_cannot_be_had_is_left_out(tmp_path: Path, monkeypatch: py
     def refuse(path: str) -> str:
         raise PermissionError(path)
 
-    monkeypatch.setattr("everstep.services.system._text", refuse)
+    monkeypatch.setattr("everstep.services.measure._text", refuse)
     Tiny(tmp_path, max_epoch=1, services=[System(every=Every(steps=1))]).train()
     assert {name for name in recorded(tmp_path) if not name.startswith("gpu")} == ANYWHERE
 
 
 def test_it_imports_nothing_heavy() -> None:
-    program = "import sys, everstep.services.system; print({'torch', 'psutil', 'pynvml'} & {*sys.modules})"
+    program = "import sys, everstep.services.measure; print({'torch', 'psutil', 'pynvml'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

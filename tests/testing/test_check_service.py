@@ -14,8 +14,8 @@ import pytest
 
 import everstep
 from everstep import Every, Moment, Outcome, Service, Stage, Stop
-from everstep.services.function import FunctionService
-from everstep.services.journal_flush import JournalFlush
+from everstep.services.checkpoints import JournalFlush
+from everstep.services.when import FunctionService
 from everstep.testing import armed, check_service, nothing_left
 
 

@@ -1,15 +1,18 @@
-"""Rollback of a failed step: back to a checkpoint, and training without the batch that caused the failure."""
+"""What a run does when something goes wrong: rolls back, tries again, or notices that it hangs."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from everstep.arguments import integer
+from everstep.arguments import integer, number
 from everstep.checkpoint import CheckpointName
 from everstep.contracts.services import Boundary, Moment, Service, Stage
+from everstep.errors import ConfigError
 from everstep.record import Rollback
+
+HALF_AN_HOUR = 1800.0
 
 
 class Drawn(NamedTuple):
@@ -33,8 +36,7 @@ class Recovery(Service):
 
     The quarantine has the batches of the failed step.  If that step, or an earlier step, fails again after
     the k-th rollback, the fault may lie further back (a NaN shows one step after the update that made it):
-    then the quarantine has the batches of the last k + 1 steps that read data, the failed step included.  So
-    the decisions and the step alone determine the batches.
+    then the quarantine has the batches of the last k + 1 steps that read data, the failed step included.
 
     The failure stands, as without this service, if the tries are used up, or if there is no checkpoint or no
     batch to blame; it stands at every later start, until `max_rollbacks` is raised.  It also stands in a
@@ -97,11 +99,92 @@ class Recovery(Service):
 
 def _of_last_steps(drawn: Iterable[Drawn], count: int) -> list[Drawn]:
     """List the batches of the last `count` steps that read data; `drawn` is in the order of steps."""
-    found: list[Drawn] = []
-    steps: set[int] = set()
-    for each in reversed(list(drawn)):
-        steps.add(each.step)
-        if len(steps) > count:
-            break
-        found.append(each)
-    return found[::-1]
+    batches = list(drawn)
+    steps = sorted({each.step for each in batches})[-count:]
+    return [each for each in batches if each.step in steps]
+
+
+class Retry(Service):
+    """Try again, in the same process, after a listed error: reading data, a step, a save.
+
+        Retry(errors=[ConnectionError, TimeoutError], times=5, backoff=2.0)
+
+    After an error in a step, its data or an evaluation, the loop is left through `TriedAgain`, exit status 3,
+    and the run resumes from its newest checkpoint, random state included, as after a kill.  A `Trainer` and
+    `everstep.recovering` resume by themselves; any other program is started again.  So the run ends in the
+    same bits as a run without a failure.  A save is tried again where it failed, behind the training.
+
+    A try counts until the run has passed the furthest step that failed.  After the last try the error
+    stands, and says how many tries there were.  Each try is a decision in the journal.  A signal ends the
+    wait and the run; the next start resumes it.
+
+    A `Trainer` over a generator or another iterator, which can be read only once, is not tried again.
+
+    Args:
+        errors: classes of errors that go away by themselves.
+        times: limit of tries in a row, 1 or more.
+        backoff: seconds before the first try, 0 or more; doubled before each further try.
+    """
+
+    stage = Stage.GUARD
+    moments = frozenset()
+    isolate = False
+    window = "none"
+
+    def __init__(
+        self,
+        errors: type[Exception] | Sequence[type[Exception]] = (ConnectionError, TimeoutError),
+        *,
+        times: int = 3,
+        backoff: float = 1.0,
+    ) -> None:
+        super().__init__("retry")
+        self.errors = (errors,) if isinstance(errors, type) else tuple(errors)
+        for each in self.errors:
+            if not (isinstance(each, type) and issubclass(each, Exception)):
+                raise ConfigError(
+                    f"Retry(errors={errors!r}): {each!r} is not a class of exceptions; give classes"
+                )
+        self.times = integer("times", times)
+        self.backoff = number("backoff", backoff, of="seconds", zero=True)
+
+    def takes(self, error: BaseException) -> bool:
+        """Whether an error is listed."""
+        return isinstance(error, self.errors)
+
+    def seconds(self, attempt: int) -> float:
+        """Compute the wait before a try, in seconds; tries count from 1."""
+        return float(self.backoff * 2 ** (attempt - 1))
+
+
+class HangWatch(Service):
+    """Notice when nothing moves: no step, batch, evaluation or save has ended for a long time.
+
+    The stacks of all threads then go into a page in `failures/`, an event "hang" into the journal, and a
+    warning to the screen: once for each hang.  On several ranks all of them write their stacks.
+
+    A thread looks once a second at the counters that the loop has anyway, so steps cost nothing more.
+    It counts its own looks, not the time: a process that is stopped (SIGSTOP), a machine that sleeps and a
+    clock that is set do not hang.  C code that keeps Python's lock also stops this thread; `py-spy dump
+    --pid PID` shows where.
+
+    Every run with `default_services` has one.
+
+    Args:
+        after: seconds without a move.  Longer than the longest step (the first one may compile), the longest
+            part of your own code between steps (an evaluation, say) and the longest save.
+        then: "warn", or "stop": the process also ends, with exit status 1 and nothing saved, and is to be
+            started again from the newest checkpoint.
+    """
+
+    stage = Stage.GUARD
+    moments = frozenset()
+    isolate = False
+    window = "none"
+
+    def __init__(self, after: float = HALF_AN_HOUR, then: Literal["warn", "stop"] = "warn") -> None:
+        super().__init__("hang watch")
+        self.after = number("after", after, of="seconds")
+        if then not in ("warn", "stop"):
+            raise ConfigError(f'then={then!r}: give "warn" or "stop"')
+        self.then = then

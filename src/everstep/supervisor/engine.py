@@ -18,10 +18,8 @@ from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
 from everstep.services.draw_trace import draw_traces
 from everstep.services.drill_limit import drill_limits
-from everstep.services.hang_watch import HangWatch
-from everstep.services.recovery import Recovery
+from everstep.services.recovery import HangWatch, Recovery, Retry
 from everstep.services.replayed import Replayed, parts_teller
-from everstep.services.retry import Retry
 from everstep.services.step_parts import StepParts
 from everstep.services.witness import Witness, witnesses
 from everstep.state import Encoded, decode, restore
