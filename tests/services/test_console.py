@@ -128,7 +128,7 @@ def run(tmp_path: Path) -> Run:
 def person(monkeypatch: pytest.MonkeyPatch) -> None:
     """A person before an ordinary terminal, whatever runs these tests."""
     monkeypatch.setenv("TERM", "xterm-256color")
-    for name in ("CI", "SLURM_JOB_ID", "NO_COLOR"):
+    for name in ("CI", "SLURM_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
 
 

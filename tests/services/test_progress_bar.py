@@ -47,7 +47,7 @@ def on_a_terminal(run_dir: Path, what: str = "", program: str = PROGRAM) -> tupl
     master, slave = pty.openpty()
     ioctl(slave, TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
     before = tcgetattr(slave)
-    environment = {k: v for k, v in os.environ.items() if k not in ("CI", "SLURM_JOB_ID", "NO_COLOR")}
+    environment = {k: v for k, v in os.environ.items() if k not in ("CI", "SLURM_JOB_ID")}
     command = [sys.executable, "-c", program, str(run_dir), what]
     with warm.Popen(
         command, env={**environment, "TERM": "xterm"}, stdin=slave, stdout=slave, stderr=slave
