@@ -12,9 +12,7 @@ import pytest
 from crashing import check_crashes, collecting, run
 
 import everstep
-from everstep.errors import ConfigError
 from everstep.proof.compare import compare_runs
-from everstep.testing import check_service
 
 VALUES = [math.nan, 0.7, 0.3, 0.7, 0.5, 0.3, 0.9, 0.2]
 """Of each epoch, of four steps."""
@@ -114,13 +112,3 @@ def test_two_evaluations_of_one_state_take_one_place(tmp_path: Path) -> None:
     best = everstep.checkpoint.Store(tmp_path, 0, print).kept_best()["valid_loss"]
     assert [path.name for path in best] == ["epoch-0003-step-00000012", "epoch-0002-step-00000008"]
     assert everstep.best(tmp_path)["valid_loss"].value == 0.9 / 3
-
-
-@pytest.mark.campaign("long")
-def test_it_keeps_the_laws() -> None:
-    check_service(lambda: everstep.Best("valid_accuracy", keep=2))
-
-
-def test_misuse() -> None:
-    with pytest.raises(ConfigError, match="keep=0: give an integer, 1 or more"):
-        everstep.Best("loss", keep=0)

@@ -23,7 +23,7 @@ from everstep.checkpoint import Store, read_checkpoint
 from everstep.errors import ConfigError
 from everstep.proof.compare import compare_runs
 from everstep.services import Export, OnBest
-from everstep.testing import ManualClock, check_service
+from everstep.testing import ManualClock
 from tiny_runs import Boom, boom_at
 
 LOSSES = [0.7, math.nan, 0.5, 0.6, 0.5]
@@ -309,29 +309,6 @@ def test_exporting_a_program_changes_nothing(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------- laws and misuse
-
-
-@pytest.mark.campaign("long")
-def test_it_keeps_the_laws() -> None:
-    check_service(lambda: Export(OnBest("valid_loss"), entry="weights", keep=1))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"when": 3}, "3 is not a condition; give a schedule"),
-        ({"when": Every(epochs=1), "every": Every(steps=1)}, "leave out every="),
-        ({"when": OnBest("loss"), "every": Every(seconds=9)}, "a schedule of steps or epochs"),
-        ({"format": "safetensor"}, "did you mean 'safetensors'"),
-        ({"format": "torch.export"}, "give inputs="),
-        ({"inputs": (1,)}, "only there"),
-        ({"keep": 0}, "keep=0"),
-        ({"name": ".."}, "without a leading"),
-    ],
-)
-def test_misuse(arguments: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Export(**arguments)
 
 
 def test_an_entry_that_is_not_there_is_found_on_entering(tmp_path: Path) -> None:

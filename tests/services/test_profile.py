@@ -13,9 +13,7 @@ import torch
 
 import everstep
 from everstep import Every
-from everstep.errors import ConfigError
 from everstep.services import Profile
-from everstep.testing import check_service
 from tiny_runs import Boom
 
 
@@ -53,18 +51,6 @@ def test_a_crash_inside_a_window(tmp_path: Path) -> None:
     digest = train(tmp_path / "run", Profile(Every(steps=8)))
     assert traces(tmp_path / "run") == ["step-00000008.json", "step-00000016.json"]
     assert digest == train(tmp_path / "whole", Profile(Every(steps=999)))
-
-
-@pytest.mark.campaign("long")
-def test_it_keeps_the_laws() -> None:
-    check_service(lambda: Profile(Every(steps=2), steps=1, keep=1))
-
-
-def test_misuse() -> None:
-    with pytest.raises(ConfigError, match="keep=0: give an integer, 1 or more, or None for all"):
-        Profile(keep=0)
-    with pytest.raises(ConfigError, match="steps=0"):
-        Profile(steps=0)
 
 
 @pytest.mark.campaign("long")

@@ -450,13 +450,6 @@ def test_a_stream_whose_batches_have_no_number_is_refused_at_its_start(
     assert program(tells=True).train().loop.ending.finished
 
 
-def test_misuse(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="max_rollbacks=0"):
-        Recovery(0)
-    with pytest.raises(ConfigError, match="reset_after=0"):
-        Recovery(reset_after=0)
-
-
 def struck(run_dir: Path, bad: set[Place], at: int, **arguments: Any) -> None:
     """Start it, and again after each rollback, until it is struck at a step."""
 

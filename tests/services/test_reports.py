@@ -11,10 +11,9 @@ from crashing import check_crashes, collecting
 
 import everstep
 from everstep import Every
-from everstep.errors import ConfigError
 from everstep.record import RunJournal
 from everstep.services import FinalValues, LogVariables, Throughput
-from everstep.testing import ManualClock, check_service
+from everstep.testing import ManualClock
 from tiny_runs import Boom, Tiny, boom_at, rows
 
 
@@ -167,19 +166,3 @@ def test_they_change_nothing_after_any_crash(tmp_path: Path) -> None:
         return [LogVariables(), FinalValues(lambda: {"one": 1.0}), Throughput(2, every=Every(steps=2))]
 
     check_crashes(tmp_path, services, collecting("valid_loss", [1.0]), max_epoch=2)
-
-
-@pytest.mark.campaign("long")
-@pytest.mark.parametrize(
-    "make",
-    [LogVariables, lambda: FinalValues(lambda: {"one": 1.0}), lambda: Throughput(4, every=Every(steps=2))],
-)
-def test_they_keep_the_laws(make: Any) -> None:
-    check_service(make)
-
-
-def test_misuse() -> None:
-    with pytest.raises(ConfigError, match=r"give a list of names, \['loss'\]"):
-        LogVariables("loss")
-    with pytest.raises(ConfigError, match="samples=0"):
-        Throughput(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from everstep import Every
 from everstep.record import RunJournal
 from everstep.services import System
-from everstep.testing import check_service, nothing_left
+from everstep.testing import nothing_left
 from tiny_runs import Tiny, rows
 
 LINUX = {"cpu_share", "memory_share", "process_memory_gb", "disk_read_mb_per_s", "disk_written_mb_per_s"}
@@ -79,11 +78,6 @@ def test_it_changes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     assert rows(tmp_path / "watched") == rows(tmp_path / "alone") != []
 
 
-@pytest.mark.campaign("long")
-def test_it_keeps_the_laws() -> None:
-    check_service(lambda: System(every=Every(steps=2)))
-
-
 def test_a_figure_that_cannot_be_had_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str) -> str:
         raise PermissionError(path)
@@ -91,13 +85,3 @@ def test_a_figure_that_cannot_be_had_is_left_out(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("everstep.services.measure._text", refuse)
     Tiny(tmp_path, max_epoch=1, services=[System(every=Every(steps=1))]).train()
     assert {name for name in recorded(tmp_path) if not name.startswith("gpu")} == ANYWHERE
-
-
-def test_it_imports_nothing_heavy() -> None:
-    program = "import sys, everstep.services.measure; print({'torch', 'psutil', 'pynvml'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
-
-
-def test_by_default_a_step_is_no_boundary_of_it() -> None:
-    assert repr(System().schedule) == repr(Every(seconds=30))

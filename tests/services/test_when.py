@@ -14,7 +14,6 @@ import everstep
 from everstep import Every, Interrupt, Save, SetValue, Stop
 from everstep.errors import ConfigError, UsageError
 from everstep.services import OnBest, When
-from everstep.testing import check_service
 from gate import share
 from tiny_runs import Boom, boom_at, events, rows
 
@@ -173,17 +172,6 @@ def test_before_and_after_a_save(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run.json").read_text())
 
 
-@pytest.mark.campaign("long")
-def test_it_keeps_the_laws() -> None:
-    check_service(lambda: When(OnBest("valid_loss"), [Save(), SetValue("settings.rate", times=0.5)]))
-
-
-def test_misuse(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'save' is not an action; give Save"):
-        When(Every(steps=1), ["save"])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="is not an action"):
-        When(Every(steps=1), Save)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="is not a condition"):
-        When("loss", Save())  # type: ignore[arg-type]
+def test_a_function_that_returns_something_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="returned True; return nothing"):
         run(tmp_path, [When(Every(steps=1), lambda boundary: True)], max_epoch=1)  # type: ignore[arg-type, return-value]
