@@ -44,12 +44,10 @@ Print = Callable[[str], None]
 class Console(Service):
     """Show progress and print lines; every printed line also goes to `logs/run.log`, with the time.
 
-    In a terminal a live line shows epoch, step, a bar, steps per second, ETA and the latest metrics;
-    printed lines, also from the user's own `print`, scroll above it.  In a notebook the live line is an
-    output of the cell, and lines are printed below it.  Elsewhere (a file, a pipe, CI, SLURM) a progress
-    line is printed now and then, in the middle of an epoch, too: its means
-    cover a separate window, "since step N".  A terminal that goes away, a broken pipe or a full disk costs
-    output, never the run.
+    In a terminal or a notebook a live line shows epoch, step, a bar, speed, ETA and the latest metrics;
+    printed lines, also the user's own, scroll past it.  Elsewhere (a file, a pipe, CI, SLURM) a progress line
+    is printed now and then; its means have a window of their own, "since step N".  A terminal that goes
+    away, a broken pipe or a full disk costs output, never the run.
 
     Args:
         every: how often the live line is redrawn and its metrics are read; default each second.

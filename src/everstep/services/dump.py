@@ -25,14 +25,10 @@ class Dump(Service):
 
         Dump(["name", "label", "prediction"], stream="valid")
 
-    One file for each evaluation in the loop, one line for each example, in the order of the stream, with the
-    variables by name: `pandas.read_json(path, lines=True)`.  Variables are results of `eval_step` and logs
-    of `next_eval_inputs`: arrays, tensors or lists, whose first axis is the examples of the batch.  They are
-    not metrics, and need no `eval_reduce`.  NaN is null, infinities are "inf" and "-inf"; in a table (csv) a
-    list is JSON.
-
-    A file is there whole or not at all, and before the checkpoint that comes after its evaluation.  After a
-    kill at any place and a new start, the folder ends as if the run had never been killed.
+    One file for each evaluation in the loop, one line for each example, in the order of the stream.
+    Variables are results of `eval_step` and logs of `next_eval_inputs`: arrays, tensors or lists, whose first
+    axis is the examples of the batch.  NaN is null, infinities are "inf" and "-inf"; in a table (csv) a list
+    is JSON.  A file is there whole or not at all, and before the checkpoint after its evaluation.
 
     Args:
         variables: names of the variables to write, in this order.

@@ -58,10 +58,9 @@ class Export(Conditional):
         Export()  # at the end of the training
 
     `model.safetensors` has the arrays by the names of the model's own `state_dict`; `model.pt2` is for
-    `torch.export.load`.  Beside this file lies `export.json`: run, step, epoch, entry, the last metrics, and
-    the name of a checkpoint at that moment.  An export is there whole or not at all; after a kill at any
-    place and a new start, the folder ends as if the run had never been killed.  A state with NaN or infinity
-    in its parameters is not exported.
+    `torch.export.load`.  Beside it lies `export.json`: run, step, epoch, entry, the last metrics, and the
+    name of a checkpoint at that moment.  An export is there whole or not at all.  A state with NaN or
+    infinity in its parameters is not exported.
 
     Args:
         when: a schedule, `OnBest(metric)`, a function of the boundary, or None: at the end of training.
@@ -272,9 +271,7 @@ def export(
         max_shard_size: most bytes of arrays in a file, as in 500_000_000, "5GB" or "2GiB"; None for one file.
 
     Raises:
-        ConfigError: an argument is wrong, or the folder has something else than an export.
-        NoCheckpointError: there is no checkpoint.
-        CheckpointError: the checkpoint is damaged.
+        NoCheckpointError, CheckpointError: there is no checkpoint, or it is damaged.
     """
     target = user_path(folder, "folder")
     most = None if max_shard_size is None else byte_count(max_shard_size)

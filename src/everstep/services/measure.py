@@ -50,9 +50,7 @@ class Throughput(Service):
 
     Metrics: steps_per_second and, with `samples`, samples_per_second; and data_share (waiting for
     batches), step_share (the program's own lines), evaluation_share (`evaluation()` blocks) and
-    services_share (all that runs at boundaries), which add up to 1.  At the end, one more line has the
-    seconds of the whole start by the same parts.  Each look waits for the device first, so that all counted
-    steps are done.
+    services_share (all that runs at boundaries), which add up to 1.  Each look waits for the device first.
 
     Args:
         samples: number of samples in a step, 1 or more; None if the number is not known.
@@ -206,8 +204,7 @@ class System(Service):
     | disk_share, disk_free_gb | used part and free space of the disk with the run directory |
     | disk_read_mb_per_s, disk_written_mb_per_s | what this process read and wrote meanwhile (Linux) |
 
-    A figure that the system does not give is left out.  A look takes less than a millisecond and imports
-    nothing; between two looks a step costs nothing more.  Several ranks: the machine of rank 0.
+    A figure that the system does not give is left out.  Several ranks: the machine of rank 0.
 
     Args:
         every: when to look; default `Every(seconds=30)`.

@@ -128,9 +128,8 @@ class Notify(Service):
         Notify(command=["mail", "-s", "a run", "me@example.org"])
         Notify(url="https://hooks.example.org/services/...")
 
-    A command gets the facts as JSON on its standard input, a URL a POST of the same JSON: "text" (a sentence
-    for people, which chat programs show), "event", "reason", "run", "run_dir", "step", "epoch", "start",
-    "host" and "time" (seconds since 1970).
+    A command gets JSON on its standard input, a URL a POST of the same: "text" (a sentence, which chat programs
+    show), "event", "reason", "run", "run_dir", "step", "epoch", "start", "host", "time" (seconds since 1970).
 
     | event | when |
     |---|---|

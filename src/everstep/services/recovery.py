@@ -27,20 +27,15 @@ class Drawn(NamedTuple):
 class Recovery(Service):
     """Go back to the last good checkpoint where a step fails, and train on without that step's batches.
 
-    Other services and errors report a failed step: `NaNGuard`, `LossBound`, a service's
-    `Stop(failed=True)`, a `BadStepError` raised in the loop.  The loop is then left through `RolledBack`,
-    exit status 3.  The next start (a `Trainer` and `everstep.recovering` start again by themselves) resumes
-    before the failed step, and draws and passes over the quarantined batches: they cost no step.  Rollbacks
-    are decisions in the journal: no resume forgets a rollback or its quarantine, not even without this
-    service.
+    A failed step is reported by `NaNGuard`, `LossBound`, a service's `Stop(failed=True)`, or a `BadStepError`
+    raised in the loop.  The loop is then left through `RolledBack`, exit status 3.  The next start (a
+    `Trainer` and `everstep.recovering` start again by themselves) resumes before the failed step, and passes
+    over the quarantined batches: those of the failed step, and if that step or an earlier one fails again
+    after the k-th rollback, those of the last k + 1 steps that read data.  Rollbacks are decisions in the
+    journal, which no resume forgets.
 
-    The quarantine has the batches of the failed step.  If that step, or an earlier step, fails again after
-    the k-th rollback, the fault may lie further back (a NaN shows one step after the update that made it):
-    then the quarantine has the batches of the last k + 1 steps that read data, the failed step included.
-
-    The failure stands, as without this service, if the tries are used up, or if there is no checkpoint or no
-    batch to blame; it stands at every later start, until `max_rollbacks` is raised.  It also stands in a
-    `Trainer` over a generator or another iterator, which can be read only once.
+    The failure stands, as without this service, if the tries are used up, if there is no checkpoint or no
+    batch to blame, or if the data is an iterator that can be read only once.
 
     Args:
         max_rollbacks: limit of rollbacks, 1 or more: in all, or in a row (`reset_after`).
@@ -110,15 +105,11 @@ class Retry(Service):
         Retry(errors=[ConnectionError, TimeoutError], times=5, backoff=2.0)
 
     After an error in a step, its data or an evaluation, the loop is left through `TriedAgain`, exit status 3,
-    and the run resumes from its newest checkpoint, random state included, as after a kill.  A `Trainer` and
-    `everstep.recovering` resume by themselves; any other program is started again.  So the run ends in the
-    same bits as a run without a failure.  A save is tried again where it failed, behind the training.
+    and the run resumes from its newest checkpoint, as after a kill.  A `Trainer` and `everstep.recovering`
+    resume by themselves; any other program is started again.  A save is tried again where it failed.
 
-    A try counts until the run has passed the furthest step that failed.  After the last try the error
-    stands, and says how many tries there were.  Each try is a decision in the journal.  A signal ends the
-    wait and the run; the next start resumes it.
-
-    A `Trainer` over a generator or another iterator, which can be read only once, is not tried again.
+    A try counts until the run has passed the furthest step that failed.  After the last try, or where the
+    data is an iterator that can be read only once, the error stands.  A signal ends the wait and the run.
 
     Args:
         errors: classes of errors that go away by themselves.
@@ -160,13 +151,10 @@ class Retry(Service):
 class HangWatch(Service):
     """Notice when nothing moves: no step, batch, evaluation or save has ended for a long time.
 
-    The stacks of all threads then go into a page in `failures/`, an event "hang" into the journal, and a
-    warning to the screen: once for each hang.  On several ranks all of them write their stacks.
-
-    A thread looks once a second at the counters that the loop has anyway, so steps cost nothing more.
-    It counts its own looks, not the time: a process that is stopped (SIGSTOP), a machine that sleeps and a
-    clock that is set do not hang.  C code that keeps Python's lock also stops this thread; `py-spy dump
-    --pid PID` shows where.
+    The stacks of all threads (on every rank) then go into a page in `failures/`, an event "hang" into the
+    journal, and a warning to the screen: once for each hang.  A thread looks once a second, and counts its
+    looks, not the time: a process that is stopped (SIGSTOP) and a machine that sleeps do not hang.  C code
+    that keeps Python's lock also stops this thread; `py-spy dump --pid PID` shows where.
 
     Every run with `default_services` has one.
 
