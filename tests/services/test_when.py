@@ -40,21 +40,15 @@ def test_on_a_new_best_once_per_best_over_a_restart(tmp_path: Path) -> None:
 def test_a_crash_after_the_checkpoint_does_not_repeat_it_one_before_does(tmp_path: Path) -> None:
     """The boundary's checkpoint has it; steps that are executed again do all that they did."""
     path = tmp_path / "told"
+
+    def start(crash: int = 0) -> None:
+        services = [When(OnBest("valid_loss"), noting(path))]
+        run(tmp_path / "run", services, collecting("valid_loss", LOSSES), boom_at(crash), max_epoch=4)
+
     for crash in (6, 14):  # checkpoints after steps 3, 4, 6, 8, 9, 12 ...
         with pytest.raises(Boom):
-            run(
-                tmp_path / "run",
-                [When(OnBest("valid_loss"), noting(path))],
-                collecting("valid_loss", LOSSES),
-                boom_at(crash),
-                max_epoch=4,
-            )
-    run(
-        tmp_path / "run",
-        [When(OnBest("valid_loss"), noting(path))],
-        collecting("valid_loss", LOSSES),
-        max_epoch=4,
-    )
+            start(crash)
+    start()
     assert path.read_text().split() == ["4", "12"]
 
 

@@ -128,7 +128,7 @@ class Notify(Service):
         Notify(command=["mail", "-s", "a run", "me@example.org"])
         Notify(url="https://hooks.example.org/services/...")
 
-    A command gets JSON on its standard input, a URL a POST of the same: "text" (a sentence, which chat programs
+    A command gets JSON on its standard input, a URL a POST of the same: "text" (a sentence, which chats
     show), "event", "reason", "run", "run_dir", "step", "epoch", "start", "host", "time" (seconds since 1970).
 
     | event | when |
