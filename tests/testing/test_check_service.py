@@ -13,9 +13,25 @@ import numpy as np
 import pytest
 
 import everstep
-from everstep import Every, Moment, Outcome, Service, Stage, Stop
-from everstep.services.function import FunctionService
-from everstep.services.journal_flush import JournalFlush
+from everstep import Every, Moment, Outcome, Save, Service, SetValue, Stage, Stop
+from everstep.services import (
+    Annealing,
+    Export,
+    FinalValues,
+    LogVariables,
+    LossBound,
+    OnBest,
+    Plateau,
+    Profile,
+    ProgressBar,
+    Require,
+    Scheduled,
+    System,
+    Throughput,
+    When,
+)
+from everstep.services.checkpoints import JournalFlush
+from everstep.services.when import FunctionService
 from everstep.testing import armed, check_service, nothing_left
 
 
@@ -50,6 +66,24 @@ BUILT_IN: dict[str, Callable[[], Service]] = {
     "JSONLines": lambda: everstep.services.JSONLines(every=Every(steps=1)),
     "CSV": lambda: everstep.services.CSV(),
     "TensorBoard": lambda: everstep.services.TensorBoard(every=Every(steps=2)),
+    "Best of several": lambda: everstep.Best("valid_accuracy", keep=2),
+    "Plateau": lambda: Plateau("loss", then=SetValue("settings.rate", 0.5), long=2, short=1),
+    "Require by an epoch": lambda: Require("valid_loss", 0.6, epoch=2),
+    "Require by a step": lambda: Require("loss", 0.0, "max", step=4, every=Every(steps=1)),
+    "LossBound": lambda: LossBound(bound=1e9),
+    "LossBound by the median": lambda: LossBound(times=9, last=2),
+    "Scheduled": lambda: Scheduled("settings.rate", Annealing(1, 0.9)),
+    "Scheduled by a function": lambda: Scheduled(
+        "settings.rate", lambda step: 1 / step, every=Every(steps=2)
+    ),
+    "When": lambda: When(OnBest("valid_loss"), [Save(), SetValue("settings.rate", times=0.5)]),
+    "Export": lambda: Export(OnBest("valid_loss"), entry="weights", keep=1),
+    "ProgressBar": lambda: ProgressBar(Every(steps=1)),
+    "LogVariables": lambda: LogVariables(),
+    "FinalValues": lambda: FinalValues(lambda: {"one": 1.0}),
+    "Throughput": lambda: Throughput(4, every=Every(steps=2)),
+    "System": lambda: System(every=Every(steps=2)),
+    "Profile": lambda: Profile(Every(steps=2), steps=1, keep=1),
     "a function after steps": lambda: FunctionService(Moment.AFTER_STEP, looks, 2, "mine"),
     "a function after epochs": lambda: FunctionService(Moment.AFTER_EPOCH, looks, None, "mine"),
     "a function before steps": lambda: FunctionService(Moment.BEFORE_STEP, looks, None, "mine"),

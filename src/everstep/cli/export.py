@@ -11,7 +11,6 @@ from everstep.cli.common_options import index_option, run_argument
 from everstep.cli.find_run import find
 from everstep.cli.output import note, say
 from everstep.errors import ConfigError, NoCheckpointError, nearest
-from everstep.services.saved_formats import SAVED_FORMATS
 
 
 @click.command("export")
@@ -26,7 +25,12 @@ from everstep.services.saved_formats import SAVED_FORMATS
 @click.option("--best", metavar="METRIC", help="Best weights by this metric; default: the newest checkpoint.")
 @click.option("--checkpoint", metavar="NAME", help="Checkpoint with this name, or at this step.")
 @click.option("--entry", default="model", show_default=True, help="Entry of the run's state, such as ema.")
-@click.option("--format", type=click.Choice(SAVED_FORMATS), default="safetensors", show_default=True)
+@click.option(
+    "--format",
+    default="safetensors",
+    show_default=True,
+    help="Or torch.distributed.checkpoint.",
+)
 @click.option(
     "--max-shard-size", metavar="SIZE", help="Largest safetensors file, as in 5GB; default: one file."
 )
@@ -54,7 +58,7 @@ def command(
     """
     if best is not None and checkpoint is not None:
         raise ConfigError("give --best or --checkpoint, not both")
-    from everstep.services.export_saved import export
+    from everstep.services.export import export
 
     run_dir = find(run, index).path
     with warnings.catch_warnings(record=True) as told:

@@ -13,7 +13,7 @@ import click
 from everstep.cli.common_options import complete_run, index_option
 from everstep.cli.find_run import find_all
 from everstep.display.cells import in_line
-from everstep.display.line_chart import round_numbers
+from everstep.display.html import round_numbers
 from everstep.errors import ConfigError
 
 _MARKERS = "●+xo*#"

@@ -13,7 +13,7 @@ from everstep.errors import UsageError
 from everstep.redaction import without_credentials
 from everstep.schedule import NEVER, Instant
 from everstep.services.best import Best
-from everstep.services.stop_after import StopAfter
+from everstep.services.judges import StopAfter
 from everstep.supervisor.ranks import Pending
 from everstep.supervisor.saving.state_tree import StopRecord
 from everstep.supervisor.threads.signals import describe

@@ -7,11 +7,9 @@ from pathlib import Path
 from everstep.checkpoint import CheckpointName, Store
 from everstep.contracts.services import Boundary, Moment, RunView, Service
 from everstep.schedule import Every
-from everstep.services.checkpoints import Checkpoints
+from everstep.services.checkpoints import Checkpoints, Index
 from everstep.services.evaluate import Evaluate
-from everstep.services.index import Index
-from everstep.services.loss_bound import LossBound
-from everstep.services.nan_guard import NaNGuard
+from everstep.services.judges import LossBound, NaNGuard
 from everstep.tfutils.checkpoint_from_params import index_of
 from everstep.tfutils.params_schema import Training, Validation
 

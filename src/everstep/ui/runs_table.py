@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, func, select
 
-from everstep.display.cells import flat
-from everstep.display.json_trees import finite
+from everstep.display.cells import finite, flat
 from everstep.index.computed_columns import BEST, best_of, counts
 from everstep.index.fields import LONGEST_LIST
 from everstep.index.run_facts import FACTS, TEXTS

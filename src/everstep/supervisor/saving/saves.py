@@ -10,7 +10,7 @@ from everstep.contracts.services import Action, Moment, Save, SaveBest, Service
 from everstep.errors import CheckpointError, DivergedRanksError, NonFiniteError, NotResumableError
 from everstep.services.best import Best
 from everstep.services.checkpoints import Checkpoints
-from everstep.services.nan_guard import NaNGuard
+from everstep.services.judges import NaNGuard
 from everstep.state import split
 from everstep.supervisor.saving.cadence import Cadence
 from everstep.supervisor.saving.replicas import difference, leaf_digests

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from everstep.checkpoint import CheckpointName, Phase
 from everstep.record import Position
 from everstep.services.best import Best
-from everstep.services.nan_guard import NaNGuard
+from everstep.services.judges import NaNGuard
 from everstep.state import Encoded
 from everstep.supervisor.saving.rank_parts import own_paths
 from everstep.supervisor.saving.state_tree import whole_tree
