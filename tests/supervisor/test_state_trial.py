@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 import everstep
-from everstep.cli.doctor import command as doctor
+from everstep.cli.looking import show_command
 from everstep.record import RunJournal
 
 
@@ -117,9 +117,16 @@ def test_what_its_state_does_not_bring_back_is_named_once(
 
 
 @pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize(("kind", "mark"), [(Average, "ok "), (Forgets, "BAD"), (Locked, "   ")])
-def test_the_doctor_says_what_a_run_has_tried_and_what_not(tmp_path: Path, kind: Any, mark: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "verdict"),
+    [
+        (Average, "comes back by its state: "),
+        (Forgets, "its state does not bring it back: "),
+        (Locked, "not tried: "),
+    ],
+)
+def test_show_says_what_a_run_has_tried_and_what_not(tmp_path: Path, kind: Any, verdict: str) -> None:
     run(tmp_path / "run", kind)
-    said = CliRunner().invoke(doctor, [str(tmp_path / "run")]).output
+    said = CliRunner().invoke(show_command, [str(tmp_path / "run")]).output
     (line,) = [line for line in said.splitlines() if "state parts/average" in line]
-    assert line.startswith(mark)
+    assert verdict in line

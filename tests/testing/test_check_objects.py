@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 
 import everstep
-from everstep.cli.check import command
+from everstep.cli.proving import check_command as command
 from everstep.errors import ConfigError
 from everstep.testing import check, check_stateful
 

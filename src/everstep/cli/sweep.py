@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,9 +16,15 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from everstep.cli import experiment_commands
-from everstep.cli.common_options import json_option
-from everstep.cli.exit_signals import in_words, leave_in_order, number_of
+from everstep.cli.common_options import (
+    ASKING,
+    in_words,
+    json_option,
+    leave_in_order,
+    profile_option,
+    training_options,
+)
+from everstep.cli.experiments import ship_to, split
 from everstep.cli.output import note, print_json, print_table, say
 from everstep.errors import EverstepError
 
@@ -80,8 +87,8 @@ _TAIL = 2000
     type=click.Path(path_type=Path),
     help="Beginning of the run directories, instead of the config's run_dir.",
 )
-@experiment_commands.profile_option
-@experiment_commands.training_options
+@profile_option
+@training_options
 @json_option
 def command(
     arguments: tuple[str, ...],
@@ -122,8 +129,8 @@ def command(
     Optuna chooses as many settings at once as there are --jobs, and the next when these are trained; so the
     same command chooses the same settings.
     """
-    files, overrides = experiment_commands.split(arguments)
-    experiment_commands.ship_to(index)
+    files, overrides = split(arguments)
+    ship_to(index)
     from everstep.experiment.sweep import Base, distinct, spaces, trials
 
     base = Base(files, overrides, run_dir, profile)
@@ -243,7 +250,9 @@ class _Trainings:
             return [(trial, future.result()[0]) for future, trial in waiting.items()]
         except BaseException as error:
             with self._lock:
-                self._stopped_by = number_of(error)
+                code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 0
+                number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else code - 128
+                self._stopped_by = number if number in ASKING else signal.SIGTERM
                 for process in self._running:
                     process.send_signal(self._stopped_by)  # recorded in the run as the reason of its end
             raise
