@@ -13,7 +13,7 @@ from cli_runs import completed, everstep
 
 from everstep.cli.output import print_table
 from everstep.display.cells import in_line, shown
-from everstep.experiment.optuna_sweep import last_value
+from everstep.experiment.sweep import last_value
 from everstep.record import Block, Journal, RunDir
 
 EVIL = "\x1b[2J\x1b]0;owned\x07good\u202efinished\x9b31m\r\nb-000000  finished"
