@@ -36,7 +36,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 
-from everstep.testing.object_checks import Checked, check
+from everstep.testing import Checked, check
 
 PAGE = Path(__file__).parent.parent / "docs" / "checked.md"
 PACKAGES = ("torch", "torchdata", "numpy", "datasets", "torchmetrics", "accelerate", "gymnasium")

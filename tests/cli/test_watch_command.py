@@ -1,12 +1,10 @@
-"""`everstep watch`: a run in a terminal and in a pipe, until it ends."""
+"""`everstep watch`: a line for each change, until the run ends."""
 
 from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -22,7 +20,7 @@ import warm
 from everstep.index.database import Database
 from everstep.index.sql_tables import runs
 from everstep.record import last_step
-from waiting import PATIENCE, until
+from waiting import until
 
 PROGRAM = """
 import os, signal, sys, threading
@@ -141,34 +139,6 @@ def test_ctrl_c_ends_it_and_not_the_run(tmp_path: Path) -> None:
     _, wrong = process.communicate()
     assert process.returncode == 130 and "Traceback" not in wrong
     assert training.wait() == 0
-
-
-@pytest.mark.campaign("timed")
-def test_in_a_terminal_it_draws_over_itself(tmp_path: Path) -> None:
-    """With a chart of the metric; each line fits into the terminal."""
-    training = train(tmp_path, pause=0.4)
-    opened(tmp_path)
-    leader, follower = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "60", "LINES": "30", "EVERSTEP_INDEX": ""}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "everstep", "watch", "run", "--every", "0.2"],
-        cwd=tmp_path, stdin=follower, stdout=follower, stderr=follower, env=environment,
-    )  # fmt: skip
-    os.close(follower)
-    said = b""
-    while select.select([leader], [], [], PATIENCE)[0]:
-        try:
-            said += os.read(leader, 1 << 16)
-        except OSError:  # the process has closed the terminal
-            break
-    assert process.wait() == 0 and training.wait() == 0
-    text = said.decode()
-    frames = re.split("\x1b\\[\\d+F\x1b\\[J", text)
-    assert len(frames) >= 3
-    assert "finished" in frames[-1] and "loss" in frames[-1] and "step 16 of 16" in frames[-1]
-    plain = re.sub("\x1b\\[[0-9;]*m", "", frames[-1])
-    assert all(len(line) <= 60 for line in plain.splitlines())
-    assert any("⠀" <= char <= "⣿" for char in frames[-1]), "a chart"
 
 
 @pytest.mark.campaign("timed")

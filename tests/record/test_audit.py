@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import everstep
 import warm
 from everstep import Every
-from everstep.cli.audit import command
+from everstep.cli.looking import audit_command as command
 from everstep.contracts.data import Cursor, Stream
 from everstep.data import arrays, checked, loader, prefetch
 from everstep.data.arrays import Arrays

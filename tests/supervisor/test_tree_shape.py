@@ -39,7 +39,7 @@ SHAPE = {
         "wall": ["seconds", "segment"],
     }
 }
-"""By format: what each branch has.  Where this test fails, put the new shape under FORMAT + 1, and raise it."""
+"""What each branch has.  Where this test fails, put the new shape under FORMAT + 1, and raise it."""
 
 
 def trained(run_dir: Path) -> Tiny:

@@ -20,8 +20,6 @@ EXTRAS = {
     "pydantic": "experiment",
     "ruamel": "experiment",
     "alembic": "cli",
-    "plotext": "plot",
-    "matplotlib": "plot",
     "starlette": "ui",
     "uvicorn": "ui",
     "orjson": "ui",

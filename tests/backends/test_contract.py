@@ -1,4 +1,13 @@
-"""`check_backend`: a check of a backend against its contract, for authors of backends."""
+"""Both backends of the house keep the contract of backends.
+
+1. Each array comes back from host memory equal in type, dtype, shape and bits, in memory of its own; the host
+   buffer is used again if it fits, and only then.
+2. The global random state comes back, also through a checkpoint's encoding; a seed determines it.
+3. A metric value is one real number, copied; anything else is a `MetricError`.
+4. The framework's own objects have entries that restore them to the bit and refuse what does not fit.
+5. Updates are counted when they happen, until the counter is closed; open gradients come back.
+6. Evaluation mode, the table of parameters, the description and the fingerprint change nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +18,11 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import torch
 
 from everstep import backends
+from everstep.backends.numpy import NumpyBackend
+from everstep.backends.torch.backend import TorchBackend
 from everstep.contracts.group import DataRanks
 from everstep.contracts.state import Backend, Entry, HostArray, Mismatch, Unread
 from everstep.errors import MetricError
@@ -33,27 +45,12 @@ def check_backend(
 ) -> None:
     """Check every member of `everstep.contracts.state.Backend`.
 
-    1. Each array comes back from host memory equal in type, dtype, shape and bits, in memory of its
-       own; the host buffer is used again if it fits, and only then.  Its facts name its type and place.
-    2. The global random state comes back, also through a checkpoint's encoding; a seed determines it.
-    3. A metric value is one real number, copied; anything else is a `MetricError`.
-    4. The framework's own objects have entries that restore them to the bit and refuse what does not
-       fit; other objects have no entry.
-    5. Updates are counted when they happen, until the counter is closed; open gradients come back.
-    6. Evaluation mode, the table of parameters, the description and the fingerprint change nothing; the
-       fingerprint of a process is the same each time.
-
     Args:
-        backend: the backend to check; its framework is imported.
         arrays: an array of each dtype and memory order that the framework has.
-        draw: draws random numbers from the framework's global state, as an array or a number.
-        make: makes the framework's own objects, as a user passes them in `state=`, as a new process
-            would; called many times.
-        update: trains the objects for a step; with optimizers, the step includes theirs.
+        draw: draws random numbers from the framework's global state.
+        make: makes the framework's own objects, as a user passes them in `state=`.
+        update: trains the objects for a step.
         accumulate: computes gradients without a step; None if the framework keeps no gradients.
-
-    Raises:
-        AssertionError: says which rule is broken, and with what.
     """
     with isolated():
         _check_facts(backend)
@@ -380,3 +377,91 @@ def _modes(state: State) -> list[Any]:
         parts = value.modules() if callable(getattr(value, "modules", None)) else [value]
         found += [getattr(part, "training", None) for part in parts]
     return found
+
+
+# ------------------------------------------------------------------------------- the two backends
+
+NUMPY_DTYPES = [*"?bBhHiIqQefdFD", ">f4", "M8[s]"]
+NUMPY_ARRAYS = [
+    *(np.arange(6).astype(dtype).reshape(2, 3) for dtype in NUMPY_DTYPES),
+    np.array(2.5),
+    np.zeros((0, 3)),
+    np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    np.arange(24.0).reshape(2, 3, 4).transpose(1, 2, 0),
+    np.arange(12.0)[::2],
+]
+
+
+def draw_numpy() -> Any:
+    return np.random.rand(3)
+
+
+def make_numpy() -> dict[str, Any]:
+    return {"weights": np.zeros(3), "noise": np.random.default_rng(1), "old": np.random.RandomState(1)}
+
+
+def update_numpy(state: Mapping[str, Any]) -> None:
+    state["weights"][:] += state["noise"].random(3) + state["old"].rand(3) + np.random.rand(3)
+
+
+TORCH_DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
+    torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
+    torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
+]  # fmt: skip
+TORCH_ARRAYS = [
+    *(torch.arange(6.0).reshape(2, 3).to(dtype) for dtype in TORCH_DTYPES),
+    torch.tensor(2.5),
+    torch.zeros(0, 3),
+    torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1),
+    torch.zeros(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
+    torch.nn.Parameter(torch.arange(3.0)),
+    torch.nn.Parameter(torch.arange(3.0), requires_grad=False),
+    torch.arange(3.0).requires_grad_(),
+]
+
+
+def draw_torch() -> Any:
+    return torch.rand(3)
+
+
+def make_torch() -> dict[str, Any]:
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5))
+    model[1].eval()  # a frozen part keeps its own mode
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    return {"model": model, "optimizer": optimizer, "noise": torch.Generator().manual_seed(3)}
+
+
+def accumulate_torch(state: Mapping[str, Any]) -> None:
+    batch = torch.rand(5, 3) + torch.rand(5, 3, generator=state["noise"])
+    state["model"](batch).square().mean().backward()
+
+
+def update_torch(state: Mapping[str, Any]) -> None:
+    state["optimizer"].zero_grad()
+    accumulate_torch(state)
+    state["optimizer"].step()
+
+
+def check_numpy(backend: Backend) -> None:
+    check_backend(backend, arrays=NUMPY_ARRAYS, draw=draw_numpy, make=make_numpy, update=update_numpy)
+
+
+def check_torch(backend: Backend) -> None:
+    check_backend(
+        backend,
+        arrays=TORCH_ARRAYS,
+        draw=draw_torch,
+        make=make_torch,
+        update=update_torch,
+        accumulate=accumulate_torch,
+    )
+
+
+def test_numpy_passes() -> None:
+    check_numpy(NumpyBackend())
+
+
+def test_torch_passes() -> None:
+    check_torch(TorchBackend())

@@ -1,4 +1,4 @@
-"""`check_group`: a check of a group against its contract, by real processes, for authors of groups."""
+"""`check_group`: a check of a group against its contract, by real or simulated processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from everstep.contracts.group import Group
 from everstep.errors import DisagreementError, GroupError, MissingRankError, PeerFailedError
-from everstep.testing.leftovers import nothing_left
+from everstep.testing import nothing_left
 
 _LATE = 0.4
 """Seconds by which the last rank is late."""
