@@ -19,7 +19,6 @@ EXTRAS = {
     "sqlalchemy": "cli",
     "pydantic": "experiment",
     "ruamel": "experiment",
-    "alembic": "cli",
     "plotext": "plot",
     "matplotlib": "plot",
     "starlette": "ui",

@@ -66,7 +66,7 @@ class WatchedRun:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Let the training hand over its rows at once, on another machine, too, as long as the block runs."""
+        """Let the training hand over its rows at once as long as the block runs."""
         with ExitStack() as stack:
             stack.callback(self._locks.close)
             if self._run_dir is None and self._database.shared:
@@ -78,8 +78,6 @@ class WatchedRun:
         if self._run_dir is not None:
             self._locks.over([str(self._run_dir)])
             ship(self._database, self._run_dir)
-        elif self._database.shared:
-            self._database.watch(frozenset({self._name}))
         with self._database.read() as connection:
             facts = find_run(connection, self._name, exactly=True)
             gone = self._run_dir is None and is_gone(self._database, facts)

@@ -8,26 +8,33 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, CursorResult, delete, insert, select, update
+from sqlalchemy import Connection, CursorResult, Table, delete, insert, select, update
 
 from everstep.durable import TMP
 from everstep.errors import EverstepError, RunDirError, RunIndexError
-from everstep.index.admission import refusal, uncontested
-from everstep.index.bulk_insert import insert_rows
 from everstep.index.database import Database
-from everstep.index.fields import clean, rows_of, short
 from everstep.index.index_errors import RefusedError
-from everstep.index.readers import id_at, is_run, stored_seed
-from everstep.index.run_queries import lost_parent, newest_facts
-from everstep.index.sql_tables import blocks, checkpoints, events, fields, metrics, runs, segments, series
-from everstep.index.stored_json import stored
+from everstep.index.readers import confine, id_at, is_run, refusal, stored_seed
+from everstep.index.run_queries import clean, labels_of, lost_parent, short
+from everstep.index.sql_tables import (
+    blocks,
+    checkpoints,
+    events,
+    facts,
+    metrics,
+    runs,
+    segments,
+    series,
+    stored,
+)
 from everstep.labels import NAMES as LABELS
 from everstep.labels import has_labels, labels
 from everstep.redaction import without_credentials
@@ -38,10 +45,13 @@ if TYPE_CHECKING:
 ALIVE_SECONDS = 120.0
 """Seconds after its last sign of life for which a run still counts as running, if no lock decides that."""
 
+_BEAT_SECONDS = 30
+"""Seconds after which a run that counts as running is looked at though its journal is silent."""
+
 _SEGMENT = re.compile(r"segment-(?!0000)([0-9]{4}|[1-9][0-9]{4,8})\.evj")
 """File name of a segment; `everstep.record.segment_file`, which makes the names, would import NumPy."""
 
-_MOST_TOLD = 3
+_MOST_PROBLEMS = 3
 """Most problems of a run that are listed."""
 
 EVALUATIONS = "evaluations"
@@ -66,14 +76,6 @@ class Shipped:
     problems: list[str] = field(default_factory=list)
 
 
-class _Known(NamedTuple):
-    """State of a run in the index: its row, and the bytes of each journal file."""
-
-    id: int
-    status: str
-    sizes: dict[int, int]
-
-
 def sync(database: Database, folders: Iterable[Path], *, named: bool = True) -> Shipped:
     """Ship every run in some folders: run directories, or folders that hold run directories.
 
@@ -85,32 +87,76 @@ def sync(database: Database, folders: Iterable[Path], *, named: bool = True) -> 
             read the run (`refusal`).
 
     Raises:
+        RunDirError: a folder cannot be read.
         RunIndexError: the index cannot be used.
     """
-    with database.kept_open() if database.shared else nullcontext():
-        return _sync(database, folders, named)
+    return Journals(folders, named=named).ship(database)
 
 
-def _sync(database: Database, folders: Iterable[Path], named: bool) -> Shipped:
-    asked = [found for folder in folders for run in run_dirs(folder.absolute()) for found in parts_of(run)]
-    origins: dict[str, tuple[float, int | None]] = {}
-    known = _known(database, {str(path) for path in asked}, origins)
-    running = [Path(path) for (path, _), run in known.items() if run.status == "running"]
-    found = list(dict.fromkeys([*asked, *(path for path in running if is_run(path))]))
-    there = {path: known.get((str(path), id_at(path))) for path in found}
-    labelled = [run.id for path, run in there.items() if run is not None and has_labels(path)]
-    told = _labels(database, labelled) if labelled else {}
-    changed = [path for path, run in there.items() if not _unchanged(path, run, told)]
-    total, places = Shipped(runs=len(found)), set(asked)
-    changed = uncontested(changed, origins, total.problems)
-    with database.kept_open() if changed and not database.shared else nullcontext():
-        for run_dir in changed:
-            said = refusal(database, origins, run_dir, inside=run_dir in places, named=named)
-            if said is None:
-                ship_noting(total, database, run_dir)
-            elif said:
-                total.problems.append(said)
-    return total
+class Journals:
+    """Journals of the runs in some folders, shipped by each call as far as they have changed since the last.
+
+    Args:
+        folders, named: as of `sync`.
+    """
+
+    def __init__(self, folders: Iterable[Path], *, named: bool) -> None:
+        self._folders, self._named = [folder.absolute() for folder in folders], named
+        self._marks: dict[Path, object] = {}
+        """Run directory -> what differed after the changes of it that were shipped."""
+        self._newest: dict[str, tuple[int, str]] = {}
+        """Journal's folder -> the time at which it changed last, and its newest file."""
+        self._running: set[Path] = set()
+
+    def ship(self, database: Database, only: Collection[Path] | None = None) -> Shipped:
+        """Ship what has changed.
+
+        Args:
+            only: the run directories to look at; None for all.
+        """
+        asked = only or [part for each in self._folders for run in run_dirs(each) for part in parts_of(run)]
+        if not self._marks:
+            self._running = _running(database)
+        looked = [*asked, *(path for path in self._running if only is None)]
+        # Before the index is read: what changes after that is then seen as a change.
+        marks = {path: self._mark(path) for path in looked}
+        changed = [
+            path for path, mark in marks.items() if self._marks.get(path, ...) != mark and is_run(path)
+        ]
+        total = Shipped(runs=len(marks))
+        known = _known(database) if changed else {}
+        changed = [path for path in changed if path in self._marks or not _unchanged(path, known)]
+        changed.sort(key=lambda path: os.stat(path).st_uid != os.geteuid())  # of two copies one's own counts
+        origins = {row["name"]: (row["created"], row["seed"]) for row in known.values()}
+        with database.kept_open() if changed else nullcontext():
+            for path in changed:
+                inside = any(folder in (path, *path.parents) for folder in self._folders)
+                why = refusal(database, origins, path, inside=inside, named=self._named)
+                if why is None:
+                    _ship_noting(total, database, path)
+                elif why:
+                    total.problems.append(why)
+        if changed:
+            self._running = _running(database)
+        self._marks |= marks  # after the shipping: where this fails, the next call tries again
+        return total
+
+    def _mark(self, path: Path) -> object:
+        """Return what differs after a change of a run directory; None if there is none."""
+        try:
+            changed = os.stat(path).st_mtime_ns  # by a label, too
+            if path in self._running:
+                beat = int(time.time()) // _BEAT_SECONDS
+                return changed, beat, sorted(journal_sizes(path).items()), _is_held(path)
+            at = os.stat(path / "journal").st_mtime_ns
+            if self._newest.get(str(path), (0, ""))[0] != at:
+                newest = max(journal_sizes(path), default=0)
+                self._newest[str(path)] = at, f"{path}/journal/segment-{newest:04d}.evj" if newest else ""
+            name = self._newest[str(path)][1]
+            found = os.stat(name) if name else None
+            return changed, at, found and (found.st_mtime_ns, found.st_size)
+        except (OSError, RunDirError):
+            return None
 
 
 def forget_gone(database: Database, folders: Iterable[Path]) -> dict[str, str]:
@@ -125,19 +171,17 @@ def forget_gone(database: Database, folders: Iterable[Path]) -> dict[str, str]:
         return {}
     above = [folder.absolute() for folder in folders]
     with database.read() as connection:
-        rows = connection.execute(select(runs.c.id, runs.c.name, runs.c.path, runs.c.host)).all()
-    gone = [row for row in rows if any(Path(row.path).is_relative_to(folder) for folder in above)]
-    gone = [row for row in gone if is_gone(database, row._mapping)]
-    if gone:
-        with database.write() as connection:
-            for row in gone:
-                database.claim(connection, row.name)
-                _forget(connection, row.id)
-                connection.execute(delete(runs).where(runs.c.id == row.id))
-    return {row.name: row.path for row in gone}
+        rows = connection.execute(select(runs)).mappings().all()
+    below = [row for row in rows if any(Path(row["path"]).is_relative_to(folder) for folder in above)]
+    gone = [row for row in below if is_gone(database, row)]
+    for row in gone:
+        with database.write(row["name"]) as connection:
+            _forget(connection, row["id"])
+            connection.execute(delete(runs).where(runs.c.id == row["id"]))
+    return {row["name"]: row["path"] for row in gone}
 
 
-def ship_noting(total: Shipped, database: Database, run_dir: Path) -> None:
+def _ship_noting(total: Shipped, database: Database, run_dir: Path) -> None:
     """Ship a run and add the result to the total."""
     try:
         shipped = ship(database, run_dir)
@@ -194,66 +238,52 @@ def is_gone(database: Database, run: Any) -> bool:
     return not is_run(run["path"]) if there is None else there != run["name"]
 
 
-def gone_runs(database: Database, connection: Connection) -> list[int]:
-    """List the keys of the runs whose directories do not exist any more."""
-    found = connection.execute(select(runs.c.id, runs.c.name, runs.c.path, runs.c.host)).mappings()
-    return [int(run["id"]) for run in found if is_gone(database, run)]
+def gone_runs(database: Database, found: Connection | Iterable[Mapping[str, Any]]) -> set[int]:
+    """Return the keys of the runs whose directories do not exist any more, of an index or of some rows."""
+    rows = found.execute(select(runs)).mappings().all() if isinstance(found, Connection) else list(found)
+    paths = Counter(row["path"] for row in rows)  # several: one was made anew in the place of another
+    return {
+        int(row["id"])
+        for row in rows
+        if is_here(database, row["host"])
+        and (is_gone(database, row) if paths[row["path"]] > 1 else not is_run(row["path"]))
+    }
 
 
-def _known(
-    database: Database, asked: set[str], origins: dict[str, tuple[float, int | None]]
-) -> dict[tuple[str, str | None], _Known]:
-    """Return (path, name) -> state in the index, for runs on this machine and at the paths `asked`.
-
-    Args:
-        origins: gets the origins of all runs in the index.
-    """
+def _known(database: Database) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return (path, name) -> row of a run, with the sizes of its journal's files, and its labels."""
     if not database.exists():
         return {}
     with database.read() as connection:
-        rows = connection.execute(
-            select(
-                *(runs.c.path, runs.c.id, runs.c.status, runs.c.host, runs.c.name),
-                *(runs.c.created, runs.c.seed),
-            )
-        ).all()
-        origins |= {row.name: (row.created, row.seed) for row in rows}
-        if len({row.name for row in rows}) < len(rows):
-            raise database.distrusted("it lists a run twice")
-        found: dict[tuple[str, str | None], _Known] = {
-            (row.path, row.name): _Known(row.id, row.status, {})
-            for row in rows
-            if row.path in asked or is_here(database, row.host)  # asked: the machines may share a disk
-        }
-        by_id = {run.id: run for run in found.values()}
-        for run, number, size in connection.execute(
-            select(segments.c.run, segments.c.number, segments.c.size)
-        ):
-            if run in by_id:
-                by_id[run].sizes[number] = size
-    return found
+        told = labels_of(connection)
+        rows = {row["id"]: dict(row) for row in connection.execute(select(runs)).mappings()}
+        for row in rows.values():
+            row |= {"sizes": {}, "labels": told.get(row["id"], {})}
+        sizes = select(segments.c.run, segments.c.number, segments.c.size)
+        for run, number, size in connection.execute(sizes):
+            rows[run]["sizes"][number] = size
+    return {(row["path"], row["name"]): row for row in rows.values()}
 
 
-def _labels(database: Database, asked: list[int]) -> dict[int, dict[str, Any]]:
-    """Return the labels that the index has of some runs."""
+def _running(database: Database) -> set[Path]:
+    """Return the directories of this machine's runs that count as running."""
+    if not database.exists():
+        return set()
     with database.read() as connection:
-        facts = newest_facts(connection, asked)
-    return {run: _labels_in(found) for run, found in facts.items()}
+        found = connection.execute(select(runs.c.path, runs.c.host).where(runs.c.status == "running"))
+        return {Path(row.path) for row in found if is_here(database, row.host)}
 
 
-def _labels_in(facts: dict[str, Any]) -> dict[str, Any]:
-    return {name: facts[name] for name in LABELS if name in facts}
-
-
-def _unchanged(run_dir: Path, known: _Known | None, told: dict[int, dict[str, Any]]) -> bool:
-    """Whether the index has a run as it is; `told` has the labels of the runs that were ever given one."""
-    if known is None or known.status == "running":
+def _unchanged(run_dir: Path, known: dict[tuple[str, str], dict[str, Any]]) -> bool:
+    """Whether the index has a run as it is."""
+    row = known.get((str(run_dir), str(id_at(run_dir))))
+    if row is None or row["status"] == "running":
         return False
     try:
-        same = known.sizes == journal_sizes(run_dir)
+        same = bool(row["sizes"] == journal_sizes(run_dir))
     except RunDirError:
         return False  # shipping reports the fault
-    return same and (known.id not in told or told[known.id] == labels(run_dir).told())
+    return same and (not has_labels(run_dir) or row["labels"] == labels(run_dir).told())
 
 
 def journal_sizes(run_dir: Path) -> dict[int, int]:
@@ -310,59 +340,52 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
             f"{said} is not indexed: its name is not UTF-8; change the name and run everstep sync"
         )
     shipped = Shipped(runs=1)
-    with database.write() as connection:
-        database.claim(connection, run.id)
-        database.confine(run.path)  # before the rows: the file may be new, and readable by everybody
+    with database.write(run.id) as connection:
+        confine(database, run.path)  # before the rows: the file may be new, and readable by everybody
         # Before the journal is read, and after: a start that ends meanwhile, or begins, is not dead.
         held = alive or _is_held(run.path)
-        known = _enter(database, connection, run, shipped.problems)
-        if known is None:
+        entered = _enter(database, connection, run, shipped.problems)
+        if entered is None:
             return shipped
+        key, sizes = entered
         for number, size in sorted(journal_sizes(run.path).items()):
-            if size != known.sizes.get(number):
-                shipped.rows += _ship_segment(connection, known, run, number)
+            if size != sizes.get(number):
+                shipped.rows += _ship_segment(connection, key, run, number, sizes.get(number, 0))
         # After the segments, whose rows decide what is valid and where the run stands.
-        _link(connection, known.id)
-        _conclude(connection, known.id, run.path, alive, held)
-        shipped.problems += _problems(connection, known.id, run.path)
+        _link(connection, key)
+        _conclude(connection, key, run.path, alive, held)
+        shipped.problems += _problems(connection, key, run.path)
     return shipped
 
 
-def _enter(database: Database, connection: Connection, run: Any, problems: list[str]) -> _Known | None:
-    """Return the run's row, made if needed; None if the index has another directory with the same id."""
-    facts, path = run.facts, str(run.path)
-    row = connection.execute(select(runs).where(runs.c.name == facts["id"])).one_or_none()
-    if row is not None:
-        known = _Known(row.id, row.status, _sizes_of(connection, row.id))
-        found = journal_sizes(run.path)
-        whole = all(found.get(number, -1) >= size for number, size in known.sizes.items())
-        if row.path != path and not _same_place(row.path, path):
-            here = is_here(database, row.host)
-            if id_at(row.path) == facts["id"] if here else not whole or found == known.sizes:
-                where = row.path if here else f"{row.host}:{row.path}"
-                problems.append(
-                    f"{path} is a copy of {where}, the same run {facts['id']}, and is not indexed beside it; "
-                    "move one of them elsewhere"
-                )
-                return None
-            connection.execute(update(runs).where(runs.c.id == row.id).values(path=path))
-        if whole:
-            return known
-        _forget(connection, row.id)  # the journal has lost bytes or was replaced, and it is the truth
-        return known._replace(sizes={})
-    seed = facts["seed"]
-    made = connection.execute(
-        insert(runs).values(
-            name=facts["id"],
-            path=path,
-            created=facts["created"],
-            seed=stored_seed(seed),
-            status="running",
-            step=0,
-            epoch=0,
-        )
-    )
-    return _Known(_key(made), "running", {})
+def _enter(
+    database: Database, connection: Connection, run: RunDir, problems: list[str]
+) -> tuple[int, dict[int, int]] | None:
+    """Return the run's key, and the sizes of its files here; None if another directory has its id."""
+    path, seed = str(run.path), stored_seed(run.facts["seed"])
+    row = connection.execute(select(runs).where(runs.c.name == run.id)).one_or_none()
+    if row is None:
+        begun = {"status": "running", "step": 0, "epoch": 0}
+        made = insert(runs).values(name=run.id, path=path, created=run.facts["created"], seed=seed, **begun)
+        return _key(connection.execute(made)), {}
+    chosen = select(segments.c.number, segments.c.size).where(segments.c.run == row.id)
+    sizes = {number: size for number, size in connection.execute(chosen)}
+    found = journal_sizes(run.path)
+    whole = all(found.get(number, -1) >= size for number, size in sizes.items())
+    if row.path != path and not _same_place(row.path, path):
+        here = is_here(database, row.host)
+        if id_at(row.path) == run.id if here else not whole or found == sizes:
+            where = row.path if here else f"{row.host}:{row.path}"
+            problems.append(
+                f"{path} is a copy of {where}, the same run {run.id}, and is not indexed beside it; "
+                "move one of them elsewhere"
+            )
+            return None
+        connection.execute(update(runs).where(runs.c.id == row.id).values(path=path))
+    if whole:
+        return row.id, sizes
+    _forget(connection, row.id)  # the journal has lost bytes or was replaced, and it is the truth
+    return row.id, {}
 
 
 def _same_place(one: str, other: str) -> bool:
@@ -380,16 +403,11 @@ def _key(made: CursorResult[Any]) -> int:
     return int(keys[0])
 
 
-def _sizes_of(connection: Connection, run: int) -> dict[int, int]:
-    found = connection.execute(select(segments.c.number, segments.c.size).where(segments.c.run == run))
-    return {number: size for number, size in found}
-
-
 def _forget(connection: Connection, run: int) -> None:
     mine = select(series.c.id).where(series.c.run == run)
     for table in (metrics, blocks):
         connection.execute(delete(table).where(table.c.series.in_(mine)))
-    for table in (series, fields, checkpoints, events, segments):
+    for table in (series, facts, checkpoints, events, segments):
         connection.execute(delete(table).where(table.c.run == run))
     connection.execute(update(runs).where(runs.c.id == run).values(started=None))
 
@@ -397,12 +415,12 @@ def _forget(connection: Connection, run: int) -> None:
 # ----------------------------------------------------------------------------------- one segment
 
 
-def _ship_segment(connection: Connection, known: _Known, home: RunDir, number: int) -> int:
+def _ship_segment(connection: Connection, run: int, home: RunDir, number: int, start: int) -> int:
+    """Ship a file of the journal from a place on; return the number of its rows of metrics."""
     from everstep.record import read_segment
     from everstep.record.segment_file import segment_path
 
-    path, run = segment_path(home.path, number), known.id
-    start = known.sizes.get(number, 0)
+    path = segment_path(home.path, number)
     try:
         found = read_segment(path, start, home.id)
         torn = found.size < path.stat().st_size
@@ -442,8 +460,8 @@ def _ship_events(connection: Connection, run: int, found: list[Any], segment: di
         step, epoch = event.completed
         segment["step"], segment["epoch"] = max(segment["step"], step), max(segment["epoch"], epoch)
         if event.kind == "segment":
-            facts = without_credentials(event.data.get("facts", {}))  # older versions recorded them
-            segment["started"], segment["facts"] = event.time, json.dumps(facts)
+            recorded = without_credentials(event.data.get("facts", {}))
+            segment["started"], segment["facts"] = event.time, json.dumps(recorded)
         elif event.kind == "ended":
             segment["status"], segment["reason"] = "finished", _text(event.data.get("reason"))
         elif event.kind == "interrupted":
@@ -453,7 +471,7 @@ def _ship_events(connection: Connection, run: int, found: list[Any], segment: di
             segment["reason"] = f"the divergence at step {event.data['step']}"
         elif event.kind == "closed":
             segment["status"], segment["reason"] = event.data["status"], _text(event.data.get("reason"))
-    insert_rows(
+    _insert(
         connection,
         events,
         [
@@ -462,7 +480,7 @@ def _ship_events(connection: Connection, run: int, found: list[Any], segment: di
             if e.kind not in ("segment", "progress")  # the segment's row has their content
         ],
     )
-    insert_rows(
+    _insert(
         connection,
         checkpoints,
         [
@@ -487,8 +505,8 @@ def _ship_blocks(
     packed: list[tuple[Any, ...]] = []
 
     def insert_batch() -> None:
-        insert_rows(connection, metrics, batch)
-        insert_rows(connection, blocks, packed)
+        _insert(connection, metrics, batch)
+        _insert(connection, blocks, packed)
         batch.clear()
         packed.clear()
 
@@ -519,6 +537,12 @@ def _ship_blocks(
             insert_batch()
     insert_batch()
     return count
+
+
+def _insert(connection: Connection, table: Table, rows: list[tuple[Any, ...]]) -> None:
+    """Insert rows whose values are in the order of the table's columns."""
+    if rows:  # as the driver takes them: SQLAlchemy would make a dictionary of each
+        connection.exec_driver_sql(str(insert(table).compile(connection)), rows)
 
 
 def _text(text: Any) -> str | None:
@@ -570,11 +594,11 @@ def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool, held
     seen = [segment.last for segment in found if segment.last is not None]
     beat = time.time() if alive else max([row.heartbeat or 0.0, *seen]) or None
     status = newest.status if newest is not None else None
-    facts = {} if newest is None else stored(newest.facts)
-    told = {name: value for name, value in facts.items() if name not in LABELS} | labels(run_dir).told()
+    recorded = {} if newest is None else stored(newest.facts)
+    told = {name: value for name, value in recorded.items() if name not in LABELS} | labels(run_dir).told()
     if status is None:
         alive = held or _is_held(run_dir)
-        status = "running" if alive else _status_of_silent(run_dir, beat, facts.get("lock", True))
+        status = "running" if alive else _status_of_silent(run_dir, beat, recorded.get("lock", True))
     values = {
         "status": status,
         "reason": None if newest is None else newest.reason,
@@ -584,12 +608,12 @@ def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool, held
         "diverged": _diverged(connection, run),
         "epoch": next((segment.epoch for segment in reversed(found) if segment.epoch), 0),
     }
-    if newest is not None and (newest.started != row.started or told != facts):
-        values["host"] = _text(facts.get("host"))
+    if newest is not None and (newest.started != row.started or told != recorded):
+        values["host"] = _text(recorded.get("host"))
         mine = (segments.c.run == run) & (segments.c.number == newest.number)
         connection.execute(update(segments).where(mine).values(facts=json.dumps(told)))
-        connection.execute(delete(fields).where(fields.c.run == run))
-        insert_rows(connection, fields, rows_of(run, told))
+        connection.execute(delete(facts).where(facts.c.run == run))
+        _insert(connection, facts, [(clean(name), run, json.dumps(value)) for name, value in told.items()])
     connection.execute(update(runs).where(runs.c.id == run).values(**values))
 
 
@@ -644,8 +668,8 @@ def _problems(connection: Connection, run: int, run_dir: Path) -> list[str]:
         told += [f"{name}: {problem}" for problem in stored(problems, list) + lost]
         if torn is not None and status != "running":  # a running start is still writing there
             told.append(f"{name}: {torn}")
-    if len(told) > _MOST_TOLD:
-        told[_MOST_TOLD:] = [
-            f"{name}: {len(told) - _MOST_TOLD} more problems; everstep show {run_dir} lists them"
+    if len(told) > _MOST_PROBLEMS:
+        told[_MOST_PROBLEMS:] = [
+            f"{name}: {len(told) - _MOST_PROBLEMS} more problems; everstep show {run_dir} lists them"
         ]
     return told
