@@ -491,6 +491,7 @@ def _ship_blocks(connection: Connection, run: int, start: dict[str, Any], new: l
     ids = {(name, phase): key for key, name, phase in known}
     number, count = start["number"], 0
     batch: list[tuple[Any, ...]] = []
+    packed: list[tuple[Any, ...]] = []
     for found in new:
         block = found.block
         key = (short(block.name), short(block.phase))
@@ -508,11 +509,12 @@ def _ship_blocks(connection: Connection, run: int, start: dict[str, Any], new: l
             repeat(int(block.wall)),
             strict=False,
         )
-        _insert(connection, blocks, [(ids[key], number, found.offset, bytes(found.payload))])
+        packed.append((ids[key], number, found.offset, bytes(found.payload)))
         if len(batch) >= _BATCH:
             _insert(connection, metrics, batch)
             batch.clear()
     _insert(connection, metrics, batch)
+    _insert(connection, blocks, packed)
     return count
 
 
