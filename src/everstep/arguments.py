@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import numbers
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
@@ -39,10 +40,12 @@ _ELSEWHERE = {
 
 
 def _keywords(function: Callable[..., Any]) -> set[str]:
-    if hasattr(function, "known_keywords"):  # the keywords to which it forwards are among them
-        return set(function.known_keywords)
     parameters = inspect.signature(function).parameters.values()
-    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} - {"self"}
+    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} - {"self"}
+    for parameter in parameters:  # as in `**options: Unpack[RunOptions]`
+        if options := re.fullmatch(r"Unpack\[(\w+)\]", str(parameter.annotation)):
+            names |= function.__globals__[options[1]].__annotations__.keys()
+    return names
 
 
 def _hint(name: str, known: set[str]) -> str:
@@ -50,16 +53,10 @@ def _hint(name: str, known: set[str]) -> str:
     return nearest(ours if ours in known else name, known)
 
 
-def checked_keywords(
-    function: Callable[P, R], forwards_to: Callable[..., Any] | None = None
-) -> Callable[P, R]:
-    """Make a call with an unknown keyword raise `ConfigError` with the nearest name.
-
-    Args:
-        forwards_to: function that gets the `**` arguments: its keywords are known, too.
-    """
+def checked_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a call with an unknown keyword raise `ConfigError` with the nearest name."""
     method = function.__name__ == "__init__"
-    known = _keywords(function) | (set() if forwards_to is None else _keywords(forwards_to))
+    known = _keywords(function)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -408,7 +408,7 @@ def test_misuse_is_an_error_with_a_remedy(tmp_path: Path) -> None:
         trainer(tmp_path / "run", services=[everstep.Evaluate("vald")])
     with pytest.raises(ConfigError, match="did you mean 'max_epoch'"):
         trainer(tmp_path / "run", max_epochs=3)
-    with pytest.raises(ConfigError, match=r"from the task's state\(\)"):
+    with pytest.raises(ConfigError, match=r"Trainer\(\) has no argument 'state'"):
         trainer(tmp_path / "run", state={})
     with pytest.raises(ConfigError, match=r"derived from everstep\.Task"):
         everstep.Trainer(object(), {}, tmp_path / "run")  # type: ignore[arg-type]

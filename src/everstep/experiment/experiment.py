@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from everstep.arguments import checked_keywords, integer, number
 from everstep.contracts.services import Service
@@ -20,6 +20,7 @@ from everstep.record.provenance import code_folder, git_facts
 from everstep.schedule import Every
 from everstep.state import isolated, seed_all
 from everstep.supervisor import Ending
+from everstep.supervisor.settings import LoopOptions
 from everstep.trainer import Trainer
 from everstep.trainer.checkpoint_follower import Which
 
@@ -79,7 +80,7 @@ class Experiment:
             given.
     """
 
-    @partial(checked_keywords, forwards_to=Trainer.__init__)
+    @checked_keywords
     def __init__(
         self,
         task: Maker,
@@ -89,10 +90,9 @@ class Experiment:
         *,
         services: Iterable[Service | Maker] = (),
         export_strategies: Iterable[Service | Maker] = (),
-        seed: int | None = None,
         strict_git: bool = False,
         skip_check: bool = False,
-        **trainer: Any,
+        **options: Unpack[LoopOptions],
     ) -> None:
         if strict_git and skip_check:
             raise ConfigError("strict_git and skip_check contradict each other; give one of them")
@@ -108,9 +108,9 @@ class Experiment:
             each if isinstance(each, Service) else _maker("a service", each)
             for each in (*services, *export_strategies)
         ]
-        self.seed = seed_or_drilled(integer("seed", seed, 0, none="to draw one"))
+        self.seed = seed_or_drilled(integer("seed", options.get("seed"), 0, none="to draw one"))
         self._strict_git, self._skip_check = strict_git, skip_check
-        self._options = trainer
+        self._options: LoopOptions = {**options, "seed": self.seed}
         """Further arguments of the Trainer."""
         self._trainer: Trainer | None = None
 
@@ -125,9 +125,7 @@ class Experiment:
             self._made(partial(self._build, task), self.seed)
             streams = {name: self.stream(name) for name in self._streams}
             services = [each if isinstance(each, Service) else each() for each in self._services]
-            self._trainer = Trainer(
-                task, streams, self.run_dir, services=services, seed=self.seed, **self._options
-            )
+            self._trainer = Trainer(task, streams, self.run_dir, services=services, **self._options)
         return self._trainer
 
     def stream(self, name: str) -> Any:

@@ -5,28 +5,26 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from everstep import backends
-from everstep.arguments import checked_keywords
+from everstep.arguments import checked_keywords, integer
 from everstep.contracts.services import Moment, Service
 from everstep.errors import ConfigError, MetricError, UsageError
 from everstep.loop.epochs import Epochs
-from everstep.loop.loop_settings import LoopSettings
-from everstep.loop.metric_mean import MetricMean
-from everstep.metrics import MetricFormatter, environment_table, log_line, parameter_table
+from everstep.metrics import MetricFormatter, Window, environment_table, log_line, parameter_table
+from everstep.metrics.across_ranks import AcrossRanks
 from everstep.metrics.collector import Reader, all_stats, is_wall, resolve, to_scalar
 from everstep.metrics.statistics import Stats
 from everstep.schedule import Instant
-from everstep.services.best import Best
+from everstep.services.best import Best, direction
+from everstep.services.judges import EarlyStop
 from everstep.state import isolated
-from everstep.supervisor import Supervisor
 from everstep.supervisor.door import Door
 from everstep.supervisor.engine import Engine
-from everstep.supervisor.settings import LoopKind
+from everstep.supervisor.settings import LoopKind, LoopOptions, Settings, listed
 
 
 class TrainLoop(Door):
@@ -58,42 +56,27 @@ class TrainLoop(Door):
         show_eta: whether log lines have the ETA.
     """
 
-    @partial(checked_keywords, forwards_to=Supervisor.__init__)
+    @checked_keywords
     def __init__(
         self,
         run_dir: str | Path,
         state: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
         *,
-        max_epoch: int | None = None,
-        max_step: int | None = None,
-        steps_per_epoch: int | None = None,
-        watch: str | tuple[str, str] | None = None,
         services: Iterable[Service] = (),
-        groups: Sequence[str] = (),
-        formatter: MetricFormatter | None = None,
-        show_eta: bool = True,
-        **supervisor: Any,
+        streams: Mapping[str, Any] | None = None,
+        **options: Unpack[LoopOptions],
     ) -> None:
-        settings = LoopSettings(
-            self.kind(),
-            run_dir,
-            max_epoch=max_epoch,
-            max_step=max_step,
-            steps_per_epoch=steps_per_epoch,
-            watch=watch,
-            services=services,
-            groups=groups,
-            formatter=formatter,
-            show_eta=show_eta,
-            **supervisor,
-        )
+        settings = loop_settings(self.kind(), run_dir, services, streams, options)
         engine = Engine(settings, settings.state(state))
         self._collector = engine.collector
         self._epoch_lines = self._collector.reader("print epoch", Reader())
         self._step_lines = self._collector.reader("print steps", Reader(outside=False))
-        self._epochs = Epochs(engine, settings.steps_per_epoch, self._epoch_lines, settings.show_eta)
+        steps_per_epoch = integer("steps_per_epoch", options.get("steps_per_epoch"), none="for no limit")
+        show_eta = options.get("show_eta", True)
+        self._epochs = Epochs(engine, steps_per_epoch, self._epoch_lines, show_eta)
         super().__init__(engine, self._epochs)
-        self._groups, self._formatter = settings.groups, settings.formatter
+        self._groups = tuple(options.get("groups", ()))
+        self._formatter = options.get("formatter") or MetricFormatter()
         self._found_inside: dict[str, Any] | None = None
         """Metrics collected in the open `evaluation()`; None outside."""
 
@@ -390,3 +373,72 @@ def _require_metrics(metrics: Mapping[str, Any]) -> None:
     for name in metrics:
         if not isinstance(name, str) or not name:
             raise MetricError(f"metric name {name!r}: give a string, not empty")
+
+
+def loop_settings(
+    kind: LoopKind,
+    run_dir: str | Path,
+    services: Iterable[Service],
+    streams: Mapping[str, Any] | None,
+    options: LoopOptions,
+) -> Settings:
+    """Check the arguments of a loop, and add the `Best` of the watched metric to its services."""
+    services = with_best(options.get("watch"), listed(services))
+    return Settings(kind, run_dir, services, streams, options, options.get("max_epoch"))
+
+
+def with_best(watch: str | tuple[str, str] | None, services: list[Service]) -> list[Service]:
+    """Return the services, with the `Best` of the watched metric before every other `Best`."""
+    bests = [service for service in services if isinstance(service, Best)]
+    if watch is None:
+        return services if bests else [*services, _default_best(services)]
+    if isinstance(watch, str):
+        metric, mode = watch, None
+    elif isinstance(watch, tuple) and len(watch) == 2:
+        metric, mode = watch
+    else:
+        raise ConfigError(f'watch={watch!r}: give a name, or a pair as in watch=("valid_acc", "max")')
+    found = next((best for best in bests if best.metric == metric), None)
+    if found is None:
+        direction(metric, mode, f'give watch=("{metric}", "min") or "max"')
+        found = Best(metric, mode)
+    elif mode not in (None, found.mode):
+        raise ConfigError(f"watch={watch!r} and {found!r} with mode={found.mode!r}: give one of the two")
+    return [found, *(service for service in services if service is not found)]
+
+
+def _default_best(services: Sequence[Service]) -> Best:
+    """Make the `Best` of the metric that stops the run, else of "valid_loss"."""
+    stopper = next((s for s in services if isinstance(s, EarlyStop)), None)
+    metric, mode = ("valid_loss", None) if stopper is None else (stopper.metric, stopper.mode)
+    best = Best(metric, mode, save=False)
+    best.watches = ()  # nobody asked for it
+    return best
+
+
+class MetricMean:
+    """The weighted mean of what was collected, on all ranks.
+
+    Args:
+        name: name of the metric.
+        across: reduces the sums over ranks; None where there is one rank.
+    """
+
+    def __init__(self, name: str, across: AcrossRanks | None = None) -> None:
+        self._name, self._across = name, across
+        self._window = Window()
+
+    def collect(self, value: Any, weight: float = 1.0) -> None:
+        """Add one value with a weight of 0 or more.
+
+        Raises:
+            MetricError: the value is not one real number, or the weight is negative.
+        """
+        self._window.add(float(to_scalar(self._name, value)), weight)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean so far, None before the first value; every rank asks for it."""
+        stats = self._window.stats()
+        mean, weight = (None, 0.0) if stats is None else (stats.mean, stats.weight)
+        return mean if self._across is None else self._across.mean(self._name, mean, weight)

@@ -63,7 +63,7 @@ class Door:
     @property
     def run_dir(self) -> Path:
         """The run's directory."""
-        return self._engine.settings.start.path
+        return self._engine.settings.path
 
     @property
     def segment(self) -> int:
@@ -88,7 +88,7 @@ class Door:
     @property
     def seed(self) -> int:
         """The run's seed, given or drawn; a drawn seed is known once the loop is entered."""
-        if self._engine.settings.start.seed is None:
+        if self._engine.settings.seed is None:
             self._engine.require_entered("seed")
         return self._engine.progress.seed
 

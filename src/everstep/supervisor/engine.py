@@ -76,7 +76,7 @@ class Engine:
         self.status: Literal["new", "open", "closed"] = "new"
         self.begun = False
         self.segment = 0
-        self.progress = Progress(seed=settings.start.seed or 0)
+        self.progress = Progress(seed=settings.seed or 0)
         self.recovered = Recovered(self.progress)
         self.voice = Voice()
         self.collector = Collector(lambda: self.progress.epoch)
@@ -145,7 +145,7 @@ class Engine:
 
     def _open(self, stack: ExitStack) -> None:
         """Take each resource in this order; all are given back in reverse, also if a later one fails."""
-        self.opening = opening = Opening(self.settings.start, self.voice, stack, self.ranks.group)
+        self.opening = opening = Opening(self.settings, self.voice, stack, self.ranks.group)
         if not self.ranks.writer:
             self.board.leave_reports_out()
             stack.callback(self.voice.close)

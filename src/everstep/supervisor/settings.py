@@ -1,4 +1,4 @@
-"""Settings of a run: its arguments, each checked, and the services that every run has."""
+"""Options of a run: their names and types once for all doors, their checks, the services of every run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from everstep.arguments import integer, number, plain
 from everstep.contracts.data import Share, Uneven
@@ -14,6 +14,7 @@ from everstep.contracts.services import Clock, Moment, Service
 from everstep.data.adapt import named
 from everstep.drilled import seed_or_drilled
 from everstep.errors import ConfigError
+from everstep.metrics import MetricFormatter
 from everstep.record import located, user_path
 from everstep.schedule import Every, Schedule
 from everstep.services.best import Best
@@ -27,7 +28,6 @@ from everstep.supervisor.checks.verification import OnDivergence
 from everstep.supervisor.data_ranks import said
 from everstep.supervisor.opening.configuration import Configuration
 from everstep.supervisor.opening.init_from import InitFrom
-from everstep.supervisor.opening.start import Start
 from everstep.supervisor.saving.state_tree import Limits
 from everstep.supervisor.saving.user_state import UserState
 
@@ -77,18 +77,52 @@ _DOORS = dict.fromkeys(Moment, "a TrainLoop and a Trainer have it") | {
 """Sentences about the loops that have a moment, by moment."""
 
 
+class RunOptions(TypedDict, total=False):
+    """Options that every door takes as keywords; `Supervisor` describes them."""
+
+    seed: int | None
+    max_step: int | None
+    max_time: float | None
+    resume: bool | int | str | Path
+    init_from: str | Path | InitFrom | None
+    init_fn: Callable[[], object] | None
+    local_init_fn: Callable[[], object] | None
+    ready: Callable[[], object] | None
+    default_services: bool
+    on_change: Literal["error", "override"]
+    on_divergence: OnDivergence
+    config: Mapping[str, Any] | Configuration | None
+    lock: bool
+    uneven: Uneven | None
+    data_ranks: Any
+    clock: Clock
+
+
+class LoopOptions(RunOptions, total=False):
+    """Options of a loop with epochs; `TrainLoop` describes those that are added."""
+
+    max_epoch: int | None
+    steps_per_epoch: int | None
+    watch: str | tuple[str, str] | None
+    groups: Sequence[str]
+    formatter: MetricFormatter | None
+    show_eta: bool
+
+
 class Settings:
-    """Checked arguments of a run, without its state.
+    """Checked arguments of a start, without its state.
 
     Args:
         kind: the loop that drives it.
-        max_epoch: as for `TrainLoop`; the others as for `Supervisor`.
+        max_epoch: as for a `TrainLoop`.
 
     Attributes:
+        path: the run's directory.
         services: the given services, then those that every run has.
         streams: the data that is declared, by name.
         data_ranks: what this rank says of the data that it reads; None: a part of its own.
         replay: what this process executes again; None in a training.
+        mirror, mirror_wait: of the `Checkpoints` among the services.
 
     Raises:
         ConfigError: an argument is out of range, or contradicts another.
@@ -98,68 +132,47 @@ class Settings:
         self,
         kind: LoopKind,
         run_dir: str | Path,
-        *,
-        services: Iterable[Service] = (),
-        seed: int | None = None,
-        max_step: int | None = None,
+        services: Iterable[Service],
+        streams: Mapping[str, Any] | None,
+        options: RunOptions,
         max_epoch: int | None = None,
-        max_time: float | None = None,
-        resume: bool | int | str | Path = True,
-        init_from: str | Path | InitFrom | None = None,
-        init_fn: Callable[[], object] | None = None,
-        local_init_fn: Callable[[], object] | None = None,
-        ready: Callable[[], object] | None = None,
-        default_services: bool = True,
-        on_change: Literal["error", "override"] = "error",
-        on_divergence: OnDivergence = None,
-        config: Mapping[str, Any] | Configuration | None = None,
-        streams: Mapping[str, Any] | None = None,
-        lock: bool = True,
-        uneven: Uneven | None = None,
-        data_ranks: Any = None,
-        clock: Clock = time.monotonic,
     ) -> None:
-        self.kind, self.clock = kind, clock
+        self.kind, self.clock = kind, options.get("clock", time.monotonic)
+        self.path = located(user_path(run_dir, "run_dir"))
         self.limits = Limits(
-            integer("max_step", max_step, none="for no limit"),
+            integer("max_step", options.get("max_step"), none="for no limit"),
             integer("max_epoch", max_epoch, none="for no limit"),
         )
-        seed = seed_or_drilled(integer("seed", seed, 0, none="to draw one"))
-        max_time = number("max_time", max_time, of="seconds", none="for no limit")
-        resume = plain(resume)
+        self.seed = seed_or_drilled(integer("seed", options.get("seed"), 0, none="to draw one"))
+        max_time = number("max_time", options.get("max_time"), of="seconds", none="for no limit")
+        self.replay = plan_of_process()
+        resume = plain(options.get("resume", True))
         if not isinstance(resume, bool | int | str | Path):
             raise ConfigError(f"resume={resume!r}: give True, False, a step, a checkpoint's name or a path")
-        given = listed(services)
-        _require_one_each(given)
-        if on_change not in ("error", "override"):
-            raise ConfigError(f'on_change={on_change!r}: give "error" or "override"')
-        if on_divergence not in ("stop", "warn", None):
+        # the copy of a run has the checkpoint that is meant, and its mirror is the run's own
+        self.resume = resume if self.replay is None else True
+        self.on_change = options.get("on_change", "error")
+        if self.on_change not in ("error", "override"):
+            raise ConfigError(f'on_change={self.on_change!r}: give "error" or "override"')
+        self.on_divergence = options.get("on_divergence")
+        if self.on_divergence not in ("stop", "warn", None):
             raise ConfigError(
-                f'on_divergence={on_divergence!r}: give "stop" or "warn", or leave it out: then other '
+                f'on_divergence={self.on_divergence!r}: give "stop" or "warn", or leave it out: then other '
                 "batches stop the run, and other numbers are a warning"
             )
-        self.on_divergence = on_divergence
-        self.data_ranks = said(data_ranks)
+        self.init_from = InitFrom.of(options.get("init_from"))
+        self.init_fn, self.local_init_fn = options.get("init_fn"), options.get("local_init_fn")
+        self.ready, self.lock = options.get("ready"), options.get("lock", True)
+        self.config = Configuration.of(options.get("config"))
+        self.uneven = Share(uneven=options.get("uneven")).uneven
+        self.data_ranks = said(options.get("data_ranks"))
         self.streams = {} if streams is None else named(streams)
+        given = listed(services)
+        _require_one_each(given)
         saves = next((each for each in given if isinstance(each, Checkpoints)), Checkpoints())
-        self.replay = plan_of_process()
-        self.start = Start(
-            path=located(user_path(run_dir, "run_dir")),
-            seed=seed,
-            # the copy of a run has the checkpoint that is meant, and its mirror is the run's own
-            resume=resume if self.replay is None else True,
-            init_from=InitFrom.of(init_from),
-            init_fn=init_fn,
-            local_init_fn=local_init_fn,
-            ready=ready,
-            on_change=on_change,
-            lock=lock,
-            uneven=Share(uneven=uneven).uneven,
-            config=Configuration.of(config),
-            mirror=saves.mirror if self.replay is None else None,
-            mirror_wait=saves.mirror_wait,
-        )
-        self.services: Sequence[Service] = _completed(given, default_services, max_time)
+        self.mirror = saves.mirror if self.replay is None else None
+        self.mirror_wait = saves.mirror_wait
+        self.services: Sequence[Service] = _completed(given, options.get("default_services", True), max_time)
         for index, service in enumerate(self.services):
             require_service(service, self.services[:index])
             kind.require(service.moments, f"service {service.name!r}", service.schedule)

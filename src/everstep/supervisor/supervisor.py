@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Unpack
 
 from everstep.arguments import checked_keywords, integer
-from everstep.contracts.data import Uneven
-from everstep.contracts.services import Clock, Moment, Service
+from everstep.contracts.services import Moment, Service
 from everstep.errors import ConfigError, UsageError
 from everstep.services.witness import Witness
-from everstep.supervisor.checks.verification import OnDivergence
 from everstep.supervisor.door import Door
 from everstep.supervisor.draws import Draws, Endless
 from everstep.supervisor.engine import Engine
-from everstep.supervisor.opening.configuration import Configuration
-from everstep.supervisor.opening.init_from import InitFrom
 from everstep.supervisor.saving.state_tree import StopRecord
-from everstep.supervisor.settings import LoopKind, Settings
+from everstep.supervisor.settings import LoopKind, RunOptions, Settings
 from everstep.supervisor.streams.run_stream import RunStream
 
 _MOMENTS = frozenset(
@@ -98,46 +93,11 @@ class Supervisor(Door):
         state: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
         *,
         services: Iterable[Service] = (),
-        seed: int | None = None,
-        max_step: int | None = None,
-        max_time: float | None = None,
-        resume: bool | int | str | Path = True,
-        init_from: str | Path | InitFrom | None = None,
-        init_fn: Callable[[], object] | None = None,
-        local_init_fn: Callable[[], object] | None = None,
-        ready: Callable[[], object] | None = None,
-        default_services: bool = True,
-        on_change: Literal["error", "override"] = "error",
-        on_divergence: OnDivergence = None,
-        config: Mapping[str, Any] | Configuration | None = None,
         streams: Mapping[str, Any] | None = None,
-        lock: bool = True,
-        uneven: Uneven | None = None,
-        data_ranks: Any = None,
-        clock: Clock = time.monotonic,
+        **options: Unpack[RunOptions],
     ) -> None:
-        settings = Settings(
-            LoopKind(type(self).__name__, _MOMENTS),
-            run_dir,
-            services=services,
-            seed=seed,
-            max_step=max_step,
-            max_time=max_time,
-            resume=resume,
-            init_from=init_from,
-            init_fn=init_fn,
-            local_init_fn=local_init_fn,
-            ready=ready,
-            default_services=default_services,
-            on_change=on_change,
-            on_divergence=on_divergence,
-            config=config,
-            streams=streams,
-            lock=lock,
-            uneven=uneven,
-            data_ranks=data_ranks,
-            clock=clock,
-        )
+        kind = LoopKind(type(self).__name__, _MOMENTS)
+        settings = Settings(kind, run_dir, services, streams, options)
         engine = Engine(settings, settings.state(state))
         self._draws = Draws(engine)
         super().__init__(engine, self._draws)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from everstep.services.checkpoints import Checkpoints, Index
 from everstep.services.evaluate import Evaluate
 from everstep.services.judges import LossBound, NaNGuard
 from everstep.state import isolated, seed_all
-from everstep.supervisor import Loaded, load
+from everstep.supervisor import InitFrom, Loaded, load
 from everstep.supervisor.opening.configuration import Configuration
 from everstep.tfutils.checkpoints import chosen, index_of, run_dir_of, source
 from everstep.tfutils.params import TEST, TRAINING, Given, Params, ParamsRecord, checked, each_model
@@ -103,7 +103,6 @@ def train_from_params(
     """
     given = {name: value for name, value in locals().items() if name.endswith("_params")}
     models = [checked(TRAINING, each) for each in each_model(given)]
-    options = {"on_change": on_change, "on_divergence": on_divergence}
     data_params = models[0]["train_params"]["data_params"]
     if any(each["train_params"]["data_params"] != data_params for each in models):
         raise ConfigError(
@@ -120,18 +119,20 @@ def train_from_params(
         example = Example(data, 0)
         trainers = []
         for tree, run_dir, record in zip(models, run_dirs, records, strict=True):
-            begin, step = _beginning(tree, run_dir)
+            begin = _beginning(tree, run_dir)
             trainers.append(
                 Trainer(
-                    ParamsTask(tree, example, step),
+                    ParamsTask(tree, example, begin.step),
                     {"train": data, **_validation_streams(tree)[0]},
                     run_dir,
                     services=_services(tree),
                     seed=tree["model_params"]["seed"],
                     max_step=tree["train_params"]["num_steps"],
                     config=Configuration(record.tree, (*_FREE, *record.origins), tuple(record.code)),
-                    **options,
-                    **begin,
+                    on_change=on_change,
+                    on_divergence=on_divergence,
+                    init_from=begin.init_from,
+                    resume=begin.resume,
                 )
             )
         made: Any = MultiRun(trainers) if len(trainers) > 1 else trainers[0]
@@ -163,22 +164,30 @@ def _run_dirs(models: list[Params]) -> Iterator[list[Path]]:
         ]
 
 
-def _beginning(tree: Params, run_dir: Path) -> tuple[dict[str, Any], int]:
-    """Arguments of the Trainer about the beginning, and the step from which the learning rate counts."""
+class _Beginning(NamedTuple):
+    """The Trainer's `init_from` and `resume`, and the step from which the learning rate counts."""
+
+    init_from: InitFrom | None = None
+    step: int = 0
+    resume: bool = True
+
+
+def _beginning(tree: Params, run_dir: Path) -> _Beginning:
+    """Find where the runs begin."""
     params = tree["load_params"]
     if params is None:
-        return {}, 0
+        return _Beginning()
     if not params["do_restore"]:
-        return {"resume": False}, 0
+        return _Beginning(resume=False)
     if Store(located(run_dir)).names():
         print(f"load_params are not used: {run_dir} has a checkpoint of its own")
-        return {}, 0
+        return _Beginning()
     path = source(params, tree["save_params"])
     if path is None:
-        return {}, 0
+        return _Beginning()
     init, step = chosen(path, params)
     if not params["restore_global_step"]:
-        return {"init_from": init}, 0
+        return _Beginning(init)
     num_steps = tree["train_params"]["num_steps"]
     if num_steps is not None and step >= num_steps:
         raise ConfigError(
@@ -186,7 +195,7 @@ def _beginning(tree: Params, run_dir: Path) -> tuple[dict[str, Any], int]:
             f"train_params.num_steps={num_steps} would train none; give load_params "
             "restore_global_step=False to count from 0, or more num_steps"
         )
-    return {"init_from": init}, step
+    return _Beginning(init, step)
 
 
 # ------------------------------------------------------------------------------------ the services

@@ -6,9 +6,8 @@ import copy
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from everstep.arguments import checked_keywords, integer
 from everstep.contracts.data import Stream
@@ -21,8 +20,7 @@ from everstep.errors import (
     UsageError,
 )
 from everstep.group import group_size
-from everstep.loop import TrainLoop
-from everstep.loop.loop_settings import LoopSettings
+from everstep.loop.train_loop import loop_settings
 from everstep.record import Evaluation, located, values_line
 from everstep.schedule import Schedule
 from everstep.services.console import Console, EpochLine
@@ -30,7 +28,7 @@ from everstep.services.evaluate import Evaluate
 from everstep.state import isolated, seed_all
 from everstep.supervisor import Ending, load
 from everstep.supervisor.data_ranks import said
-from everstep.supervisor.settings import listed
+from everstep.supervisor.settings import LoopOptions, listed
 from everstep.trainer.checkpoint_follower import CheckpointFollower, Which
 from everstep.trainer.eval_loop import mapping, prefixed
 from everstep.trainer.eval_ranks import refuse_several, whole
@@ -66,7 +64,7 @@ class Trainer:
         ConfigError: the task is not a `Task`, or an argument is unknown or out of range.
     """
 
-    @partial(checked_keywords, forwards_to=TrainLoop.__init__)
+    @checked_keywords
     def __init__(
         self,
         task: Task,
@@ -74,33 +72,30 @@ class Trainer:
         run_dir: str | Path,
         *,
         services: Iterable[Service] = (),
-        seed: int | None = None,
-        **loop: Any,
+        **options: Unpack[LoopOptions],
     ) -> None:
         if not isinstance(task, Task):
             raise ConfigError(f"{task!r} is not a Task; give an object of a class derived from everstep.Task")
         require_our_names(task)
         if task.applies_weight:
-            loop.setdefault("uneven", "weight")
-        if "state" in loop:
-            raise ConfigError("state= of a Trainer is its task's: return it from the task's state() method")
+            options.setdefault("uneven", "weight")
         self.task, self.run_dir = task, run_dir
         self._streams = NamedStreams(streams)
         self.streams = self._streams.named
-        self._seed = seed_or_drilled(seed)
-        self._options = loop
-        data_ranks = said(loop.get("data_ranks"))
+        self._seed = seed_or_drilled(options.get("seed"))
+        self._options = options
+        data_ranks = said(options.get("data_ranks"))
         self._line = EpochLine()
-        self._services = self._with_evaluation(listed(services), loop.get("default_services", True))
-        self._clock = loop.get("clock", time.monotonic)
-        self._retry: dict[str, Any] = {}
+        self._services = self._with_evaluation(listed(services), options.get("default_services", True))
+        self._clock = options.get("clock", time.monotonic)
+        self._retry: LoopOptions = {}
         """Options of the loop that continues after a rollback."""
         self._build()
-        settings = LoopSettings(
-            TrainerLoop.kind(), run_dir, services=self._services, seed=seed, streams=self.streams, **loop
-        )
+        settings = loop_settings(TrainerLoop.kind(), run_dir, self._services, self.streams, options)
         settings.state(task.state())  # refused here, before any loop is opened
-        recorded = RecordedEvaluations(run_dir, self._services, loop.get("config"), loop.get("lock", True))
+        recorded = RecordedEvaluations(
+            run_dir, self._services, options.get("config"), options.get("lock", True)
+        )
         self._evaluations = Evaluations(task, run_dir, self._streams, self._services, recorded, data_ranks)
         for service in evaluates(self._services):
             service.evaluator = self._evaluations.due
@@ -145,14 +140,12 @@ class Trainer:
 
     def clock(self) -> float:
         """Monotonic seconds."""
-        now: float = self._clock()
-        return now
+        return self._clock()
 
     @property
     def max_step(self) -> int | None:
         """The limit that was given."""
-        limit: int | None = self._options.get("max_step")
-        return limit
+        return self._options.get("max_step")
 
     # ------------------------------------------------------------------------------- training
 
@@ -272,17 +265,13 @@ class Trainer:
         if self._loop is not None:
             raise UsageError("this Trainer's loop is open; leave its with block before you open another")
         # the rest of a time budget, after a rollback, comes last: it replaces the whole budget
-        options = {"init_fn": self.task.initialize, **self._options, **self._retry}
+        options: LoopOptions = {"init_fn": self.task.initialize, **self._options, **self._retry}
         self._retry = {}
         if max_step is not None:
             options["max_step"] = max_step
+        options["seed"] = self._seed
         loop = TrainerLoop(
-            self.run_dir,
-            self.task.state(),
-            services=services,
-            seed=self._seed,
-            streams=self.streams,
-            **options,
+            self.run_dir, self.task.state(), services=services, streams=self.streams, **options
         )
         self._line.bests, self._line.printed = loop.bests, loop.announce_printed
         # the loop changes the objects: the source of their weights is not known from here on

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from everstep.checkpoint import read_manifest
 from everstep.contracts.group import Group
@@ -19,10 +18,8 @@ from everstep.supervisor.settings import LoopKind
 class TrainerLoop(TrainLoop):
     """Loop that a Trainer opens, with the moments of evaluations."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._found: set[str] = set()
-        """Metrics that the program's own evaluations found."""
+    _found: frozenset[str] = frozenset()
+    """Metrics that the program's own evaluations found."""
 
     @classmethod
     def kind(cls) -> LoopKind:
@@ -56,7 +53,7 @@ class TrainerLoop(TrainLoop):
         if not self._epochs.before_resume_point:
             self._require_new(found)
         self._engine.watched.evaluated(found.keys() - self._found)
-        self._found.update(found)
+        self._found |= found.keys()
         self.collect_metrics(found)
 
     def evaluated(self, found: Mapping[str, float], seconds: float) -> None:

@@ -8,7 +8,7 @@ from everstep.checkpoint import Checkpoint, Store, names_inside, read_checkpoint
 from everstep.contracts.group import Group
 from everstep.errors import DamagedCheckpointError, RestoreError
 from everstep.record import Rollback, RunDir, RunJournal, to_read, user_path
-from everstep.supervisor.opening.start import Start
+from everstep.supervisor.settings import Settings
 from everstep.supervisor.voice import Voice
 
 
@@ -28,9 +28,15 @@ class Choice:
     """
 
     def __init__(
-        self, start: Start, run_dir: RunDir, store: Store, journal: RunJournal, voice: Voice, group: Group
+        self,
+        settings: Settings,
+        run_dir: RunDir,
+        store: Store,
+        journal: RunJournal,
+        voice: Voice,
+        group: Group,
     ) -> None:
-        self._start, self._run_dir, self._store = start, run_dir, store
+        self._settings, self._run_dir, self._store = settings, run_dir, store
         self._journal, self._voice, self._group = journal, voice, group
         self.rollbacks: list[Rollback] = []
         self.chosen = ""
@@ -79,7 +85,7 @@ class Choice:
         return str(path.relative_to(self._run_dir.path) if inside else path.absolute())
 
     def _choose(self) -> Checkpoint | None:
-        asked = self._start.resume
+        asked = self._settings.resume
         if asked is False:
             if self._store.names():
                 self._store.continue_from(None)
@@ -118,7 +124,7 @@ class Choice:
         if newest is None or max([newest.segment, *(each.segment for each in self.rollbacks)]) not in same:
             return None
         self._voice.say(
-            f"resume={self._start.resume!r} was followed before: the run continues from there; to go back "
+            f"resume={self._settings.resume!r} was followed before: the run continues from there; to go back "
             f"again, name the checkpoint in the first line of {self._run_dir.path / 'checkpoint'}"
         )
         return newest, notes

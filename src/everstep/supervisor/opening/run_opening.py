@@ -56,7 +56,7 @@ from everstep.supervisor.opening.machine import (
     warning,
 )
 from everstep.supervisor.opening.same_start import require_same_start
-from everstep.supervisor.opening.start import Recovered, Start
+from everstep.supervisor.opening.start import Recovered
 from everstep.supervisor.saving.other_ranks import another_number
 from everstep.supervisor.saving.rank_parts import for_rank
 from everstep.supervisor.saving.state_tree import (
@@ -69,6 +69,7 @@ from everstep.supervisor.saving.state_tree import (
     saved_tree,
 )
 from everstep.supervisor.saving.user_state import UserState
+from everstep.supervisor.settings import Settings
 from everstep.supervisor.streams import reused_data
 from everstep.supervisor.streams.run_streams import Streams
 from everstep.supervisor.voice import Voice
@@ -90,20 +91,22 @@ class Opening:
         segment: number of this start, from 1.
     """
 
-    def __init__(self, start: Start, voice: Voice, stack: ExitStack, group: Group) -> None:
-        self._start, self._voice, self._group = start, voice, group
+    def __init__(self, settings: Settings, voice: Voice, stack: ExitStack, group: Group) -> None:
+        self._settings, self._voice, self._group = settings, voice, group
         self.writer = group.writer
-        self._config = start.config
+        self._config = settings.config
         """Configuration that is compared at a resume: the writer's, as a rank's own may name its device."""
         self.mirror = NoMirror()
         if group.writer:
-            self.mirror = open_mirror(start.mirror, start.mirror_wait, start.path, voice.say, voice.warn)
+            self.mirror = open_mirror(
+                settings.mirror, settings.mirror_wait, settings.path, voice.say, voice.warn
+            )
             # a directory that is made for a mirrored run is of that run, with its seed
-            self.run_dir = RunDir.open(start.path, seed=start.seed, about=self.mirror.facts)
+            self.run_dir = RunDir.open(settings.path, seed=settings.seed, about=self.mirror.facts)
             for note in self.run_dir.notes:
                 voice.say(note)
             self.lock = RunLock(self.run_dir.path)
-            if start.lock:
+            if settings.lock:
                 if taken_over := self.lock.acquire():
                     voice.say(taken_over)
                 stack.callback(self.lock.release)
@@ -127,7 +130,7 @@ class Opening:
             trial_write(self.run_dir.path)
         saved_by = max((facts.segment for facts in self.store.facts()), default=None)
         self._journal = RunJournal(self.run_dir.path, saved_by)
-        self._choice = Choice(start, self.run_dir, self.store, self._journal, voice, group)
+        self._choice = Choice(settings, self.run_dir, self.store, self._journal, voice, group)
 
     @property
     def rollbacks(self) -> list[Rollback]:
@@ -147,7 +150,7 @@ class Opening:
         if self._group.writer:
             return
         try:
-            self.run_dir, self.segment = RunDir.open(self._start.path, create=False), segment
+            self.run_dir, self.segment = RunDir.open(self._settings.path, create=False), segment
             found = f"run {self.run_dir.id}"
         except RunDirError as error:
             found = f"no run ({error})"
@@ -155,7 +158,7 @@ class Opening:
             self._config = replace(config, tree=tree)
         if found != f"run {theirs}":
             raise RunDirError(
-                f"rank {self._group.rank} finds {found} in {self._start.path}, and rank 0 trains run "
+                f"rank {self._group.rank} finds {found} in {self._settings.path}, and rank 0 trains run "
                 f"{theirs}; give all ranks one directory, on a file system that all of them see"
             )
 
@@ -172,7 +175,7 @@ class Opening:
         Raises:
             CheckpointError, RestoreError, ConfigError: the start cannot be made as asked for.
         """
-        require_same_start(self._group, self._start, user, board, limits)
+        require_same_start(self._group, self._settings, user, board, limits)
         for problem in self._journal.problems:
             self._voice.say(f"journal: {problem}")
         # from here on each rank reads what it holds of a sharded state, and not more
@@ -207,16 +210,16 @@ class Opening:
         }
 
     def _initialise(self, user: UserState) -> Recovered:
-        start = self._start
-        seed = self.run_dir.seed if start.seed is None else start.seed
-        if start.seed is not None:
+        settings = self._settings
+        seed = self.run_dir.seed if settings.seed is None else settings.seed
+        if settings.seed is not None:
             # before init_fn, which may draw from the seeded generators
-            seed_all(start.seed)
-        if start.init_fn is not None:
-            start.init_fn()
+            seed_all(settings.seed)
+        if settings.init_fn is not None:
+            settings.init_fn()
         progress = Progress(seed=seed)
-        if start.init_from is not None:
-            source = start.init_from.load(user, progress, self._voice.say)
+        if settings.init_from is not None:
+            source = settings.init_from.load(user, progress, self._voice.say)
             self._voice.say(f"initialised from {source}")
         return Recovered(progress)
 
@@ -252,7 +255,7 @@ class Opening:
         except RestoreError as error:
             # a changed configuration may be why the state does not fit: that error says more
             config = changed_config(meta.get("config"), self._config)
-            if config.touching and self._start.on_change == "error":
+            if config.touching and self._settings.on_change == "error":
                 raise refusal(self.run_dir.path, config.touching) from error
             raise
         changed, kept = self._compare(progress, board, user, meta, ended_by if reopened else None)
@@ -283,9 +286,10 @@ class Opening:
         if parent is not None and parent.segment >= self.segment:  # its file is gone, and may be brought back
             self.segment = self.store.segment = parent.segment + 1
         self._say_resumed(checkpoint, progress, finished)
-        if self._start.init_from is not None:
+        if self._settings.init_from is not None:
             self._voice.say(
-                f"init_from={str(self._start.init_from.path)!r} is not used: the run has its own checkpoint"
+                f"init_from={str(self._settings.init_from.path)!r} is not used: the run has its own "
+                "checkpoint"
             )
         return Recovered(
             progress=progress,
@@ -394,14 +398,14 @@ class Opening:
         """
         config = changed_config(meta.get("config"), self._config)
         found = list(config.touching)
-        if self._start.seed is not None and self._start.seed != progress.seed:
-            found.append(Difference("seed", progress.seed, self._start.seed))
+        if self._settings.seed is not None and self._settings.seed != progress.seed:
+            found.append(Difference("seed", progress.seed, self._settings.seed))
         controllers = changed_controllers(redacted(meta["controllers"]), board.controllers(), reopened_by)
         skip = user.per_rank if self._group.rank else frozenset[str]()
         options = changed_options(redacted(meta["options"]), user, reopened_by, skip)
         found += [*controllers.touching, *options.touching]
         free = [*config.free, *controllers.free, *options.free]
-        if found and self._start.on_change == "error":
+        if found and self._settings.on_change == "error":
             raise refusal(self.run_dir.path, found)
         if found and progress.stop is not None:
             self._voice.say(
@@ -414,8 +418,8 @@ class Opening:
         if found or free:
             changes = told([*found, *free]).rstrip(". \n")
             self._voice.say(f"changed since the checkpoint, and used as given:{changes}")
-        if self._start.seed is not None:
-            progress.seed = self._start.seed
+        if self._settings.seed is not None:
+            progress.seed = self._settings.seed
         return options.by_entry, {}
 
     def _say_resumed(self, checkpoint: Checkpoint, progress: Progress, finished: bool) -> None:
@@ -431,11 +435,11 @@ class Opening:
             self._voice.say(f"resuming {where}, from {checkpoint.path}")
 
     def _get_ready(self) -> None:
-        ready = self._start.ready
+        ready = self._settings.ready
         if ready is not None:
             _require_ready(ready, "before local_init_fn")
-        if self._start.local_init_fn is not None:
-            self._start.local_init_fn()
+        if self._settings.local_init_fn is not None:
+            self._settings.local_init_fn()
         if ready is not None:
             _require_ready(ready, "after local_init_fn")
 
@@ -443,7 +447,7 @@ class Opening:
 
     def streams(self, recovered: Recovered, *, same_data: bool) -> Streams:
         """Make the run's streams, which stand where the checkpoint stood."""
-        override = self._start.on_change == "override"
+        override = self._settings.on_change == "override"
         quarantined = [batch for rollback in self._choice.rollbacks for batch in rollback.batches]
         seed = recovered.progress.seed
         streams = Streams(
@@ -453,7 +457,7 @@ class Opening:
             quarantined=quarantined,
             same_data=same_data,
             group=self._group,
-            uneven=self._start.uneven,
+            uneven=self._settings.uneven,
         )
         heads = self._journal.heads(recovered.step)
         where = self.run_dir.checkpoints / (recovered.checkpoint or "")
@@ -465,7 +469,7 @@ class Opening:
         """Open this start's segment of the journal; the writer's, as other ranks record nothing."""
         if not self._group.writer:
             return NoJournal(self.segment)
-        config = self._start.config or Configuration({})
+        config = self._settings.config or Configuration({})
         facts = config.facts(recovered.progress.seed, board)
         facts["code"], facts["controllers"] = list(map(str, config.code)), board.controllers()
         facts |= recovered.kept
@@ -480,7 +484,7 @@ class Opening:
         facts["parent"] = self.run_dir.facts.get("parent")
         # a trial that a person starts again is still one of its sweep, whose variable is then not set
         facts |= next(({"sweep": one["sweep"]} for one in self._journal.facts_since(1) if "sweep" in one), {})
-        if not self._start.lock:
+        if not self._settings.lock:
             facts["lock"] = False
         facts = without_credentials(facts)
         # last: the marks are of the facts as they are recorded, without credentials
@@ -488,7 +492,7 @@ class Opening:
         journal = Journal.open(
             self.run_dir.path, self.segment, recovered.parent, facts, warn=self._voice.warn
         )
-        if not self._start.lock:
+        if not self._settings.lock:
             journal.flush()  # nobody can ask the lock whether this runs
         # after recovery: a start that was refused until here has taken nothing from one that runs
         self.mirror.take(self.run_dir, self.store, self.segment)

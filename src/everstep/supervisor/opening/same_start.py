@@ -16,15 +16,15 @@ from everstep.contracts.group import Group
 from everstep.errors import DisagreementError
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.opening.configuration import NONE, differences
-from everstep.supervisor.opening.start import Start
 from everstep.supervisor.saving.user_state import UserState
+from everstep.supervisor.settings import Settings
 
 OWN = frozenset({"rank", "local_rank", "node_rank", "device", "gpu"})
 """Names in a configuration whose values are a rank's own."""
 
 
 def require_same_start(
-    group: Group, start: Start, user: UserState, board: ServiceBoard, limits: Mapping[str, int | None]
+    group: Group, settings: Settings, user: UserState, board: ServiceBoard, limits: Mapping[str, int | None]
 ) -> None:
     """Require that all ranks were started with the same program and arguments.
 
@@ -33,7 +33,7 @@ def require_same_start(
     """
     if group.size == 1:
         return
-    found = group.gather(_facts(start, user, board, limits), "the arguments of the loop")
+    found = group.gather(_facts(settings, user, board, limits), "the arguments of the loop")
     lines, ranks = [], []
     for rank, theirs in enumerate(found):
         differing = [each for each in differences(found[0], theirs) if each.path.split(".")[-1] not in OWN]
@@ -51,7 +51,7 @@ def require_same_start(
 
 
 def _facts(
-    start: Start, user: UserState, board: ServiceBoard, limits: Mapping[str, int | None]
+    settings: Settings, user: UserState, board: ServiceBoard, limits: Mapping[str, int | None]
 ) -> dict[str, Any]:
     frameworks = {backend.name: backend.describe() for backend in backends.active()}
     return {
@@ -59,11 +59,11 @@ def _facts(
         "python": platform.python_version(),
         **{name: facts.get(name, NONE) for name, facts in frameworks.items()},
         "program": _program(),
-        "seed": start.seed,
-        "resume": str(start.resume),
-        "on_change": start.on_change,
-        "uneven": start.uneven,
-        "config": {} if start.config is None else dict(start.config.tree),
+        "seed": settings.seed,
+        "resume": str(settings.resume),
+        "on_change": settings.on_change,
+        "uneven": settings.uneven,
+        "config": {} if settings.config is None else dict(settings.config.tree),
         "state": user.described(),
         "services": {service.name: type(service).__name__ for service in board},
         "controllers": board.controllers(),

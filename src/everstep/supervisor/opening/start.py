@@ -1,38 +1,13 @@
-"""Beginning of a start: what was asked for, and what was found."""
+"""The place at which a start begins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from everstep.contracts.data import Uneven
-from everstep.mirror import MirrorAt
 from everstep.record import EarlierSteps, Position, StepComparison
-from everstep.supervisor.opening.configuration import Configuration
-from everstep.supervisor.opening.init_from import InitFrom
 from everstep.supervisor.opening.machine import Fingerprint
 from everstep.supervisor.saving.state_tree import Progress
-
-
-@dataclass(frozen=True)
-class Start:
-    """Arguments of a start, as the user gave them to `Supervisor` under the same names."""
-
-    path: Path
-    seed: int | None
-    resume: bool | int | str | Path
-    init_from: InitFrom | None
-    init_fn: Callable[[], object] | None
-    local_init_fn: Callable[[], object] | None
-    ready: Callable[[], object] | None
-    on_change: Literal["error", "override"]
-    lock: bool
-    uneven: Uneven | None = None
-    config: Configuration | None = None
-    mirror: MirrorAt | None = None
-    mirror_wait: float = 0.0
 
 
 @dataclass

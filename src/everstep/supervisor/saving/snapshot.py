@@ -83,7 +83,7 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
     encoded = engine.saver.encode(tree)
     engine.verifier.snapshot(current.step, phase, encoded)
     position = engine.recording.flush()
-    config = engine.settings.start.config
+    config = engine.settings.config
     values = engine.recording.last_values
     meta = {
         "run": engine.opening.run_dir.id,
