@@ -10,7 +10,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -33,27 +33,25 @@ _CHANNELS = (1, 3, 4)
 _STRING = 7  # TensorFlow's DT_STRING
 
 
-class Image:
+class Image(NamedTuple):
     """Picture for `loop.add_summary`.
 
-    Args:
+    Attributes:
         pixels: on the host or a device, (height, width), (height, width, channels) or (channels,
             height, width); 1, 3 or 4 channels; uint8, or real numbers from 0 to 1.
     """
 
-    def __init__(self, pixels: Any) -> None:
-        self.pixels = pixels
+    pixels: Any
 
 
-class Histogram:
+class Histogram(NamedTuple):
     """Distribution of values, for `loop.add_summary`.
 
-    Args:
+    Attributes:
         values: an array or tensor of real numbers, any shape; NaN and infinities are left out.
     """
 
-    def __init__(self, values: Any) -> None:
-        self.values = values
+    values: Any
 
 
 class TensorBoard(Sink):
@@ -174,10 +172,10 @@ class TensorBoard(Sink):
         with self.new_file():
             wanted.add(self.file_path())
         for path in set(self.path.glob("events.out.tfevents.*.everstep")) - wanted:
-            if path.stat().st_size:
-                os.truncate(path, 0)  # an open TensorBoard never leaves a file that is gone
-            else:
+            if path.is_symlink() or not path.stat().st_size:
                 path.unlink()
+            else:
+                os.truncate(path, 0)  # an open TensorBoard never leaves a file that is gone
 
     def head(self, file: IO[bytes]) -> None:
         from tensorboard.compat.proto import event_pb2
