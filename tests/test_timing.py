@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from everstep.testing.clock import ManualClock
+from everstep.testing import ManualClock
 from everstep.timing import Estimator, progress
 
 

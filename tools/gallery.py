@@ -1,8 +1,6 @@
-"""Draw the pictures of examples/README.md: each example is run, and a metric of its run is plotted.
+"""Draw the pictures of examples/README.md: each example is run, and a metric of its run is drawn.
 
-    python tools/gallery.py [EXAMPLE ...]
-
-docs/pictures/EXAMPLE.svg is what `everstep plot RUN METRIC --out FILE` draws.
+python tools/gallery.py [EXAMPLE ...]
 """
 
 from __future__ import annotations
@@ -11,6 +9,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from everstep.display.html import Chart, Line, drawn
+from everstep.record import RunJournal
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
@@ -29,8 +30,10 @@ def draw(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = [sys.executable, str(ROOT / "examples" / f"{name}.py"), option, f"runs/{name}", *further]
         subprocess.run(run, cwd=folder, check=True)
-        plot = ["plot", name, metric, "--out", str(PICTURES / f"{name}.svg")]
-        subprocess.run([sys.executable, "-m", "everstep", *plot], cwd=folder, check=True)
+        steps, values = RunJournal(Path(folder, "runs", name)).series(metric)
+        (PICTURES / f"{name}.svg").write_text(
+            drawn(Chart(metric, [Line(name, [*map(float, steps)], values)])) + "\n"
+        )
 
 
 if __name__ == "__main__":

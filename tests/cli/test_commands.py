@@ -41,7 +41,7 @@ def names(runs: list[dict[str, str]]) -> list[str]:
 def test_help_lists_every_command_and_says_what_the_exit_status_means(tmp_path: Path) -> None:
     told, _ = everstep("--help", cwd=tmp_path)
     assert "0 done, 1 something is wrong or failed, 2 wrong usage" in told
-    for name in ("sweep", "runs", "show", "compare", "export", "prune", "checkpoints", "sync", "doctor"):
+    for name in ("sweep", "runs", "show", "compare", "export", "prune", "checkpoints", "sync"):
         assert re.search(rf"^  {name} ", told, re.MULTILINE)
     told = " ".join(everstep("runs", "--help", cwd=tmp_path)[0].split())
     assert "The status is running, finished, stopped, failed, killed, or gone" in told
@@ -62,7 +62,7 @@ def test_help_imports_nothing_heavy() -> None:
         "finally: print(*sys.modules, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert not set(done.stderr.split()) & {"numpy", "sqlalchemy", "torch", "plotext", "matplotlib"}
+    assert not set(done.stderr.split()) & {"numpy", "sqlalchemy", "torch"}
 
 
 @pytest.mark.campaign("long", gate=5)
@@ -102,8 +102,6 @@ def test_help_imports_nothing_heavy() -> None:
         (["show", "good", "--metric", "valid_loss", "--phase", "step"], "in phase 'step'"),
         (["show", "./runs"], "is not a run directory"),
         (["compare", "good"], "two runs or more"),
-        (["plot", "valid_loss"], "at least one RUN"),
-        (["plot", "good", "valid_loss", "--out", "a.gif"], ".png or .svg"),
         (["checkpoints", "good", "pin"], "needs a NAME: give names"),
         (["checkpoints", "good", "prune", "--keep-best", "loss"], "METRIC:min:N"),
         (["checkpoints", "good", "prune", "--keep-best", "valid_loss:mni:1"], "METRIC:min:N"),
@@ -127,8 +125,6 @@ def test_a_missing_extra_is_one_clear_line(made: Path) -> None:
     for package, extra, command in (
         ("click", "cli", ["runs"]),
         ("sqlalchemy", "cli", ["runs"]),
-        ("plotext", "plot", ["plot", "good", "valid_loss"]),
-        ("matplotlib", "plot", ["plot", "good", "valid_loss", "--out", "a.svg"]),
     ):
         program = f"import sys; sys.modules[{package!r}] = None; import everstep.cli; everstep.cli.main()"
         done = subprocess.run(
@@ -320,7 +316,7 @@ def test_torn_and_damaged_journals_are_shown_and_said(here: Path) -> None:
     )
 
 
-# ----------------------------------------------------------------------------- compare, plot, sync
+# ----------------------------------------------------------------------------- compare, sync
 
 
 def test_compare_shows_what_differs(made: Path) -> None:
@@ -458,17 +454,6 @@ def test_best_weights_are_shown_with_value_and_step(fitted: Path) -> None:
     assert re.search(r"^valid/loss +1 +0\.5 +2 +2 ", told, re.MULTILINE)
     told, _ = everstep("show", "fast", cwd=fitted)
     assert re.search(rf"\n  valid/loss +1 +0.5 +2 +2  {path}\n", told)
-
-
-def test_plot_in_the_terminal_and_to_files(made: Path, tmp_path: Path) -> None:
-    told, _ = everstep("plot", "good", "runs/long", "valid_loss", cwd=made)
-    assert "valid_loss" in told and "good-" in told and "long-" in told and "\x1b" not in told
-    assert re.fullmatch(r"● good-\w{6} \+ long-\w{6}", " ".join(told.splitlines()[-2:]))
-    assert not re.search(r"│.*(good|long)-", told)
-    everstep("plot", "long", "loss", "--phase", "epoch", "--out", str(tmp_path / "a.png"), cwd=made)
-    everstep("plot", "long", "good", "loss", "--out", str(tmp_path / "a.svg"), cwd=made)
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
 @pytest.mark.campaign("long")
@@ -610,18 +595,3 @@ def test_a_running_run_is_seen_and_left_alone(running: Path) -> None:
 def test_pruning_a_killed_run_leaves_it_a_killed_one(here: Path) -> None:
     as_json("checkpoints", "runs/killed", "prune", "--keep-last", "1", "--delete", cwd=here)
     assert as_json("show", "runs/killed", cwd=here)["status"] == "killed"
-
-
-# -------------------------------------------------------------------------------------- doctor
-
-
-def test_doctor_examines_the_machine(tmp_path: Path) -> None:
-    found = {one["name"]: one for one in as_json("doctor", cwd=tmp_path)}
-    assert {"python", "torch", "devices", "determinism", "write speed", "fsync", "locks"} <= found.keys()
-    assert found["locks"]["ok"] is True
-    assert list(tmp_path.iterdir()) == []
-    assert re.search(r"^ok +locks +seen", everstep("doctor", str(tmp_path), cwd=Path("/"))[0], re.MULTILINE)
-
-
-def test_doctor_finds_a_folder_that_cannot_be_written() -> None:
-    assert "cannot be written" in everstep("doctor", "/proc", cwd=Path("/"), status=1)[0]

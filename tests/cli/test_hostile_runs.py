@@ -35,7 +35,6 @@ LOOKING = (
     ("show", "runs/bad"),
     ("show", "runs/bad", "--json"),
     ("compare", "runs/bad", "runs/good"),
-    ("plot", "runs/bad", "loss", "--out", "loss.svg"),
     ("report", "runs/bad", "--out", "report.html"),
     ("checkpoints", "runs/bad"),
     ("checkpoints", "runs/bad", "verify"),

@@ -13,7 +13,7 @@ from cli_runs import completed, everstep
 
 from everstep.cli.output import print_table
 from everstep.display.cells import in_line, shown
-from everstep.experiment.optuna_sweep import last_value
+from everstep.experiment.sweep import last_value
 from everstep.record import Block, Journal, RunDir
 
 EVIL = "\x1b[2J\x1b]0;owned\x07good\u202efinished\x9b31m\r\nb-000000  finished"
@@ -58,7 +58,6 @@ def test_a_multi_line_reason_does_not_break_a_table(capsys: pytest.CaptureFixtur
         ("show", "runs/many0"),
         ("compare", "runs/many0", "runs/many1"),
         ("watch", "runs/many0"),
-        ("du", "runs"),
         ("tag", "runs/many0", "seen"),
         ("tag", "runs/many0", "\x1b[2J"),
         ("show", "runs/none\x1b[2J"),
@@ -85,7 +84,7 @@ def test_a_reader_that_has_seen_enough_ends_a_listing_well(here: Path) -> None:
 
 def test_the_shell_completes_runs(here: Path) -> None:
     everstep("sync", "runs", cwd=here)
-    for command in ("show", "plot", "export", "prune"):
+    for command in ("show", "export", "prune"):
         found = completed(here, command, "many")
         assert [name[:5] for name in found] == ["many0", "many1", "many2", "many"]
     assert [name[:5] for name in completed(here, "compare", "many0", "many1")] == ["many1", "many1"]

@@ -116,19 +116,16 @@ LOOKING: dict[str, list[tuple[str, ...]]] = {
     "show": [("RUN",), ("RUN", "--json")],
     "compare": [("RUN", "RUN")],
     "report": [("RUN", "-o", "../../report.html")],
-    "plot": [("RUN", "loss")],
     "ui": [("--help",)],  # the page itself serves until Ctrl-C: tests/ui
     "checkpoints": [("RUN",), ("RUN", "verify"), ("RUN", "prune", "--delete")],
     "export": [("RUN", "--out", "weights", "--entry", "w")],
     "watch": [("RUN",)],
     "tag": [("RUN", "seen"), ("RUN",)],
     "note": [("RUN", "seen"), ("RUN",)],
-    "du": [("RUN",)],
     "accept": [("RUN", "--divergence", "1")],
     "audit": [("RUN",), ("RUN", "--json")],
     "import": [("--help",)],  # it reads files of other trackers: tests/importing
     "sync": [("RUN",)],
-    "doctor": [("RUN",)],
     "prune": [("RUN",)],
 }
 """What looks, or does not go by what a run names; it works on a run of anybody's."""

@@ -1,12 +1,10 @@
-"""`everstep watch`: a run in a terminal and in a pipe, until it ends."""
+"""`everstep watch`: a line for each change, until the run ends."""
 
 from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -21,8 +19,7 @@ from sqlalchemy import update
 import warm
 from everstep.index.database import Database
 from everstep.index.sql_tables import runs
-from everstep.record import last_step
-from waiting import PATIENCE, until
+from waiting import until
 
 PROGRAM = """
 import os, signal, sys, threading
@@ -144,56 +141,20 @@ def test_ctrl_c_ends_it_and_not_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign("timed")
-def test_in_a_terminal_it_draws_over_itself(tmp_path: Path) -> None:
-    """With a chart of the metric; each line fits into the terminal."""
-    training = train(tmp_path, pause=0.4)
-    opened(tmp_path)
-    leader, follower = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "60", "LINES": "30", "EVERSTEP_INDEX": ""}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "everstep", "watch", "run", "--every", "0.2"],
-        cwd=tmp_path, stdin=follower, stdout=follower, stderr=follower, env=environment,
-    )  # fmt: skip
-    os.close(follower)
-    said = b""
-    while select.select([leader], [], [], PATIENCE)[0]:
-        try:
-            said += os.read(leader, 1 << 16)
-        except OSError:  # the process has closed the terminal
-            break
-    assert process.wait() == 0 and training.wait() == 0
-    text = said.decode()
-    frames = re.split("\x1b\\[\\d+F\x1b\\[J", text)
-    assert len(frames) >= 3
-    assert "finished" in frames[-1] and "loss" in frames[-1] and "step 16 of 16" in frames[-1]
-    plain = re.sub("\x1b\\[[0-9;]*m", "", frames[-1])
-    assert all(len(line) <= 60 for line in plain.splitlines())
-    assert any("⠀" <= char <= "⣿" for char in frames[-1]), "a chart"
-
-
-@pytest.mark.campaign("timed")
 def test_a_run_on_another_machine_is_followed_through_the_server(tmp_path: Path, server: Any) -> None:
-    """The training hears that somebody looks, and ships each second; here nothing of the run can be read."""
+    """Here nothing of the run can be read."""
     url = server.database()
     program = "import platform; platform.node = lambda: 'another'" + PROGRAM.replace('"run"', "sys.argv[3]")
     away = tmp_path / "away"
     away.mkdir()
     training = warm.Popen(
-        [sys.executable, "-c", program, "0", "1.2", "/proc/self/cwd/run"],  # for other processes not there
+        [sys.executable, "-c", program, "0", "0.5", "/proc/self/cwd/run"],  # for other processes not there
         cwd=away, env={**os.environ, "EVERSTEP_INDEX": url}, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     found = until(lambda: json.loads(everstep("runs", "--json", "--index", url, cwd=tmp_path)[0]))
     process = watch(tmp_path, found[0]["name"], "--index", url, "--metric", "loss", run=None)
-    delays, said = [], ""
-    assert process.stdout is not None
-    for said in process.stdout:
-        step = re.search(r"  step (\d+)", said)
-        if step and int(step[1]) > 9:  # the training asks every 5 seconds whether somebody looks
-            ended = last_step(away / "run" / "journal" / "segment-0001.trail") or 0
-            delays.append(ended - int(step[1]))
-    process.communicate()
+    said = process.communicate()[0].splitlines()[-1]
     assert process.returncode == 0 and said.startswith("finished: ") and "step 16 of 16" in said
-    assert len(delays) >= 4 and sorted(delays)[len(delays) // 2] <= 1, "steps of 1.2 s"
     assert training.wait() == 0
 
 

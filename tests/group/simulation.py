@@ -21,12 +21,12 @@ from random import Random
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
+import group_checks
 import pytest
 
 from everstep import hazard, polling
 from everstep.errors import StoreLostError
 from everstep.group import StoreGroup, agreement, ended, whereabouts
-from everstep.testing import group_checks
 
 LEAST = 1e-3
 """Seconds that a sleep takes at least: a wait begins with sleeps of 0 s, and time has to pass."""

@@ -8,14 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from group_checks import check_group
 from processes import ended, lines_by_rank, outputs, started, under_torchrun
 
 from everstep.errors import ConfigError
 from everstep.group import Single, find_group
-from everstep.testing import check_group, nothing_left
+from everstep.testing import nothing_left
 
-CHECK = """
-from everstep.testing import check_group
+CHECK = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from group_checks import check_group
 check_group(lambda: find_group())
 say("checked")
 """

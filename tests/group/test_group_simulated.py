@@ -7,12 +7,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import group_checks
 import pytest
+from group_checks import check_group
 from simulation import Simulation
 
 from everstep.errors import DisagreementError, GroupError, MissingRankError
 from everstep.group import GroupNews, Single, StoreGroup, report
-from everstep.testing import check_group, group_checks
 from gate import share
 
 

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 from processes import ended, started
 
+from everstep.cli.looking import show_command as show
 from everstep.cli.runs import command as runs
-from everstep.cli.show import command as show
 from everstep.cli.sync import command as sync
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal

@@ -93,7 +93,6 @@ def cli(env: Environment) -> None:
     for command in COMMANDS:
         assert env.everstep(command, "--help").startswith(f"Usage: everstep {command}")
     assert "pip install 'everstep[experiment]'" in env.everstep("config", "none.yaml", status=1)
-    assert "pip install 'everstep[plot]'" in env.everstep("plot", "one", "loss", status=1)
 
 
 def postgres(env: Environment) -> None:

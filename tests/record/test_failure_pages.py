@@ -58,10 +58,6 @@ def test_an_exception_leaves_a_page_with_its_traceback(tmp_path: Path) -> None:
         second.what,
     ]
     assert "KeyError: 'again'" in shown(tmp_path).partition("failures\n")[2]
-    of_the_newest = [line for line in said("doctor", str(tmp_path)).splitlines() if "Error" in line]
-    assert [line.split(maxsplit=1) for line in of_the_newest] == [
-        ["error", "rank 0, after step 2: KeyError: 'again'"]
-    ]
 
 
 def test_a_planned_end_leaves_no_page(tmp_path: Path) -> None:

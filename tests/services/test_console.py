@@ -23,7 +23,7 @@ from everstep import hazard
 from everstep.contracts.services import Boundary, Moment
 from everstep.metrics.collector import Collector, Reader
 from everstep.services.console import Console
-from everstep.testing.clock import ManualClock
+from everstep.testing import ManualClock
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d "
 
@@ -399,7 +399,7 @@ def test_a_broken_pipe_ends_nothing_and_leaves_exit_code_0(tmp_path: Path) -> No
     script = (
         "import sys\n"
         "from everstep.services.console import Console\n"
-        "from everstep.testing.clock import ManualClock\n"
+        "from everstep.testing import ManualClock\n"
         "class Run: clock = ManualClock(); run_dir = sys.argv[1]; step = 0\n"
         "console = Console()\n"
         "console.open(Run())\n"

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import everstep
 from everstep.backends.torch.backend import TorchBackend
-from everstep.cli.show import command as show
+from everstep.cli.looking import show_command as show
 from everstep.contracts.group import DataRanks
 from everstep.supervisor.opening.machine import changes, fingerprint
 from tiny_runs import Boom, Tiny, boom_at

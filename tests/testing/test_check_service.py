@@ -1,38 +1,27 @@
-"""The suite for services: all built-in ones pass, and each law finds its planted fault."""
+"""The suites for services and sinks: built-in ones pass, and each law finds its planted fault."""
 
 from __future__ import annotations
 
+import csv
+import json
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import everstep
-from everstep import Every, Moment, Outcome, Save, Service, SetValue, Stage, Stop
-from everstep.services import (
-    Annealing,
-    Export,
-    FinalValues,
-    LogVariables,
-    LossBound,
-    OnBest,
-    Plateau,
-    Profile,
-    ProgressBar,
-    Require,
-    Scheduled,
-    System,
-    Throughput,
-    When,
-)
+from everstep import Every, Moment, Outcome, Service, Stage, Stop
+from everstep.services import CSV, JSONLines, Sink, TensorBoard
 from everstep.services.checkpoints import JournalFlush
 from everstep.services.when import FunctionService
-from everstep.testing import armed, check_service, nothing_left
+from everstep.testing import armed, check_service, check_sink, nothing_left
+from everstep.testing.service_checks import Value
 
 
 def record() -> Service:
@@ -63,27 +52,6 @@ BUILT_IN: dict[str, Callable[[], Service]] = {
     "StopAfter epochs": lambda: everstep.StopAfter(epochs=2),
     "StopAfter seconds": lambda: everstep.StopAfter(seconds=150),
     "Record": record,
-    "JSONLines": lambda: everstep.services.JSONLines(every=Every(steps=1)),
-    "CSV": lambda: everstep.services.CSV(),
-    "TensorBoard": lambda: everstep.services.TensorBoard(every=Every(steps=2)),
-    "Best of several": lambda: everstep.Best("valid_accuracy", keep=2),
-    "Plateau": lambda: Plateau("loss", then=SetValue("settings.rate", 0.5), long=2, short=1),
-    "Require by an epoch": lambda: Require("valid_loss", 0.6, epoch=2),
-    "Require by a step": lambda: Require("loss", 0.0, "max", step=4, every=Every(steps=1)),
-    "LossBound": lambda: LossBound(bound=1e9),
-    "LossBound by the median": lambda: LossBound(times=9, last=2),
-    "Scheduled": lambda: Scheduled("settings.rate", Annealing(1, 0.9)),
-    "Scheduled by a function": lambda: Scheduled(
-        "settings.rate", lambda step: 1 / step, every=Every(steps=2)
-    ),
-    "When": lambda: When(OnBest("valid_loss"), [Save(), SetValue("settings.rate", times=0.5)]),
-    "Export": lambda: Export(OnBest("valid_loss"), entry="weights", keep=1),
-    "ProgressBar": lambda: ProgressBar(Every(steps=1)),
-    "LogVariables": lambda: LogVariables(),
-    "FinalValues": lambda: FinalValues(lambda: {"one": 1.0}),
-    "Throughput": lambda: Throughput(4, every=Every(steps=2)),
-    "System": lambda: System(every=Every(steps=2)),
-    "Profile": lambda: Profile(Every(steps=2), steps=1, keep=1),
     "a function after steps": lambda: FunctionService(Moment.AFTER_STEP, looks, 2, "mine"),
     "a function after epochs": lambda: FunctionService(Moment.AFTER_EPOCH, looks, None, "mine"),
     "a function before steps": lambda: FunctionService(Moment.BEFORE_STEP, looks, None, "mine"),
@@ -190,11 +158,6 @@ class NeverDue(Counting):
 
 
 class TakesAnything(Counting):
-    def __init_subclass__(cls) -> None:
-        pass
-
-
-class TakesAnythingAtAll(TakesAnything):
     def __init__(self, **options: Any) -> None:
         super().__init__()
 
@@ -231,7 +194,7 @@ FAULTS = [
     (Undecided, "two answers"),
     (WrongMoments, "frozenset"),
     (NeverDue, "never ran"),
-    (TakesAnythingAtAll, "unknown keyword"),
+    (TakesAnything, "unknown keyword"),
 ]
 
 
@@ -422,3 +385,105 @@ def test_nothing_left_passes_where_all_is_given_back() -> None:
 def test_a_service_instead_of_a_function_is_told() -> None:
     with pytest.raises(AssertionError, match=r"check_service\(lambda: Counting\(\.\.\.\)\)"):
         check_service(Counting())  # type: ignore[arg-type]
+
+
+# -------------------------------------------------------------------------------------- sinks
+
+KEYS = ("step", "epoch", "phase")
+
+
+def metrics_of(line: dict[str, Any]) -> Iterator[Value]:
+    return ((int(line["step"]), n, float(v)) for n, v in line.items() if n not in KEYS and v != "")
+
+
+def json_lines(run_dir: Path) -> Iterator[Value]:
+    for line in (run_dir / "logs/metrics.jsonl").read_text().splitlines():
+        yield from metrics_of(json.loads(line))
+
+
+def table(run_dir: Path) -> Iterator[Value]:
+    with open(run_dir / "logs/metrics.csv", newline="") as file:
+        for line in csv.DictReader(file):
+            yield from metrics_of(line)
+
+
+def points(run_dir: Path) -> Iterator[Value]:
+    events = EventAccumulator(str(run_dir / "logs/tensorboard"), {"scalars": 0})
+    events.Reload()
+    for tag in events.Tags()["scalars"]:
+        for event in events.Scalars(tag):
+            yield event.step, tag.removeprefix("epoch/"), event.value
+
+
+SINKS: dict[str, tuple[Callable[[], Service], Callable[[Path], Iterable[Value]]]] = {
+    "JSONLines": (lambda: JSONLines(every=Every(steps=1)), json_lines),
+    "CSV": (lambda: CSV(), table),
+    "TensorBoard": (lambda: TensorBoard(every=Every(steps=2)), points),
+}
+
+
+@pytest.mark.campaign("long")
+@pytest.mark.parametrize("name", SINKS)
+def test_built_in_sinks_hold_what_the_journal_holds(name: str) -> None:
+    check_sink(*SINKS[name])
+
+
+@pytest.mark.campaign("long")
+def test_a_sink_that_leaves_out_rows_says_which() -> None:
+    check_sink(lambda: CSV(metrics=["loss"]), table, takes=lambda row: row.name == "loss")
+
+
+class Plain(Sink):
+    """Correct: a JSON object per line."""
+
+    def write(self, file: IO[Any], items: Iterable[Any]) -> None:
+        for line in self.lines(items):
+            file.write(json.dumps(line) + "\n")
+
+
+class DropsEarlierStarts(Plain):
+    def begin(self, older: Any) -> None:
+        super().begin(iter(()))
+
+
+class WritesTwice(Plain):
+    def write(self, file: IO[Any], items: Iterable[Any]) -> None:
+        items = list(items)
+        super().write(file, items)
+        super().write(file, items)
+
+
+class KeepsSupersededRows(Plain):
+    """Appends to the file of the start before, whatever a resume has superseded."""
+
+    def begin(self, older: Any) -> None:
+        self._file = open(self.path, "a")  # noqa: SIM115
+
+
+class Rounds(Plain):
+    def write(self, file: IO[Any], items: Iterable[Any]) -> None:
+        for line in self.lines(items):
+            file.write(json.dumps({n: round(v, 2) if n == "loss" else v for n, v in line.items()}) + "\n")
+
+
+@pytest.mark.campaign("long", gate=2)
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            DropsEarlierStarts,
+            "interrupted in step 1 and started again, .*'loss' at step 1 it has .*earlier starts",
+        ),
+        (WritesTwice, "undisturbed, .*'loss' at step 1 it has .*write each row once"),
+        (KeepsSupersededRows, "started again, .*superseded"),
+        (Rounds, "undisturbed, .*each value as it is"),
+    ],
+)
+def test_a_broken_sink_is_found(kind: Callable[[str], Sink], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_sink(lambda: kind("logs/metrics.jsonl"), json_lines)
+
+
+@pytest.mark.campaign("long")
+def test_a_sink_of_one_method_passes() -> None:
+    check_sink(lambda: Plain("logs/metrics.jsonl"), json_lines)

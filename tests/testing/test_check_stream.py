@@ -138,7 +138,7 @@ class LeavesAThread(Numbers):
 
 
 FAULTS: list[tuple[type[Numbers], str]] = [
-    (DependsOnWhereItWasOpened, "resumed at pass 0, after 1 batches: batch 0 from there differs"),
+    (DependsOnWhereItWasOpened, "resumed at pass 0, after 1 batches: pass 0: batch 0 from there differs"),
     (DrawsFromTheGlobals, "differs"),
     (RemembersPasses, "resumed at pass 1"),
     (CountsAskedPositions, "asking for positions"),

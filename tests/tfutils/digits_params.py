@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import everstep
-from everstep.tfutils.data_from_params import Named
+from everstep.tfutils.task import Named
 
 ImageSet = dict[str, Any]
 

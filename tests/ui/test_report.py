@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pictured_run import TEXT, pictured
 
-from everstep.cli.report import command
+from everstep.cli.looking import report_command as command
 from everstep.errors import ConfigError
 from everstep.ui import report_data as reports
 from everstep.ui import report_summaries

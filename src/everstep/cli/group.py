@@ -1,4 +1,4 @@
-"""List of the commands.  Each is in a module of its name, imported when the command is called.
+"""List of the commands.  The module of a command is imported when the command is called.
 
 The module of a command imports at its top what its help and its options need, which is little; its function
 imports the rest.  So help, completion and wrong usage are answered at once.
@@ -17,6 +17,14 @@ from everstep.errors import EverstepError, RunDirError, nearest
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+_HOMES = {
+    "experiments": ("train", "resume", "eval", "predict", "config", "data"),
+    "looking": ("show", "watch", "compare", "tag", "note", "report", "ui", "audit"),
+    "keeping": ("checkpoints", "export", "prune", "import"),
+    "proving": ("drill", "replay", "diverge", "check", "accept"),
+}
+"""Module of this package -> commands in it, as `NAME_command`; other commands have a module of their name."""
+
 COMMANDS = {
     "train": "Train a config file, or resume its run.",
     "run": "Start a command again until it is finished: after a crash, a kill, a time budget.",
@@ -33,7 +41,6 @@ COMMANDS = {
     "tag": "Give a run tags, or take them away.",
     "note": "Give a run a note.",
     "report": "Write runs as one HTML file that opens from disk.",
-    "plot": "Plot a metric of one or more runs.",
     "ui": "Show runs in the browser, live.",
     "checkpoints": "List, verify, pin or prune the checkpoints of a run.",
     "export": "Write the weights of a run for programs without everstep.",
@@ -45,11 +52,15 @@ COMMANDS = {
     "diverge": "Find where two runs, or a run and its replay, part.",
     "check": "Test whether an object comes back from what it saves.",
     "import": "Bring runs of TensorBoard, MLflow or W&B into the index.",
-    "du": "Show what takes the space, by run and kind.",
     "sync": "Update the index from the journals, or make it.",
-    "doctor": "Check this machine: devices, determinism, disk, locks.",
 }
-"""Name -> help in one line.  The module `everstep.cli.NAME` has the command as `command`."""
+"""Name -> help in one line."""
+
+
+def home_of(command: str) -> str:
+    """Return the full name of the module that has a command."""
+    home = next((home for home, commands in _HOMES.items() if command in commands), command)
+    return f"everstep.cli.{home}"
 
 
 _ELSEWHERE = {
@@ -58,10 +69,7 @@ _ELSEWHERE = {
 }
 """Name that people look for among the commands -> what to do instead."""
 
-_LOOKING = (
-    *("runs", "show", "compare", "plot", "checkpoints", "export", "prune", "import", "sync", "config"),
-    *("report", "ui", "tag", "note", "du", "watch", "audit"),
-)
+_LOOKING = (*_HOMES["looking"], *_HOMES["keeping"], "config", "runs", "sync")
 """Commands that only read run directories, whoever wrote them, and call no code of a user."""
 
 _SELDOM = 10_000
@@ -90,7 +98,7 @@ class _Commands(click.Group):
         except EverstepError:
             raise
         except BrokenPipeError:  # the reader, such as head, has seen enough
-            if ctx.invoked_subcommand not in (*_LOOKING, "data", "doctor"):
+            if ctx.invoked_subcommand not in (*_LOOKING, "data"):
                 raise
             ctx.exit(0)
         except _ODD as error:
@@ -106,7 +114,8 @@ class _Commands(click.Group):
             return None
         if cmd_name in _LOOKING:
             gc.set_threshold(_SELDOM)
-        command: click.Command = importlib.import_module(f"everstep.cli.{cmd_name}").command
+        module = importlib.import_module(home_of(cmd_name))
+        command: click.Command = getattr(module, f"{cmd_name}_command", None) or module.command
         return command
 
     def resolve_command(

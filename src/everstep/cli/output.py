@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -42,57 +42,40 @@ def print_table(
     In a terminal, or if COLUMNS gives a width, a table that is too wide loses the columns `spare`, in this
     order, and long strings lose their middle; numbers and times stay whole.  In a pipe nothing is cut.
     """
-    rows = list(rows)
-    room = _room()
-    table = _TextTable(rows, columns)
+    rows, room = list(rows), _room()
+    kept = list(columns)
+    cells, wide, least = _columns(rows, kept)
     if room is not None:
         room -= len(indent)
         for name in spare:
-            if table.least(_READABLE) > room:
-                columns = [column for column in columns if column != name]
-                table = _TextTable(rows, columns)
-        table.fit(room)
-    for line in table.lines():
-        say((indent + line).rstrip())
-
-
-class _TextTable:
-    def __init__(self, rows: list[Mapping[str, Any]], columns: Sequence[str]) -> None:
-        self._cells = [[cell(name, row.get(name)) for name in columns] for row in rows]
-        self._columns = [in_line(name) for name in columns]
-        self._right = [is_number_column(name, rows) for name in columns]
-        self._numbers = [
-            max((len(line[at]) for line in self._cells), default=0) if right or name in TIMES else 0
-            for at, (name, right) in enumerate(zip(columns, self._right, strict=True))
+            if sum(min(w, max(_READABLE, n)) + 2 for w, n in zip(wide, least, strict=True)) - 2 > room:
+                kept.remove(name)
+                cells, wide, least = _columns(rows, kept)
+        floors = [min(w, max(_NARROWEST, n)) for w, n in zip(wide, least, strict=True)]
+        while sum(wide) + 2 * (len(wide) - 1) > room and wide != floors:
+            wider = [at for at, width in enumerate(wide) if width > floors[at]]
+            wide[max(wider, key=wide.__getitem__)] -= 1  # those of the widest column first
+    right = [is_number_column(name, rows) for name in kept]
+    for line in cells:
+        cut = [_cut(text, width) for text, width in zip(line, wide, strict=True)]
+        padded = [
+            text.rjust(width) if is_right else text.ljust(width)
+            for text, width, is_right in zip(cut, wide, right, strict=True)
         ]
-        """Width of the numbers and times in each column."""
-        self._widths = [
-            max([len(name), *(len(line[at]) for line in self._cells)]) for at, name in enumerate(columns)
-        ]
+        say((indent + "  ".join(padded)).rstrip())
 
-    def least(self, text: int) -> int:
-        """Width of the table if its strings are cut to `text` characters."""
-        return sum(self._floors(text)) + 2 * (len(self._widths) - 1)
 
-    def _floors(self, text: int) -> list[int]:
-        return [min(width, max(text, n)) for width, n in zip(self._widths, self._numbers, strict=True)]
-
-    def fit(self, room: int) -> None:
-        """Fit the table to a width by cutting strings, those of the widest column first."""
-        floors = self._floors(_NARROWEST)
-        while sum(self._widths) + 2 * (len(self._widths) - 1) > room:
-            wider = [at for at, width in enumerate(self._widths) if width > floors[at]]
-            if not wider:
-                break
-            self._widths[max(wider, key=self._widths.__getitem__)] -= 1
-
-    def lines(self) -> Iterator[str]:
-        for line in [self._columns, *self._cells]:
-            cut = [_cut(text, width) for text, width in zip(line, self._widths, strict=True)]
-            yield "  ".join(
-                text.rjust(width) if right else text.ljust(width)
-                for text, width, right in zip(cut, self._widths, self._right, strict=True)
-            )
+def _columns(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str]
+) -> tuple[list[list[str]], list[int], list[int]]:
+    """Return the lines of a table, the widths of its columns, and those of their numbers and times."""
+    cells = [[cell(name, row.get(name)) for name in columns] for row in rows]
+    widths = [max((len(line[at]) for line in cells), default=0) for at in range(len(columns))]
+    whole = [name in TIMES or is_number_column(name, rows) for name in columns]
+    heads = [in_line(name) for name in columns]
+    least = [width if is_whole else 0 for width, is_whole in zip(widths, whole, strict=True)]
+    wide = [max(width, len(head)) for width, head in zip(widths, heads, strict=True)]
+    return [heads, *cells], wide, least
 
 
 def _room() -> int | None:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import select
+import signal
+import subprocess
 import sys
+import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import Any, NamedTuple, Self
 
 import click
 
-from everstep.cli.exit_signals import ASKING, in_words
+from everstep.cli.common_options import ASKING, in_words
 from everstep.cli.output import say
 from everstep.display.cells import in_line
 
-if TYPE_CHECKING:
-    from everstep.cli.run_starts import End, Starts
-
-LONGEST_WAIT = 60.0
+_LONGEST_WAIT = 60.0
 """Seconds of the longest wait before a start."""
+_LOOK = 0.2
+"""Seconds between two looks at the process."""
+_SAVING = 600.0
+"""Seconds to wait for what a command that was asked to end has left."""
 _WRONG_USAGE = (2, 126, 127)
 """Exit statuses of wrong usage; shells have the last two for what they cannot start."""
 _AGAIN = 3
@@ -53,11 +63,7 @@ signal N killed it, 128 + N.
 """
 
 
-@click.command(
-    "run",
-    help=HELP,
-    context_settings={"allow_interspersed_args": False},
-)
+@click.command("run", help=HELP, context_settings={"allow_interspersed_args": False})
 @click.argument(
     "command_line", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND [ARGUMENT...]"
 )
@@ -70,18 +76,16 @@ signal N killed it, 128 + N.
 )
 @click.option(
     "--back-off",
-    type=click.FloatRange(min=0, max=LONGEST_WAIT),
+    type=click.FloatRange(min=0, max=_LONGEST_WAIT),
     default=1.0,
     show_default=True,
     metavar="SECONDS",
     help="Wait before the start after a first crash.",
 )
 def command(command_line: tuple[str, ...], max_deaths: int, back_off: float) -> None:
-    from everstep.cli.run_starts import Starts
-
-    with Starts(command_line) as starts:
+    with _Starts(command_line) as starts:
         try:
-            status = _Attendant(starts, max_deaths, back_off).run()
+            status = _attend(starts, max_deaths, back_off)
         except OSError as error:
             say(
                 f"everstep run: {command_line[0]} cannot be started: {error.strerror}; check its name",
@@ -91,99 +95,249 @@ def command(command_line: tuple[str, ...], max_deaths: int, back_off: float) -> 
     sys.exit(status)
 
 
-class _Attendant:
-    """Starts a command again and again.
+def _attend(starts: _Starts, max_deaths: int, back_off: float) -> int:
+    """Start the command until it is finished, hopeless or stopped; return the exit status."""
+    steps = rollbacks = -1  # the furthest that a start has come
+    ends: list[str] = []  # since a start got further than all before, in words
+    for number in itertools.count(1):
+        end = starts.once()
+        if starts.signal is not None:
+            return 128 + starts.signal if end is None else end.status
+        assert end is not None
+        told = f"start {number}: {_described(end)}"
+        lasting = _lasting(end)
+        if end.status == 0 or lasting:
+            if end.status or number > 1:
+                say(f"everstep run: {told}{lasting}", err=True)
+            return end.status
+        further = end.steps > steps or end.rollbacks > rollbacks
+        if further:
+            ends.clear()
+        steps, rollbacks = max(steps, end.steps), max(rollbacks, end.rollbacks)
+        if not (further and (end.status == _AGAIN or end.status - 128 in ASKING)):
+            ends.append(told)
+        if in_words(end.status).startswith("killed"):  # it could not tell that itself
+            _notify(end, in_words(end.status))
+        if len(ends) >= max_deaths:
+            times = f"{len(ends)} starts in a row" if len(ends) > 1 else "a start"
+            looks = [f"everstep show {_shown(path)} tells more" for path in [*end.runs][-1:]]
+            lines = [f"everstep run: not started again: {times} got no further:", *ends, *looks]
+            say("\n  ".join(lines), err=True)
+            _notify(end, f"not started again: {times} got no further")
+            return end.status
+        wait = min(back_off * 2 ** (len(ends) - 1), _LONGEST_WAIT) if ends else 0.0
+        say(f"everstep run: {told}; start {number + 1} in {wait:g} s", err=True)
+        if not starts.wait(wait):
+            assert starts.signal is not None
+            return 128 + starts.signal
+    raise AssertionError("unreachable")
 
-    Args:
-        starts: starts it once.
-        max_deaths: number of starts in a row that may end without getting further.
-        back_off: seconds before the start after a first crash.
+
+class _End(NamedTuple):
+    """End of a start.
+
+    Attributes:
+        status: exit status; 128 + N where signal N killed the process, as shells tell it.  Where torchrun has
+            turned an interruption into 0, the status that was meant.
+        kinds: names of the classes of the errors that ended its processes; empty where they told none.
+        error: the first of these errors in words.
+        runs: the runs that it opened, in their order, and the last step and the rollbacks of each.
+        receivers: what its `Notify` services told of those who are to be told of which events.
     """
 
-    def __init__(self, starts: Starts, max_deaths: int, back_off: float) -> None:
-        self._starts, self._max_deaths, self._back_off = starts, max_deaths, back_off
-        self._steps = self._rollbacks = -1
-        """The furthest that a start has come."""
-        self._ends: list[str] = []
-        """The ends since a start got further than all before, in words."""
+    status: int
+    kinds: frozenset[str]
+    error: str
+    runs: dict[Path, tuple[int, int]]
+    receivers: list[dict[str, Any]]
 
-    def run(self) -> int:
-        """Start the command until it is finished, hopeless or stopped; return the exit status."""
-        for number in itertools.count(1):
-            end = self._starts.once()
-            if end is None or self._starts.signal is not None:
-                return self._stopped() if end is None else end.status
-            told = f"start {number}: {_told(end)}"
-            if end.status == 0 or (lasting := _lasting(end)):
-                if end.status or number > 1:
-                    say(f"everstep run: {told}" + (f"; {lasting}" if end.status else ""), err=True)
-                return end.status
-            self._take(end, told)
-            if in_words(end.status).startswith("killed"):  # it could not tell that itself
-                _tell(end, in_words(end.status))
-            if len(self._ends) >= self._max_deaths:
-                self._give_up(end)
-                return end.status
-            wait = min(self._back_off * 2 ** (len(self._ends) - 1), LONGEST_WAIT) if self._ends else 0.0
-            say(f"everstep run: {told}; start {number + 1} in {wait:g} s", err=True)
-            if not self._starts.wait(wait):
-                return self._stopped()
-        raise AssertionError("unreachable")
+    @property
+    def steps(self) -> int:
+        """Number of complete steps of all these runs."""
+        return sum(step for step, _ in self.runs.values())
 
-    def _stopped(self) -> int:
-        assert self._starts.signal is not None
-        return 128 + self._starts.signal
-
-    def _take(self, end: End, told: str) -> None:
-        """Count an end, unless a start that got further could be resumed."""
-        further = end.steps > self._steps or end.rollbacks > self._rollbacks
-        if further:
-            self._ends.clear()
-        self._steps, self._rollbacks = max(self._steps, end.steps), max(self._rollbacks, end.rollbacks)
-        if not (further and _is_resumable(end)):
-            self._ends.append(told)
-
-    def _give_up(self, end: End) -> None:
-        times = f"{len(self._ends)} starts in a row" if len(self._ends) > 1 else "a start"
-        lines = [f"everstep run: not started again: {times} got no further:", *self._ends]
-        looks = [f"everstep show {_shown(path)} tells more" for path in [*end.runs][-1:]]
-        say("\n  ".join([*lines, *looks]), err=True)
-        _tell(end, f"not started again: {times} got no further")
+    @property
+    def rollbacks(self) -> int:
+        """Number of rollbacks of all these runs."""
+        return sum(rollbacks for _, rollbacks in self.runs.values())
 
 
-def _tell(end: End, reason: str) -> None:
-    """Send a message to the receivers of the run's `Notify` services."""
-    from everstep.cli.run_starts import notify
-
-    for problem in notify(end, reason):
-        say(f"everstep run: {problem}", err=True)
-
-
-def _lasting(end: End) -> str:
+def _lasting(end: _End) -> str:
     """Say why a further start would end in the same way; empty if it may not."""
     if end.status in _WRONG_USAGE:
-        return "wrong usage; it is not started again"
+        return "; wrong usage; it is not started again"
     if end.status == _REFUSED:
-        return "it is not started again"
+        return "; it is not started again"
     if end.kinds & _LASTING:
-        return "a further start would meet that, too; it is not started again"
+        return "; a further start would meet that, too; it is not started again"
     return ""
 
 
-def _is_resumable(end: End) -> bool:
-    return end.status == _AGAIN or end.status - 128 in ASKING
-
-
-def _told(end: End) -> str:
+def _described(end: _End) -> str:
     words = in_words(end.status)
     if words == "failed":
         words = f"exit status {end.status}"
     where = "before it opened a run"
-    for path, place in [*end.runs.items()][-1:]:
-        where = f"after step {place.step} of {_shown(path)}"
+    for path, (step, _) in [*end.runs.items()][-1:]:
+        where = f"after step {step} of {_shown(path)}"
     return in_line(f"{words} {where}" + (f": {end.error}" if end.error else ""))
 
 
 def _shown(path: Path) -> str:
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _notify(end: _End, reason: str) -> None:
+    """Tell the receivers of the run's `Notify` services what it could not tell itself."""
+    from everstep.services.notify import Target, facts_of
+
+    for run_dir, (step, _) in [*end.runs.items()][-1:]:
+        facts = facts_of(run_dir, "failed", reason, step=step)
+        receivers = {json.dumps(each["target"]): each for each in end.receivers if "failed" in each["on"]}
+        for each in receivers.values():
+            line, url, timeout = each["target"]
+            target = Target(tuple(line), url, timeout)
+            if (problem := target.send(facts)) is not None:
+                say(f"everstep run: {target} was not told: {problem}", err=True)
+
+
+class _Starts:
+    """Starts a command, passes signals on to it, and hears what it tells; a context, in the main thread.
+
+    Attributes:
+        signal: number of the first signal that asked this process to end; None before.
+    """
+
+    def __init__(self, command_line: tuple[str, ...]) -> None:
+        self._command = command_line
+        self.signal: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="everstep-run-")  # for this user alone
+        self._path = os.path.join(self._folder.name, "pipe")
+        os.mkfifo(self._path, 0o600)
+        # also for writing: else reading would end when the last writer has closed it
+        self._pipe = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in ASKING:
+            # an ignored signal stays ignored, as SIGHUP is under nohup
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._pass_on)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._pipe)
+        self._folder.cleanup()
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self.signal = self.signal or number
+        self._send(number)
+
+    def _send(self, number: int) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)  # as a terminal does: a shell may stand between
+
+    def wait(self, seconds: float) -> bool:
+        """Wait, unless a signal comes; return whether none has come."""
+        from everstep.polling import wait_until
+
+        return not wait_until(lambda: self.signal is not None, seconds)
+
+    def once(self) -> _End | None:
+        """Start the command, and wait until it ends; None if a signal came before.
+
+        Raises:
+            OSError: the command cannot be started.
+        """
+        from everstep.drill.marked_processes import kill_marked, with_parent
+        from everstep.polling import wait_until
+        from everstep.unattended import PIPE
+
+        words: list[dict[str, Any]] = []
+        began = time.time()
+        # held back: a signal finds either no process, or the one that it is passed on to, once
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+        end_with_parent = with_parent(signal.SIGTERM)
+
+        def prepare() -> None:
+            end_with_parent()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+        try:
+            if self.signal is not None:
+                return None
+            self._process = subprocess.Popen(
+                self._command,
+                env={**os.environ, PIPE: self._path},
+                start_new_session=True,  # Ctrl-C reaches this process alone, and comes to the command once
+                preexec_fn=prepare,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        while self._process.poll() is None:
+            select.select([self._pipe], [], [], _LOOK)
+            words += self._words()
+        words += self._words()
+        status = self._process.returncode
+        if self.signal is not None:
+            # a shell between ends at once, and what it has started may still save
+            wait_until(lambda: not self._is_any_left(), _SAVING)
+        elif status:
+            # what a failed start has left (workers, ranks) would meet the next start
+            self._send(signal.SIGKILL)
+            kill_marked(os.fsencode(f"{PIPE}={self._path}"))
+        self._process = None
+        return _end(status, words, began)
+
+    def _words(self) -> list[dict[str, Any]]:
+        """Read what was told since the last call; a line that is not a word is somebody else's."""
+        data = b""
+        with suppress(BlockingIOError):
+            while part := os.read(self._pipe, 1 << 16):
+                data += part
+        words = []
+        for line in data.splitlines():
+            with suppress(ValueError):
+                word = json.loads(line)
+                words += [word] if isinstance(word, dict) else []
+        return words
+
+    def _is_any_left(self) -> bool:
+        """Whether a process lives that the command has started, and that is in its group."""
+        assert self._process is not None
+        with suppress(ChildProcessError):  # orphans are ours where this is the first process of a container
+            os.waitpid(-self._process.pid, os.WNOHANG)
+        try:
+            os.killpg(self._process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def _end(status: int, words: list[dict[str, Any]], began: float) -> _End:
+    """Make the end of a start of what it told, and of how far its runs came by their journals and trails."""
+    from everstep.errors import EverstepError
+    from everstep.record import RunJournal, newest_step
+
+    errors = [word for word in words if word.get("word") == "error"]
+    kinds = frozenset(str(kind) for error in errors for kind in error.get("kinds", ()))
+    runs: dict[Path, tuple[int, int]] = {}
+    status = 128 - status if status < 0 else status
+    for path in [Path(str(word["path"])) for word in words if word.get("word") == "run" and "path" in word]:
+        with suppress(EverstepError, OSError):
+            journal = RunJournal(path)
+            newest = max((segment.number for segment in journal.segments()), default=0)
+            step = max(journal.status().step, newest_step(path, newest))
+            runs[path] = step, len(journal.rollbacks())
+            # torchrun takes 0 alone for an end without a failure
+            for event in [] if status else journal.events("interrupted", valid=False):
+                if event.time >= began and isinstance(event.data.get("status"), int):
+                    status = int(event.data["status"])
+                    break
+    error = str(errors[0].get("what", "")) if errors else ""
+    return _End(status, kinds, error, runs, [word for word in words if word.get("word") == "notify"])

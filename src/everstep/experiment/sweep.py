@@ -1,4 +1,7 @@
-"""Trials of a sweep: the settings that a config is trained with, and the run directories."""
+"""Trials of a sweep: the settings that a config is trained with, and the run directories.
+
+The settings are listed or drawn, or Optuna (https://optuna.org) chooses them by earlier results.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import xxhash
 
@@ -25,6 +28,9 @@ from everstep.experiment.open_experiment import findable
 from everstep.record import RunJournal, located
 from everstep.record.provenance import as_json
 from everstep.redaction import without_credentials
+
+if TYPE_CHECKING:
+    import optuna
 
 _LONGEST = 100
 """Most characters of a run directory's name that describe the settings."""
@@ -176,13 +182,20 @@ def trials(
     """
     listed = [_axis("--grid", text) for text in grid]
     drawn = [_space("--random", text) for text in draws]
-    # Sorted, as each draw takes the next random numbers.
-    axes, spaces = dict(listed), dict(sorted(drawn))
-    _require_once([path for path, _ in (*listed, *drawn)])
+    _require_once([*listed, *drawn])
+    axes, spaces = dict(listed), dict(sorted(drawn))  # sorted, as each draw takes the next random numbers
     if not axes and not spaces:
         raise ConfigError("nothing varies; give --grid PATH=[VALUE, ...] or --random PATH=[VALUE, ...]")
-    others = {path: values[0] for path, values in axes.items()}
-    return list(map(base.trial, _settings(axes, fitting(base, spaces, others), count, random.Random(seed))))
+    spaces = fitting(base, spaces, {path: values[0] for path, values in axes.items()})
+    source, found = random.Random(seed), []
+    for _ in range(count if spaces else 1):
+        draw = {
+            path: space.draw(source) if isinstance(space, Between) else source.choice(space)
+            for path, space in spaces.items()
+        }
+        for values in itertools.product(*axes.values()):
+            found.append(base.trial(dict(zip(axes, values, strict=True)) | draw))
+    return found
 
 
 def distinct(found: Iterable[Trial]) -> list[Trial]:
@@ -196,9 +209,15 @@ def spaces(texts: Iterable[str]) -> dict[str, Space]:
     Raises:
         ConfigError: a list or range has another form, or a path is given twice.
     """
-    found = [_space("--optuna", text) for text in texts]
-    _require_once([path for path, _ in found])
-    return dict(sorted(found))
+    given = [_space("--optuna", text) for text in texts]
+    _require_once(given)
+    return dict(sorted(given))
+
+
+def _require_once(given: Sequence[tuple[str, Any]]) -> None:
+    for path, count in Counter(path for path, _ in given).items():
+        if count > 1:
+            raise ConfigError(f"{path} varies twice; give all of its values in one option")
 
 
 def fitting(
@@ -222,27 +241,6 @@ def fitting(
         return Between(float(space.low), float(space.high), space.log) if fractions > anything else space
 
     return {path: fitted(path, space) for path, space in spaces.items()}
-
-
-def _require_once(paths: list[str]) -> None:
-    for path in paths:
-        if paths.count(path) > 1:
-            raise ConfigError(f"{path} varies twice; give all of its values in one option")
-
-
-def _settings(
-    axes: Mapping[str, Sequence[Any]],
-    spaces: Mapping[str, Space],
-    count: int,
-    source: random.Random,
-) -> Iterator[dict[str, Any]]:
-    for _ in range(count if spaces else 1):
-        drawn = {
-            path: space.draw(source) if isinstance(space, Between) else source.choice(space)
-            for path, space in spaces.items()
-        }
-        for values in itertools.product(*axes.values()):
-            yield dict(zip(axes, values, strict=True)) | drawn
 
 
 def _axis(option: str, text: str) -> tuple[str, list[Any]]:
@@ -290,3 +288,108 @@ def _name(settings: Mapping[str, Any], words: Sequence[str]) -> str:
 def _unmistakable(value: Any) -> bool:
     """Whether the string form of a value belongs to no other value."""
     return not isinstance(value, str) or (value.isalpha() and value not in ("True", "False", "None"))
+
+
+# ----------------------------------------------------------------------------------------- Optuna
+
+
+class Search:
+    """Trials whose settings are chosen by the results of the trials before.
+
+    The same arguments and the same earlier results choose the same settings: a search that is started again
+    repeats the choices of the trained trials, and continues after them.
+
+    Args:
+        base: the part that all trials have in common.
+        spaces: dotted path to the space of its values; at least one.
+        metric: metric whose last value is a trial's result.
+        maximize: whether the largest result is the best; else the smallest.
+        seed: seed of the choices.
+
+    Raises:
+        ConfigError: there is nothing to vary, or Optuna is not installed.
+    """
+
+    def __init__(
+        self, base: Base, spaces: Mapping[str, Space], metric: str, *, maximize: bool = False, seed: int = 0
+    ) -> None:
+        if not spaces:
+            raise ConfigError("nothing varies; give --optuna PATH=[VALUE, ...]")
+        # Optuna is an extra, imported only when it is used.
+        try:
+            import optuna
+        except ImportError as error:
+            raise ConfigError(f"{error}; pip install 'everstep[optuna]'") from None
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._base, self._spaces, self.metric = base, fitting(base, spaces), metric
+        self._study = optuna.create_study(
+            direction="maximize" if maximize else "minimize",
+            # Trials that train at the same time are kept apart.
+            sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
+        )
+        self._distributions = {path: _distribution(space) for path, space in self._spaces.items()}
+        self._asked: list[tuple[optuna.Trial, Trial]] = []
+
+    def ask(self, count: int) -> list[Trial]:
+        """Choose the next trials; some of them may be equal.
+
+        Args:
+            count: number of trials to train before the next ones are chosen.
+
+        Raises:
+            ConfigError: the config of a trial would be wrong.
+        """
+        asked = [self._study.ask(self._distributions) for _ in range(count)]
+        self._asked = [(each, self._base.trial(self._settings(each.params))) for each in asked]
+        return [trial for _, trial in self._asked]
+
+    def _settings(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            path: chosen[path] if isinstance(space, Between) else space[chosen[path]]
+            for path, space in self._spaces.items()
+        }
+
+    def tell(self, finished: Mapping[str, bool]) -> dict[str, float]:
+        """Report the results of the trials that `ask` chose last; a failure or nan does not count.
+
+        Args:
+            finished: run directory to whether its training ended well.
+
+        Returns:
+            Run directory to the result; nan for a failed trial.
+
+        Raises:
+            ConfigError: a run that ended well has no such metric; names the nearest.
+        """
+        import optuna
+
+        found = {}
+        for asked, trial in self._asked:
+            path = str(trial.run_dir)
+            value = last_value(path, self.metric) if finished[path] else math.nan
+            found[path] = value
+            if math.isnan(value):
+                self._study.tell(asked, state=optuna.trial.TrialState.FAIL)
+            else:
+                self._study.tell(asked, value)
+        return found
+
+
+def last_value(run_dir: str, metric: str) -> float:
+    """Return the last value of a run's metric.
+
+    Raises:
+        ConfigError: the run has no such metric; names the nearest.
+    """
+    return RunJournal(run_dir).series(metric)[1][-1]
+
+
+def _distribution(space: Space) -> optuna.distributions.BaseDistribution:
+    from optuna import distributions
+
+    # Values are chosen by their indices: they may be lists, and 1 differs from True.
+    if not isinstance(space, Between):
+        return distributions.CategoricalDistribution(range(len(space)))
+    if space.whole:
+        return distributions.IntDistribution(int(space.low), int(space.high), log=space.log)
+    return distributions.FloatDistribution(space.low, space.high, log=space.log)

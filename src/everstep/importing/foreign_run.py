@@ -8,10 +8,11 @@ nothing, which supersedes the rows of the import before.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -53,15 +54,15 @@ class Points(NamedTuple):
     times: list[float]
 
 
-@dataclass(frozen=True)
+@dataclass
 class ForeignRun:
-    """Run as another program has recorded it.
+    """Run as another program has recorded it, filled in while its records are read.
 
     Attributes:
         format: name of the program's format, as in `FORMATS`.
         source: the file or folder.
         name: name for people; the run's folder is named after it.
-        key: what tells the run from all others of its program, such as the program's id.
+        key: what tells the run from all others of its program, such as an id; "" before it is known.
         created, ended: seconds since 1970.
         status: how it ended.
         config: the settings, JSON.
@@ -72,15 +73,26 @@ class ForeignRun:
 
     format: str
     source: Path
-    name: str
-    key: str
-    created: float
-    ended: float
-    status: Literal["finished", "failed", "killed"]
+    name: str = ""
+    key: str = ""
+    created: float = 0.0
+    ended: float = 0.0
+    status: Literal["finished", "failed", "killed"] = "killed"
     config: dict[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, Points] = field(default_factory=dict)
+    metrics: dict[str, Points] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def add(self, metric: str, step: Any, value: float, time: float) -> None:
+        """Add a value of a metric.
+
+        Raises:
+            ValueError: the step is no integer of 64 bits.
+        """
+        points = self.metrics.setdefault(metric, Points([], [], []))
+        points.steps.append(as_step(step))
+        points.values.append(value)
+        points.times.append(time)
 
     @property
     def rows(self) -> int:
@@ -108,16 +120,18 @@ def bring(run: ForeignRun, folder: Path) -> Imported:
     """
     safe = re.sub(r"[^\w.-]+", "-", run.name).strip("-.")[:80] or "run"
     name = f"{safe}-{xxhash.xxh3_64_hexdigest(f'{run.format} {run.key}'.encode())[:12]}"
-    path = folder.absolute() / name
+    path, origin = folder.absolute() / name, {"format": run.format, "key": run.key}
     record = _Record(run)
     try:
         if not path.exists():
-            _begin(path, name, record)
-        elif _digest_at(path, run) == record.digest:
+            _begin(path, record, origin)
+            return Imported(path, is_new=True)
+        if RunDir.open(path, create=False).facts.get("imported") != origin:
+            raise RunDirError(f"{path} is another run; move it away, or give another folder with --into")
+        if RunJournal(path).facts().get("imported", {}).get("digest") == record.digest:
             return Imported(path, is_new=False)
-        else:
-            number = RunDir.open(path, create=False).next_segment()
-            write_whole(segment_path(path, number), record.segment(number), "import", replace=False)
+        number = RunDir.open(path, create=False).next_segment()
+        write_whole(segment_path(path, number), record.segment(number), "import", replace=False)
     except RunDirError:
         raise
     except OSError as error:
@@ -127,29 +141,17 @@ def bring(run: ForeignRun, folder: Path) -> Imported:
     return Imported(path, is_new=True)
 
 
-def _begin(path: Path, name: str, record: _Record) -> None:
+def _begin(path: Path, record: _Record, origin: dict[str, str]) -> None:
     """Make the directory under a temporary name first: no reader finds a half of it."""
-    run = record.run
     make_dirs(path.parent, "import")
     made = temporary(path)
     shutil.rmtree(made, ignore_errors=True)  # of a killed process that had the same number
-    about = {"id": name, "created": round(_time(run.created), 3), "imported": _origin(run)}
+    about = {"id": path.name, "created": round(_time(record.run.created), 3), "imported": origin}
     RunDir.open(made, seed=0, about={**about, "seed_given": False})
     make_dirs(made / "journal", "import")
     write_whole(segment_path(made, 1), record.segment(1), "import")
     rename(made, path, "import")
     fsync_folder(path.parent, "import")
-
-
-def _digest_at(path: Path, run: ForeignRun) -> str:
-    """Return the digest of the records that were brought last."""
-    if RunDir.open(path, create=False).facts.get("imported") != _origin(run):
-        raise RunDirError(f"{path} is another run; move it away, or give another folder with --into")
-    return str(RunJournal(path).facts().get("imported", {}).get("digest"))
-
-
-def _origin(run: ForeignRun) -> dict[str, str]:
-    return {"format": run.format, "key": run.key}
 
 
 class _Record:
@@ -208,3 +210,26 @@ def _blocks(run: ForeignRun) -> Iterator[tuple[float, Block]]:
 
 def _time(seconds: float) -> float:
     return min(max(0.0, seconds), LATEST - 1)
+
+
+def plain(text: str) -> Any:
+    """Return the number, list, ... that a program has written as a string; the string where it is none.
+
+    Settings are compared as numbers then: `everstep runs "config.lr < 0.1"`.
+    """
+    try:
+        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
+    except (ValueError, RecursionError):
+        return text
+
+
+def as_step(value: Any) -> int:
+    """Return a step as an integer of 64 bits.
+
+    Raises:
+        ValueError: it is not a number, or too large.
+    """
+    number = float(value)
+    if not math.isfinite(number) or abs(number) >= 1 << 63:
+        raise ValueError(f"{value!r} is not a step")
+    return int(value)

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from everstep.importing.foreign_run import ForeignRun
 
 FORMATS = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb-offline": "wandb_offline"}
-"""Name of a format -> module that reads it: `runs(path, say)`."""
+"""Name of a format -> module that reads it: `sources(path, say)` yields the place of each run, and the
+function that reads it into a `ForeignRun`."""
 
 
 def found(format: str, path: Path, say: Callable[[str], None]) -> Iterator[ForeignRun]:
@@ -27,8 +28,18 @@ def found(format: str, path: Path, say: Callable[[str], None]) -> Iterator[Forei
     Raises:
         ConfigError: nothing there is of that format.
     """
+    from everstep.importing.foreign_run import ForeignRun
+
     count = 0
-    for count, run in enumerate(import_module(f"{__package__}.{FORMATS[format]}").runs(path, say), 1):  # noqa: B007
-        yield run
+    for source, read in import_module(f"{__package__}.{FORMATS[format]}").sources(path, say):
+        run = ForeignRun(format, source)
+        try:
+            read(run)
+        except Exception as error:  # a file may hold anything, and must not stop the others
+            how = "read up to its damage" if run.key else "left out"
+            say(f"{source} is {how}: {type(error).__name__}: {error}")
+        if run.key:
+            count += 1
+            yield run
     if not count:
         raise ConfigError(f"no run of {format} in {path}; give the folder into which it has recorded")

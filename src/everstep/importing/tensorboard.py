@@ -10,34 +10,31 @@ settings and final values are those of the run.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from everstep.importing.foreign_run import ForeignRun, Points
-from everstep.importing.values import as_step
-
-Say = Callable[[str], None]
 
 _TIME = re.compile(r"[0-9]{9,}\.[0-9]+")
 """Name of a folder of `add_hparams`: seconds since 1970."""
 
 
-def runs(path: Path, say: Say) -> Iterator[ForeignRun]:
-    """Read the runs of a folder, or of one file."""
-    files = [path] if path.is_file() else sorted(path.rglob("*tfevents*"))
+def sources(path: Path, say: Callable[[str], None]) -> Iterator[tuple[Path, Callable[[ForeignRun], object]]]:
+    """Yield the folder of each run below a path, or of one file, and the function that reads it."""
     folders: dict[Path, list[Path]] = defaultdict(list)
-    for file in files:
+    for file in [path] if path.is_file() else sorted(path.rglob("*tfevents*")):
         folders[file.parent].append(file)
     top = path.parent if path.is_file() else path
     settings: dict[Path, list[Path]] = defaultdict(list)
     for folder in [folder for folder in folders if folder.parent in folders and _TIME.fullmatch(folder.name)]:
         settings[folder.parent] += sorted(folders.pop(folder))
-    for folder, found in folders.items():
+    for folder, files in folders.items():
         relative = folder.relative_to(top).as_posix()
         name = folder.absolute().name if relative == "." else relative
-        yield _Folder(folder, name, sorted(found, key=_begun), settings[folder], say).run()
+        yield folder, partial(_read, name, sorted(files, key=_begun), settings[folder], say)
 
 
 def _begun(file: Path) -> tuple[str, str]:
@@ -45,81 +42,55 @@ def _begun(file: Path) -> tuple[str, str]:
     return file.name.rpartition("tfevents.")[2].partition(".")[0], file.name
 
 
-class _Folder:
-    def __init__(self, folder: Path, name: str, files: list[Path], settings: list[Path], say: Say) -> None:
-        self._folder, self._name, self._say = folder, name, say
-        self._files, self._settings = files, settings
-        self._metrics: dict[str, Points] = {}
-        self._config: dict[str, Any] = {}
-        self._left_out: Counter[str] = Counter()
-        self._times: list[float] = []
-        self._status: Literal["finished", "failed", "killed"] = "finished"
+def _read(
+    name: str, files: list[Path], settings: list[Path], say: Callable[[str], None], run: ForeignRun
+) -> None:
+    run.name, run.key, run.status = name, str(run.source.absolute()), "finished"
+    run.about = {"event_files": len(files) + len(settings)}
+    times: list[float] = []
+    for file in files:
+        before, run.metrics = run.metrics, {}
+        _read_file(file, run, times, say)
+        for tag, points in before.items():
+            later = run.metrics.get(tag)
+            first = min(later.steps) if later else None
+            kept = [row for row in zip(*points, strict=True) if first is None or row[0] < first]
+            run.left_out["points of an earlier start"] += len(points.steps) - len(kept)
+            rows = [*kept, *(zip(*later, strict=True) if later else ())]
+            run.metrics[tag] = Points(*(list(column) for column in zip(*rows, strict=True)))
+    for file in settings:  # values that the run itself has, too, are there with their steps
+        before, run.metrics = run.metrics, {}
+        _read_file(file, run, times, say)
+        run.metrics |= before
+    run.created, run.ended = min(times, default=0.0), max(times, default=0.0)
 
-    def run(self) -> ForeignRun:
-        for file in self._files:
-            self._join(self._read(file))
-        for file in self._settings:  # values that the run itself has, too, are there with their steps
-            self._metrics = {**self._read(file), **self._metrics}
-        return ForeignRun(
-            format="tensorboard",
-            source=self._folder,
-            name=self._name,
-            key=str(self._folder.absolute()),
-            created=min(self._times, default=0.0),
-            ended=max(self._times, default=0.0),
-            status=self._status,
-            config=self._config,
-            metrics=self._metrics,
-            about={"event_files": len(self._files) + len(self._settings)},
-            left_out=self._left_out,
-        )
 
-    def _read(self, file: Path) -> dict[str, Points]:
-        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+def _read_file(file: Path, run: ForeignRun, times: list[float], say: Callable[[str], None]) -> None:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from tensorboard.util import tensor_util
 
-        found: dict[str, Points] = defaultdict(lambda: Points([], [], []))
-        try:
-            for event in EventFileLoader(str(file)).Load():
-                if event.wall_time:
-                    self._times.append(event.wall_time)
-                for value in event.summary.value:
-                    self._take(found, event, value)
-        except Exception as error:  # of the library, for a damaged file: what it has read until then counts
-            self._say(f"{file} is read up to its damage: {type(error).__name__}: {error}")
-        return dict(found)
+    try:
+        for event in EventFileLoader(str(file)).Load():
+            if event.wall_time:
+                times.append(event.wall_time)
+            for value in event.summary.value:
+                plugin = value.metadata.plugin_data.plugin_name
+                if plugin == "scalars":
+                    number = float(tensor_util.make_ndarray(value.tensor).item())
+                    run.add(value.tag, event.step, number, event.wall_time)
+                elif plugin == "hparams":
+                    _read_settings(value.metadata.plugin_data.content, run)
+                else:
+                    run.left_out[plugin or "unknown"] += 1
+    except Exception as error:  # of the library, for a damaged file: what it has read until then counts
+        say(f"{file} is read up to its damage: {type(error).__name__}: {error}")
 
-    def _join(self, found: dict[str, Points]) -> None:
-        for tag, points in found.items():
-            self._metrics[tag] = self._joined(self._metrics.get(tag), points)
 
-    def _joined(self, before: Points | None, later: Points) -> Points:
-        if before is None:
-            return later
-        first = min(later.steps)
-        kept = [row for row in zip(*before, strict=True) if row[0] < first]
-        self._left_out["points of an earlier start"] += len(before.steps) - len(kept)
-        rows = [*kept, *zip(*later, strict=True)]
-        return Points(*(list(column) for column in zip(*rows, strict=True)))
+def _read_settings(content: bytes, run: ForeignRun) -> None:
+    from tensorboard.plugins.hparams import plugin_data_pb2
 
-    def _take(self, found: dict[str, Points], event: Any, value: Any) -> None:
-        from tensorboard.util import tensor_util
-
-        plugin = value.metadata.plugin_data.plugin_name
-        if plugin == "scalars":
-            points = found[value.tag]
-            points.steps.append(as_step(event.step))
-            points.values.append(float(tensor_util.make_ndarray(value.tensor).item()))
-            points.times.append(event.wall_time)
-        elif plugin == "hparams":
-            self._take_settings(value.metadata.plugin_data.content)
-        else:
-            self._left_out[plugin or "unknown"] += 1
-
-    def _take_settings(self, content: bytes) -> None:
-        from tensorboard.plugins.hparams import plugin_data_pb2
-
-        told = plugin_data_pb2.HParamsPluginData.FromString(content)
-        for name, value in told.session_start_info.hparams.items():
-            self._config[name] = getattr(value, value.WhichOneof("kind") or "string_value")
-        if told.session_end_info.status == 2:  # STATUS_FAILURE, in api.proto
-            self._status = "failed"
+    data: Any = plugin_data_pb2.HParamsPluginData.FromString(content)
+    for name, value in data.session_start_info.hparams.items():
+        run.config[name] = getattr(value, value.WhichOneof("kind") or "string_value")
+    if data.session_end_info.status == 2:  # STATUS_FAILURE, in api.proto
+        run.status = "failed"

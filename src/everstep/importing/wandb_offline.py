@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from everstep.display.cells import flat
-from everstep.importing.foreign_run import ForeignRun, Points
-from everstep.importing.values import as_step
+from everstep.importing.foreign_run import ForeignRun
 from everstep.untrusted_files import parse_json, read_regular
-
-Say = Callable[[str], None]
 
 _LARGEST = 1 << 32
 _BLOCK = 1 << 15
@@ -33,33 +29,37 @@ _HISTORY, _SUMMARY, _CONFIG, _RUN, _EXIT = 2, 3, 5, 17, 18
 _OTHERS = {4: "lines of output", 6: "files", 7: "system statistics", 8: "artifacts", 13: "lines of output"}
 
 
-def runs(path: Path, say: Say) -> Iterator[ForeignRun]:
-    """Read the runs of a folder, or of one file."""
+_TEXTS = {1: "run_id", 2: "entity", 3: "project", 6: "group", 8: "display_name", 9: "notes", 13: "host"}
+"""Fields of a run's message."""
+
+
+def sources(path: Path, say: Callable[[str], None]) -> Iterator[tuple[Path, Callable[[ForeignRun], object]]]:
+    """Yield the file of each run in a folder, or one file, and the function that reads it."""
     files = [path] if path.is_file() else sorted(path.rglob("run-*.wandb"))
-    seen = set()
-    for file in files:
-        if (real := file.resolve()) in seen:  # latest-run is a link to the newest one
-            continue
-        seen.add(real)
-        try:
-            run = _run(real, say)
-        except (OSError, ValueError) as error:
-            say(f"{file} is left out: {error}")
-        else:
-            yield run
+    for file in dict.fromkeys(file.resolve() for file in files):  # latest-run is a link to the newest one
+        yield file, _read
 
 
-def _run(file: Path, say: Say) -> ForeignRun:
-    data = read_regular(file, _LARGEST)
+def _read(run: ForeignRun) -> None:
+    data = read_regular(run.source, _LARGEST)
     if not data.startswith(_HEADER):
         raise ValueError("it is not a file of W&B")
-    found = _Content()
-    try:
-        for record in _records(data):
-            found.take(record)
-    except Exception as error:  # a record may hold anything; what was read until then counts
-        say(f"{file} is read up to its damage: {type(error).__name__}: {error}")
-    return found.run(file)
+    run.name = run.key = run.source.stem
+    run.about = {"tags": [], "summary": {}}
+    for record in _records(data):
+        for field, value in _fields(record):
+            if field == _HISTORY:
+                _read_history(value, run)
+            elif field == _SUMMARY:
+                run.about["summary"] |= dict(_items(value, 1))
+            elif field == _CONFIG:
+                _read_config(value, run)
+            elif field == _RUN:
+                _read_run(value, run)
+            elif field == _EXIT:
+                run.status = "failed" if dict(_fields(value)).get(1, 0) else "finished"
+            elif field in _OTHERS:
+                run.left_out[_OTHERS[field]] += 1
 
 
 def _records(data: bytes) -> Iterator[bytes]:
@@ -89,94 +89,37 @@ def _records(data: bytes) -> Iterator[bytes]:
             yield parts
 
 
-class _Content:
-    """What the records tell."""
+def _read_history(message: bytes, run: ForeignRun) -> None:
+    row = dict(_items(message, 1))
+    number = next((dict(_fields(value)).get(1, 0) for field, value in _fields(message) if field == 2), 0)
+    step, time = row.pop("_step", number), float(row.pop("_timestamp", run.ended))
+    run.ended = max(run.ended, time)
+    row.pop("_runtime", None)  # the time since the beginning, once more
+    for name, value in flat(row, is_leaf=lambda value: "_type" in value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            run.left_out["values that are not numbers"] += 1
+        else:
+            run.add(name, step, float(value), time)
 
-    def __init__(self) -> None:
-        self.told: dict[str, Any] = {}
-        self._tags: list[str] = []
-        self._config: dict[str, Any] = {}
-        self._summary: dict[str, Any] = {}
-        self._metrics: dict[str, Points] = defaultdict(lambda: Points([], [], []))
-        self._left_out: Counter[str] = Counter()
-        self._status: Literal["finished", "failed", "killed"] = "killed"
-        self._last = 0.0
 
-    def take(self, record: bytes) -> None:
-        for field, value in _fields(record):
-            if field == _HISTORY:
-                self._take_history(value)
-            elif field == _SUMMARY:
-                self._summary |= dict(_items(value, 1))
-            elif field == _CONFIG:
-                self._take_config(value)
-            elif field == _RUN:
-                self._take_run(value)
-            elif field == _EXIT:
-                code = dict(_fields(value)).get(1, 0)
-                self._status = "failed" if code else "finished"
-            elif field in _OTHERS:
-                self._left_out[_OTHERS[field]] += 1
+def _read_config(message: bytes, run: ForeignRun) -> None:
+    run.config |= {name: value for name, value in _items(message, 1) if name != "_wandb"}
 
-    def _take_history(self, message: bytes) -> None:
-        row = dict(_items(message, 1))
-        number = next((dict(_fields(value)).get(1, 0) for field, value in _fields(message) if field == 2), 0)
-        step = as_step(row.pop("_step", number))
-        at = float(row.pop("_timestamp", self._last))
-        self._last = max(self._last, at)
-        row.pop("_runtime", None)  # the time since the beginning, once more
-        for name, value in flat(row, is_leaf=lambda value: "_type" in value):
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                self._left_out["values that are not numbers"] += 1
-                continue
-            points = self._metrics[name]
-            points.steps.append(step)
-            points.values.append(float(value))
-            points.times.append(at)
 
-    def _take_config(self, message: bytes) -> None:
-        for name, value in _items(message, 1):
-            if name != "_wandb":
-                self._config[name] = value
-
-    def _take_run(self, message: bytes) -> None:
-        texts = {
-            1: "run_id",
-            2: "entity",
-            3: "project",
-            6: "group",
-            8: "display_name",
-            9: "notes",
-            13: "host",
-        }
-        for field, value in _fields(message):
-            if field in texts:
-                self.told[texts[field]] = value.decode("utf-8", "replace")
-            elif field == 4:
-                self._take_config(value)
-            elif field == 10:
-                self._tags.append(value.decode("utf-8", "replace"))
-            elif field == 17:
-                time = dict(_fields(value))
-                self.told["start"] = time.get(1, 0) + time.get(2, 0) / 1e9
-
-    def run(self, file: Path) -> ForeignRun:
-        name = self.told.get("run_id") or file.stem
-        created = float(self.told.pop("start", 0.0))
-        about = {**self.told, "tags": self._tags, "summary": self._summary}
-        return ForeignRun(
-            format="wandb-offline",
-            source=file,
-            name=self.told.get("display_name") or name,
-            key=name,
-            created=created,
-            ended=max(self._last, created),
-            status=self._status,
-            config=self._config,
-            metrics=self._metrics,
-            about=about,
-            left_out=self._left_out,
-        )
+def _read_run(message: bytes, run: ForeignRun) -> None:
+    for field, value in _fields(message):
+        if field in _TEXTS:
+            run.about[_TEXTS[field]] = value.decode("utf-8", "replace")
+        elif field == 4:
+            _read_config(value, run)
+        elif field == 10:
+            run.about["tags"].append(value.decode("utf-8", "replace"))
+        elif field == 17:
+            time = dict(_fields(value))
+            run.created = time.get(1, 0) + time.get(2, 0) / 1e9
+            run.ended = max(run.ended, run.created)
+    run.key = run.about.get("run_id") or run.key
+    run.name = run.about.get("display_name") or run.key
 
 
 def _items(message: bytes, field: int) -> Iterator[tuple[str, Any]]:
@@ -193,17 +136,13 @@ def _items(message: bytes, field: int) -> Iterator[tuple[str, Any]]:
             yield ".".join(name for name in names if name), value
 
 
-def _json(content: bytes) -> Any:
-    return parse_json(content)
-
-
 _ITEM: dict[int, Callable[[Any], Any]] = {
     4: bool,
     5: lambda number: (number >> 1) ^ -(number & 1),  # sint64 of protobuf
     6: lambda content: struct.unpack("<d", content)[0],
     7: lambda content: content.decode("utf-8", "replace"),
-    8: _json,
-    16: _json,
+    8: parse_json,
+    16: parse_json,
 }
 """Field of an item -> how its content is read."""
 

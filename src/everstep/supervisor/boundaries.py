@@ -191,7 +191,6 @@ class Boundaries:
             self._meet(moment)
         # before rows are read: none reaches the journal before the checkpoint of step 0 is committed
         engine.saves.await_first()
-        engine.trials.try_streams()
         if engine.ranks.saves_are_done:
             engine.saves.settle()
         asked = engine.clock()

@@ -24,7 +24,6 @@ from everstep.supervisor.board import Announcer, ServiceBoard
 from everstep.supervisor.boundaries import Boundaries, Decisions
 from everstep.supervisor.checks.no_progress import Rounds, Work
 from everstep.supervisor.checks.sanity_checks import ProgramChecks, WatchedMetrics
-from everstep.supervisor.checks.trials import Trials
 from everstep.supervisor.checks.verification import Verifier
 from everstep.supervisor.leaving.ending import BestRecord, Ending
 from everstep.supervisor.leaving.hangs import Hangs
@@ -161,7 +160,6 @@ class Engine:
         self.signals.install()
         stack.callback(self.signals.restore)
         stack.callback(self.wakeups.close)
-        # before recovery: the trial of the state copies the objects as the program made them
         self.user.open(stack)
         self.user.require_whole()
         self.ranks.require_synchronised(self.user.replicated)
@@ -297,7 +295,6 @@ class Engine:
 
     def _connect(self) -> None:
         """Make the parts that need open resources, each from the parts before it."""
-        self.trials = Trials(self.streams, self.user.trial, self.journal, self.voice)
         self.recording = Recording(self.journal, self.verifier, self.progress, self.recovered, self.streams)
         self.collector.emit = self.recording.add
         if self.ranks.several:

@@ -1,25 +1,41 @@
-"""`check`: a trial, as each start makes it, of whether an object comes back from what it saves."""
+"""Checks of whether an object comes back from what it saves: a trial of any object, and one for tests."""
 
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 from everstep import backends
-from everstep.contracts.data import Stream
+from everstep.checkpoint import CheckpointName, read_checkpoint, save_apart
 from everstep.contracts.state import Entry, Stateful
 from everstep.data import as_stream
 from everstep.data.adapt import is_stream
-from everstep.data.adapters import StatefulStream, is_stateful
+from everstep.data.adapters import IterableStream, is_stateful
 from everstep.errors import DataError, StateError
-from everstep.state import capture, decode, digest, encode, isolated, make_entry, restore
+from everstep.state import (
+    Encoded,
+    capture,
+    decode,
+    digest,
+    encode,
+    isolated,
+    leaves,
+    make_entry,
+    restore,
+)
 from everstep.state.entries import StatefulEntry
-from everstep.supervisor.checks.stream_trial import Verdict, comparable, pristine, quiet, try_stream
+from everstep.testing.stream_trial import Verdict, comparable, pristine, quiet, try_stream
 
-_CHANGES = 3
+T = TypeVar("T")
+
+_ROUNDS = 3
 """Number of changes to a state before it is saved, and again after."""
+_EXTRA = "not a part of this state"
 
 
 @dataclass(frozen=True)
@@ -37,13 +53,12 @@ class Checked:
     run: Verdict
 
     def __str__(self) -> str:
-        word = "it has no state_dict" if self.word is None else _said(self.word)
-        return f"its own word: {word}\nin a run of everstep: {_said(self.run)}"
+        word = "it has no state_dict" if self.word is None else _described(self.word)
+        return f"its own word: {word}\nin a run of everstep: {_described(self.run)}"
 
 
-def _said(verdict: Verdict) -> str:
-    held = {True: "kept", False: "not kept", None: "not tried"}[verdict.kept]
-    return f"{held}: {verdict.why}"
+def _described(verdict: Verdict) -> str:
+    return f"{ {True: 'kept', False: 'not kept', None: 'not tried'}[verdict.kept] }: {verdict.why}"
 
 
 def check(obj: Any, change: Callable[[Any], Any] | None = None) -> Checked:
@@ -63,85 +78,154 @@ def check(obj: Any, change: Callable[[Any], Any] | None = None) -> Checked:
     Returns:
         The verdicts; `str` makes lines of them for people.
     """
-    if change is None and (hasattr(obj, "__iter__") or is_stream(obj)) and not _is_state(obj):
+    no_batches = isinstance(obj, Mapping) or any(each.entry(obj) is not None for each in backends.active())
+    if change is None and not no_batches and (hasattr(obj, "__iter__") or is_stream(obj)):
         return _check_data(obj)
-    return _check_state(obj, change)
-
-
-def _is_state(obj: Any) -> bool:
-    """Whether an object that can be iterated over gives no batches: a dictionary, an array, a module."""
-    return isinstance(obj, Mapping) or any(each.entry(obj) is not None for each in backends.active())
+    change = change or (lambda each: None)
+    word = _try_state(obj, change, StatefulEntry) if isinstance(obj, Stateful) else None
+    return Checked("state", word, _try_state(obj, change, partial(make_entry, "state")))
 
 
 def _check_data(data: Any) -> Checked:
-    word = _try(_as_it_says(data)) if is_stateful(data) else None
+    word = _try_stream(IterableStream(data, "state")) if is_stateful(data) else None
     try:
         stream = as_stream(data)
     except DataError as error:
         return Checked("data", word, Verdict(False, f"refused: {error}"))
     if refusal := stream.unsaveable:
         return Checked("data", word, Verdict(False, f"refused: {refusal}"))
-    return Checked("data", word, _by(stream, _try(stream)))
+    run = _try_stream(stream)
+    if run.kept and stream.source.resumes == "replay":
+        run = run._replace(why="a resume draws the batches before it again and discards them")
+    return Checked("data", word, run)
 
 
-def _as_it_says(data: Any) -> Stream:
-    """Make a stream that resumes by the data's own state, whatever is known about such data."""
-    stream = StatefulStream(data)
-    stream.resumes = "state"
-    return stream
-
-
-def _try(stream: Stream) -> Verdict:
+def _try_stream(stream: Any) -> Verdict:
     copied = pristine(stream)
     return Verdict(None, copied) if isinstance(copied, str) else try_stream(copied)
 
 
-def _by(stream: Any, verdict: Verdict) -> Verdict:
-    """Word how a run resumes the data: by drawing and discarding if its own state does not suffice."""
-    drawn = "a resume draws the batches before it again and discards them"
-    if verdict.kept is False and verdict.replays:
-        return Verdict(True, drawn)
-    if verdict.kept and stream.source.resumes == "replay":
-        return verdict._replace(why=drawn)
-    return verdict
-
-
-def _check_state(obj: Any, change: Callable[[Any], Any] | None) -> Checked:
-    word = _try_state(obj, change, StatefulEntry) if isinstance(obj, Stateful) else None
-    return Checked("state", word, _try_state(obj, change, lambda each: make_entry("state", each)))
-
-
-def _try_state(obj: Any, change: Callable[[Any], Any] | None, entry_of: Callable[[Any], Entry]) -> Verdict:
+def _try_state(obj: Any, change: Callable[[Any], Any], entry_of: Callable[[Any], Entry]) -> Verdict:
     with isolated(), quiet():
         try:
             one, other = copy.deepcopy(obj), copy.deepcopy(obj)
         except Exception as error:
             return Verdict(None, f"it cannot be copied ({type(error).__name__}: {error})")
         try:
-            return _brought_back(one, other, change or (lambda each: None), entry_of)
+            _require_comes_back(one, other, change, entry_of)
+        except AssertionError as broken:
+            return Verdict(False, str(broken))
         except StateError as error:
             return Verdict(False, f"refused: {error}")
         except Exception as error:
             return Verdict(False, f"{type(error).__name__}: {error}")
+        return Verdict(True, "a copy that was given its state does the same")
 
 
-def _brought_back(
-    one: Any, other: Any, change: Callable[[Any], Any], entry_of: Callable[[Any], Entry]
-) -> Verdict:
+def check_stateful(make: Callable[[], T], mutate: Callable[[T], object], *, strict: bool = True) -> None:
+    """Check that an object's state survives a restart, through a real checkpoint on disk.
+
+    1. Changes by `mutate` show in the state.
+    2. Saving changes nothing, and gives the same state a second time.
+    3. A fresh object that loads the state then saves the same state, to the bit.
+    4. From there on both objects do the same: nothing that `mutate` needs is left out of the state.
+    5. A state with a missing or an additional part is refused (if the state is a dict).
+
+    Args:
+        make: makes the object as a new process would make it; called many times.
+        mutate: changes the object as training does; may draw from the global random state.
+        strict: False leaves out rule 5, for objects that load any state.
+
+    Raises:
+        AssertionError: says which rule is broken, and which leaves of the state differ.
+    """
+    with isolated(), tempfile.TemporaryDirectory() as folder:
+        obj = make()
+        before = digest(_saved(obj))
+        mutate(obj)
+        assert digest(_saved(obj)) != before, "mutate() changed nothing that the state shows"
+        unwatched, watched = make(), make()
+        random_state = capture()
+        for _ in range(_ROUNDS):
+            mutate(unwatched)
+        restore(random_state)
+        for _ in range(_ROUNDS):
+            _require_same(_saved(watched), _saved(watched), "saved twice in a row, the state differs")
+            mutate(watched)
+        _require_same(_saved(watched), _saved(unwatched), "saving it between two mutate() changed it")
+        saved = _require_comes_back(make(), make(), mutate, partial(make_entry, "state"), Path(folder))
+        if strict and isinstance(saved, dict):
+            for key in saved:
+                rest = {name: value for name, value in saved.items() if name != key}
+                _require_refused(make, rest, f"a state without {key!r} is accepted without an error")
+            if all(isinstance(key, str) for key in saved):
+                broken = f"a state with an unknown part {_EXTRA!r} is accepted without an error"
+                _require_refused(make, {**saved, _EXTRA: 0}, broken)
+
+
+def _saved(obj: Any) -> Encoded:
+    return encode(make_entry("state", obj).save())
+
+
+def _require_comes_back(
+    one: T,
+    other: T,
+    mutate: Callable[[T], object],
+    entry_of: Callable[[Any], Entry],
+    folder: Path | None = None,
+) -> Any:
+    """Change and save an object; require that another one, which is given the state, does the same.
+
+    Args:
+        folder: folder for a checkpoint through which the state goes.
+
+    Returns:
+        The state.
+    """
     first, second = entry_of(one), entry_of(other)
-    # Both note what is given before the first is changed, as at the start of a loop.
-    for entry in (first, second):
+    for entry in (first, second):  # each notes what it was given before the first change, as in a loop
         entry.enter()
-    for _ in range(_CHANGES):
-        change(one)
+    for _ in range(_ROUNDS):
+        mutate(one)
     saved = encode(first.save())
+    if folder is not None:
+        name = CheckpointName(1)
+        save_apart(
+            folder,
+            name,
+            saved.structure,
+            saved.arrays,
+            digest=digest(saved),
+            epoch=1,
+            phase="step",
+            top=folder,
+        )
+        found = read_checkpoint(folder / str(name))
+        saved = Encoded(found.structure, found.arrays)
     second.load(decode(saved))
-    if digest(encode(second.save())) != digest(saved):
-        return Verdict(False, "a copy that was given its state saves another one")
-    for _ in range(_CHANGES):
-        state = capture()
-        expected = comparable(change(one)), digest(encode(first.save()))
-        restore(state)
-        if expected != (comparable(change(other)), digest(encode(second.save()))):
-            return Verdict(False, "a copy that was given its state goes another way")
-    return Verdict(True, "a copy that was given its state does the same")
+    _require_same(encode(second.save()), saved, "an object that was given the state saves another one")
+    for count in range(1, _ROUNDS + 1):
+        random_state = capture()
+        expected = comparable(mutate(one))
+        restore(random_state)
+        where = f"after {count} more changes the restored object differs"
+        assert comparable(mutate(other)) == expected, f"{where} in what the change returns"
+        _require_same(encode(second.save()), encode(first.save()), where)
+    return decode(saved)
+
+
+def _require_refused(make: Callable[[], Any], tree: Any, broken: str) -> None:
+    entry = make_entry("state", make())
+    try:
+        if any(entry.check(tree)):
+            return
+        entry.load(tree)
+    except Exception:
+        return
+    raise AssertionError(f"{broken}; raise in load_state_dict, or check with strict=False")
+
+
+def _require_same(got: Encoded, expected: Encoded, broken: str) -> None:
+    left, right = ({path: bytes(data) for path, data in leaves(each)} for each in (got, expected))
+    different = [path for path in sorted(left.keys() | right.keys()) if left.get(path) != right.get(path)]
+    assert not different, f"{broken}: {', '.join(different[:5])}"

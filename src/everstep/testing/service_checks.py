@@ -1,16 +1,17 @@
-"""`check_service`: a check of a service against the laws, for authors of services."""
+"""`check_service` and `check_sink`: checks against the laws in a small real loop, for authors of services."""
 
 from __future__ import annotations
 
 import io
+import math
 import random
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -19,15 +20,14 @@ from everstep.checkpoint import Store
 from everstep.contracts.services import Interrupt, Moment, Service, Stage
 from everstep.errors import ConfigError, Interrupted, nearest
 from everstep.loop import TrainLoop
-from everstep.record import RunJournal
+from everstep.record import Row, RunJournal
 from everstep.schedule import Every, Instant, Schedule
 from everstep.services.checkpoints import Checkpoints
 from everstep.state import Encoded, array_name, isolated, leaves
 from everstep.supervisor import Ending
 from everstep.supervisor.board import require_initialized
-from everstep.testing.clock import ManualClock
-from everstep.testing.leftovers import nothing_left
 from everstep.testing.stream_checks import fingerprint, require_function
+from everstep.testing.tools import ManualClock, nothing_left
 
 _EPOCHS, _STEPS = 3, 2
 _SECONDS = 100.0
@@ -35,24 +35,29 @@ _SECONDS = 100.0
 _STARTS = 20
 _VALUES = (1.0, 0.5, 0.75)
 """Values of each metric that is collected after an epoch: first better, then worse."""
-
-_REMEMBERS = "; does its state_dict hold all that run() remembers?"
-
+_PLACES = [
+    place
+    for epoch in range(1, _EPOCHS + 1)
+    for place in (
+        *(("step", (epoch - 1) * _STEPS + step) for step in range(1, _STEPS + 1)),
+        ("the tail of epoch", epoch),
+    )
+]
 _REACHED = (
     "give the values that its condition waits for, as in "
     'check_service(..., values={"valid_loss": [0.4, 0.4, 0.4]})'
 )
 
-_How = Literal["interrupted", "crashed"]
-_Place = tuple[str, int]
-Disturb = Callable[[TrainLoop, _Place], None]
+_Place: TypeAlias = tuple[str, int]
+Value: TypeAlias = tuple[int, str, float]
+"""Step, name of the metric, value."""
 
 
 def check_service(
     make_service: Callable[[], Service],
     *,
     metrics: Sequence[str] = (),
-    values: Mapping[str, Sequence[float]] | None = None,
+    values: Mapping[str, Sequence[float]] = MappingProxyType({}),
 ) -> None:
     """Check a service against the laws that concern it, in a small real TrainLoop.
 
@@ -80,48 +85,116 @@ def check_service(
     Raises:
         AssertionError: says which law is broken, and where.
     """
-    check_in_runs(make_service, metrics, lambda run_dir, where: None, values or {})
+    _check_in_runs(make_service, metrics, values, lambda run_dir, where: None)
 
 
-def check_in_runs(
-    make_service: Callable[[], Service],
-    metrics: Sequence[str],
-    inspect: Callable[[Path, str], None],
-    values: Mapping[str, Sequence[float]] = MappingProxyType({}),
+def check_sink(
+    make_sink: Callable[[], Service],
+    read: Callable[[Path], Iterable[Value]],
+    *,
+    metrics: Sequence[str] = (),
+    takes: Callable[[Row], bool] = lambda row: True,
 ) -> None:
-    """Do the work of `check_service`, and inspect each run that has ended.
+    """Check a sink as `check_service` does, and compare what it holds with the journal after each run.
+
+    After each run, undisturbed, interrupted or crashed, the sink must hold each valid row once, and no other.
 
     Args:
-        inspect: called with the run directory, and words that say how the run was disturbed.
+        make_sink: makes the sink as a new process would make it; called many times.
+        read: reads what the sink holds; called with the run directory, returns (step, name, value) of each
+            row in any order, the name as it was collected.  Values may be rounded to float32.
+        metrics: names of more metrics to collect after each epoch.
+        takes: whether the sink writes a row, for a sink that leaves out rows.
+
+    Raises:
+        AssertionError: says which rows are missing, or which are there too often, and after what.
     """
-    _check_facts(make_service)
-    _check_values(values)
-    program = _Program(make_service, metrics, values)
+
+    def inspect(run_dir: Path, where: str) -> None:
+        rows = [(row.step, row.name, row.value) for row in RunJournal(run_dir).rows() if takes(row)]
+        _require_same_rows(_by_place(read(run_dir)), _by_place(rows), where)
+
+    _check_in_runs(make_sink, metrics, {}, inspect)
+
+
+def _by_place(rows: Iterable[Value]) -> dict[tuple[int, str], list[float]]:
+    """Return the values of each metric at each step: an epoch's mean is at its last step."""
+    places: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for step, name, value in rows:
+        places[int(step), name].append(float(value))
+    return {key: sorted(places[key], key=lambda value: (math.isnan(value), value)) for key in sorted(places)}
+
+
+def _require_same_rows(sink: Mapping[Any, Any], journal: Mapping[Any, Any], where: str) -> None:
+    for key in {**journal, **sink}:
+        rows, expected = sink.get(key, []), journal.get(key, [])
+        advice = "write each value as it is"
+        if len(rows) < len(expected):
+            advice = "write all rows, those of earlier starts included"
+        elif len(rows) > len(expected):
+            advice = "write each row once, and none that a resume has superseded"
+        elif np.allclose(rows, expected, rtol=1e-6, atol=0, equal_nan=True):
+            continue
+        raise AssertionError(
+            f"{where}, the sink has other rows than the journal: of {key[1]!r} at step {key[0]} it has "
+            f"{rows}, the journal {expected}; {advice}"
+        )
+
+
+def _check_in_runs(
+    make_service: Callable[[], Service],
+    metrics: Sequence[str],
+    values: Mapping[str, Sequence[float]],
+    inspect: Callable[[Path, str], None],
+) -> None:
+    """Check a service; `inspect` is called with the directory of each run and how it was disturbed."""
+    _check_attributes(make_service)
+    for name, series in values.items():
+        count, each = (_EPOCHS * _STEPS, "step") if name == "loss" else (_EPOCHS, "epoch")
+        assert len(series) == count, (
+            f"values={{{name!r}: {list(series)}}}: give {count} values, one for each {each}"
+        )
+    service = make_service()
     with isolated(), tempfile.TemporaryDirectory() as folder:
-        program.folder = Path(folder)
-        whole = program.run(program.make)
+        program = _Program(make_service, metrics, values, Path(folder))
+        whole = program.run()
         assert program.calls["run"] or program.calls["finish"], (
             f"the service never ran in {_EPOCHS} epochs of {_STEPS} steps; give it a schedule that is due"
         )
-        _check_watched(program.make_service(), whole)
+        known = sorted({row.name for row in RunJournal(whole.run_dir).rows()})
+        for metric in service.watches:
+            assert metric in known, (
+                f"the service watches {metric!r}, which has no values in this check "
+                f"({nearest(metric, known)}); correct the name, or give metrics=[{metric!r}]"
+            )
         inspect(whole.run_dir, "undisturbed")
-        alone = None if make_service().controller else program.run(lambda: None)
+        alone = None if service.controller else program.run(without=True)
         if alone is not None:
-            _require_same(whole, alone, "an observer must change nothing, but with this service", own=whole)
-        for place in _places():
-            for how, disturb in _DISTURBANCES.items():
-                again = program.run(program.make, lambda loop, here: disturb(loop, here == place))  # noqa: B023
+            _require_same(
+                whole, alone, "an observer must change nothing, but with this service", service.name
+            )
+        for place in _PLACES:
+            for how in ("interrupted", "crashed"):
                 where = f"{how} in {place[0]} {place[1]} and started again"
-                _require_same(again, whole, f"its state must survive, but {where}", hint=_REMEMBERS)
+                again = program.run(how, place)
+                hint = "; does its state_dict hold all that run() remembers?"
+                _require_same(again, whole, f"its state must survive, but {where}", hint=hint)
                 inspect(again.run_dir, where)
-        _check_reached(program)
-        _check_failure(program, alone)
+        _check_reached(program, make_service())
+        failed = None
+        with suppress(_PlantedError):
+            failed = program.run(failing=True)
+        assert (failed is not None) == (service.stage is Stage.REPORT), (
+            "a failure in REPORT, and in no other stage, lets the training continue"
+        )
+        if failed is not None:
+            assert any("planted" in text for text in failed.ending.warnings), "a failure must be warned about"
+            if alone is not None:
+                broken = "a failing REPORT service must change nothing, but"
+                _require_same(failed, alone, broken, service.name)
 
 
-# ----------------------------------------------------------------------------------- the rules
-
-
-def _check_facts(make_service: Callable[[], Service]) -> None:
+def _check_attributes(make_service: Callable[[], Service]) -> None:
     require_function(make_service, "check_service")
     service, twin = make_service(), make_service()
     assert isinstance(service, Service), f"{service!r} is not an everstep.Service"
@@ -146,26 +219,8 @@ def _check_facts(make_service: Callable[[], Service]) -> None:
         raise AssertionError("an unknown keyword must be refused: leave out **kwargs")
 
 
-def _check_values(values: Mapping[str, Sequence[float]]) -> None:
-    for name, given in values.items():
-        count, each = (_EPOCHS * _STEPS, "step") if name == "loss" else (_EPOCHS, "epoch")
-        assert len(given) == count, (
-            f"values={{{name!r}: {list(given)}}}: give {count} values, one for each {each}"
-        )
-
-
-def _check_watched(service: Service, whole: _Final) -> None:
-    known = sorted({row.name for row in RunJournal(whole.run_dir).rows()})
-    for metric in service.watches:
-        assert metric in known, (
-            f"the service watches {metric!r}, which has no values in this check ({nearest(metric, known)}); "
-            f"correct the name, or give metrics=[{metric!r}]"
-        )
-
-
-def _check_reached(program: _Program) -> None:
+def _check_reached(program: _Program, service: Service) -> None:
     """Require that the runs tried what the service does: a new state, or an action."""
-    service = program.make_service()
     if len(program.states) > 1 or program.calls["action"]:
         return
     state = service.state_dict()
@@ -178,142 +233,104 @@ def _check_reached(program: _Program) -> None:
     )
 
 
-def _check_failure(program: _Program, alone: _Final | None) -> None:
-    reports = program.make_service().stage is Stage.REPORT
-    final: _Final | None = None
-    with suppress(_Planted):
-        final = program.run(program.make_failing)
-    assert (final is not None) == reports, (
-        "a failure in REPORT, and in no other stage, lets the training continue"
-    )
-    if final is not None:
-        assert any("planted" in text for text in final.ending.warnings), "a failure must be warned about"
-        if alone is not None:
-            _require_same(final, alone, "a failing REPORT service must change nothing, but", own=final)
-
-
-# ------------------------------------------------------------------------------------ the runs
-
-
-class _Crash(Exception):
+class _CrashError(Exception):
     """Error that ends a start without a save."""
 
 
-class _Planted(Exception):
+class _PlantedError(Exception):
     """Error that the service raises when its failure is tried."""
 
 
 class _Final(NamedTuple):
     run_dir: Path
-    name: str | None
-    services: frozenset[str]
     leaves: dict[str, bytes]
     rows: dict[Any, Any]
     ending: Ending
 
 
-def _places() -> Iterator[_Place]:
-    for epoch in range(1, _EPOCHS + 1):
-        for step in range(1, _STEPS + 1):
-            yield "step", (epoch - 1) * _STEPS + step
-        yield "the tail of epoch", epoch
-
-
-def _interrupt(loop: TrainLoop, here: bool) -> None:
-    if here:
-        loop.call_soon(Interrupt("interrupted by check_service"))
-
-
-def _crash(loop: TrainLoop, here: bool) -> None:
-    if here:
-        raise _Crash
-
-
-_DISTURBANCES: dict[_How, Callable[[TrainLoop, bool], None]] = {"interrupted": _interrupt, "crashed": _crash}
-
-
-def _own_finish(service: Service) -> list[str]:
-    return [] if type(service).finish is Service.finish else ["finish"]
-
-
 class _Program:
-    """Runs of a small training program, each in a directory of its own."""
+    """Runs of a small training program, each in a directory of its own.
+
+    Attributes:
+        calls: how often the service's methods were called, and actions returned, in all runs.
+        states: different states of the service in all runs.
+    """
 
     def __init__(
         self,
         make_service: Callable[[], Service],
         metrics: Sequence[str],
         values: Mapping[str, Sequence[float]],
+        folder: Path,
     ) -> None:
-        collected = ("valid_loss", "valid_accuracy", *metrics, *values)
-        self.make_service, self.values = make_service, values
-        self.metrics = tuple(dict.fromkeys(name for name in collected if name != "loss"))
-        self.folder = Path()
+        self._make, self._values, self._folder = make_service, values, folder
+        collected = dict.fromkeys(("valid_loss", "valid_accuracy", *metrics, *values))
+        self._metrics = [name for name in collected if name != "loss"]
         self.calls: Counter[str] = Counter()
         self.states: list[Any] = []
-        """Different states of the service, so far."""
         self._runs = 0
 
-    def make(self) -> Service:
-        """Make the service, with its calls counted."""
-        service = self.make_service()
-        for method in ("open", "run", "close", *_own_finish(service)):
-            setattr(service, method, self._counted(service, method, getattr(service, method)))
-        return service
+    def run(
+        self, how: str = "", place: _Place | None = None, *, without: bool = False, failing: bool = False
+    ) -> _Final:
+        """Run the program until it ends as written.
 
-    def _counted(self, service: Service, method: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            self.calls[method] += 1
-            outcome = original(*args)
-            self._look(service)
-            if method in ("run", "finish"):
-                self.calls["action"] += len(outcome.actions) if outcome else 0
-            return outcome
-
-        return call
-
-    def _look(self, service: Service | None) -> None:
-        """Note the service's state, if it is a new one."""
-        state = None if service is None else fingerprint(service.state_dict())
-        if service is not None and state not in self.states:
-            self.states.append(state)
-
-    def make_failing(self) -> Service:
-        """Make the service so that it raises whenever it runs."""
-        service = self.make()
-
-        def fail(boundary: Any) -> None:
-            raise _Planted("planted by check_service")
-
-        for method in ("run", *_own_finish(service)):
-            setattr(service, method, fail)
-        return service
-
-    def run(self, make: Callable[[], Service | None], disturb: Disturb = lambda loop, place: None) -> _Final:
-        """Start the program with a disturbance, then without one until it ends as written."""
+        Args:
+            how: "interrupted" or "crashed", the first time that it is at `place`.
+            without: leave out the service.
+            failing: let the service raise whenever it runs.
+        """
         self._runs += 1
-        run_dir = self.folder / str(self._runs)
+        run_dir = self._folder / str(self._runs)
         for _ in range(_STARTS):
             with nothing_left():
-                service = make()
+                service = None if without else self._counted(self._make(), failing)
                 try:
-                    ending = self._start(run_dir, service, disturb)
-                except (_Crash, Interrupted):
-                    disturb = lambda loop, place: None  # noqa: E731
+                    ending = self._start(run_dir, service, how, place)
+                except (_CrashError, Interrupted):
+                    place = None
                     continue
                 finally:
                     opened, closed = self.calls["open"], self.calls["close"]
                     assert opened == closed, f"opened {opened} times, it was closed {closed} times"
-            return _final(run_dir, ending, None if service is None else service.name)
+            return _final(run_dir, ending)
         raise AssertionError(f"the run does not end: interrupted {_STARTS} times")
 
-    def _start(self, run_dir: Path, service: Service | None, disturb: Disturb) -> Ending:
+    def _counted(self, service: Service, failing: bool) -> Service:
+        def count(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                self.calls[method] += 1
+                if failing and method in ("run", "finish"):
+                    raise _PlantedError("planted by check_service")
+                outcome = original(*args)
+                state = fingerprint(service.state_dict())
+                if state not in self.states:
+                    self.states.append(state)
+                if method in ("run", "finish") and outcome:
+                    self.calls["action"] += len(outcome.actions)
+                return outcome
+
+            return call
+
+        own_finish = [] if type(service).finish is Service.finish else ["finish"]
+        for method in ("open", "run", "close", *own_finish):
+            setattr(service, method, count(method, getattr(service, method)))
+        return service
+
+    def _start(self, run_dir: Path, service: Service | None, how: str, disturbed: _Place | None) -> Ending:
         services = [] if service is None else [service]
         if not isinstance(service, Checkpoints):
             services.append(Checkpoints(Every(steps=4)))
         clock = ManualClock()
         weights, settings, optimizer = np.zeros(4), {"rate": 1.0}, {"lr": 1.0}
         train = data.arrays(np.arange(12.0), batch_size=12 // _STEPS, shuffle=True)
+
+        def disturb(place: _Place) -> None:
+            if place == disturbed:
+                if how == "crashed":
+                    raise _CrashError
+                loop.call_soon(Interrupt("interrupted by check_service"))
+
         with redirect_stdout(io.StringIO()):
             with TrainLoop(
                 run_dir,
@@ -330,73 +347,45 @@ class _Program:
                         weights += settings["rate"] * optimizer["lr"] * change
                         clock.advance(_SECONDS)
                         loop.collect_metrics(loss=self._value("loss", step - 1, weights.mean()))
-                        self._look(service)
-                        disturb(loop, ("step", step))
+                        disturb(("step", step))
                     with loop.evaluation():
                         usual = _VALUES[epoch - 1] + 0.01 * (random.random() + np.random.rand())
-                        loop.collect_metrics({n: self._value(n, epoch - 1, usual) for n in self.metrics})
-                    self._look(service)
-                    disturb(loop, ("the tail of epoch", epoch))
+                        loop.collect_metrics({n: self._value(n, epoch - 1, usual) for n in self._metrics})
+                    disturb(("the tail of epoch", epoch))
                     loop.print_logs()
         return loop.ending
 
     def _value(self, metric: str, index: int, usual: float) -> float:
-        return self.values[metric][index] if metric in self.values else usual
+        return self._values[metric][index] if metric in self._values else usual
 
 
-# ------------------------------------------------------------------------------- what is compared
-
-
-def _final(run_dir: Path, ending: Ending, name: str | None) -> _Final:
+def _final(run_dir: Path, ending: Ending) -> _Final:
     store = Store(run_dir, ending.segment, lambda text: None)
     checkpoint = store.read(store.names()[-1])
-    encoded = Encoded(checkpoint.structure, checkpoint.arrays)
-    structure: Any = checkpoint.structure
-    found = {path: bytes(part) for path, part in leaves(encoded) if path.split("/", 1)[0] != "wall"}
+    state = leaves(Encoded(checkpoint.structure, checkpoint.arrays))
     rows = {
         (row.epoch, row.step, row.phase, row.name, row.seq): (row.value.hex(), row.count)
         for row in RunJournal(run_dir).rows()
         if not row.wall
     }
-    return _Final(run_dir, name, frozenset(structure["services"]), found, rows, ending)
+    return _Final(run_dir, {path: bytes(part) for path, part in state if not _in(path, "wall")}, rows, ending)
 
 
-def _require_same(
-    got: _Final, expected: _Final, broken: str, own: _Final | None = None, hint: str = ""
-) -> None:
-    """Require equal state and rows; `own`: run whose service's own rows and state are left out."""
-    foreign: set[str | None] = set()
-    metrics: set[str] = set()
-    if own is not None:
-        foreign = {own.name, *(got.services ^ expected.services)}
-        metrics = {name for _, _, phase, name, _ in own.rows if phase == f"eval/{own.name}"}
-    left, right = (_without(final, foreign, metrics) for final in (got, expected))
-    different = [key for key in [*left, *right] if left.get(key) != right.get(key)]
-    assert not different, f"{broken}: {', '.join(dict.fromkeys(map(str, different[:5])))} differ{hint}"
+def _in(path: str, *folders: str) -> bool:
+    return any(path.removesuffix("#") == folder or path.startswith(f"{folder}/") for folder in folders)
 
 
-def _without(final: _Final, services: set[str | None], metrics: set[str]) -> dict[Any, Any]:
-    """Return leaves and rows, without those of some services; their metrics also stand in others' windows."""
-    state = ("services", "metrics", "state")
-    places: list[tuple[str | None, ...]] = [
-        path
-        for name in services
-        for path in (("services", name), (*state, "readers", name), (*state, "seqs", f"eval/{name}"))
+def _require_same(got: _Final, expected: _Final, broken: str, without: str = "", hint: str = "") -> None:
+    """Require equal state and rows; `without`: service whose own rows and state are left out."""
+    left, right = ({**final.leaves, **final.rows} for final in (got, expected))
+    phase = f"eval/{without}"
+    # The metrics of the service also stand in the windows of all readers.
+    seqs = array_name(("metrics", "state", "seqs", phase))
+    own = ("services", "metrics/state/readers", seqs) if without else ()
+    different = [
+        key
+        for key in {**left, **right}
+        if left.get(key) != right.get(key)
+        and not (_in(key, *own) if isinstance(key, str) else without and key[2] == phase)
     ]
-    windows = [
-        (*state, "readers", reader, part)
-        for reader in ("print epoch", "print steps", *final.services)
-        for part in ("windows", "values", "nonfinite")
-    ]
-    places += [(*window, metric) for window in windows for metric in metrics]
-    paths = [array_name(path) for path in places]
-    # The names in a window; the values under each name are compared.
-    names = {f"{array_name(window)}#" for window in windows if metrics}
-    kept = {
-        path: value
-        for path, value in final.leaves.items()
-        if path not in names
-        and not any(path.removesuffix("#") == own or path.startswith(f"{own}/") for own in paths)
-    }
-    phases = {f"eval/{name}" for name in services}
-    return {**kept, **{key: value for key, value in final.rows.items() if key[2] not in phases}}
+    assert not different, f"{broken}: {', '.join(map(str, different[:5]))} differ{hint}"

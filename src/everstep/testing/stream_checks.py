@@ -16,11 +16,13 @@ import numpy as np
 from everstep.contracts.data import Cursor, Share, Stream
 from everstep.data.adapt import as_stream
 from everstep.errors import DataError
-from everstep.supervisor.checks.stream_trial import comparable
+from everstep.state.random_state import capture, restore, seed_all
+from everstep.testing.stream_trial import comparable
 
 _PURPOSE = "train"
 _PASSES = 3
 _RANKS = (2, 3)
+_END = object()
 
 
 def check_stream(make_stream: Callable[[], Stream], *, seed: int = 0, shares: bool = True) -> None:
@@ -46,12 +48,18 @@ def check_stream(make_stream: Callable[[], Stream], *, seed: int = 0, shares: bo
         AssertionError: names the broken law, the pass and the batch.
     """
     require_function(make_stream, "check_stream")
-    whole = _run(make_stream, seed)
-    for pass_index, events in enumerate(whole.passes):
-        assert events, f"pass {pass_index} gave no batch"
-    _equal(whole, _run(make_stream, seed, watched=False), "asking for positions changed what followed")
-    for snapshot in whole.snapshots:
-        _check_resume(make_stream, whole, snapshot, seed)
+    seed_all(seed)
+    snapshots: list[_Snapshot] = []
+    whole = _read(make_stream(), 0, None, seed, "", snapshots)
+    assert all(whole), f"pass {whole.index([]) if [] in whole else 0} gave no batch"
+    seed_all(seed)
+    unwatched = _read(make_stream(), 0, None, seed, "")
+    _require_equal(whole, unwatched, "asking for positions changed what followed: ")
+    for at in snapshots:
+        seed_all(seed + 1)  # a new process may start in any random state
+        rest = _read(make_stream(), at.pass_index, at, seed, f"resumed at {at}: ")
+        expected = [whole[at.pass_index][at.batches :], *whole[at.pass_index + 1 :]]
+        _require_equal(expected, rest, f"resumed at {at}: ", at.pass_index)
     for size in _RANKS if shares else ():
         _check_shares(make_stream, size, seed)
     with closing(make_stream().open(_PURPOSE, 0, seed=seed)) as cursor:
@@ -70,102 +78,113 @@ def require_function(make: Any, check: str) -> None:
     )
 
 
+def fingerprint(tree: Any) -> Any:
+    """Make a value comparable; objects of unknown types are compared by their repr."""
+    return comparable(tree, lambda value: (type(value).__name__, repr(value)))
+
+
 class _Snapshot(NamedTuple):
+    """What a checkpoint after a batch holds."""
+
     pass_index: int
     batches: int
     ended: bool
     position: Any
-    globals: Any
+    random_state: Any
 
     def __str__(self) -> str:
         return f"pass {self.pass_index}, after {self.batches} batches{' and the end' if self.ended else ''}"
 
 
-class _Trace(NamedTuple):
-    passes: list[list[Any]]
-    snapshots: list[_Snapshot]
+def _read(
+    stream: Stream,
+    first: int,
+    at: _Snapshot | None,
+    seed: int,
+    where: str,
+    snapshots: list[_Snapshot] | None = None,
+) -> list[list[Any]]:
+    """Read passes from `first` on, the first of them from a snapshot, as a training loop does.
 
-
-def _run(make_stream: Callable[[], Stream], seed: int, *, watched: bool = True) -> _Trace:
-    """Read a few passes undisturbed, and note what a checkpoint after each batch would hold."""
-    _seed_globals(seed)
-    stream = make_stream()
-    trace = _Trace([], [])
-    for pass_index in range(_PASSES):
-        cursor = stream.open(_PURPOSE, pass_index, seed=seed)
-        events: list[Any] = []
-        _drain(cursor, pass_index, events, trace.snapshots if watched else None)
-        trace.passes.append(events)
-        _close(cursor, f"pass {pass_index}")
-    return trace
+    Returns:
+        For each pass the batches that came, each with numbers drawn from the global generators after it.
+    """
+    passes = []
+    for pass_index in range(first, _PASSES):
+        here = f"{where}pass {pass_index}: "
+        if pass_index == first and at is not None:
+            cursor = stream.open(_PURPOSE, pass_index, at.position, seed=seed)
+            again = cursor.position()
+            assert fingerprint(again) == fingerprint(at.position), (
+                f"{here}opened at {at.position!r}, the cursor says that it stands at {again!r}"
+            )
+            restore(at.random_state)
+            fresh = not at.batches and not at.ended
+        else:
+            cursor, fresh = stream.open(_PURPOSE, pass_index, seed=seed), True
+        passes.append(_drain(cursor, pass_index, fresh, here, snapshots))
+        for _ in range(2):
+            cursor.close()
+        threads = [thread.name for thread in threading.enumerate() if "everstep" in thread.name]
+        assert not threads, f"{here}threads {threads} are alive after close()"
+        children = multiprocessing.active_children()
+        assert not children, f"{here}processes {children} are alive after close()"
+    return passes
 
 
 def _drain(
-    cursor: Cursor,
-    pass_index: int,
-    events: list[Any],
-    snapshots: list[_Snapshot] | None = None,
-    *,
-    fresh: bool = True,
-) -> None:
-    """Take the rest of a pass as a training loop does, with random numbers drawn in each step."""
+    cursor: Cursor, pass_index: int, fresh: bool, where: str, snapshots: list[_Snapshot] | None
+) -> list[Any]:
+    batches: list[Any] = []
 
-    def snapshot(ended: bool) -> None:
+    def snapshot(ended: bool = False) -> None:
         if snapshots is not None:
-            snapshots.append(_Snapshot(pass_index, len(events), ended, cursor.position(), _get_globals()))
+            position = cursor.position()
+            snapshots.append(_Snapshot(pass_index, len(batches), ended, position, capture()))
 
     remaining = cursor.remaining()
-    taken = 0
-    snapshot(False)
+    snapshot()
     if fresh:  # a program may draw between the opening of a pass and its first batch
-        _draw_globals()
-    while True:
-        try:
-            batch = next(cursor)
-        except StopIteration:
-            break
-        taken += 1
-        events.append((fingerprint(batch), _draw_globals()))
-        snapshot(False)
-    assert remaining in (None, taken), (
-        f"pass {pass_index}: remaining() said {remaining} batches, {taken} came"
+        _draw()
+    while (batch := next(cursor, _END)) is not _END:
+        batches.append((fingerprint(batch), _draw()))
+        snapshot()
+    assert remaining in (None, len(batches)), (
+        f"{where}remaining() said {remaining} batches, {len(batches)} came"
     )
-    snapshot(True)
+    snapshot(ended=True)
     for _ in range(2):
-        assert next(cursor, _END) is _END, f"pass {pass_index}: a batch came after the end of the pass"
+        assert next(cursor, _END) is _END, f"{where}a batch came after the end of the pass"
+    return batches
 
 
-def _check_resume(make_stream: Callable[[], Stream], whole: _Trace, at: _Snapshot, seed: int) -> None:
-    _seed_globals(seed + 1)  # a new process may start in any random state
-    stream = make_stream()
-    cursor = stream.open(_PURPOSE, at.pass_index, at.position, seed=seed)
-    again = cursor.position()
-    assert fingerprint(again) == fingerprint(at.position), (
-        f"{at}: opened at {at.position!r}, the cursor says that it stands at {again!r}"
-    )
-    _set_globals(at.globals)
-    rest: list[Any] = []
-    _drain(cursor, at.pass_index, rest, fresh=not at.batches and not at.ended)
-    _close(cursor, str(at))
-    expected = whole.passes[at.pass_index][at.batches :]
-    _equal_events(expected, rest, f"resumed at {at}")
-    for pass_index in range(at.pass_index + 1, _PASSES):
-        cursor = stream.open(_PURPOSE, pass_index, seed=seed)
-        events: list[Any] = []
-        _drain(cursor, pass_index, events)
-        _close(cursor, str(at))
-        _equal_events(whole.passes[pass_index], events, f"resumed at {at}, then pass {pass_index}")
+def _draw() -> Any:
+    torch = sys.modules.get("torch")
+    return random.random(), np.random.rand(), torch and torch.rand(()).item()
 
 
-class _Drawn(NamedTuple):
-    """Batch of a pass, with the position after it."""
+def _require_equal(expected: list[list[Any]], passes: list[list[Any]], law: str, first: int = 0) -> None:
+    for pass_index, (left, right) in enumerate(zip(expected, passes, strict=True), first):
+        where = f"{law}pass {pass_index}"
+        assert len(right) == len(left), f"{where}: {len(right)} batches came instead of {len(left)}"
+        for index, (one, other) in enumerate(zip(left, right, strict=True)):
+            here = f"batch {index} from there differs"
+            assert one[0] == other[0], f"{where}: {here}"
+            assert one[1] == other[1], f"{where}: the global random state after {here}"
+
+
+# ------------------------------------------------------------------------- parts of several ranks
+
+
+class _Part(NamedTuple):
+    """A rank's part of a batch, or a whole batch, made comparable, with the position after it."""
 
     samples: dict[str, list[Any]]
-    """Samples, made comparable, in each part of the batch."""
+    """Samples in each part of the batch."""
     weight: float
     position: Any
-    place: Any
-    """What all ranks have of the position, made comparable."""
+    shared_position: Any
+    """The position without what is each rank's own."""
 
 
 def _check_shares(make_stream: Callable[[], Stream], size: int, seed: int) -> None:
@@ -175,56 +194,46 @@ def _check_shares(make_stream: Callable[[], Stream], size: int, seed: int) -> No
             as_stream(make_stream()).split(share)
     except DataError:
         return
-    whole = _drawn(make_stream, None, seed)
+    whole = _parts(make_stream, None, seed)
     for start in sorted({0, len(whole) // 2}):
         position = whole[start - 1].position if start else None
-        ranks = [_drawn(make_stream, share, seed, position) for share in shares]
-        _check_parts(whole[start:], ranks, f"{size} ranks, opened after {start} batches")
-
-
-def _check_parts(whole: list[_Drawn], ranks: list[list[_Drawn]], where: str) -> None:
-    counts = [len(drawn) for drawn in ranks]
-    assert set(counts) == {len(whole)}, f"{where}: {counts} batches came instead of {len(whole)} each"
-    for index, (batch, *parts) in enumerate(zip(whole, *ranks, strict=True)):
-        here = f"{where}: batch {index} from there"
-        together: dict[str, list[Any]] = {name: [] for name in batch.samples}
-        for rank, part in enumerate(parts):
-            assert part.place == batch.place, f"{here}: rank {rank} has a position of its own"
-            _add(together, part, here)
-        assert together == batch.samples, f"{here}: the parts of the ranks are not the batch"
-        for part in parts:
-            _check_weight(part, batch, len(ranks), here)
-
-
-def _add(together: dict[str, list[Any]], part: _Drawn, where: str) -> None:
-    assert part.samples.keys() == together.keys(), f"{where}: a rank's batch has other parts"
-    for name, samples in part.samples.items():
-        together[name] += samples if part.weight else []
-
-
-def _check_weight(part: _Drawn, batch: _Drawn, size: int, where: str) -> None:
-    for name, samples in part.samples.items():
-        right = len(samples) * size / len(batch.samples[name])
-        assert part.weight == 0 or math.isclose(part.weight, right), (
-            f"{where}: the weight is {part.weight}, {right} would make the mean over ranks the mean"
+        ranks = [_parts(make_stream, share, seed, position) for share in shares]
+        where, counts = f"{size} ranks, opened after {start} batches", [len(parts) for parts in ranks]
+        assert set(counts) == {len(whole) - start}, (
+            f"{where}: {counts} batches came instead of {len(whole) - start} each"
         )
+        for index, (batch, *parts) in enumerate(zip(whole[start:], *ranks, strict=True)):
+            _check_parts(batch, parts, f"{where}: batch {index} from there")
 
 
-def _drawn(
+def _check_parts(batch: _Part, parts: list[_Part], where: str) -> None:
+    together: dict[str, list[Any]] = {name: [] for name in batch.samples}
+    for rank, part in enumerate(parts):
+        assert part.shared_position == batch.shared_position, f"{where}: rank {rank} is elsewhere"
+        assert part.samples.keys() == together.keys(), f"{where}: a rank's batch has other parts"
+        for name, samples in part.samples.items():
+            together[name] += samples if part.weight else []
+            right = len(samples) * len(parts) / len(batch.samples[name])
+            assert part.weight == 0 or math.isclose(part.weight, right), (
+                f"{where}: the weight is {part.weight}, {right} would make the mean over ranks the mean"
+            )
+    assert together == batch.samples, f"{where}: the parts of the ranks are not the batch"
+
+
+def _parts(
     make_stream: Callable[[], Stream], share: Share | None, seed: int, position: Any = None
-) -> list[_Drawn]:
-    _seed_globals(seed)
+) -> list[_Part]:
+    seed_all(seed)
     stream = as_stream(make_stream())
     stream = stream if share is None else stream.split(share)
+    parts = []
     with closing(stream.open(_PURPOSE, 0, position, seed=seed)) as cursor:
-        return [_noted(stream, cursor, batch) for batch in cursor]
-
-
-def _noted(stream: Stream, cursor: Cursor, batch: Any) -> _Drawn:
-    position = place = cursor.position()
-    if stream.rank_keys:
-        place = {key: value for key, value in position.items() if key not in stream.rank_keys}
-    return _Drawn(dict(_samples(batch)), cursor.weight, position, fingerprint(place))
+        for batch in cursor:
+            position = shared = cursor.position()
+            if stream.rank_keys:
+                shared = {key: value for key, value in position.items() if key not in stream.rank_keys}
+            parts.append(_Part(dict(_samples(batch)), cursor.weight, position, fingerprint(shared)))
+    return parts
 
 
 def _samples(batch: Any, name: str = "batch") -> Iterator[tuple[str, list[Any]]]:
@@ -237,59 +246,3 @@ def _samples(batch: Any, name: str = "batch") -> Iterator[tuple[str, list[Any]]]
             yield from _samples(part, f"{name}.{number}")
     elif hasattr(batch, "__len__") and getattr(batch, "shape", 1) != ():
         yield name, [fingerprint(sample) for sample in batch]
-
-
-def _close(cursor: Cursor, where: str) -> None:
-    cursor.close()
-    cursor.close()
-    threads = [thread.name for thread in threading.enumerate() if "everstep" in thread.name]
-    assert not threads, f"{where}: threads {threads} are alive after close()"
-    children = multiprocessing.active_children()
-    assert not children, f"{where}: processes {children} are alive after close()"
-
-
-def _equal(left: _Trace, right: _Trace, law: str) -> None:
-    for pass_index, (one, other) in enumerate(zip(left.passes, right.passes, strict=True)):
-        _equal_events(one, other, f"pass {pass_index}: {law}")
-
-
-def _equal_events(expected: list[Any], got: list[Any], where: str) -> None:
-    assert len(got) == len(expected), f"{where}: {len(got)} batches came instead of {len(expected)}"
-    for index, (left, right) in enumerate(zip(expected, got, strict=True)):
-        assert left[0] == right[0], f"{where}: batch {index} from there differs"
-        assert left[1] == right[1], f"{where}: the global random state after batch {index} from there differs"
-
-
-def fingerprint(tree: Any) -> Any:
-    """Make a value comparable; objects of unknown types are compared by their repr."""
-    return comparable(tree, lambda value: (type(value).__name__, repr(value)))
-
-
-_END = object()
-
-
-# The three global generators; torch's only if the program has imported torch.
-
-
-def _seed_globals(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    if torch := sys.modules.get("torch"):
-        torch.manual_seed(seed)
-
-
-def _get_globals() -> Any:
-    torch = sys.modules.get("torch")
-    return random.getstate(), np.random.get_state(legacy=False), torch and torch.get_rng_state()
-
-
-def _set_globals(state: Any) -> None:
-    random.setstate(state[0])
-    np.random.set_state(state[1])
-    if torch := sys.modules.get("torch"):
-        torch.set_rng_state(state[2])
-
-
-def _draw_globals() -> Any:
-    torch = sys.modules.get("torch")
-    return random.random(), np.random.rand(), torch and torch.rand(()).item()

@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING
 from everstep.lazy import exports
 
 if TYPE_CHECKING:
-    from everstep.tfutils.params_as_json import recorded_params as recorded_params
-    from everstep.tfutils.test_record import intermediate_results as intermediate_results
-    from everstep.tfutils.testing import test_from_params as test_from_params
-    from everstep.tfutils.training import train_from_params as train_from_params
+    from everstep.tfutils.params import recorded_params as recorded_params
+    from everstep.tfutils.runs import (
+        intermediate_results as intermediate_results,
+    )
+    from everstep.tfutils.runs import (
+        test_from_params as test_from_params,
+    )
+    from everstep.tfutils.runs import (
+        train_from_params as train_from_params,
+    )
 
     __all__: list[str]
 else:
     __getattr__, __dir__, __all__ = exports(
         __name__,
         {
-            "everstep.tfutils.params_as_json": ("recorded_params",),
-            "everstep.tfutils.test_record": ("intermediate_results",),
-            "everstep.tfutils.testing": ("test_from_params",),
-            "everstep.tfutils.training": ("train_from_params",),
+            "everstep.tfutils.params": ("recorded_params",),
+            "everstep.tfutils.runs": ("intermediate_results", "test_from_params", "train_from_params"),
         },
     )

@@ -15,7 +15,7 @@ from pictured_run import TEXT, pictured
 from test_run_page import block, written, wrote
 
 from everstep.checkpoint.manifest import MANIFEST
-from everstep.cli.report import command
+from everstep.cli.looking import report_command as command
 from everstep.labels import add_tags, set_note
 from everstep.ui.report_page import STATIC
 from tiny_runs import Boom, Tiny, boom_at

@@ -84,9 +84,6 @@ class Saves:
         if not (best or whole) or not self._is_good():
             return
         self._forget_lost_best()
-        if engine.progress.step > engine.recovered.step:
-            # a trial needs a state that a step has changed
-            engine.trials.try_state()
         left = engine.loop.steps_left() if phase == "step" else None
         last = left is not None and left < 1 and self.one_before()
         if last:

@@ -60,7 +60,8 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
     rank, data = engine.ranks.group.rank, engine.ranks.group.data
     current.updates = engine.user.updates
     user = engine.user.save()
-    engine.trials.try_parts(user["user"])
+    for warning in engine.user.outgrown(user["user"]):
+        engine.voice.warn(warning)
     streams, words = engine.streams.tree()
     wall: dict[str, Any] = {"segment": engine.segment, "seconds": engine.seconds()}
     if words:

@@ -1,0 +1,254 @@
+"""Commands on experiments: `train`, `resume`, `eval`, `predict`, `config`, `data`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+
+from everstep.cli.common_options import (
+    index_option,
+    json_option,
+    overrides_argument,
+    profile_option,
+    run_argument,
+    training_options,
+    trust_option,
+    weights_option,
+)
+from everstep.cli.find_run import find
+from everstep.cli.output import print_json, say
+from everstep.errors import ChangedError, ConfigError
+
+
+def ship_to(index: str | None) -> None:
+    """Ship the runs of this process and its children to the index that --index names."""
+    if index is not None:
+        from everstep.index.location import INDEX_VARIABLE
+        from everstep.index.query import index_place
+
+        os.environ[INDEX_VARIABLE] = str(index_place(index))
+
+
+def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Split arguments into config files and overrides: arguments with a "=" that are not files.
+
+    Raises:
+        UsageError: there is no file, or an argument is neither a file nor an override.
+    """
+    files = [Path(each) for each in arguments if "=" not in each or Path(each).exists()]
+    if not files:
+        raise click.UsageError("give a config FILE: a YAML file")
+    for file in files[1:]:  # the first one may be a run
+        if file.suffix not in (".yaml", ".yml") and not file.exists():
+            raise click.UsageError(
+                f"{str(file)!r} is neither a file nor a setting (PATH=VALUE, as in optimizer.lr=0.1)"
+            )
+    return files, [each for each in arguments if Path(each) not in files]
+
+
+@click.command("train")
+@click.argument("arguments", nargs=-1, metavar="FILE... [PATH=VALUE...]")
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), help="Run directory, instead of the config's run_dir."
+)
+@profile_option
+@training_options
+def train_command(
+    arguments: tuple[str, ...], schedule: str, dry_run: bool, index: str | None, **options: Any
+) -> None:
+    """Train, or resume, the experiment of config FILEs.
+
+    A later file overrides earlier files, and PATH=VALUE overrides all.
+
+    \b
+      everstep train digits.yaml optimizer.lr=3e-4 'services.0.Evaluate.every={steps: 100}'
+
+    Stop it at any point, by Ctrl-C or kill -9: the same command resumes it, and ends with the same bits.
+    """
+    files, overrides = split(arguments)
+    ship_to(index)
+    from everstep.experiment import open_config
+
+    _train(open_config(files, overrides, **options), schedule, dry_run, "; or give another --run-dir")
+
+
+@click.command("resume")
+@run_argument
+@overrides_argument
+@training_options
+def resume_command(
+    run: str, overrides: tuple[str, ...], schedule: str, dry_run: bool, index: str | None, **options: Any
+) -> None:
+    """Resume RUN with the config that it recorded; PATH=VALUE changes the config.
+
+    \b
+      everstep resume digits trainer.max_epoch=80
+    """
+    from everstep.experiment import open_run
+
+    run_dir = find(run, index).path
+    ship_to(index)
+    _train(open_run(run_dir, overrides, **options), schedule, dry_run, "")
+
+
+def _train(experiment: Any, schedule: str, dry_run: bool, another: str) -> None:
+    try:
+        if not dry_run:
+            _print_metrics(experiment.run(schedule).metrics)
+            return
+        changes = experiment.check(schedule)
+    except ChangedError as error:
+        raise ConfigError(
+            f"{error.differences}use --on-change keep (resume with the run's config), override (resume with "
+            f"the given config) or fork (continue with the given config in a new run directory){another}"
+        ) from None
+    trainer = experiment.trainer
+    state = ", ".join(f"{name} ({type(part).__name__})" for name, part in trainer.task.state().items())
+    say(f"run       {trainer.run_dir}")
+    say(f"task      {type(trainer.task).__name__}: {state}")
+    for name, stream in trainer.streams.items():
+        say(f"stream    {name}: {stream!r}")
+    for service in experiment.config.services:
+        say(f"service   {service.name}")
+    if changes:
+        say(changes)
+    say(f"schedule  {schedule}: nothing was run (--dry-run)")
+
+
+def _print_metrics(metrics: Mapping[str, float]) -> None:
+    if metrics:
+        from everstep.record import values_line
+
+        say(values_line(metrics))
+
+
+@click.command("eval")
+@run_argument
+@overrides_argument
+@click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this stream; may be repeated.")
+@weights_option
+@profile_option
+@trust_option
+@index_option
+@json_option
+def eval_command(
+    run: str,
+    overrides: tuple[str, ...],
+    streams: tuple[str, ...],
+    weights: str | None,
+    index: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Evaluate the newest checkpoint of RUN, or other --weights, on the streams of its Evaluate services.
+
+    The config is that of the run; its profile "eval", if there is one, changes it first, then PATH=VALUE.
+    The result is recorded beside the run.
+    """
+    from everstep.experiment import open_run
+
+    experiment = open_run(find(run, index).path, overrides, default_profile="eval", **options)
+    metrics: dict[str, float] = {}
+    for stream in streams:
+        metrics |= experiment.trainer.evaluate(stream, weights=weights)
+    if not streams:
+        metrics = experiment.evaluate(weights).metrics
+    if as_json:
+        print_json(metrics)
+    else:
+        _print_metrics(metrics)
+
+
+@click.command("predict")
+@run_argument
+@overrides_argument
+@click.option("--stream", required=True, metavar="NAME", help="Stream to predict for.")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write: .npy, .npz or .jsonl.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace the file if it exists.")
+@weights_option
+@profile_option
+@trust_option
+@index_option
+def predict_command(
+    run: str,
+    overrides: tuple[str, ...],
+    stream: str,
+    out: Path,
+    overwrite: bool,
+    weights: str | None,
+    index: str | None,
+    **options: Any,
+) -> None:
+    """Write the predictions of the newest checkpoint of RUN, or of other --weights.
+
+    They are the results of the task's `inference_step` for each batch.
+
+    \b
+    FILE.npy    an array, all batches one after another
+    FILE.npz    arrays by name if a batch's predictions are a mapping, else "predictions"
+    FILE.jsonl  one line per sample
+
+    The config is that of the run; its profile "predict", if there is one, changes it first, then PATH=VALUE.
+    """
+    from everstep.experiment import open_run
+    from everstep.experiment.predictions import check, write
+
+    check(out, overwrite)
+    experiment = open_run(find(run, index).path, overrides, default_profile="predict", **options)
+    samples = write(out, experiment.trainer.predict(stream, weights=weights))
+    say(f"{out}: {samples} predictions for {stream!r}")
+
+
+@click.command("config")
+@click.argument("arguments", nargs=-1, metavar="FILE...|RUN [PATH=VALUE...]")
+@profile_option
+@index_option
+@json_option
+def config_command(arguments: tuple[str, ...], profile: str | None, index: str | None, as_json: bool) -> None:
+    """Check the config of FILEs or of a RUN, and print it with every default filled in.
+
+    The output is a config file of the same experiment.  For a RUN it is the config that the run recorded:
+    nothing that it names is imported, so the arguments of calls in PATH=VALUE are not checked.
+    """
+    files, overrides = split(arguments)
+    from everstep.experiment import as_yaml, open_config
+    from everstep.experiment.open_experiment import look
+
+    if len(files) == 1 and not files[0].is_file() and files[0].suffix not in (".yaml", ".yml"):
+        tree = look(find(str(files[0]), index).path, overrides, profile=profile)
+    else:
+        tree = open_config(files, overrides, profile=profile).tree
+    if as_json:
+        print_json(tree)
+    else:
+        click.echo(as_yaml(tree), nl=False)
+
+
+@click.command("data")
+@click.argument("arguments", nargs=-1, metavar="FILE... [PATH=VALUE...]")
+@click.option("--stream", default="train", show_default=True, metavar="NAME", help="Name of the stream.")
+@click.option(
+    "-n", "count", type=click.IntRange(min=1), default=2, show_default=True, help="Number of batches."
+)
+@profile_option
+def data_command(arguments: tuple[str, ...], stream: str, count: int, profile: str | None) -> None:
+    """Print the first batches of a stream of config FILEs: shapes, types, values.  Nothing is trained."""
+    files, overrides = split(arguments)
+    from everstep.experiment import open_config
+    from everstep.experiment.preview import batches, described
+
+    experiment = open_config(files, overrides, profile=profile)
+    for number, batch in enumerate(islice(batches(experiment, stream), count), 1):
+        say(f"{stream}, batch {number}")
+        for line in described(batch):
+            say(f"  {line}")

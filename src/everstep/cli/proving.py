@@ -1,0 +1,406 @@
+"""Commands that prove exactness: `drill`, `replay`, `diverge`, `check`, `accept`."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from everstep.cli.common_options import (
+    index_option,
+    json_file_option,
+    json_option,
+    keep_option,
+    leave_in_order,
+    run_argument,
+    runs_argument,
+    trust_option,
+)
+from everstep.cli.find_run import find, find_all
+from everstep.cli.output import note, print_json, say
+from everstep.display.cells import in_line
+from everstep.errors import ConfigError, nearest
+
+
+def _write_json(file: Path | None, value: Any) -> None:
+    if file is not None:
+        file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------------ drill
+
+_DRILL = """Kill SCRIPT at every hazard, resume it each time, and compare with a run that nobody killed.
+
+SCRIPT is a Python script, or a config file for `everstep train`.  First it runs undisturbed, twice; if these
+two runs differ, the difference is reported and nothing is killed.  Then it is killed: at random instants,
+during start-up, inside the commit of a checkpoint, in the tail of an epoch, at the last step of an epoch,
+in the head of the next epoch, during shutdown, three times in a row during resume, by SIGTERM, by SIGINT,
+and by SIGKILL shortly after SIGTERM.  Last, its disk is made full.  All runs are written to a folder of the
+drill.
+
+A script that takes hours: --budget 10m ends the drill in time, and leaves each run after the steps that fit;
+--max-steps N leaves each run at step N.  What was not reached is named.
+
+With --ranks N, torchrun starts SCRIPT as N processes on this machine.  Each hazard strikes one of them,
+chosen by the seed.  Then all of them are killed, torchrun itself, the writer and another rank at a message
+of a commit, and a rank for which the others wait in a collective.  All ranks are compared.
+
+\b
+Exit status:
+  0  every resume was exact
+  1  a resume was not exact, or failed
+  2  wrong usage
+  3  the two undisturbed runs differ
+  4  the script cannot be drilled: it fails by itself, opens no run, or takes too long
+"""
+
+
+class Duration(click.ParamType[float]):
+    """A time as 90, 90s, 10m or 2h, in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value))
+        if found is None or not float(found[1]):
+            self.fail(f"{value!r} is not a time; give seconds, minutes or hours, as 90s, 10m or 2h")
+        return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+class NewFile(click.Path):
+    """A file to write at the end; refused at once where it could not be made."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(str(super().convert(value, param, ctx)))
+        if not path.absolute().parent.is_dir():
+            self.fail(f"{path} cannot be written: its folder does not exist; make the folder first")
+        return path
+
+
+_NEW_FILE = NewFile(dir_okay=False, path_type=Path)
+
+
+@click.command("drill", help=_DRILL, context_settings={"allow_interspersed_args": False})
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--ranks",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of processes that train together, started by torchrun.",
+)
+@click.option(
+    "--kills",
+    type=click.IntRange(0),
+    default=3,
+    show_default=True,
+    help="Number of kills at random instants.",
+)
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Seed of the instants; the same seed aims the same kills.",
+)
+@click.option("--budget", type=Duration(), metavar="TIME", help="Most time for the drill: 90s, 10m, 2h.")
+@click.option("--max-steps", type=click.IntRange(1), help="Step at which the drill leaves each run.")
+@click.option("--fail-fast", is_flag=True, help="End at the first resume that differs or fails.")
+@click.option("--hazard", "hazards", multiple=True, metavar="NAME", help="Only this hazard; may be repeated.")
+@click.option(
+    "--timeout", type=float, default=600.0, show_default=True, help="Seconds that one start may take."
+)
+@keep_option
+@click.option("--json", "json_file", type=_NEW_FILE, help="File to write the report to, as JSON.")
+@click.option("--junit", "junit_file", type=_NEW_FILE, help="File to write a case per hazard to, for CI.")
+def drill_command(
+    script: Path, args: tuple[str, ...], json_file: Path | None, junit_file: Path | None, **options: Any
+) -> None:
+    from everstep.drill import DrillReport, campaign
+    from everstep.drill.junit import write_junit
+    from everstep.drill.report import NOT_DRILLED
+    from everstep.errors import DrillError
+
+    leave_in_order()
+    cases: DrillReport | str
+    try:
+        report = cases = campaign.drill(script, args, say=say, **options)
+        result, status = report.as_dict(), report.exit_code
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
+    except DrillError as error:
+        say(f"error: {error}", err=True)
+        cases, status = str(error), NOT_DRILLED
+        result = {"error": cases, "exit_code": status}
+    if junit_file is not None:
+        write_junit(junit_file, str(script), cases)
+    _write_json(json_file, result)
+    sys.exit(status)
+
+
+# ---------------------------------------------------------------------------------------- replay
+
+_CANNOT = 4
+"""Exit status where steps cannot be executed again."""
+
+_REPLAY = """Execute steps of RUN again, exactly, in a copy of it; RUN itself is only read.
+
+\b
+  everstep replay digits --step 4711
+  everstep replay digits --step 4711 --pdb
+  everstep replay digits --step 4711 --call inspect_step:look
+  everstep replay digits --verify 4000:5000
+  everstep replay digits --step 4711 -- train.py --lr 0.1
+
+--step N starts the program that the run has recorded, from the nearest checkpoint before step N, and stops
+just before the step: at a prompt with the batch, the objects of the state, random state and the loop; with
+--pdb in the debugger, at the first line of your own code in that step; or a function is called with all that.
+
+--verify A:B executes these steps, and compares every value that was recorded of them: metrics, digests of
+batches, the states in checkpoints.  A: goes on to the last step, : is all that can be executed again.
+
+The program runs as it is; only its run directory is elsewhere.  Nothing is saved, and no service reports.
+The program is left at once, so that no line behind its loop runs.
+
+\b
+Exit status:
+  0  the prompt was left; every recorded value was found again
+  1  a recorded value was not found again, or none is recorded; the function has failed
+  2  wrong usage
+  4  the steps cannot be executed again
+"""
+
+
+@click.command("replay", help=_REPLAY)
+@run_argument
+@click.option("--step", type=click.IntRange(1), metavar="N", help="Stop just before this step.")
+@click.option("--verify", "steps", metavar="A:B", help="Execute these steps, and compare.")
+@click.option("--pdb", is_flag=True, help="Stop in the debugger.")
+@click.option(
+    "--call", metavar="MODULE:FUNCTION", help="Call a function with the step, in place of a prompt."
+)
+@click.option(
+    "--opened-as",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Path under which the program opens the run, if the run has moved.",
+)
+@keep_option
+@json_file_option
+@trust_option
+@index_option
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT [ARGUMENT...]]")
+def replay_command(
+    run: str,
+    step: int | None,
+    steps: str | None,
+    pdb: bool,
+    call: str | None,
+    opened_as: Path | None,
+    keep: Path | None,
+    json_file: Path | None,
+    trust: bool,
+    index: str | None,
+    program: tuple[str, ...],
+) -> None:
+    from everstep.errors import ReplayError
+    from everstep.replaying import execution, recorded_program, run_copy, verify
+
+    if (step is None) == (steps is None):
+        raise click.UsageError("give one of --step N and --verify A:B")
+    if step is None and (pdb or call):
+        raise click.UsageError("--pdb and --call stop before a step; give --step N")
+    if pdb and call:
+        raise click.UsageError("give one of --pdb and --call")
+    if call is not None and ":" not in call:
+        raise click.UsageError(f"--call {call}: give MODULE:FUNCTION, such as inspect_step:look")
+    leave_in_order()
+    run_dir = find(run, index).path.absolute()
+    asked = range(step, step + 1) if step is not None else verify.asked_steps(steps or ":", run_dir)
+    try:
+        recorded = recorded_program.program_of(run_dir, asked[-1], program, trust=trust)
+        with execution.folder_for(keep) as folder:
+            if step is None:
+                result = verify.verify(run_dir, asked, recorded, folder, opened_as)
+                note(result.notes)
+                say(str(result))
+                _write_json(json_file, result.as_json())
+                status = int(not result.verified)
+            else:
+                run_copy.require_step(run_dir, step)
+                copy = run_copy.copy_run(run_dir, folder, step - 1, opened_as)
+                note([*copy.notes, *recorded.notes])
+                say(f"replaying {run_dir} from {copy.origin} to just before step {step}", err=True)
+                plan = execution.plan_for(copy, step - 1, "debugger" if pdb else call or "shell")
+                executed = execution.execute(recorded, copy, plan, interactive=True)
+                note(executed.warnings)
+                status = executed.status
+    except ReplayError as error:
+        say(f"everstep replay: {error}", err=True)
+        sys.exit(_CANNOT)
+    sys.exit(status)
+
+
+# ---------------------------------------------------------------------------------------- diverge
+
+_DIVERGE = """Find where two runs part: the first step, and the first component of that step.
+
+\b
+  everstep diverge digits-3 digits-4
+  everstep diverge digits-3 --again
+  everstep diverge digits-3 digits-4 --script-b "train.py --lr 0.1"
+
+First the records are compared: settings, metrics of each step, digests of batches, and the states in
+checkpoints that both runs have.  Then both programs execute the steps between the last equal checkpoint and
+the first difference again, in copies, and each part of each step is compared: data, random state, weights,
+loss, gradient, optimizer, update.  Numbers come with their distance in units in the last place.  Nothing is
+written into a run.
+
+With --again, RUN is compared with its own replay.
+
+\b
+Exit status:
+  0  equal in all that both have recorded
+  1  the runs differ
+  2  wrong usage
+  4  nothing was recorded that can be compared; RUN cannot be executed again (--again)
+"""
+
+
+@click.command("diverge", help=_DIVERGE)
+@runs_argument
+@click.option("--again", is_flag=True, help="Compare one RUN with its own replay.")
+@click.option(
+    "--steps", metavar="A:B", help="With --again: the steps to execute; default: all that is possible."
+)
+@click.option("--script-a", metavar="COMMAND", default="", help="Script and arguments of the first run.")
+@click.option("--script-b", metavar="COMMAND", default="", help="Script and arguments of the second run.")
+@click.option("--recorded", "only_recorded", is_flag=True, help="Compare the records; execute nothing.")
+@keep_option
+@json_file_option
+@trust_option
+@index_option
+def diverge_command(
+    runs: tuple[str, ...],
+    again: bool,
+    steps: str | None,
+    script_a: str,
+    script_b: str,
+    only_recorded: bool,
+    keep: Path | None,
+    json_file: Path | None,
+    trust: bool,
+    index: str | None,
+) -> None:
+    from everstep.errors import ReplayError
+    from everstep.replaying import diverge as room
+    from everstep.replaying.execution import folder_for
+    from everstep.replaying.verify import asked_steps
+
+    if len(runs) != (1 if again else 2):
+        raise click.UsageError("give two runs, or one run and --again")
+    if steps and not again:
+        raise click.UsageError("--steps goes with --again; two runs are executed where they differ")
+    leave_in_order()
+    paths = [found.path.absolute() for found in find_all(runs, index)]
+    subjects = [
+        room.Subject(name, path, tuple(shlex.split(script)))
+        for name, path, script in zip("AB", paths, (script_a, script_b), strict=False)
+    ]
+    try:
+        with folder_for(keep) as folder:
+            if again:
+                asked = asked_steps(steps or ":", paths[0])
+                report = room.diverge_again(subjects[0], folder, asked, trust=trust)
+            elif only_recorded:
+                report = room.compare_recorded(*paths)
+            else:
+                report = room.diverge(subjects[0], subjects[1], folder, trust=trust)
+    except ReplayError as error:
+        say(f"everstep diverge: {error}", err=True)
+        sys.exit(_CANNOT)
+    say(str(report))
+    _write_json(json_file, report.as_json())
+    sys.exit(int(report.step is not None) if report.compared else _CANNOT)
+
+
+# --------------------------------------------------------------------------------- check, accept
+
+
+@click.command("check")
+@click.argument("spec", metavar="OBJECT")
+@click.option(
+    "--change",
+    metavar="FUNCTION",
+    help="Function that changes OBJECT as training does; OBJECT is then checked as state.",
+)
+@json_option
+def check_command(spec: str, change: str | None, as_json: bool) -> None:
+    """Test whether OBJECT comes back from what it saves.  The test works on copies.
+
+    OBJECT is MODULE:NAME or FILE.py:NAME.  It is data (a loader, a dataset, any iterable of batches), or
+    state if --change names a function (in the same form) that is called with the object.  A function or
+    class is called without arguments.  The module or file is imported.  Exit status 1 if a run could not
+    restore OBJECT.
+    """
+    obj = _named(spec)
+    if isinstance(obj, type) or type(obj).__name__ == "function":
+        obj = obj()
+    from everstep.testing import check
+
+    result = check(obj, None if change is None else _named(change))
+    if as_json:
+        word = None if result.word is None else result.word._asdict()
+        print_json({"kind": result.kind, "word": word, "run": result.run._asdict()})
+    else:
+        click.echo(f"{spec}: a {type(obj).__name__}, as {result.kind}\n{result}")
+    if not result.run.kept:
+        sys.exit(1)
+
+
+def _named(spec: str) -> Any:
+    """Import the object that MODULE:NAME or FILE.py:NAME names."""
+    from everstep.experiment.import_paths import imported
+
+    file, _, name = spec.rpartition(":")
+    if not file.endswith(".py"):
+        sys.path.insert(0, "")  # as for python -m
+        return imported(spec)
+    if not Path(file).is_file():
+        raise ConfigError(f"file {file} does not exist; give MODULE:NAME or FILE.py:NAME")
+    names = runpy.run_path(file)
+    if name not in names:
+        raise ConfigError(f"{file} has no {name!r}; {nearest(name, names)}")
+    return names[name]
+
+
+@click.command("accept")
+@run_argument
+@click.option(
+    "--divergence",
+    metavar="STEP",
+    type=int,
+    required=True,
+    help="Step of the divergence; everstep show prints it.",
+)
+@index_option
+def accept_command(run: str, divergence: int, index: str | None) -> None:
+    """Accept a divergence of RUN: remove the mark, and count the later steps as the run's own.
+
+    A resume executes some steps again.  If a step then gives another result than the first time, the run is
+    marked as diverged at that step.  Find the cause first (everstep drill).  Later starts do not compare that
+    step and the steps after it with earlier executions.  The decision is written to the journal; no process
+    may hold the run.
+    """
+    from everstep.record import accept
+
+    found = find(run, index)
+    accept(found.path, divergence)
+    say(f"{in_line(found.facts['name'])}: the divergence at step {divergence} is accepted")

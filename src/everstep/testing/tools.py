@@ -1,0 +1,115 @@
+"""Tools for tests: a clock to set, hazards armed in a block, a block that leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from everstep import hazard
+from everstep.errors import ConfigError
+from everstep.state import stamps
+from everstep.supervisor.threads.signals import SIGNALS
+
+
+class ManualClock:
+    """Callable that returns its time in seconds; a stand-in for `time.monotonic`.
+
+    Args:
+        now: first time, in seconds.
+    """
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let some seconds pass.
+
+        Raises:
+            ConfigError: `seconds` is negative.
+        """
+        if seconds < 0:
+            raise ConfigError(
+                f"advance({seconds!r}): a monotonic clock does not go back; set .now to test that"
+            )
+        self.now += seconds
+
+
+@contextmanager
+def armed(spec: str) -> Iterator[None]:
+    """Arm a hazard of `everstep.hazard` inside the block; EVERSTEP_HAZARD arms another process.
+
+    Args:
+        spec: "kill:checkpoint.rename:2" (SIGKILL at the second time), "ENOSPC:journal.write:3-5"
+            (the 3rd to 5th time raise OSError), or "trace:FILE" (append the name of each hazard that is
+            reached, to learn which there are).
+
+    Raises:
+        ConfigError: the spec has another form.
+    """
+    hazard.arm(spec)
+    try:
+        yield
+    finally:
+        hazard.arm(None)
+
+
+@contextmanager
+def stamps_checked() -> Iterator[None]:
+    """Compare, in the block, each copy that a save leaves alone with the live array; other values raise.
+
+    A save leaves alone the copies of those chunks of a `everstep.data.RingBuffer` that nobody wrote to.  The
+    comparison reads the whole memory at each save.  EVERSTEP_CHECK_STAMPS=1 does it in a whole process.
+    """
+    before, stamps.checking = stamps.checking, True
+    try:
+        yield
+    finally:
+        stamps.checking = before
+
+
+@contextmanager
+def nothing_left(settle: float = 0.0) -> Iterator[None]:
+    """Require that no thread, file descriptor or changed handler of a signal outlives the block.
+
+    Args:
+        settle: seconds to wait for what ends by itself, such as a connection that another process closes.
+
+    Raises:
+        AssertionError: names what is left; if the block itself raises, its error is raised instead.
+    """
+    before = _resources()
+    yield
+    until = time.monotonic() + settle
+    while (left := _left(before, _resources())) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not left, left
+
+
+def _resources() -> tuple[set[str], set[str], dict[str, Any]]:
+    threads = {f"{t.name} ({t.ident})" for t in threading.enumerate() if t.is_alive()}
+    files = set()
+    for number in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
+        with suppress(OSError):  # the descriptor by which the folder was listed
+            os.fstat(int(number))
+            target = "?"
+            with suppress(OSError):  # a system that does not say what a descriptor is
+                target = os.readlink(f"/dev/fd/{number}")
+            files.add(f"{number} -> {target}")
+    return threads, files, {signal.Signals(n).name: signal.getsignal(n) for n in SIGNALS}
+
+
+def _left(before: tuple[set[str], set[str], dict[str, Any]], after: Any) -> str:
+    if threads := after[0] - before[0]:
+        return f"these threads outlive the block: {', '.join(sorted(threads))}"
+    if files := after[1] - before[1]:
+        return f"these files are still open: {', '.join(sorted(files))}"
+    changed = [name for name, handler in before[2].items() if handler is not after[2][name]]
+    return f"these signals have other handlers than before: {', '.join(changed)}" if changed else ""

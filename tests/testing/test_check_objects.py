@@ -1,0 +1,274 @@
+"""`check` and `check_stateful`: what the house and its frameworks offer passes, each rule finds its fault."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+import everstep
+from everstep.cli.proving import check_command as command
+from everstep.errors import ConfigError
+from everstep.testing import check, check_stateful
+
+
+class Place:
+    """Keeps its place, or says that it does."""
+
+    def __init__(self, *, keeps: bool = True) -> None:
+        self.at, self.keeps = 0, keeps
+
+    def __iter__(self) -> Iterator[int]:
+        for at in range(self.at, 9):
+            self.at = at + 1
+            yield at
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at if self.keeps else 0}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class Mean:
+    """A mean whose count is part of its state, or is not."""
+
+    def __init__(self, *, keeps: bool = True) -> None:
+        self.mean, self.count, self.keeps = 0.0, 0, keeps
+
+    def update(self) -> float:
+        self.count += 1
+        self.mean += (random.random() - self.mean) / self.count
+        return self.mean
+
+    def state_dict(self) -> dict[str, float]:
+        return {"mean": self.mean, "count": self.count if self.keeps else 0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.mean, self.count = state["mean"], state["count"]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_data_and_state_keep_their_word_or_do_not(keeps: bool) -> None:
+    data, mean = Place(keeps=keeps), Mean(keeps=keeps)
+    for found in (check(data), check(mean, Mean.update)):
+        assert found.word is not None and found.word.kept is keeps
+        assert ("kept: " in str(found)) and ("not kept: " in str(found)) is (not keeps)
+    assert check(data).run.kept  # a pass that begins anew can be drawn again
+    assert (data.at, mean.count) == (0, 0)  # copies were tried
+
+
+def test_what_everstep_saves_beyond_a_state_dict_counts_for_a_run() -> None:
+    class Falling(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.temperature = 1.0
+
+        def fall(self) -> float:
+            self.temperature *= 0.9
+            return self.temperature
+
+    found = check(Falling(), lambda module: module.fall())
+    assert found.word is not None and not found.word.kept and found.run.kept
+
+
+def test_what_has_no_state_dict_is_none_and_refused_where_a_run_refuses_it() -> None:
+    for obj, change, kept in (
+        (np.random.default_rng(0), lambda g: g.random(), True),
+        ([1, 2, 3], None, True),
+        (object(), lambda each: None, False),
+        (zip([1], [2], strict=True), None, False),
+    ):
+        found = check(obj, change)
+        assert found.word is None and found.run.kept is kept
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"a": float("nan"), "b": [1, 2]},
+        {"w": np.zeros(3)},
+        {},
+        np.zeros(3),
+        torch.nn.Sequential(torch.nn.Linear(2, 2)),
+    ],
+    ids=lambda state: type(state).__name__,
+)
+def test_what_gives_no_batches_is_state_though_it_can_be_iterated_over(state: Any) -> None:
+    found = check(state)
+    assert (found.kind, found.run.kept) == ("state", True)
+
+
+def test_the_command_says_the_verdict_and_has_it_as_its_exit_status(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import random\n"
+        "class Mean:\n"
+        "    total = 0.0\n"
+        "    def state_dict(self): return {}\n"
+        "    def load_state_dict(self, state): pass\n"
+        "def update(mean): mean.total += random.random(); return mean.total\n"
+        "batches = [1, 2, 3]\n"
+    )
+
+    def run(*arguments: str, status: int) -> str:
+        done = CliRunner().invoke(command, arguments)
+        assert done.exit_code == status, done.output
+        return done.output
+
+    said = run(f"{file}:batches", status=0)
+    assert "a list, as data\nits own word: it has no state_dict\nin a run of everstep: kept: " in said
+    said = run(f"{file}:Mean", "--change", f"{file}:update", "--json", status=1)
+    assert json.loads(said)["word"]["kept"] is False
+    wrong = CliRunner().invoke(command, [f"{file}:batch"])
+    assert isinstance(wrong.exception, ConfigError) and "did you mean 'batches'" in str(wrong.exception)
+
+
+class Counter:
+    """A correct object; each fault below breaks one rule."""
+
+    def __init__(self) -> None:
+        self.count, self.total = 0, np.zeros(3)
+
+    def work(self) -> None:
+        self.count += 1
+        self.total += np.random.rand(3) * self.count
+
+    def state_dict(self) -> Any:
+        return {"count": self.count, "total": self.total}
+
+    def load_state_dict(self, state: Any) -> None:
+        assert state.keys() == {"count", "total"}
+        self.count = state["count"]
+        self.total[:] = state["total"]
+
+
+class Forgets(Counter):
+    def state_dict(self) -> Any:
+        return {"total": self.total}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.total[:] = state["total"]
+
+
+class ShowsNothing(Counter):
+    def state_dict(self) -> Any:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+class Rounds(Counter):
+    def load_state_dict(self, state: Any) -> None:
+        self.count = state["count"]
+        self.total = state["total"].astype(np.float32).astype(np.float64)
+
+
+class SavesWithAnEffect(Counter):
+    def state_dict(self) -> Any:
+        self.count += 1
+        return super().state_dict()
+
+
+class DrawsWhenSaved(Counter):
+    def state_dict(self) -> Any:
+        np.random.rand()
+        return super().state_dict()
+
+
+class Lenient(Counter):
+    def load_state_dict(self, state: Any) -> None:
+        self.count = state.get("count", 0)
+        self.total[:] = state.get("total", 0)
+
+
+FAULTS = [
+    (ShowsNothing, "mutate"),
+    (Forgets, "the restored object differs: total"),
+    (Rounds, "saves another one: total"),
+    (SavesWithAnEffect, "twice in a row"),
+    (DrawsWhenSaved, "saving it between"),
+    (Lenient, "without 'count'"),
+]
+
+
+def test_a_correct_object_passes() -> None:
+    check_stateful(Counter, Counter.work)
+
+
+@pytest.mark.parametrize(("kind", "message"), FAULTS)
+def test_each_fault_is_found(kind: type[Counter], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_stateful(kind, kind.work)
+
+
+def test_leniency_is_allowed_where_it_is_said() -> None:
+    check_stateful(Lenient, Lenient.work, strict=False)
+
+
+def replace(slot: everstep.Slot) -> None:
+    slot.value = (slot.value[0] + 1, np.random.rand())
+
+
+@pytest.mark.parametrize(
+    ("make", "mutate"),
+    [
+        (lambda: np.zeros((2, 3), np.float32), lambda a: a.__iadd__(np.random.rand(2, 3).astype(a.dtype))),
+        (lambda: everstep.Slot((0, 0.0)), replace),
+        (lambda: {"n": 0, "seen": np.zeros(2)}, lambda d: d.update(n=d["n"] + 1, last=np.random.rand())),
+        (lambda: random.Random(3), lambda g: g.gauss(0, 1)),
+        (lambda: np.random.default_rng(3), lambda g: g.integers(9, dtype=np.uint32)),
+        (lambda: torch.Generator().manual_seed(3), lambda g: torch.randn(3, generator=g)),
+    ],
+)
+def test_built_in_entries_pass(make: Callable[[], Any], mutate: Callable[[Any], object]) -> None:
+    # a dict may grow, and a generator's state has a form that nobody edits
+    strict = not isinstance(make(), dict | random.Random | np.random.Generator)
+    check_stateful(make, mutate, strict=strict)
+
+
+class Training:
+    """A model, its optimizer and its schedule as one object with entries of its own."""
+
+    def __init__(self, optimizer: Callable[..., torch.optim.Optimizer]) -> None:
+        torch.manual_seed(1)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5)
+        )
+        self.optimizer = optimizer(self.model.parameters())
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.5)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.rand(5, 3)).square().mean().backward()
+        self.optimizer.step()
+        self.schedule.step()
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5, centered=True),
+    ],
+)
+def test_a_torch_training_passes(optimizer: Callable[..., torch.optim.Optimizer]) -> None:
+    whole: dict[int, Training] = {}
+
+    def make() -> dict[str, Any]:
+        training = Training(optimizer)
+        state = {"model": training.model, "optimizer": training.optimizer, "schedule": training.schedule}
+        whole[id(state)] = training
+        return state
+
+    check_stateful(make, lambda state: whole[id(state)].step(), strict=False)  # a dict may grow
