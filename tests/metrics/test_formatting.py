@@ -1,7 +1,6 @@
 """Golden tests of every text that metrics and parameters become."""
 
 import math
-from itertools import product
 
 import pytest
 
@@ -39,26 +38,11 @@ def test_the_seeds_order_has_a_name() -> None:
     assert log_line("", stats, formatter=TimesFirst()) == "step time: 0.0102s; acc: 0.5; loss: 0.123"
 
 
-TAGS = {
-    (None, None, None): "[Epoch 2, Step 400]",
-    (None, None, 63.2): "[Epoch 2, Step 400, ETA 1m 3.2s]",
-    (None, 4000, None): "[Epoch 2, Step 400/4000]",
-    (None, 4000, 63.2): "[Epoch 2, Step 400/4000, ETA 1m 3.2s]",
-    (1, None, None): "[Step 400]",
-    (1, None, 63.2): "[Step 400, ETA 1m 3.2s]",
-    (1, 4000, None): "[Step 400/4000]",
-    (1, 4000, 63.2): "[Step 400/4000, ETA 1m 3.2s]",
-    (10, None, None): "[Epoch 2/10, Step 400]",
-    (10, None, 63.2): "[Epoch 2/10, Step 400, ETA 1m 3.2s]",
-    (10, 4000, None): "[Epoch 2/10, Step 400/4000]",
-    (10, 4000, 63.2): "[Epoch 2/10, Step 400/4000, ETA 1m 3.2s]",
-}
-
-
-@pytest.mark.parametrize("key", list(product((None, 1, 10), (None, 4000), (None, 63.2))))
-def test_every_tag(key: tuple[int | None, int | None, float | None]) -> None:
-    max_epoch, max_step, eta = key
-    assert log_tag(2, max_epoch, 400, max_step, eta) == TAGS[key]
+def test_tags_leave_out_what_is_not_known_and_the_epoch_of_a_run_of_one() -> None:
+    for max_epoch, epoch in ((None, "Epoch 2, "), (1, ""), (10, "Epoch 2/10, ")):
+        for max_step, step in ((None, "Step 400"), (4000, "Step 400/4000")):
+            assert log_tag(2, max_epoch, 400, max_step, None) == f"[{epoch}{step}]"
+            assert log_tag(2, max_epoch, 400, max_step, 63.2) == f"[{epoch}{step}, ETA 1m 3.2s]"
 
 
 def test_tag_or_metrics_alone() -> None:
@@ -173,11 +157,6 @@ def test_a_table_with_groups() -> None:
         "\n"
         "trainable: 50,896; frozen: 1"
     )
-
-
-def test_no_leftovers_no_other_table() -> None:
-    table = parameter_table("Parameters", PARAMETERS, ["encoder", "encoder10", "head"])
-    assert "Other Parameters" not in table
 
 
 def test_no_parameters() -> None:

@@ -188,14 +188,6 @@ def test_a_supervisors_step_has_its_newest_batch(tmp_path: Path) -> None:
     assert seen("some", every_other) == ([(0, 0), (1, None), (2, 1)], [(1, 0), (2, None), (3, 1)])
 
 
-def test_what_was_collected_in_an_evaluation_is_announced_with_it(tmp_path: Path) -> None:
-    found: list[Any] = []
-    train_loop(
-        tmp_path / "loop", lambda loop: loop.on(Moment.AFTER_EVALUATION, lambda b: found.append(b.payload))
-    )
-    assert found == [{"valid_loss": 0.5}]
-
-
 # ------------------------------------------------------------------------------- what a step made
 
 

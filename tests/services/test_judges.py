@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -27,51 +27,70 @@ LOWER = SetValue("optimizer.lr", times=0.5, least=0.2)
 OVER = "max_epoch {} is reached"
 UNMET = "requirement not met: acc has not reached 0.9 by epoch 3, its best is 0.8"
 
-JUDGED: dict[str, tuple[Callable[[], Service], str, list[float], int, str, int]] = {
-    "patience in steps counts from the last improvement": (
-        *(lambda: EarlyStop("loss/v", "min", patience_steps=9), "loss/v", [1.0, 0.5, 0.6, 0.7, 0.8], 9),
-        *("early stop: loss/v has not improved on 0.5 for 12 steps", 20),
+
+class Case(NamedTuple):
+    """Service, metric of each epoch's tail, its values, max_epoch: the reason of the end, and its step."""
+
+    make: Callable[[], Service]
+    metric: str
+    values: list[float]
+    max_epoch: int
+    reason: str
+    step: int
+
+
+CASES = {
+    "patience in steps counts from the last improvement": Case(
+        lambda: EarlyStop("loss/v", "min", patience_steps=9),
+        *(
+            "loss/v",
+            [1.0, 0.5, 0.6, 0.7, 0.8],
+            9,
+            "early stop: loss/v has not improved on 0.5 for 12 steps",
+            20,
+        ),
     ),
-    "a threshold stops at once": (
-        *(lambda: EarlyStop("acc", threshold=0.9), "acc", [0.2, 0.95, NAN], 9),
-        *("early stop: acc has reached 0.9 with 0.95", 8),
+    "a threshold stops at once": Case(
+        lambda: EarlyStop("acc", threshold=0.9),
+        *("acc", [0.2, 0.95, NAN], 9, "early stop: acc has reached 0.9 with 0.95", 8),
     ),
-    "a threshold waits for min_steps": (
-        *(lambda: EarlyStop("v_loss", threshold=0.1, min_steps=9), "v_loss", [0.1], 9),
-        *("early stop: v_loss has reached 0.1 with 0.1", 12),
+    "a threshold waits for min_steps": Case(
+        lambda: EarlyStop("v_loss", threshold=0.1, min_steps=9),
+        *("v_loss", [0.1], 9, "early stop: v_loss has reached 0.1 with 0.1", 12),
     ),
-    "what is not better than the baseline is no improvement": (
-        *(lambda: EarlyStop("v_loss", patience=3, baseline=0.5), "v_loss", [0.9, 0.8, 0.7], 9),
-        *("early stop: v_loss has not improved on 0.5 for 3 evaluations", 12),
+    "what is not better than the baseline is no improvement": Case(
+        lambda: EarlyStop("v_loss", patience=3, baseline=0.5),
+        *("v_loss", [0.9, 0.8, 0.7], 9, "early stop: v_loss has not improved on 0.5 for 3 evaluations", 12),
     ),
-    "a plateau stops": (
+    "a plateau stops": Case(
         lambda: Plateau("acc", then=Stop("no better"), long=4, short=2),
         *("acc", [0.1, 0.5, 0.9, 0.8, 0.7, 0.6], 9, "no better", 24),
     ),
-    "what gets better is no plateau, and NaN does not count": (
+    "what gets better is no plateau, and NaN does not count": Case(
         lambda: Plateau("perplexity", "min", then=Stop("no better"), long=4, short=2),
         *("perplexity", [9, 8, NAN, 7, 6, INF, 5, 4], 8, OVER.format(8), 32),
     ),
-    "any value before the deadline reaches it": (
-        *(lambda: Require("acc", 0.8, epoch=3), "acc", [0.5, 0.8, 0.6], 4, OVER.format(4), 16),
+    "any value before the deadline reaches it": Case(
+        lambda: Require("acc", 0.8, epoch=3), "acc", [0.5, 0.8, 0.6], 4, OVER.format(4), 16
     ),
-    "a requirement is not met": (
-        *(lambda: Require("acc", 0.9, epoch=3), "acc", [0.5, 0.8, 0.6], 4, UNMET, 12),
+    "a requirement is not met": Case(
+        lambda: Require("acc", 0.9, epoch=3), "acc", [0.5, 0.8, 0.6], 4, UNMET, 12
     ),
-    "a requirement is not met where a limit ends the run": (
-        *(lambda: Require("acc", 0.9, epoch=3), "acc", [0.5, 0.8, 0.6], 3, UNMET, 12),
+    "a requirement is not met where a limit ends the run": Case(
+        lambda: Require("acc", 0.9, epoch=3), "acc", [0.5, 0.8, 0.6], 3, UNMET, 12
     ),
-    "no bound is broken": (lambda: LossBound(bound=1e9, times=1e9, last=3), "x", [1], 2, OVER.format(2), 8),
+    "no bound is broken": Case(
+        lambda: LossBound(bound=1e9, times=1e9, last=3), "x", [1], 2, OVER.format(2), 8
+    ),
 }
-"""Service, metric of each epoch's tail, its values, max_epoch: the reason of the end, and its step."""
 
 
 @pytest.mark.campaign("long", gate="share")
-@pytest.mark.parametrize("case", JUDGED)
-def test_it_judges_and_no_crash_changes_that(tmp_path: Path, case: str) -> None:
-    make, metric, values, epochs, reason, step = JUDGED[case]
-    tiny = check_crashes(tmp_path, lambda: [make()], collecting(metric, values), max_epoch=epochs)
-    assert (tiny.loop.ending.reason, tiny.loop.ending.step) == (reason, step)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_it_judges_and_no_crash_changes_that(tmp_path: Path, case: Case) -> None:
+    tail = collecting(case.metric, case.values)
+    tiny = check_crashes(tmp_path, lambda: [case.make()], tail, max_epoch=case.max_epoch)
+    assert (tiny.loop.ending.reason, tiny.loop.ending.step) == (case.reason, case.step)
 
 
 def advance(run_dir: Path, losses: Sequence[float | None], *services: Service, crash: int = 0) -> Any:
@@ -302,22 +321,13 @@ def test_another_schedule_is_another_run(tmp_path: Path) -> None:
 
 EVERY_EPOCH = "Every(steps=None, epochs=1, seconds=None)"
 EARLY = {"metric": "loss", "mode": "min", "patience": 5, "min_delta": 0.0, "min_steps": 0}
+ACC = {"metric": "acc", "mode": "max", "every": EVERY_EPOCH}
 THEN = "SetValue(target='optimizer.lr', value=None, times=0.1, least=-inf)"
 STORED: list[tuple[Judge, dict[str, Any]]] = [
     (EarlyStop("loss", patience=5), EARLY | {"every": EVERY_EPOCH}),
     (
         Plateau("acc", then=SetValue("optimizer.lr", times=0.1), long=5, short=2),
-        *(
-            {
-                "metric": "acc",
-                "mode": "max",
-                "then": THEN,
-                "long": 5,
-                "cooldown": 5,
-                "short": 2,
-                "every": EVERY_EPOCH,
-            },
-        ),
+        ACC | {"then": THEN, "long": 5, "short": 2, "cooldown": 5},
     ),
     (
         Require("loss", 1.0, step=7),

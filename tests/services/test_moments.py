@@ -74,6 +74,7 @@ def test_the_trace_of_two_epochs_of_two_steps_and_what_the_moments_carry(tmp_pat
     assert saved == [f"epoch-000{n}-step-0000000{2 * n}" for n in range(3)]
     assert tuple(carried["before_step"][0]) == tuple(carried["after_step"][0]) == tiny.seen[-1][2]
     assert carried["metrics_collected"] == {"valid_loss": 0.5}
+    assert carried["after_evaluation"] == {"valid_loss": 0.5}
     assert carried["metric_stats_printed"].keys() == {"loss", "valid_loss"}
     assert carried["metric_stats_printed"]["valid_loss"].mean == 0.5
     assert carried["time_metric_stats_printed"].keys() == {"epoch_time", "step_time"}

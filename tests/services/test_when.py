@@ -1,8 +1,11 @@
-"""`When(condition, actions)`: what happens, where, and how often, over crashes and restarts."""
+"""`When(condition, actions)`: what happens, where, how often; `GlobalStepWaiter`, which waits for a run."""
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,10 @@ import pytest
 from crashing import collecting, run
 
 import everstep
+import warm
 from everstep import Every, Interrupt, Save, SetValue, Stop
-from everstep.errors import ConfigError, UsageError
-from everstep.services import OnBest, When
+from everstep.errors import ConfigError, ServiceError, UsageError
+from everstep.services import GlobalStepWaiter, OnBest, When
 from gate import share
 from tiny_runs import Boom, boom_at, events, rows
 
@@ -169,3 +173,63 @@ def test_before_and_after_a_save(tmp_path: Path) -> None:
 def test_a_function_that_returns_something_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="returned True; return nothing"):
         run(tmp_path, [When(Every(steps=1), lambda boundary: True)], max_epoch=1)  # type: ignore[arg-type, return-value]
+
+
+# ---- GlobalStepWaiter: a process that begins when another run has come far enough
+
+WAITER = """
+import everstep
+from everstep.services import GlobalStepWaiter
+
+waiter = GlobalStepWaiter("other", 4, poll=0.02)
+with everstep.Supervisor("waiting", services=[waiter], max_step=2, seed=1) as sv:
+    sv.stream(None)
+    while not sv.should_stop():
+        print("begun", flush=True)
+        sv.advance()
+"""
+
+
+def advanced(run_dir: Path, steps: int) -> None:
+    services = [everstep.Checkpoints(Every(steps=2))]
+    with everstep.Supervisor(run_dir, services=services, max_step=steps, seed=1) as sv:
+        sv.stream(None)
+        while not sv.should_stop():
+            sv.advance()
+
+
+def waiting(folder: Path) -> tuple[subprocess.Popen[str], str]:
+    """The waiting process, as soon as it says that it waits, and what it has said."""
+    process = warm.Popen([sys.executable, "-c", WAITER], cwd=folder, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = ""
+    while "waiting until" not in said:
+        line = process.stdout.readline()
+        assert line, said
+        said += line
+    return process, said
+
+
+def test_it_begins_when_the_other_has_come_there(tmp_path: Path) -> None:
+    process, said = waiting(tmp_path)
+    advanced(tmp_path / "other", 2)
+    advanced(tmp_path / "other", 5)
+    rest, _ = process.communicate()
+    assert process.returncode == 0
+    assert (said.count("begun"), rest.count("begun")) == (0, 2)
+
+
+def test_a_signal_ends_the_waiting(tmp_path: Path) -> None:
+    process, _ = waiting(tmp_path)
+    process.send_signal(signal.SIGTERM)
+    rest, _ = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert rest.count("begun") == 1
+
+
+def test_the_time_is_over(tmp_path: Path) -> None:
+    advanced(tmp_path / "other", 2)
+    waiter = GlobalStepWaiter(tmp_path / "other", 4, poll=0.01, timeout=0.02)
+    sv = everstep.Supervisor(tmp_path / "run", services=[waiter])
+    with pytest.raises(ServiceError, match="has come to step 2, not to step 4; look at that run"):
+        sv.__enter__()

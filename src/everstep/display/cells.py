@@ -19,7 +19,7 @@ _CONTROL = re.compile(
 
 def shown(text: str) -> str:
     """Escape control characters, except line ends and tabs, so that any string is safe in a terminal."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def in_line(text: str) -> str:

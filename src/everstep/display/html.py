@@ -87,9 +87,9 @@ class Chart(NamedTuple):
 
     def words(self) -> str:
         """Say what the chart shows: each line with its number of points and its last value."""
-        told = (f"{line.name}: {_points(line)}" for line in self.lines[:MOST_LINES])
+        lines = (f"{line.name}: {_points(line)}" for line in self.lines[:MOST_LINES])
         more = len(self.lines) - MOST_LINES
-        return f"{self.title} by {self.axis}. {'; '.join(told)}" + (f"; {more} more" if more > 0 else "")
+        return f"{self.title} by {self.axis}. {'; '.join(lines)}" + (f"; {more} more" if more > 0 else "")
 
 
 def _points(line: Line) -> str:
@@ -171,12 +171,12 @@ def thinned(points: Points, columns: int) -> Points:
     """Keep of each column of pixels the first, least, largest and last point, in their order."""
     if len(points) <= 4 * columns:
         return points
-    kept: Points = []
+    left: Points = []
     for column in range(columns):
         start, end = column * len(points) // columns, (column + 1) * len(points) // columns
         by_value = sorted(range(start, end), key=lambda at: points[at][1])
-        kept += [points[at] for at in sorted({start, by_value[0], by_value[-1], end - 1})]
-    return kept
+        left += [points[at] for at in sorted({start, by_value[0], by_value[-1], end - 1})]
+    return left
 
 
 def round_numbers(least: float, most: float) -> list[float]:

@@ -43,7 +43,7 @@ class AcrossRanks:
             for step, name, number, weight in theirs:
                 seen[step, name] += 1
                 parts.setdefault((step, name, seen[step, name]), []).append((number, weight))
-        return [(step, name, _mean(found)) for (step, name, _), found in sorted(parts.items(), key=_by_step)]
+        return [(step, name, _mean(pairs)) for (step, name, _), pairs in sorted(parts.items(), key=_by_step)]
 
     def values(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the means of values that every rank has collected outside steps, by name."""
@@ -62,13 +62,13 @@ class AcrossRanks:
             mean: this rank's mean; None for a rank without a value, which takes no part.
             weight: sum of the weights in this rank's mean.
         """
-        found = self._counted(self._group.gather([mean, weight], f"the mean of {name}"))
-        parts = [(number, amount) for number, amount in found if number is not None]
+        by_rank = self._counted(self._group.gather([mean, weight], f"the mean of {name}"))
+        parts = [(number, amount) for number, amount in by_rank if number is not None]
         return _mean(parts) if parts else None
 
-    def _counted(self, found: Sequence[Any]) -> list[Any]:
+    def _counted(self, by_rank: Sequence[Any]) -> list[Any]:
         """Return the values of the ranks that count."""
-        return [found[rank] for rank in self._group.data.first]
+        return [by_rank[rank] for rank in self._group.data.first]
 
 
 def _by_step(item: tuple[tuple[int, str, int], Any]) -> int:

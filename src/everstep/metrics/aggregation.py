@@ -163,9 +163,9 @@ class Aggregate:
         self._all.add(values, weights)
         self._count += len(values)
         if self._finite is not None:
-            kept = [(v, w) for v, w in zip(values, weights, strict=True) if not math.isnan(v)]
-            self._nans += len(values) - len(kept)
-            self._finite.add([v for v, _ in kept], [w for _, w in kept])
+            numbers = [(v, w) for v, w in zip(values, weights, strict=True) if not math.isnan(v)]
+            self._nans += len(values) - len(numbers)
+            self._finite.add([v for v, _ in numbers], [w for _, w in numbers])
 
     @property
     def mean_and_weight(self) -> tuple[float, float]:
@@ -174,10 +174,10 @@ class Aggregate:
 
     def read(self, metric: str) -> dict[str, float]:
         """Return the mean under the metric's own name, and each requested statistic as METRIC/STATISTIC."""
-        found = {metric: self._all.mean.value}
+        statistics = {metric: self._all.mean.value}
         for name in self.names:
-            found[f"{metric}/{name}"] = self._read(name)
-        return found
+            statistics[f"{metric}/{name}"] = self._read(name)
+        return statistics
 
     def _read(self, name: str) -> float:
         if name == "nancount":

@@ -231,14 +231,14 @@ class Collector:
         Raises:
             MetricError: names the metric.
         """
-        found = []
+        values = []
         for name, value in metrics.items():
             convert = _CONVERT.get(type(value)) or _converter(type(value), name, value)
             try:  # as `to_scalar`, without its call: each step comes here
-                found.append((step, name, convert(value)))
+                values.append((step, name, convert(value)))
             except MetricError as error:
                 raise MetricError(f"metric {name!r}: {error}") from None
-        self.pending += found
+        self.pending += values
 
     def watch(self, name: str, seen: Callable[[float], None]) -> None:
         """Call `seen` with each value of `name` collected outside steps."""
@@ -353,15 +353,15 @@ class Collector:
             items = [(step, name, number) for (step, name, _), number in zip(items, numbers, strict=True)]
             items = self.across.steps(items, self.weights)
             self.weights.clear()
-        found: dict[str, tuple[list[int], list[Any]]] = {}
+        by_name: dict[str, tuple[list[int], list[Any]]] = {}
         for step, name, value in items:
-            column = found.get(name)
+            column = by_name.get(name)
             if column is None:
-                column = found[name] = ([], [])
+                column = by_name[name] = ([], [])
             column[0].append(step)
             column[1].append(value)
         columns = []
-        for name, (steps, raw) in found.items():
+        for name, (steps, raw) in by_name.items():
             values = raw if set(map(type, raw)) == {float} else resolve(raw)
             columns.append(Column(name, steps, values, math.isfinite(sum(values))))
         return columns

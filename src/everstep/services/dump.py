@@ -86,8 +86,8 @@ class Dump(Service):
     def _written(self) -> list[Path]:
         """List the files, oldest first."""
         require_no_link(self.folder, Path(self._run.run_dir))
-        found = self.folder.glob(f"*.{self.format}")
-        return sorted(path for path in found if CheckpointName.matches(path.stem))
+        paths = self.folder.glob(f"*.{self.format}")
+        return sorted(path for path in paths if CheckpointName.matches(path.stem))
 
     def run(self, boundary: Boundary) -> None:
         # each rank evaluates the whole stream, as this service looks on; one of them writes

@@ -350,7 +350,6 @@ class LossBound(Judge):
 
     stage = Stage.GUARD
     default_schedule = Every(steps=1)
-    memory = ("looks",)
 
     def __init__(
         self,
@@ -404,6 +403,12 @@ class LossBound(Judge):
             if not stats.max <= self.times * middle:
                 return f"{self.times:g} times {middle:.6g}, the median of the last {len(self.looks)}"
         return None
+
+    def state_dict(self) -> list[float]:
+        return list(self.looks)
+
+    def load_state_dict(self, state: Any) -> None:
+        self.looks = deque(state, self.last)
 
 
 class NaNGuard(Service):

@@ -240,8 +240,8 @@ class Notify(Service):
 
     def _is_told(self, event: str, key: str) -> bool:
         """Whether this start or an earlier one has sent a message; only this reads the journal."""
-        told = {"to": self.name, "event": event, "key": key}
-        return any(each.data == told for each in RunJournal(self._run_dir).events(_NOTE, valid=False))
+        message = {"to": self.name, "event": event, "key": key}
+        return any(each.data == message for each in RunJournal(self._run_dir).events(_NOTE, valid=False))
 
 
 def _words(command: Sequence[str]) -> tuple[str, ...]:

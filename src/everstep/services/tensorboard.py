@@ -10,7 +10,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from everstep import backends
 from everstep.arguments import integer
-from everstep.contracts.services import SCHEDULED, Boundary, Moment
+from everstep.contracts.services import SCHEDULED, Boundary, Moment, RunView
 from everstep.contracts.state import HostArray
 from everstep.durable import require_no_link, write_whole
 from everstep.errors import ConfigError, MetricError
@@ -33,27 +33,25 @@ _CHANNELS = (1, 3, 4)
 _STRING = 7  # TensorFlow's DT_STRING
 
 
-class Image:
+class Image(NamedTuple):
     """Picture for `loop.add_summary`.
 
-    Args:
+    Attributes:
         pixels: on the host or a device, (height, width), (height, width, channels) or (channels,
             height, width); 1, 3 or 4 channels; uint8, or real numbers from 0 to 1.
     """
 
-    def __init__(self, pixels: Any) -> None:
-        self.pixels = pixels
+    pixels: Any
 
 
-class Histogram:
+class Histogram(NamedTuple):
     """Distribution of values, for `loop.add_summary`.
 
-    Args:
+    Attributes:
         values: an array or tensor of real numbers, any shape; NaN and infinities are left out.
     """
 
-    def __init__(self, values: Any) -> None:
-        self.values = values
+    values: Any
 
 
 class TensorBoard(Sink):
@@ -62,9 +60,9 @@ class TensorBoard(Sink):
         loop.add_summary({"samples": Image(pixels), "weights": Histogram(w), "text": "Once upon ..."})
 
     Metrics collected in steps and outside them have their own names as tags; means over an epoch's
-    steps are "epoch/NAME", metrics of a service "eval/SERVICE/NAME".  The folder has one file, made anew at
-    each start with the points that are valid then; it tells an open TensorBoard to forget all others.
-    Needs `everstep[tensorboard]`.
+    steps are "epoch/NAME", metrics of a service "eval/SERVICE/NAME".  There is a file for each start of the
+    process; a start makes the files of earlier ones anew if they lack points, or have some from beyond the
+    restored step.  Needs `everstep[tensorboard]`.
 
     Args:
         path: the folder, inside the run directory.
@@ -103,6 +101,8 @@ class TensorBoard(Sink):
             self._throttle = {metric: integer("throttle", count) for metric, count in throttle.items()}
         else:
             self._throttle = integer("throttle", throttle)
+        self._part = ""
+        """Part of the name of the file that is open."""
 
     def run(self, boundary: Boundary) -> None:
         if boundary.moment is Moment.SUMMARY_ADDED:
@@ -152,51 +152,68 @@ class TensorBoard(Sink):
     # ------------------------------------------------------------------------------- the event file
 
     def file_path(self) -> Path:
-        return self.path / f"events.out.tfevents.{self._run.segment:010d}.everstep"
+        return self.path / f"events.out.tfevents.{self._part}.everstep"
+
+    def open(self, run: RunView) -> None:
+        super().open(run)
+        self._first = run.step + 1
 
     def begin(self, older: Parts) -> None:
-        super().begin(older)
-        for path in self.path.glob("events.out.tfevents.*.everstep"):
-            if (
-                path != self.file_path()
-            ):  # emptied first: an open TensorBoard never leaves a file that is gone
-                os.truncate(path, 0) if path.stat().st_size else path.unlink()
+        """Make a file for each earlier start, unless it has just these points, and that of this start."""
+        settings = xxhash.xxh3_64_hexdigest(repr((self._prefix, self._skip, self._throttle)).encode())[:8]
+        wanted = set()
+        for number, items in older:
+            self._part = f"{number:010d}.{len(items)}.{settings}"
+            wanted.add(self.file_path())
+            if not self.file_path().exists():
+                with self.new_file() as file:
+                    self.write(file, items)
+        self._part = f"{self._run.segment:010d}.new"
+        with self.new_file():
+            wanted.add(self.file_path())
+        for path in set(self.path.glob("events.out.tfevents.*.everstep")) - wanted:
+            if path.is_symlink() or not path.stat().st_size:
+                path.unlink()
+            else:
+                os.truncate(path, 0)  # an open TensorBoard never leaves a file that is gone
 
     def head(self, file: IO[bytes]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event as Record
-        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.compat.proto import event_pb2
 
-        # a restart at step 0: an open TensorBoard forgets what it has, for what follows
-        _append(
-            file, [Record(file_version="brain.Event:2"), Record(session_log={"status": SessionLog.START})]
-        )
+        # a restart: an open TensorBoard forgets the points that this start makes again
+        start = {"status": event_pb2.SessionLog.START}
+        records: list[dict[str, Any]] = [
+            {"file_version": "brain.Event:2"},
+            {"step": self._first, "session_log": start},
+        ]
+        _append(file, [event_pb2.Event(**fields) for fields in records])
 
     def write(self, file: IO[bytes], items: Iterable[Item]) -> None:
         _append(file, self._records(items))
 
     def _records(self, items: Iterable[Item]) -> Iterator[Any]:
         """Yield the records of these items, in their order."""
-        for item in items:
-            if isinstance(item, Event):
-                if item.kind == _NOTE:
-                    yield self._record(
-                        item.time, item.data["step"], item.data["name"], self._summary(item.data)
-                    )
-                continue
-            block = item.block
-            if any(fnmatchcase(block.name, pattern) for pattern in self._skip):
-                continue
-            name = block.name if block.phase in _BARE else f"{block.phase}/{block.name}"
-            thin = self._throttle.get(block.name, 1) if isinstance(self._throttle, dict) else self._throttle
-            for step, value in zip(block.steps, block.values, strict=True):
-                if block.phase != "step" or step % thin == 0:
-                    yield self._record(item.time, step, name, {"simple_value": value})
-
-    def _record(self, time: float, step: int, name: str, value: dict[str, Any]) -> Any:
         from tensorboard.compat.proto.event_pb2 import Event as Record
 
-        tag = _text(self._prefix + name).decode()
-        return Record(wall_time=time, step=step, summary={"value": [{"tag": tag, **value}]})
+        for item in items:
+            for name, step, fields in self._points(item):
+                value = {"tag": _text(self._prefix + name).decode(), **fields}
+                yield Record(wall_time=item.time, step=step, summary={"value": [value]})
+
+    def _points(self, item: Item) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        """Yield the name, the step and the fields of each value of an item."""
+        if isinstance(item, Event):
+            if item.kind == _NOTE:
+                yield item.data["name"], item.data["step"], self._summary(item.data)
+            return
+        block = item.block
+        if any(fnmatchcase(block.name, pattern) for pattern in self._skip):
+            return
+        name = block.name if block.phase in _BARE else f"{block.phase}/{block.name}"
+        thin = self._throttle.get(block.name, 1) if isinstance(self._throttle, dict) else self._throttle
+        for step, value in zip(block.steps, block.values, strict=True):
+            if block.phase != "step" or step % thin == 0:
+                yield name, step, {"simple_value": value}
 
     def _summary(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return a summary's fields, from the journal's description of it."""
