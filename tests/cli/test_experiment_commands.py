@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
 from tiny_experiment import write
 
 import everstep as library
-from everstep.record import RunDir, RunJournal
+from everstep.record import RunJournal
 from postgres_server import Server
 
 EVAL = """
@@ -104,11 +104,6 @@ def test_compare_shows_where_the_configs_differ(here: Path) -> None:
     }
     told, _ = everstep("compare", "tiny", "runs/other", cwd=here)
     assert re.search(r"\n  config.services.0.Evaluate.num_steps +-1 +1\n", told)
-
-
-def test_queries_find_the_config(trained: Path) -> None:
-    said, _ = everstep("runs", "config.optimizer.lr<0.05", "--sort", "config.seed", cwd=trained)
-    assert "tiny-" in said and "0.01" in said
 
 
 @pytest.mark.campaign("long")
@@ -335,17 +330,6 @@ def test_a_config_is_drilled(here: Path) -> None:
     said, _ = everstep("drill", "--hazard", "commit", "tiny.yaml", cwd=here)
     assert "exact" in said
     assert not (here / "runs").exists()
-
-
-def test_a_killed_fork_is_the_fork(here: Path) -> None:
-    everstep("train", "tiny.yaml", "trainer.max_epoch=1", cwd=here)
-    line = ("train", "tiny.yaml", "optimizer.lr=0.2", "--on-change", "fork")
-    everstep(*line, cwd=here, status=-9, SIGKILL_AT="2")
-    everstep(*line, cwd=here)
-    assert not (here / "runs" / "tiny-fork-2").exists()
-    everstep(*line, "--run-dir", "runs/tiny", cwd=here)
-    assert RunDir.open(here / "runs" / "tiny-fork-1", create=False).facts["parent"]["run"]
-    assert RunJournal(here / "runs" / "tiny-fork-1").ended() is not None
 
 
 @pytest.mark.campaign("long")
