@@ -32,7 +32,6 @@ from everstep.errors import (
 )
 from everstep.importing.sources import FORMATS
 from everstep.index.run_facts import GONE
-from everstep.services.saved_formats import SAVED_FORMATS
 
 if TYPE_CHECKING:
     from everstep.checkpoint import CheckpointName
@@ -218,7 +217,7 @@ def _prune_checkpoints(run_dir: Path, keep_last: int, keep_best: str | None, del
 @click.option("--best", metavar="METRIC", help="Best weights by this metric; default: the newest checkpoint.")
 @click.option("--checkpoint", metavar="NAME", help="Checkpoint with this name, or at this step.")
 @click.option("--entry", default="model", help="Entry of the run's state, such as ema.")
-@click.option("--format", type=click.Choice(SAVED_FORMATS), default="safetensors")
+@click.option("--format", default="safetensors", help="Or torch.distributed.checkpoint.")
 @click.option(
     "--max-shard-size", metavar="SIZE", help="Largest safetensors file, as in 5GB; default: one file."
 )

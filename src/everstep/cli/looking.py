@@ -170,8 +170,6 @@ def watch_command(run: str, metrics: tuple[str, ...], every: float, stay: bool, 
             if run_dir is not None:
                 locks.over([str(run_dir)])  # so that the training hands its rows over at once
                 ship(database, run_dir)
-            elif database.shared:
-                database.watch(frozenset({name}))
             facts, starts, values, whole = _look(database, name, run_dir)
             looks.append((began, facts["step"]))
             for start in starts[known:]:
