@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-
-from everstep.proof.conformance import Witness
+from witness import Witness
 
 SAMPLES, BATCH, EPOCHS, SAVE_EVERY = 800, 16, 5, 20
 EPOCH = SAMPLES // BATCH

@@ -73,7 +73,7 @@ class Tiny:
 
 def quiet(run_dir: Path, state: Any = None, **arguments: Any) -> everstep.Supervisor:
     """A Supervisor that prints nothing."""
-    services = [everstep.Console(sink=lambda line: None)]
+    services = [*arguments.pop("services", ()), everstep.Console(sink=lambda line: None)]
     return everstep.Supervisor(run_dir, state, services=services, **arguments)
 
 

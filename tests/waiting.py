@@ -30,9 +30,8 @@ def until(condition: Callable[[], T]) -> T:
 
 TREES = os.pathsep.join(map(str, {Path(__file__).resolve().parents[1], Path(sys.prefix).resolve().parent}))
 IN_TIME = (
-    "supervisor.checks.stream_trial.SLOWEST",
-    "supervisor.streams.run_stream.SLOWEST",
-    "supervisor.checks.stream_trial.SECONDS",
+    "testing.stream_trial.SLOWEST",
+    "testing.stream_trial.SECONDS",
     "record.provenance.GIT_SECONDS",
 )
 

@@ -36,7 +36,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 
-from everstep.data import replay
 from everstep.testing import Checked, check
 
 PAGE = Path(__file__).parent.parent / "docs" / "checked.md"
@@ -137,14 +136,12 @@ DATA = [
     Row(
         "a generator",
         lambda: (each for each in samples()),
-        remedy="a list, or an object with `__iter__` in `replay`",
+        remedy="a list, or an object with `__iter__`",
     ),
     Row(
         "an iterable without state",
         Numbers,
-        remedy="`everstep.data.replay(...)`, or a `DataLoader` around it",
     ),
-    Row("the same in `everstep.data.replay`", lambda: replay(Numbers())),
 ]
 
 # --------------------------------------------------------------------------------------- state

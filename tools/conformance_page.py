@@ -19,12 +19,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from everstep.proof.conformance.campaign import KINDS, MID_EPOCH
-from everstep.proof.conformance.score import counted, table
-from everstep.proof.conformance.verdicts import EXACT
-
 ROOT = Path(__file__).parent.parent
 ADAPTERS = ROOT / "conformance"
+sys.path.insert(0, str(ADAPTERS))
+from score import counted, table  # noqa: E402
+from strikes import KINDS, MID_EPOCH  # noqa: E402
+from verdicts import EXACT  # noqa: E402
+
 SCORES = ADAPTERS / "scores"
 PAGE = ROOT / "docs" / "conformance.md"
 BEGIN, END = "<!-- tables: tools/conformance_page.py writes them -->", "<!-- end of the tables -->"
@@ -86,8 +87,7 @@ def judge(key: str, kills: int, seed: int, kinds: Sequence[str]) -> None:
     setup = SETUPS[key]
     command = [
         sys.executable,
-        "-m",
-        "everstep.proof.conformance",
+        str(ADAPTERS / "judge.py"),
         "--name",
         setup.name,
         "--preload",

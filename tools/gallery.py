@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from everstep.display.line_chart import Chart, Line, drawn
+from everstep.display.html import Chart, Line, drawn
 from everstep.record import RunJournal
 
 ROOT = Path(__file__).parent.parent

@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from everstep.services.best import Best as Best
     from everstep.services.checkpoints import Checkpoints as Checkpoints
     from everstep.services.console import Console as Console
-    from everstep.services.early_stop import EarlyStop as EarlyStop
-    from everstep.services.export_saved import export as export
+    from everstep.services.judges import EarlyStop as EarlyStop
+    from everstep.services.export import export as export
     from everstep.services.evaluate import Evaluate as Evaluate
-    from everstep.services.nan_guard import NaNGuard as NaNGuard
+    from everstep.services.judges import NaNGuard as NaNGuard
     from everstep.services.recovery import Recovery as Recovery
-    from everstep.services.stop_after import StopAfter as StopAfter
+    from everstep.services.judges import StopAfter as StopAfter
     from everstep.state import PerRank as PerRank, Slot as Slot
     from everstep.supervisor import (
         BestRecord as BestRecord,
@@ -103,12 +103,10 @@ else:
             "everstep.services.best": ("Best",),
             "everstep.services.checkpoints": ("Checkpoints",),
             "everstep.services.console": ("Console",),
-            "everstep.services.early_stop": ("EarlyStop",),
-            "everstep.services.export_saved": ("export",),
+            "everstep.services.judges": ("EarlyStop", "NaNGuard", "StopAfter"),
+            "everstep.services.export": ("export",),
             "everstep.services.evaluate": ("Evaluate",),
-            "everstep.services.nan_guard": ("NaNGuard",),
             "everstep.services.recovery": ("Recovery",),
-            "everstep.services.stop_after": ("StopAfter",),
             "everstep.state": ("PerRank", "Slot"),
             "everstep.supervisor": (
                 "BestRecord",

@@ -5,8 +5,8 @@
 | EVERSTEP_DRILL | file that a witness of each run writes, see `everstep.services.witness` |
 | EVERSTEP_DRILL_FILES | file for the paths of the files that the process writes |
 | EVERSTEP_DRILL_SEED | seed of a run that was given none |
-| EVERSTEP_DRILL_LIMIT | steps after which a run is left, see `everstep.services.drill_limit` |
-| EVERSTEP_DRILL_DRAWS | step whose random draws are traced, see `everstep.services.draw_trace` |
+| EVERSTEP_DRILL_LIMIT | steps after which a run is left, see `everstep.services.witness` |
+| EVERSTEP_DRILL_DRAWS | step whose random draws are traced, see `everstep.services.witness` |
 """
 
 from __future__ import annotations
@@ -43,6 +43,15 @@ def note_files() -> None:
         sys.addaudithook(_FileNotes(path))
 
 
+def append_line(path: str, line: bytes) -> None:
+    """Append a line by a single write, which survives SIGKILL and which no second process can tear."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        os.write(descriptor, line + b"\n")
+    finally:
+        os.close(descriptor)
+
+
 class _FileNotes:
     def __init__(self, path: str) -> None:
         self._path = path
@@ -56,15 +65,9 @@ class _FileNotes:
             self._note(os.path.abspath(os.fsdecode(written)))
 
     def _note(self, path: str) -> None:
-        """Append a path by a single write, which no second process can tear."""
-        if path in self._seen or len(self._seen) > MOST_FILES:
-            return
-        self._seen.add(path)
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        try:
-            os.write(descriptor, os.fsencode(path) + b"\n")
-        finally:
-            os.close(descriptor)
+        if path not in self._seen and len(self._seen) <= MOST_FILES:
+            self._seen.add(path)
+            append_line(self._path, os.fsencode(path))
 
 
 def _writes(args: tuple[Any, ...]) -> bool:

@@ -16,7 +16,7 @@ from checkpoint_samples import arrays_of, at, commit, host, same, store_in
 
 from everstep.checkpoint import CheckpointName, Store, finite
 from everstep.checkpoint.array_file import ITEM_BYTES
-from everstep.checkpoint.manifest import ARRAYS, FORMAT, MANIFEST, OLDEST, packed
+from everstep.checkpoint.manifest import ARRAYS, FORMAT, MANIFEST, packed
 from everstep.contracts.state import HostArray
 from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError, NonFiniteError
 
@@ -192,7 +192,7 @@ def test_values_that_json_cannot_hold_are_refused(store: Store) -> None:
     ("version", "remedy"),
     [
         (FORMAT + 1, r"install everstep 7\.1 or newer, or resume from an older"),
-        (OLDEST - 1, r"continue with the everstep that wrote it \(7\.1\), or begin"),
+        (FORMAT - 1, r"continue with the everstep that wrote it \(7\.1\), or begin"),
         (None, r"install everstep 7\.1"),
     ],
 )
@@ -205,7 +205,7 @@ def test_another_format_names_both_versions_and_is_never_passed_over(
     (store.path(at(20)) / MANIFEST).write_bytes(packed(other))
     with pytest.raises(
         CheckpointVersionError,
-        match=rf"step-00000020 has format version {version}.*reads {OLDEST} to {FORMAT}: {remedy}",
+        match=rf"step-00000020 has format version {version}.*reads only {FORMAT}: {remedy}",
     ):
         store.find(True)
 

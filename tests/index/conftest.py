@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import gate
-from everstep.index.database import Database
 from everstep.index.location import Location
 from postgres_server import Server
 from waiting import PATIENCE
@@ -15,14 +14,14 @@ from waiting import PATIENCE
 
 def pytest_itemcollected(item: pytest.Function) -> None:
     """In the gate SQLite answers alone where both kinds are asked the same, but for a few tests."""
-    if {"place", "both"} & {*item.fixturenames} and item.get_closest_marker("campaign") is None:
+    if "place" in item.fixturenames and item.get_closest_marker("campaign") is None:
         item.add_marker(pytest.mark.campaign("machine", gate=99))
 
 
 @pytest.fixture(autouse=True)
 def patient_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training waits for its index, and a query for a pattern, however slow the machine is."""
-    for name in ("shipping_thread.PATIENCE", "shipping_thread.FILE_PATIENCE", "regex.SECONDS"):
+    """A training waits for its index, however slow the machine is."""
+    for name in ("shipping_thread.PATIENCE", "shipping_thread.FILE_PATIENCE"):
         monkeypatch.setattr(f"everstep.index.{name}", PATIENCE)
 
 
@@ -33,10 +32,3 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
         return tmp_path / "everstep.db"
     found: Server = request.getfixturevalue("server")
     return found.database()
-
-
-@pytest.fixture(scope="module")
-def both(request: pytest.FixtureRequest) -> list[Database]:
-    """An empty index of each kind."""
-    servers = [request.getfixturevalue("server")] if gate.is_campaign else []
-    return [Database(None), *(Database(server.database()) for server in servers)]

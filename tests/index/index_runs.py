@@ -7,10 +7,14 @@ import platform
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import Connection
+
 import warm
+from everstep.index.columns import RunColumns
 from everstep.index.database import Database
 from everstep.index.location import Location
 from everstep.index.run_queries import find_run, metric_names, metric_rows
@@ -123,6 +127,14 @@ def indexed(folder: Path) -> Path:
     return folder
 
 
+def all_runs(connection: Connection, wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Every run, the newest start last, with the first values of some names."""
+    columns = RunColumns(connection)
+    columns.require([], wanted, strict=False)
+    columns.add(columns.rows.values(), wanted)
+    return list(columns.rows.values())
+
+
 def index_rows(database: Database, run: str) -> list[tuple[Any, ...]]:
     """Every valid row of a run as the index has it, with the bits of its value."""
     with database.read() as connection:
@@ -147,7 +159,7 @@ def everything(place: Location) -> dict[str, list[tuple[Any, ...]]]:
     """All that is in an index, but for the numbers that it gave to runs and series."""
     names = {
         "runs": "name, path, created, seed, status, reason, started, step, epoch, host",
-        "fields": "r.name, at, f.path, kind, number, text",
+        "facts": "r.name, f.name, f.value",
         "evaluations": "*",
         "segments": 'r.name, number, parent, parent_offset, valid_to, size, "end", g.step, facts, torn',
         "events": "r.name, segment, e.offset, kind, time, wall, data",
@@ -157,7 +169,7 @@ def everything(place: Location) -> dict[str, list[tuple[Any, ...]]]:
         "blocks": "r.name, s.phase, s.name, segment, b.offset, b.packed",
     }
     sources = {
-        "fields": "fields f JOIN runs r ON r.id = f.run",
+        "facts": "facts f JOIN runs r ON r.id = f.run",
         "segments": "segments g JOIN runs r ON r.id = g.run",
         "events": "events e JOIN runs r ON r.id = e.run",
         "checkpoints": "checkpoints c JOIN runs r ON r.id = c.run",

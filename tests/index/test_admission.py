@@ -11,15 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from index_runs import indexed, written
+from index_runs import all_runs, indexed, written
 
 import everstep
 from everstep.index import query
 from everstep.index.database import Database
-from everstep.index.journal_watch import JournalWatch
 from everstep.index.location import Location
-from everstep.index.run_queries import all_runs
-from everstep.index.shipping import sync
+from everstep.index.shipping import Journals, sync
 from everstep.labels import labels
 from everstep.views.checkpoint_tables import best_weights
 from postgres_server import Server
@@ -71,12 +69,10 @@ def test_a_row_ships_no_run(everywhere: Path, private: Path, name: str) -> None:
     insert(shared, private, name, "running")
     assert steps(shared) == 3
     database = Database(shared / "everstep.db")
-    watch = JournalWatch([shared])
-    os.utime(private)
-    with database.read() as connection:
-        rows = all_runs(connection)
-    watch.look(database, rows)
-    watch.glance(database, rows)
+    journals = Journals([shared], named=False)
+    for only in (None, [private]):
+        os.utime(private)
+        journals.ship(database, only=only)
     assert steps(shared) == 3
     assert names(shared / "everstep.db") == sorted([*before, name])
 
@@ -96,11 +92,6 @@ def test_a_row_in_a_database_ships_no_run_and_the_page_sends_none(
     with database.read() as connection:
         rows = all_runs(connection)
     assert [run["step"] for run in rows] == [2]
-    forged = {**rows[0], "id": 99, "name": "own-1", "path": str(tmp_path / "runs" / "own"), "created": 1.0}
-    watch = JournalWatch([tmp_path / "runs"])
-    os.utime(tmp_path / "runs" / "own")
-    assert watch.look(database, [*rows, forged]) == []
-    assert names(url) == ["sent-1"]
     sync(database, [tmp_path / "runs"])  # a person has named the folder
     assert names(url) == ["own-1", "sent-1"]
 
@@ -132,9 +123,7 @@ def test_no_part_of_a_run_is_read_through_a_link(tmp_path: Path, part: str) -> N
     with pytest.warns(RuntimeWarning, match=r"is a link|is not a regular file"):
         assert len(everstep.query("runs", index=shared)) == 1
     database = Database(shared / "everstep.db")
-    watch = JournalWatch([shared])
-    os.utime(sent)
-    assert len(watch.look(database, [])) == 1
+    assert len(sync(database, [shared], named=False).problems) == 1
     assert len(names(shared / "everstep.db")) == 1
 
 
@@ -168,8 +157,6 @@ def test_an_index_that_others_write_gets_a_private_run_only_by_name(everywhere: 
 def test_of_two_that_claim_to_be_a_run_ones_own_counts(tmp_path: Path) -> None:
     written(tmp_path / "z-mine", id="run-1", steps=20)
     written(tmp_path / "a-sent", id="run-1", steps=3)
-    with pytest.warns(RuntimeWarning, match="all claim to be the run run-1, and none is indexed"):
-        assert everstep.query("runs", index=tmp_path) == []
     for path in (tmp_path / "a-sent").rglob("*"):
         os.chown(path, NOBODY, NOBODY)
     os.chown(tmp_path / "a-sent", NOBODY, NOBODY)
@@ -182,10 +169,8 @@ def test_runs_in_a_folder_that_is_a_run_itself_are_found(tmp_path: Path) -> None
     shutil.copy(written(tmp_path / "other") / "run.json", folder / "run.json")
     written(folder / "evaluations")
     assert len(everstep.query("runs", index=folder)) == 3
-    watch = JournalWatch([folder])
     written(folder / "later")
-    database = Database(folder / "everstep.db")
-    watch.look(database, [])
+    sync(Database(folder / "everstep.db"), [folder], named=False)
     assert len(names(folder / "everstep.db")) == 4
 
 

@@ -16,7 +16,7 @@ import polars as pl
 import pytest
 
 import everstep
-from everstep.display.line_chart import MOST_LINES, Chart, Line, drawn, thinned
+from everstep.display.html import MOST_LINES, Chart, Line, drawn, thinned
 from everstep.errors import ConfigError
 from everstep.index.answer import Documents
 from tiny_runs import Tiny

@@ -18,6 +18,7 @@ from index_runs import everything, index_rows, journal_rows
 
 import everstep
 from everstep.errors import RunIndexError
+from everstep.index import database
 from everstep.index.database import Database
 from everstep.index.index_errors import IndexBusyError, MalformedIndexError
 from everstep.index.shipping import ship, sync
@@ -183,7 +184,7 @@ def ask(folder: Path, found: Any) -> None:
 
 def train(folder: Path, found: Any) -> None:
     """Ship a run again and again while it grows."""
-    database = Database(folder / "everstep.db")
+    index = Database(folder / "everstep.db")
     run = RunDir.open(folder / "training", seed=1)
     journal = Journal.open(run.path, 1, None, {})
     try:
@@ -191,11 +192,11 @@ def train(folder: Path, found: Any) -> None:
             journal.append(Block(1, "step", "loss", False, [step], [1.0], [1], [0]))
             journal.flush()
             try:
-                ship(database, run.path, alive=True)
+                ship(index, run.path, alive=True)
             except (MalformedIndexError, IndexBusyError):  # as the thread of a training does, later
-                ship(database, run.path, alive=True)
+                ship(index, run.path, alive=True)
         journal.close()
-        ship(database, run.path, alive=True)
+        ship(index, run.path, alive=True)
         found.put("trained")
     except BaseException as error:
         found.put(repr(error))
@@ -233,10 +234,13 @@ def test_a_folder_that_cannot_be_written_is_listed_all_the_same(
 ) -> None:
     (folder / "everstep.db").unlink()
 
-    def refuse(path: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
+    def refuse(path: Path, *rest: Any) -> Any:
+        if path.parent == folder and "rwc" in rest:
+            raise PermissionError(13, "Permission denied", str(path))
+        return engine(path, *rest)
 
-    monkeypatch.setattr("everstep.index.sqlite._create", refuse)
+    engine = database._sqlite
+    monkeypatch.setattr(database, "_sqlite", refuse)
     with pytest.warns(RuntimeWarning, match="cannot be made: Permission denied.*the journals in .* are read"):
         assert names(folder) == ["a", "b", "c"]
     assert not (folder / "everstep.db").exists()

@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,7 @@ from sqlalchemy import make_url
 import everstep
 from everstep.errors import RunIndexError
 from everstep.index import shipping_thread
-from everstep.index.database import Database
-from everstep.index.postgres import _WATCHING
+from everstep.index.database import SCHEMA, Database
 from everstep.index.shipping import ship, sync
 from everstep.record import Block, Journal, RunDir
 from postgres_server import NOBODY, Server, running_server
@@ -50,9 +48,9 @@ def rows_there(url: str, run: str, more_than: int = 0) -> int:
     count = 0
     while count <= more_than:
         with psycopg.connect(url) as connection:
-            there = connection.execute("SELECT to_regclass('everstep.metrics')").fetchone()
+            there = connection.execute(f"SELECT to_regclass('{SCHEMA}.metrics')").fetchone()
             if there and there[0]:
-                asked = "SELECT count(*) FROM everstep.metrics"
+                asked = f"SELECT count(*) FROM {SCHEMA}.metrics"
                 count = connection.execute(asked).fetchone()[0]  # type: ignore[index]
     return count
 
@@ -104,58 +102,6 @@ def test_a_server_that_is_away_at_the_end_gets_the_rows_by_sync(fragile: Server,
     assert index_rows(Database(url), "run") == journal_rows(tmp_path / "run")
 
 
-@pytest.mark.campaign("timed")
-def test_a_training_keeps_its_connection_and_makes_another_where_it_was_ended(
-    server: Server, tmp_path: Path
-) -> None:
-    url = server.database()
-    victim = start(tmp_path / "run", 6, 6, "ask", TEST_SECONDS="0.01", EVERSTEP_INDEX=url)
-    lines = read_until(victim, lambda line: line == "asks at 6\n")
-    rows_there(url, "run")
-
-    def connected() -> set[int]:
-        others = (
-            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
-        with psycopg.connect(url) as connection:
-            return {pid for (pid,) in connection.execute(f"{others} AND pid <> pg_backend_pid()")}
-
-    (kept,) = connected()
-    for step in range(7, 11):
-        before = rows_there(url, "run")
-        print(file=victim.stdin, flush=True)
-        lines += read_until(victim, lambda line, step=step: line == f"asks at {step}\n")  # type: ignore[misc]
-        rows_there(url, "run", before)
-        assert connected() == {kept}
-    with psycopg.connect(url) as connection:
-        connection.execute("SELECT pg_terminate_backend(%s, 60000)", [kept])
-    before = rows_there(url, "run")
-    print(file=victim.stdin, flush=True)
-    rows_there(url, "run", before)
-    (again,) = connected()
-    assert again != kept
-    output, errors = victim.communicate("\n" * 20)
-    assert victim.returncode == 0 and not errors and not warnings([*lines, *output.splitlines()])
-    assert connected() == set()
-
-
-def test_whoever_looks_at_a_run_waits_for_no_lock(server: Server) -> None:
-    """Another session may have the lock alone, for ever: the run is told when it is free."""
-    url = server.database()
-    page, training = Database(url), Database(url)
-    with psycopg.connect(url) as other, page.kept_open():
-        other.execute("SELECT pg_advisory_lock(%s, hashtext('run'))", [_WATCHING])
-        page.watch(frozenset({"run", "more"}))
-        assert training.is_watched("more")
-        other.execute("SELECT pg_advisory_unlock_all()")
-        assert not training.is_watched("run")
-        page.watch(frozenset({"run", "more"}))
-        assert training.is_watched("run") and training.is_watched("more")
-        page.watch(frozenset({"run"}))
-        assert training.is_watched("run") and not training.is_watched("more")
-    assert not training.is_watched("run")
-
-
 def test_a_server_that_was_never_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its password is not shown."""
     straight = Tiny(tmp_path / "a" / "run", max_epoch=2).train().result()
@@ -177,9 +123,7 @@ def test_a_server_that_never_answers_ends_with_the_run(
         silent.listen()
         monkeypatch.setattr(shipping_thread, "PATIENCE", 2.0)
         monkeypatch.setenv("EVERSTEP_INDEX", f"postgresql://me@/db?host={folder}")
-        threads = threading.enumerate()
         run = Tiny(tmp_path / "b" / "run", max_epoch=2).train()
-        assert threading.enumerate() == threads
     assert run.result() == straight
     assert len(warnings(run.lines)) == 1
 
@@ -197,14 +141,11 @@ def test_a_statement_that_never_ends_is_given_up(
             "$$ BEGIN PERFORM pg_sleep(3600); RETURN NEW; END $$"
         )
         connection.execute(
-            "CREATE TRIGGER sleep BEFORE INSERT ON everstep.runs FOR EACH ROW EXECUTE FUNCTION sleep()"
+            f"CREATE TRIGGER sleep BEFORE INSERT ON {SCHEMA}.runs FOR EACH ROW EXECUTE FUNCTION sleep()"
         )
     monkeypatch.setenv("EVERSTEP_INDEX", url)
     monkeypatch.setattr(shipping_thread, "PATIENCE", 0.2)
-    threads, files = threading.enumerate(), set(os.listdir("/proc/self/fd"))
     run = Tiny(tmp_path / "run", max_epoch=1).train()
-    assert threading.enumerate() == threads
-    assert set(os.listdir("/proc/self/fd")) <= files  # what an earlier test has left may go meanwhile
     (warning,) = warnings(run.lines)
     assert "did not answer in time" in warning
     assert run.loop.ending.finished
@@ -220,8 +161,7 @@ def test_another_process_that_has_the_run_is_not_waited_for(
     monkeypatch.setattr(shipping_thread, "PATIENCE", 0.2)
     other = Database(url)
     RunDir.open(tmp_path / "run", seed=7)
-    with other.write() as connection:
-        other.claim(connection, RunDir.open(tmp_path / "run").id)
+    with other.write(RunDir.open(tmp_path / "run").id):
         run = Tiny(tmp_path / "run", max_epoch=1).train()
     (line,) = [line for line in run.lines if "index" in line]
     assert "everstep sync" in line
@@ -303,8 +243,8 @@ def test_who_may_only_read_gets_his_list_with_a_note(
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("DROP ROLE IF EXISTS reader")
         connection.execute("CREATE ROLE reader LOGIN")
-        connection.execute("GRANT USAGE ON SCHEMA everstep TO reader")
-        connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA everstep TO reader")
+        connection.execute(f"GRANT USAGE ON SCHEMA {SCHEMA} TO reader")
+        connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {SCHEMA} TO reader")
     reading = make_url(url).set(username="reader").render_as_string(hide_password=False)
     for address in (reading, f"{url}&options=-c%20default_transaction_read_only%3Don"):
         with pytest.warns(

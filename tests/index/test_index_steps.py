@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from index_runs import all_runs
 
 import everstep
 from everstep import Checkpoints, Every
 from everstep.index.database import Database
-from everstep.index.run_queries import all_runs, starts
+from everstep.index.run_queries import starts
 from everstep.index.shipping import ship
 from everstep.record import RunJournal
 from tiny_runs import Boom, Tiny, boom_at

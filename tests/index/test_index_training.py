@@ -11,12 +11,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from index_runs import everything, index_rows, journal_rows, start, train
+from index_runs import all_runs, everything, index_rows, journal_rows, start, train
 
-from everstep.index import shipping_thread, sqlite
+from everstep.index import shipping_thread
 from everstep.index.database import Database
 from everstep.index.location import Location
-from everstep.index.run_queries import all_runs, find_run
+from everstep.index.run_queries import find_run
 from everstep.index.shipping import sync
 from tiny_runs import Tiny
 from waiting import until
@@ -111,37 +111,14 @@ def test_a_busy_index_costs_a_moment_at_the_end_and_one_line(
     assert index_rows(database, "second") == journal_rows(tmp_path / "second")
 
 
-@pytest.mark.campaign("timed")
-def test_an_index_that_is_never_written_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EVERSTEP_INDEX", "")
-    monkeypatch.setattr(shipping_thread, "PATIENCE", 0.1)
-    monkeypatch.setattr(shipping_thread, "FILE_PATIENCE", 0.1)
-    monkeypatch.setattr(sqlite, "_foreign", lambda connection: None)  # it would refuse the trigger
-    database = Database(tmp_path / "everstep.db")
-    with database.write() as connection:
-        connection.exec_driver_sql(
-            "CREATE TRIGGER endless BEFORE INSERT ON runs BEGIN SELECT count(*) FROM (WITH RECURSIVE n(i) AS "
-            "(SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n); END"
-        )
-    before = set(os.listdir("/proc/self/fd")), threading.enumerate()
-    run = Tiny(tmp_path / "run", max_epoch=1).train()
-    assert (set(os.listdir("/proc/self/fd")), threading.enumerate()) == before
-    (line,) = [line for line in run.lines if "index" in line]
-    assert "took too long; run everstep sync" in line and "nothing is lost" in line
-    assert run.loop.ending.finished
-    with database.write() as connection:
-        connection.exec_driver_sql("DROP TRIGGER endless")
-    sync(database, [tmp_path])
-    assert index_rows(database, "run") == journal_rows(tmp_path / "run")
-
-
 def test_no_thread_and_no_file_outlives_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERSTEP_INDEX", "")
     monkeypatch.setattr(shipping_thread, "SECONDS", 0.001)
     monkeypatch.chdir(tmp_path)
-    before = set(os.listdir("/proc/self/fd")), threading.enumerate()
+    files, threads = set(os.listdir("/proc/self/fd")), threading.enumerate()
     Tiny(Path("run"), max_epoch=3).train(tail=lambda loop, epoch: os.chdir("/"))
-    assert (set(os.listdir("/proc/self/fd")), threading.enumerate()) == before
+    assert set(os.listdir("/proc/self/fd")) <= files  # what an earlier test has left may go meanwhile
+    assert threading.enumerate() == threads
     assert sorted(path.name for path in tmp_path.iterdir()) == ["everstep.db", "run"]
 
 
@@ -166,14 +143,14 @@ if {lacking}:
             if name == "sqlalchemy":
                 raise ModuleNotFoundError("none", name=name)
     sys.meta_path.insert(0, Lacking())
-    import importlib.util, everstep.services.index as service
+    import importlib.util, everstep.services.checkpoints as service
     find = importlib.util.find_spec
     service.find_spec = lambda name: None if name == "sqlalchemy" else find(name)
 def inside(loop, step):
     assert "sqlalchemy" not in sys.modules and "click" not in sys.modules
 run = Tiny(Path({run!r}), max_epoch=1).train(inside)
 assert run.loop.ending.finished and not [line for line in run.lines if "index" in line]
-assert not {{"psycopg", "alembic"}} & set(sys.modules)
+assert not {{"psycopg"}} & set(sys.modules)
 """
     for lacking in (False, True):
         folder = tmp_path / str(lacking)

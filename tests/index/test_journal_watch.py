@@ -1,4 +1,4 @@
-"""The watch over run directories sees each change, also one that changes no folder."""
+"""Shipping again sees each change of a run, also one that changes no folder."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from everstep.index.database import Database
-from everstep.index.journal_watch import JournalWatch
 from everstep.index.run_queries import find_run, labels_of
+from everstep.index.shipping import Journals
 from everstep.labels import add_tags
 from everstep.record import ACCEPTED, Block, Journal, Position, RunDir, RunLock
 
@@ -31,16 +31,10 @@ def finished(tmp_path: Path) -> RunDir:
 @pytest.fixture
 def look(finished: RunDir) -> Look:
     """Look, and return what the index has."""
-    database = Database(None)
-    watch = JournalWatch([finished.path.parent])
-    watch._marks.clear()  # as in a folder that has just come
+    database, journals = Database(None), Journals([finished.path.parent], named=False)
 
     def looked() -> dict[str, Any]:
-        known: list[dict[str, Any]] = []
-        with database.read() as connection:
-            if connection.exec_driver_sql("SELECT count(*) FROM runs").scalar():
-                known = [find_run(connection, finished.id)]
-        assert watch.look(database, [{**run, "host": None} for run in known]) == []
+        assert journals.ship(database).problems == []
         with database.read() as connection:
             found = find_run(connection, finished.id)
             return {**found, "labels": labels_of(connection)}
@@ -62,7 +56,7 @@ def test_a_finished_run_that_is_resumed_in_a_file_that_is_empty_at_first(
             found = look()
             assert (found["status"], found["step"]) == ("running", 3)
             add_tags(finished.path, ["while-it-runs"])
-            assert look()["labels"] == {1: {"tags": '["while-it-runs"]'}}
+            assert look()["labels"] == {1: {"tags": ["while-it-runs"]}}
     finally:
         lock.release()
 
@@ -80,4 +74,4 @@ def test_an_accepted_divergence_in_a_file_that_is_empty_at_first(finished: RunDi
 def test_a_label_of_a_finished_run(finished: RunDir, look: Look) -> None:
     assert look()["labels"] == {}
     add_tags(finished.path, ["good"])
-    assert look()["labels"] == {1: {"tags": '["good"]'}}
+    assert look()["labels"] == {1: {"tags": ["good"]}}

@@ -11,7 +11,7 @@ import pytest
 
 import everstep
 from everstep import Every
-from everstep.errors import ConfigError, DataError, NotResumableError, UsageError
+from everstep.errors import ConfigError, DataError, UsageError
 from everstep.record import RunJournal
 from tiny_runs import Boom, Tiny, boom_at, rows
 
@@ -365,19 +365,6 @@ def test_an_iterator_that_is_used_up(tmp_path: Path) -> None:
     data = iter([1, 2])
     with pytest.raises(DataError):
         run_over(loop_in(tmp_path / "run", max_epoch=2), data)
-
-
-def test_a_plain_iterable_is_refused_at_the_first_save_inside_a_pass(tmp_path: Path) -> None:
-    class Plain:
-        def __iter__(self) -> Any:
-            return iter([1, 2, 3])
-
-    saves = [everstep.Checkpoints(Every(steps=2))]
-    run_over(loop_in(tmp_path / "run", max_epoch=2), Plain())  # saves between passes: fine
-    loop = loop_in(tmp_path / "other", max_epoch=2, services=saves)
-    with pytest.raises(NotResumableError, match=r"replay|state_dict"):
-        run_over(loop, Plain())
-    assert loop.step == 2
 
 
 def test_an_error_in_the_data_is_the_users_error_and_the_run_resumes_there(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from everstep.proof.conformance.witness import Witness
+sys.path.append(str(Path(__file__).parents[2] / "conformance"))
+from witness import Witness
 
 SAMPLES, BATCH, EPOCH, STEPS, SAVE_EVERY, SIZE = 40, 4, 10, 60, 6, 600
 fault, folder = sys.argv[1], Path(sys.argv[2])

@@ -14,15 +14,18 @@ from typing import Any
 
 import pytest
 
-from everstep.proof.conformance import Witness, verdicts
-from everstep.proof.conformance.campaign import CHAIN, FULL, IN_SAVE, KINDS, MID_EPOCH, TERM
-from everstep.proof.conformance.damages import DAMAGES, FLIPPED, TRUNCATED, ZEROED
-from everstep.proof.conformance.score import table
-from everstep.proof.conformance.starts import Start, Step
-
 ROOT = Path(__file__).parents[2]
-PROGRAM = Path(__file__).parent / "conformance_program.py"
 ADAPTERS = ROOT / "conformance"
+sys.path.insert(0, str(ADAPTERS))
+import verdicts  # noqa: E402
+from score import table  # noqa: E402
+from starts import Start, Step  # noqa: E402
+from strikes import CHAIN, FULL, IN_SAVE, KINDS, MID_EPOCH, TERM  # noqa: E402
+from witness import Witness  # noqa: E402
+
+from faults import DAMAGES, FLIPPED, TRUNCATED, ZEROED  # noqa: E402
+
+PROGRAM = Path(__file__).parent / "conformance_program.py"
 TINY = ("--save-every", "6", "--epoch", "10", "--kills", "1")
 
 
@@ -31,7 +34,7 @@ def judged(
 ) -> tuple[int, dict[str, Any], str]:
     """Exit status of the suite, the score, and what it printed."""
     score = tmp_path / "score.json"
-    suite = [sys.executable, "-m", "everstep.proof.conformance", "--json", str(score), *options, "--"]
+    suite = [sys.executable, str(ADAPTERS / "judge.py"), "--json", str(score), *options, "--"]
     with tempfile.TemporaryDirectory() as short:  # a socket's path has an end, and that of a test is long
         done = subprocess.run(
             [*suite, sys.executable, *command],
@@ -119,7 +122,7 @@ def test_without_a_fork_server_the_program_is_started_as_it_is(tmp_path: Path) -
 def test_a_temporary_folder_whose_path_is_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 20)
     folder.mkdir()
-    command = [sys.executable, "-m", "everstep.proof.conformance", *TINY, "--preload", "json"]
+    command = [sys.executable, str(ADAPTERS / "judge.py"), *TINY, "--preload", "json"]
     done = subprocess.run(
         [*command, "--", sys.executable, str(PROGRAM), "none"],
         env={**os.environ, "TMPDIR": str(folder)},
@@ -237,7 +240,7 @@ def test_the_page_shows_the_stored_scores() -> None:
     assert page(text) == text, "make conformance ARGS=--page"
     assert stored().keys() <= SETUPS.keys() and {"everstep", "by_hand"} < stored().keys()
     files = {setup.file for setup in SETUPS.values()}
-    assert files | {"task.py"} == {path.name for path in ADAPTERS.glob("*.py")}
+    assert all((ADAPTERS / name).exists() for name in files)
     assert max(len((ADAPTERS / name).read_text().splitlines()) for name in files) <= 120
 
 

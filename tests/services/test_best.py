@@ -1,20 +1,27 @@
-"""`Best(keep=k)`: the k best, in order, whatever kills the run; one of them is the best."""
+"""`Best(keep=k)`: the k best, in order, whatever kills the run or damages them; one of them is the best."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from crashing import check_crashes, collecting, run
 
 import everstep
-from everstep.errors import ConfigError
+from everstep.checkpoint.manifest import ARRAYS, FORMAT, MANIFEST, OLDEST, packed
+from everstep.cli.group import commands
+from everstep.errors import Interrupted
 from everstep.proof.compare import compare_runs
-from everstep.testing import check_service
+from tiny_runs import Boom, Tiny, boom_at, events
 
 VALUES = [math.nan, 0.7, 0.3, 0.7, 0.5, 0.3, 0.9, 0.2]
 """Of each epoch, of four steps."""
@@ -72,12 +79,7 @@ def test_the_best_of_several_is_the_one_that_is_loaded(tmp_path: Path) -> None:
     assert (found.epoch, *weights) == (2, 4, 4)
     assert everstep.best(tmp_path)["valid_loss"] == loop.ending.best
     assert kept(tmp_path) == [(0.1, 2), (0.2, 1), (0.3, 3)]
-
-
-def test_a_smaller_number_lets_the_worst_go(tmp_path: Path) -> None:
-    everstep_run(tmp_path, [everstep.Best("valid_loss", keep=3)], [0.2, 0.1, 0.3], 3)
-    checkpoints = everstep.Checkpoints(keep_last=1)
-    services = [everstep.Best("valid_loss", keep=1), checkpoints]
+    services = [everstep.Best("valid_loss", keep=1), everstep.Checkpoints(keep_last=1)]  # fewer stay
     everstep_run(tmp_path, services, [0, 0, 0, 0.4, 0.05], 5)
     assert everstep.best(tmp_path)["valid_loss"].value == 0.05
 
@@ -116,11 +118,223 @@ def test_two_evaluations_of_one_state_take_one_place(tmp_path: Path) -> None:
     assert everstep.best(tmp_path)["valid_loss"].value == 0.9 / 3
 
 
-@pytest.mark.campaign("long")
-def test_it_keeps_the_laws() -> None:
-    check_service(lambda: everstep.Best("valid_accuracy", keep=2))
+# ---- one flipped bit: found at the next start and by `verify`; no run fails to finish for it
+
+OF_EPOCH = {1: 0.5, 2: 0.2, 3: 0.3, 4: 0.9}
+"""Of each epoch, of four steps: the best two are of epochs 2 and 3."""
+
+BEST, NEXT = "epoch-0002-step-00000008", "epoch-0003-step-00000012"
 
 
-def test_misuse() -> None:
-    with pytest.raises(ConfigError, match="keep=0: give an integer, 1 or more"):
-        everstep.Best("loss", keep=0)
+def best_run(run_dir: Path, keep: int = 1, **more: Any) -> Tiny:
+    best = everstep.Best("valid_loss", keep=keep, restore_at_end=True)
+    return Tiny(run_dir, services=[best], max_epoch=4, **more)
+
+
+def train(tiny: Tiny, crash_at: int = 0, at_end: Callable[[], object] = lambda: None) -> Tiny:
+    weights: dict[int, bytes] = {}
+
+    def tail(loop: Any, epoch: int) -> None:
+        loop.collect_metrics(valid_loss=OF_EPOCH[epoch])
+        weights[epoch] = tiny.w.tobytes()
+        if epoch == 4:
+            at_end()
+
+    tiny.train(inside=boom_at(crash_at), tail=tail)
+    return tiny
+
+
+def flip(path: Path, at: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def weights_of(run_dir: Path, name: str) -> bytes:
+    found = np.zeros(3)
+    everstep.load(run_dir / "best" / "valid_loss" / name, {"w": found})
+    return found.tobytes()
+
+
+def damage(kind: str, folder: Path) -> None:
+    manifest, arrays = folder / MANIFEST, folder / ARRAYS
+    if kind == "arrays":
+        flip(arrays)
+    elif kind == "manifest":
+        flip(manifest, 100)
+    elif kind == "short":
+        arrays.write_bytes(arrays.read_bytes()[:-8])
+    elif kind == "another's":
+        shutil.copy(folder.parent / NEXT / MANIFEST, manifest)
+        shutil.copy(folder.parent / NEXT / ARRAYS, arrays)
+    else:
+        arrays.unlink()
+
+
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize("kind", ["arrays", "manifest", "short", "another's", "missing"])
+def test_a_start_finds_it_moves_it_away_and_the_run_finishes_with_the_next_best(
+    tmp_path: Path, kind: str
+) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(Boom):
+        train(best_run(run, keep=2), crash_at=15)
+    second = weights_of(run, NEXT)
+    damage(kind, run / "best" / "valid_loss" / BEST)
+    tiny = train(best_run(run, keep=2))
+    (moved,) = (run / "damaged").iterdir()
+    assert moved.name == f"best.valid_loss.{BEST}.segment-2"
+    found, end = tiny.loop.ending.warnings
+    assert (
+        f"best weights in valid_loss: checkpoint {BEST} is damaged" in found
+        and f"the folder is now {moved}" in found
+    )
+    assert (
+        "restore_at_end loaded the next best weights by valid_loss (0.3, step 12); not those of 0.2, step 8"
+        in end
+    )
+    assert tiny.w.tobytes() == second
+    assert tiny.loop.best is not None and (tiny.loop.best.value, tiny.loop.best.path) == (0.2, None)
+    assert tiny.loop.ending.finished
+    again = train(best_run(run, keep=2))
+    assert again.loop.ending.finished and again.w.tobytes() == second
+
+
+def test_with_one_that_is_kept_the_last_weights_stay(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    straight = Tiny(tmp_path / "straight", max_epoch=4).train()
+    ends = train(best_run(run), at_end=lambda: flip(run / "best" / "valid_loss" / BEST / ARRAYS))
+    (warning,) = ends.loop.ending.warnings
+    assert "restore_at_end restored nothing: those of 0.2, step 8: checkpoint" in warning
+    assert f"the folder is now {run / 'damaged'}" in warning and warning.endswith("the last weights stay")
+    assert ends.loop.ending.finished and ends.w.tobytes() == straight.w.tobytes()
+    for _ in range(2):
+        again = train(best_run(run))
+        assert again.seen == [] and again.w.tobytes() == straight.w.tobytes()
+        assert "is gone; bring it back" in again.loop.ending.warnings[-1]
+
+
+def test_verify_reads_them(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(best_run(run, keep=2))
+    verify = ["checkpoints", str(run), "verify"]
+    whole = CliRunner().invoke(commands, verify)
+    assert whole.exit_code == 0 and f"best/valid_loss/{BEST}" in whole.stdout
+    flip(run / "best" / "valid_loss" / BEST / ARRAYS)
+    found = CliRunner().invoke(commands, [*verify, "--json"])
+    assert found.exit_code == 1
+    assert [one["name"] for one in json.loads(found.stdout) if one["verified"] == "damaged"] == [
+        f"best/valid_loss/{BEST}"
+    ]
+    assert f"checkpoint {BEST} is damaged: " in CliRunner().invoke(commands, verify).stdout
+    newest = CliRunner().invoke(commands, [*verify, "latest"])
+    assert newest.exit_code == 0 and "best/" not in newest.stdout
+
+
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize("copy", [True, False])
+def test_what_the_disk_refused_is_said_and_named_by_no_later_checkpoint(tmp_path: Path, copy: bool) -> None:
+    """The save of the best value fails, and the saves that follow do not."""
+    run = tmp_path / "run"
+    best = everstep.Best("valid_loss", keep=2, restore_at_end=True)
+    tiny = Tiny(run, services=[best, everstep.Checkpoints(everstep.Every(epochs=1), copy=copy)], max_epoch=4)
+
+    def tail(loop: Any, epoch: int) -> None:
+        loop.collect_metrics(valid_loss=OF_EPOCH[epoch])
+        refuse_at(epoch)
+
+    try:
+        tiny.train(tail=tail)
+    finally:
+        everstep.hazard.arm(None)
+    refused, lost, end = tiny.loop.ending.warnings
+    assert "a save failed" in refused
+    assert f"the weights of the best valid_loss in {BEST} are not kept" in lost
+    assert "(0.3, step 12); not those of 0.2, step 8: they were not kept" in end
+    assert tiny.loop.best is not None and (tiny.loop.best.value, tiny.loop.best.path) == (0.2, None)
+    assert kept_in(run) == {"valid_loss": [NEXT]}
+
+
+def kept_in(run_dir: Path) -> Any:
+    """What the newest checkpoint says of best weights."""
+    newest = sorted((run_dir / "checkpoints").iterdir(), key=lambda path: path.name[-8:])[-1]
+    return json.loads((newest / MANIFEST).read_text())["body"]["meta"]["kept"]
+
+
+def refuse_at(epoch: int) -> None:
+    """Refuse the folder of the best weights, which is the first that a save makes."""
+    everstep.hazard.arm("ENOSPC:checkpoint.mkdir:1" if epoch == 2 else None)
+
+
+def test_what_the_disk_refused_is_not_named_by_the_checkpoint_of_an_interruption(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    saves = everstep.Checkpoints(everstep.Every(epochs=1))
+    tiny = Tiny(run, services=[everstep.Best("valid_loss"), saves], max_epoch=4)
+
+    def tail(loop: Any, epoch: int) -> None:
+        loop.collect_metrics(valid_loss=OF_EPOCH[epoch])
+        refuse_at(epoch)
+        if epoch == 3:  # the state that was kept after the steps is committed
+            os.kill(os.getpid(), signal.SIGTERM)
+            loop.collect_metrics(test_loss=1.0)
+
+    with pytest.raises(Interrupted):
+        tiny.train(tail=tail)
+    assert kept_in(run) == {}
+    assert any("in epoch-0002-step-00000008 are not kept" in told for told in tiny.loop.ending.warnings)
+
+
+def test_what_an_earlier_timeline_kept_does_not_stand_for_what_the_disk_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    saves = everstep.Checkpoints(everstep.Every(epochs=1), keep_last=None)
+    with pytest.raises(Boom):
+        train(best_run(run, keep=2), crash_at=15)
+    best = everstep.Best("valid_loss", keep=2, restore_at_end=True)
+    tiny = Tiny(run, services=[best, saves], max_epoch=4, resume=4)
+
+    def tail(loop: Any, epoch: int) -> None:
+        loop.collect_metrics(valid_loss=OF_EPOCH[epoch] / 2)
+        refuse_at(epoch)
+        assert epoch > 3 or (run / "best" / "valid_loss" / BEST).is_dir()
+
+    tiny.train(tail=tail)
+    assert kept_in(run) == {"valid_loss": [NEXT]}
+    assert "(0.15, step 12); not those of 0.1, step 8" in tiny.loop.ending.warnings[-1]
+
+
+def test_what_is_not_loaded_at_the_end_is_said(tmp_path: Path) -> None:
+    """Weights of another value, and of another format, which stay where they are; the run finishes."""
+    run = tmp_path / "run"
+    train(best_run(run, keep=2))
+    manifest = run / "best" / "valid_loss" / BEST / MANIFEST
+    body = json.loads(manifest.read_bytes())["body"]
+    changes = [({"meta": {**body["meta"], "value": 0.25}}, "has the weights of 0.25")]
+    changes += [({"format": n}, f"has format version {n}") for n in (OLDEST - 1, FORMAT + 1)]
+    for change, words in changes:
+        manifest.write_bytes(packed({**body, **change}))
+        again = train(best_run(run, keep=2))
+        told = again.loop.ending.warnings[-1]
+        assert "(0.3, step 12); not those of 0.2, step 8" in told and words in told
+        assert again.loop.ending.finished and manifest.exists()
+
+
+def test_a_disk_that_refuses_to_delete_fails_no_save(tmp_path: Path) -> None:
+    """The commit stands, is announced, and the best weights that it names are kept."""
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "step-00000001-00000000.safetensors").touch()
+
+    def link(loop: Any, epoch: int) -> None:
+        loop.collect_metrics(valid_loss=OF_EPOCH[epoch])
+        if epoch == 2:
+            (run / "shared").symlink_to(elsewhere)  # in which old files are to be deleted
+        if epoch == 3:
+            (run / "shared").unlink()
+
+    tiny = Tiny(run, services=[everstep.Best("valid_loss", keep=2)], max_epoch=4).train(tail=link)
+    (told,) = tiny.loop.ending.warnings
+    assert "what no rule keeps could not be deleted" in told and "it is a link" in told
+    assert tiny.loop.ending.failed_saves == 0 and list(elsewhere.iterdir())
+    names = [f"epoch-{epoch:04d}-step-{4 * epoch:08d}" for epoch in range(5)]
+    assert [data["name"] for data in events(run, "checkpoint")] == names
+    assert kept_in(run) == {"valid_loss": [BEST, NEXT]}

@@ -12,18 +12,18 @@ import pytest
 import everstep
 from everstep import Boundary, Every, Moment, Outcome, Service, Stage
 from everstep.errors import ConfigError, MetricError
-from tiny_runs import Boom, Tiny, quiet, rows
+from tiny_runs import Tiny, quiet, rows
 
 Ask = Callable[[Any], object]
-Door = Callable[[Path, Ask], Any]
+Door = Callable[..., Any]
 
 
 def numbers(count: int) -> Any:
     return everstep.data.arrays(np.arange(count), batch_size=2)
 
 
-def supervisor(run_dir: Path, ask: Ask) -> Any:
-    with quiet(run_dir, {"w": np.zeros(1)}, max_step=4) as sv:
+def supervisor(run_dir: Path, ask: Ask = lambda loop: None, *services: Service) -> Any:
+    with quiet(run_dir, {"w": np.zeros(1)}, max_step=4, services=services) as sv:
         ask(sv)
         batches = sv.stream(numbers(8))
         while not sv.should_stop():
@@ -33,15 +33,14 @@ def supervisor(run_dir: Path, ask: Ask) -> Any:
     return sv
 
 
-def tail(loop: Any, epoch: int) -> None:
-    with loop.evaluation():
-        loop.collect_metrics(valid_loss=0.5)
-    loop.add_summary({"note": "seen"})
-    loop.print_logs()
+def train_loop(run_dir: Path, ask: Ask = lambda loop: None, *services: Service) -> Any:
+    def tail(loop: Any, epoch: int) -> None:
+        with loop.evaluation():
+            loop.collect_metrics(valid_loss=0.5)
+        loop.add_summary({"note": "seen"})
+        loop.print_logs()
 
-
-def train_loop(run_dir: Path, ask: Ask) -> Any:
-    tiny = Tiny(run_dir, max_epoch=1)
+    tiny = Tiny(run_dir, max_epoch=1, services=services)
     ask(tiny.loop)
     return tiny.train(tail=tail).loop
 
@@ -62,10 +61,14 @@ class Task(everstep.Task):
         return {"loss": 0.5}
 
 
-def trainer(run_dir: Path, ask: Ask, task: everstep.Task | None = None, **options: Any) -> Any:
+def trainer(
+    run_dir: Path, ask: Ask = lambda loop: None, *services: Service, task: everstep.Task | None = None
+) -> Any:
     streams = {"train": numbers(8), "valid": numbers(4)}
-    services = [everstep.Console(sink=lambda line: None), *options.pop("services", ())]
-    door = everstep.Trainer(task or Task(), streams, run_dir, services=services, max_epoch=1, seed=7)
+    silent = everstep.Console(sink=lambda line: None)
+    door = everstep.Trainer(
+        task or Task(), streams, run_dir, services=[silent, *services], max_epoch=1, seed=7
+    )
     with door.open() as loop:
         ask(loop)
         for _ in loop.iter_epochs():
@@ -104,22 +107,6 @@ class Asks(Service):
         self.seen.append(boundary)
 
 
-def made(door: str, run_dir: Path, service: Service) -> object:
-    """The door, with a service, run to its end."""
-    if door == "T":
-        return trainer(run_dir, lambda loop: None, services=[service])
-    if door == "TL":
-        return Tiny(run_dir, max_epoch=1, services=[service]).train(tail=tail)
-    console = everstep.Console(sink=lambda line: None)
-    with everstep.Supervisor(run_dir, {"w": np.zeros(1)}, services=[service, console], max_step=4) as sv:
-        batches = sv.stream(numbers(8))
-        while not sv.should_stop():
-            next(batches)
-            sv.add_summary({"note": "seen"})
-            sv.advance(loss=1.0)
-    return sv
-
-
 @pytest.mark.campaign("long", gate=4)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("moment", Moment, ids=lambda moment: moment.name)
@@ -130,11 +117,11 @@ def test_a_moment_fires_behind_a_door_or_asking_for_it_is_an_error(
     service, seen = Asks(moment), []
     if not fires:
         with pytest.raises(ConfigError, match=rf"service 'asks' asks for {moment.name}, which never comes"):
-            made(door, tmp_path / "service", service)
+            DOORS[door](tmp_path / "service", lambda loop: None, service)
         with pytest.raises(ConfigError, match=rf"on\(\) asks for {moment.name}, which never comes in a "):
             DOORS[door](tmp_path / "function", lambda loop: loop.on(moment, seen.append))
         return
-    made(door, tmp_path / "service", service)
+    DOORS[door](tmp_path / "service", lambda loop: None, service)
     assert service.seen and {boundary.moment for boundary in service.seen} == {moment}
     DOORS[door](tmp_path / "function", lambda loop: loop.on(moment, seen.append))
     if not (moment is Moment.ENTER_LOOP and door != "TL"):  # entered before `on` was called
@@ -155,31 +142,25 @@ def test_a_schedule_in_epochs_behind_a_supervisor_is_an_error(tmp_path: Path) ->
 # ----------------------------------------------------------------------- the batch in a Supervisor
 
 
-def batches_seen(run_dir: Path, program: Callable[[Any], object]) -> tuple[list[Any], list[Any]]:
-    """What BEFORE_STEP and AFTER_STEP had."""
-    before: list[Any] = []
-    after: list[Any] = []
-    with quiet(run_dir, {"w": np.zeros(1)}, max_step=3) as sv:
-        sv.on(Moment.BEFORE_STEP, lambda b: before.append((b.step, b.payload)))
-        sv.on(Moment.AFTER_STEP, lambda b: after.append((b.step, b.payload)))
-        program(sv)
-    return before, after
-
-
 def test_a_supervisors_step_has_its_newest_batch(tmp_path: Path) -> None:
+    """Several streams give their batches by name; a step without a batch is a step."""
+
+    def seen(name: str, program: Callable[[Any], object]) -> tuple[list[Any], list[Any]]:
+        before: list[Any] = []
+        after: list[Any] = []
+        with quiet(tmp_path / name, {"w": np.zeros(1)}, max_step=3) as sv:
+            sv.on(Moment.BEFORE_STEP, lambda b: before.append((b.step, b.payload)))
+            sv.on(Moment.AFTER_STEP, lambda b: after.append((b.step, b.payload)))
+            program(sv)
+        return before, after
+
     def two_at_a_time(sv: Any) -> None:
         batches = sv.stream(range(6))
         while not sv.should_stop():
             next(batches), next(batches)
             sv.advance()
 
-    before, after = batches_seen(tmp_path / "run", two_at_a_time)
-    assert before == [(0, 0), (1, 2), (2, 4)]
-    assert after == [(1, 1), (2, 3), (3, 5)]
-
-
-def test_several_streams_give_their_batches_by_name(tmp_path: Path) -> None:
-    def program(sv: Any) -> None:
+    def two_streams(sv: Any) -> None:
         real, noise = sv.stream(list("abcdef"), "real"), sv.stream(range(6), "noise")
         while not sv.should_stop():
             next(noise)
@@ -187,12 +168,6 @@ def test_several_streams_give_their_batches_by_name(tmp_path: Path) -> None:
                 next(real)
             sv.advance()
 
-    before, after = batches_seen(tmp_path / "run", program)
-    assert [step for step, _ in before] == [0, 1, 2]
-    assert [b for _, b in after] == [{"noise": 0, "real": "a"}, {"noise": 1}, {"noise": 2, "real": "b"}]
-
-
-def test_a_step_without_a_batch_is_a_step(tmp_path: Path) -> None:
     def no_data(sv: Any) -> None:
         sv.stream(None)
         while not (sv.should_stop() or sv.should_stop()):
@@ -205,10 +180,12 @@ def test_a_step_without_a_batch_is_a_step(tmp_path: Path) -> None:
                 next(batches)
             sv.advance()
 
-    before, after = batches_seen(tmp_path / "none", no_data)
-    assert before == [(0, None), (1, None), (2, None)] and after == [(1, None), (2, None), (3, None)]
-    before, after = batches_seen(tmp_path / "some", every_other)
-    assert before == [(0, 0), (1, None), (2, 1)] and after == [(1, 0), (2, None), (3, 1)]
+    assert seen("two", two_at_a_time) == ([(0, 0), (1, 2), (2, 4)], [(1, 1), (2, 3), (3, 5)])
+    before, after = seen("named", two_streams)
+    assert [step for step, _ in before] == [0, 1, 2]
+    assert [b for _, b in after] == [{"noise": 0, "real": "a"}, {"noise": 1}, {"noise": 2, "real": "b"}]
+    assert seen("none", no_data) == ([(0, None), (1, None), (2, None)], [(1, None), (2, None), (3, None)])
+    assert seen("some", every_other) == ([(0, 0), (1, None), (2, 1)], [(1, 0), (2, None), (3, 1)])
 
 
 def test_what_was_collected_in_an_evaluation_is_announced_with_it(tmp_path: Path) -> None:
@@ -248,19 +225,16 @@ class Scores(Task):
 
 def test_a_service_sees_what_a_trainers_step_returned(tmp_path: Path) -> None:
     looks = Looks()
-    trainer(tmp_path / "run", lambda loop: None, Scores(), services=[looks])
+    trainer(tmp_path / "run", lambda loop: None, looks, task=Scores())
     assert [(step, seen["loss"], list(seen["scores"])) for step, seen in looks.seen] == [
         (step, 2 * step - 1.5, [2 * step - 2.0, 2 * step - 1.0]) for step in range(1, 5)
     ]
     assert {key for _, seen in looks.seen for key in seen} == {"loss", "scores"}
+    with pytest.raises(MetricError, match=r"metric 'scores'"):  # no number, and nobody looks at it
+        trainer(tmp_path / "other", task=Scores())
     names = {row[3] for row in rows(tmp_path / "run", "step")}
     assert names == {"loss", "more"}  # a number is a metric, too; scores are none
     assert len(rows(tmp_path / "run", "eval/looks")) == 4
-
-
-def test_what_is_no_number_and_nobody_looks_at_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(MetricError, match=r"metric 'scores'"):
-        trainer(tmp_path / "run", lambda loop: None, Scores())
 
 
 def test_a_service_sees_what_the_loop_collected_in_the_step(tmp_path: Path) -> None:
@@ -277,23 +251,21 @@ def test_a_service_sees_what_the_loop_collected_in_the_step(tmp_path: Path) -> N
 
 
 def test_a_service_sees_what_advance_was_given(tmp_path: Path) -> None:
-    looks = Looks()
-    console = everstep.Console(sink=lambda line: None)
-    with everstep.Supervisor(tmp_path / "run", {}, services=[looks, console], max_step=2) as sv:
+    looks, one = Looks(), Looks()
+    one.name, one.outputs = "one", "loss"  # one name needs no tuple
+    with quiet(tmp_path / "run", {}, services=[looks, one], max_step=2) as sv:
         sv.stream(None)
         while not sv.should_stop():
             sv.advance(loss=1.0, scores=[sv.step, 3])
     assert looks.seen == [(1, {"loss": 1.0, "scores": [0, 3]}), (2, {"loss": 1.0, "scores": [1, 3]})]
-
-
-# --------------------------------------------------------------------------------------- the end
+    assert {step: seen["loss"] for step, seen in one.seen} == {1: 1.0, 2: 1.0}
 
 
 class Reports(Service):
     """Needs a batch, as reports of a step do."""
 
-    def __init__(self, every: everstep.schedule.Schedule) -> None:
-        super().__init__("reports", every)
+    def __init__(self, name: str, steps: int) -> None:
+        super().__init__(name, Every(steps=steps))
         self.batches: list[Any] = []
         self.rest: list[tuple[int, list[str]]] = []
 
@@ -308,8 +280,7 @@ class Reports(Service):
 
 
 def test_a_service_is_run_once_for_each_batch_and_told_of_the_end_apart(tmp_path: Path) -> None:
-    each, third = Reports(Every(steps=1)), Reports(Every(steps=3))
-    third.name = "every third"
+    each, third = Reports("reports", 1), Reports("every third", 3)
     tiny = Tiny(tmp_path / "run", samples=26, max_epoch=1, services=[each, third]).train()
     assert tiny.loop.ending.warnings == ()
     assert (len(each.batches), len(third.batches)) == (13, 4)
@@ -317,36 +288,3 @@ def test_a_service_is_run_once_for_each_batch_and_told_of_the_end_apart(tmp_path
     assert [row[1:4] for row in rows(tmp_path / "run", "eval/reports")] == [
         (13, "eval/reports", "reports batches")
     ]
-
-
-def test_a_run_that_is_cut_is_not_told_of_an_end(tmp_path: Path) -> None:
-    each = Reports(Every(steps=1))
-
-    def crash(loop: Any, step: int) -> None:
-        if step == 3:
-            raise Boom
-
-    with pytest.raises(Boom):
-        Tiny(tmp_path / "run", max_epoch=1, services=[each]).train(inside=crash)
-    assert each.rest == []
-
-
-class OneOutput(everstep.Service):
-    """Names its only output without a tuple around it."""
-
-    outputs = "loss"
-
-    def __init__(self) -> None:
-        super().__init__("one output", everstep.Every(steps=1))
-        self.seen: list[dict[str, Any]] = []
-
-    def run(self, boundary: Boundary) -> None:
-        self.seen.append(dict(boundary.outputs))
-
-
-def test_one_output_may_be_named_by_a_text(tmp_path: Path) -> None:
-    service = OneOutput()
-    with everstep.Supervisor(tmp_path, {"w": np.zeros(1)}, services=[service], max_step=2) as sv:
-        while not sv.should_stop():
-            sv.advance(loss=1.0)
-    assert service.seen == [{"loss": 1.0}] * 2

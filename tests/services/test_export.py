@@ -13,17 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
+import torch.distributed.checkpoint as distributed
 from crashing import check_crashes, collecting, run
 from safetensors.numpy import load_file
 
 import everstep
 from everstep import Every, Service
 from everstep.checkpoint import Store, read_checkpoint
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, DamagedCheckpointError, NoCheckpointError
 from everstep.proof.compare import compare_runs
 from everstep.services import Export, OnBest
-from everstep.testing import ManualClock, check_service
+from everstep.testing import ManualClock
 from tiny_runs import Boom, boom_at
 
 LOSSES = [0.7, math.nan, 0.5, 0.6, 0.5]
@@ -108,21 +110,6 @@ def test_with_a_raised_limit_the_folder_is_that_of_the_longer_run(tmp_path: Path
         assert list(exported(tmp_path, "final")) == [f"step-{4 * epochs:08d}"]
 
 
-def test_a_run_that_was_left_has_no_final_export(tmp_path: Path) -> None:
-    with pytest.raises(Boom):
-        run(tmp_path, [Export(entry="w")], inside=boom_at(3), max_epoch=1)
-    assert not (tmp_path / "exports").exists()
-
-
-def test_a_supervisor_exports_at_its_end(tmp_path: Path) -> None:
-    state = {"w": np.ones(2)}
-    with everstep.Supervisor(tmp_path, state, services=[Export(entry="w")], max_step=3) as supervisor:
-        while not supervisor.should_stop():
-            supervisor.advance(loss=0.5)
-    (found,) = exported(tmp_path).items()
-    assert found[0] == "step-00000003" and found[1][0]["metrics"] == {"loss": 0.5}
-
-
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str, str]]]:
     """The undisturbed run, and (number, hazard) of those killed, beside it; see export_victim.py."""
@@ -201,12 +188,23 @@ def test_a_state_with_nan_is_not_exported(tmp_path: Path) -> None:
     assert list(exported(tmp_path)) == ["step-00000001", "step-00000003"]
 
 
-def test_a_stop_that_calls_the_state_bad_exports_nothing(tmp_path: Path) -> None:
+def test_a_run_that_was_left_or_is_called_bad_has_no_export(tmp_path: Path) -> None:
+    with pytest.raises(Boom):
+        run(tmp_path, [Export(entry="w")], inside=boom_at(3), max_epoch=1)
     services = [Export(Every(steps=1), entry="w"), Export(entry="w", name="final")]
     bad = everstep.Stop("bad", failed=True)
-    tiny = run(tmp_path, services, inside=lambda loop, step: loop.call_soon(bad), max_epoch=1)
-    assert tiny.loop.ending.reason == "bad"
-    assert not (tmp_path / "exports").exists()
+    run(tmp_path / "bad", services, inside=lambda loop, step: loop.call_soon(bad), max_epoch=1)
+    assert not (tmp_path / "exports").exists() and not (tmp_path / "bad" / "exports").exists()
+
+
+def test_a_supervisor_exports_at_its_end_a_dictionary_of_arrays(tmp_path: Path) -> None:
+    parts = {"a": np.arange(3.0), "inner": {"b": np.ones((2, 2), np.float32)}, "count": 3}
+    with everstep.Supervisor(tmp_path, {"w": parts}, services=[Export(entry="w")], max_step=3) as supervisor:
+        while not supervisor.should_stop():
+            supervisor.advance(loss=0.5)
+    (found,) = exported(tmp_path).items()
+    assert found[0] == "step-00000003" and found[1][0]["metrics"] == {"loss": 0.5}
+    assert found[1][1].keys() == {"a", "inner/b"}
 
 
 def test_on_a_schedule_in_seconds(tmp_path: Path) -> None:
@@ -216,17 +214,6 @@ def test_on_a_schedule_in_seconds(tmp_path: Path) -> None:
         services = [Export(Every(seconds=1), entry="w", keep=3)]
         run(tmp_path, services, inside=lambda loop, step: clock.advance(1), max_epoch=epochs, clock=clock)
     assert list(exported(tmp_path)) == [f"step-{step:08d}" for step in (6, 7, 8)]
-
-
-def test_a_dictionary_of_arrays(tmp_path: Path) -> None:
-    parts = {"a": np.arange(3.0), "inner": {"b": np.ones((2, 2), np.float32)}, "count": 3}
-    services = [Export(entry="parts")]
-    with everstep.TrainLoop(tmp_path, {"parts": parts}, services=services, max_step=1) as loop:
-        for _ in loop.iter_epochs():
-            for _ in loop.iter_steps():
-                pass
-    arrays = load_file(tmp_path / "exports" / "export" / "step-00000001" / "model.safetensors")
-    assert arrays.keys() == {"a", "inner/b"} and arrays["inner/b"].dtype == np.float32
 
 
 # ---------------------------------------------------------------------------------------- torch
@@ -308,32 +295,6 @@ def test_exporting_a_program_changes_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "exports" / "export" / "step-00000002" / "model.pt2").exists()
 
 
-# -------------------------------------------------------------------------------- laws and misuse
-
-
-@pytest.mark.campaign("long")
-def test_it_keeps_the_laws() -> None:
-    check_service(lambda: Export(OnBest("valid_loss"), entry="weights", keep=1))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"when": 3}, "3 is not a condition; give a schedule"),
-        ({"when": Every(epochs=1), "every": Every(steps=1)}, "leave out every="),
-        ({"when": OnBest("loss"), "every": Every(seconds=9)}, "by steps or epochs"),
-        ({"format": "safetensor"}, "did you mean 'safetensors'"),
-        ({"format": "torch.export"}, "give inputs="),
-        ({"inputs": (1,)}, "only there"),
-        ({"keep": 0}, "keep=0"),
-        ({"name": ".."}, "without a leading"),
-    ],
-)
-def test_misuse(arguments: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Export(**arguments)
-
-
 def test_an_entry_that_is_not_there_is_found_on_entering(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no state entry is named 'model'; known: momentum, w"):
         run(tmp_path / "a", [Export()], max_epoch=1)
@@ -342,3 +303,129 @@ def test_an_entry_that_is_not_there_is_found_on_entering(tmp_path: Path) -> None
         run(tmp_path / "b", [program], max_epoch=1)
     with pytest.raises(ConfigError, match="whether a smaller or a larger"):
         OnBest("score")
+
+
+# ---- everstep.export: weights of a checkpoint in the formats of other libraries, read back by them
+
+
+def net(seed: int) -> torch.nn.Sequential:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(50, 10), torch.nn.BatchNorm1d(10), torch.nn.Linear(10, 3))
+    model[2].weight.data = model[2].weight.data.to(torch.bfloat16)
+    return model
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose model was never changed, with checkpoints at step 0 and 1."""
+    run_dir = tmp_path_factory.mktemp("saved") / "run"
+    model = net(1)
+    state = {"model": model, "table": {"w": np.arange(3.0)}, "epoch": {"now": 1}}
+    saves = everstep.Checkpoints(everstep.Every(steps=1), keep_last=9)
+    with everstep.TrainLoop(run_dir, state, max_step=1, services=[saves]) as loop:
+        for _ in loop.iter_epochs():
+            for _ in loop.iter_steps(everstep.data.arrays(np.zeros(2), batch_size=2)):
+                pass
+    return run_dir
+
+
+def same(state: dict[str, Any]) -> bool:
+    expected = net(1).state_dict()
+    return state.keys() == expected.keys() and all(torch.equal(state[name], expected[name]) for name in state)
+
+
+def test_shards_with_an_index(saved: Path, tmp_path: Path) -> None:
+    done = everstep.export(saved, tmp_path / "out", max_shard_size=2040)
+    assert (done.step, done.arrays) == (1, 9)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    shards = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    count = len(shards)
+    assert shards == [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)] and count > 1
+    state: dict[str, Any] = {}
+    for shard in shards:
+        read = safetensors.torch.load_file(tmp_path / "out" / shard)
+        assert {index["weight_map"][name] for name in read} == {shard}
+        assert sum(tensor.nbytes for tensor in read.values()) <= 2040
+        state |= read
+    assert same(state) and index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in state.values())
+    with safetensors.safe_open(tmp_path / "out" / shards[0], "pt") as file:
+        assert file.metadata() == {"format": "pt"}  # transformers refuses a file without
+    again = net(2)
+    everstep.load(tmp_path / "out", {"model": again})
+    assert same(again.state_dict())
+
+
+def test_what_fits_one_file_is_one_and_a_large_array_is_one(saved: Path, tmp_path: Path) -> None:
+    checkpoint = saved / "checkpoints" / "epoch-0001-step-00000001"
+    for size in (None, "1MB", "1 MiB", 10**6):
+        everstep.export(checkpoint, tmp_path / "out", max_shard_size=size)
+        names = sorted(path.name for path in (tmp_path / "out").iterdir())
+        assert names == ["export.json", "model.safetensors"]
+        assert same(safetensors.torch.load_file(tmp_path / "out" / "model.safetensors"))
+    everstep.export(saved, tmp_path / "out", max_shard_size=1)
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) == 9
+
+
+def test_a_folder_for_torch_distributed_checkpoint(saved: Path, tmp_path: Path) -> None:
+    everstep.export(saved, tmp_path / "out", format="torch.distributed.checkpoint")
+    again = net(2)
+    state = again.state_dict()
+    with pytest.warns(UserWarning, match="torch.distributed is disabled"):
+        distributed.load(state, checkpoint_id=tmp_path / "out", no_dist=True)
+    assert same(state)
+    third = net(3)
+    everstep.load(tmp_path / "out", {"model": third})
+    assert same(third.state_dict())
+
+
+@pytest.mark.parametrize("format", ["safetensors", "torch.distributed.checkpoint"])
+def test_arrays_of_numpy(saved: Path, tmp_path: Path, format: str) -> None:
+    everstep.export(saved, tmp_path / "out", entry="table", format=format)
+    table = {"w": np.zeros(3)}
+    everstep.load(tmp_path / "out", {"table": table})
+    assert table["w"].tolist() == [0, 1, 2]
+
+
+def test_only_the_entry_is_read(saved: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "epoch-0001-step-00000001"
+    folder.mkdir()
+    for path in (saved / "checkpoints" / "epoch-0001-step-00000001").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    raw = bytearray((folder / "arrays.safetensors").read_bytes())
+    start = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:start])
+    raw[start + header["user/table/w"]["data_offsets"][0]] ^= 1
+    (folder / "arrays.safetensors").write_bytes(raw)
+    everstep.export(folder, tmp_path / "out")
+    assert same(safetensors.torch.load_file(tmp_path / "out" / "model.safetensors"))
+    with pytest.raises(DamagedCheckpointError, match="has changed"):
+        everstep.export(folder, tmp_path / "table", entry="table")
+    assert not (tmp_path / "table").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"format": "torch"}, "did you mean|known: safetensors"),
+        ({"max_shard_size": "5 apples"}, "'5 apples' is not a size"),
+        ({"max_shard_size": 0}, "0 is not a size"),
+        ({"max_shard_size": -5}, "-5 is not a size"),
+        ({"max_shard_size": "5GB", "format": "torch.distributed.checkpoint"}, "leave out the size"),
+        ({"entry": "modle"}, "did you mean 'model'"),
+        ({"entry": "epoch"}, "'epoch' has no arrays"),
+        ({"entyr": "model"}, "did you mean 'entry'"),
+    ],
+)
+def test_wrong_arguments_write_nothing(saved: Path, tmp_path: Path, wrong: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        everstep.export(saved, tmp_path / "out", **wrong)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_export_stays(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(ConfigError, match="exists and is not an export"):
+        everstep.export(saved, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    with pytest.raises(NoCheckpointError, match="there is no checkpoint yet"):
+        everstep.export(tmp_path, tmp_path / "out")

@@ -35,73 +35,44 @@ class Acts(Told):
     controller: ClassVar[bool] = True
 
 
-def test_the_trace_of_two_epochs_of_two_steps(tmp_path: Path) -> None:
+EVALUATED = [
+    *("metrics_collected", "after_evaluation", "summary_added", "metric_stats_printed"),
+    *("time_metric_stats_printed", "after_epoch"),
+]
+
+
+def test_the_trace_of_two_epochs_of_two_steps_and_what_the_moments_carry(tmp_path: Path) -> None:
     trace: list[tuple[str, int, int]] = []
+    carried: dict[str, Any] = {}
     saved: list[str] = []
     tiny = Tiny(tmp_path / "run", samples=4, max_epoch=2)
+
+    def note(boundary: Boundary) -> None:
+        trace.append((boundary.moment.value, boundary.epoch, boundary.step))
+        carried[boundary.moment.value] = boundary.payload
+
     for moment in set(Moment) - {Moment.AFTER_EVAL_STEP}:
-        if moment is Moment.AFTER_CHECKPOINT:  # comes when the writer thread is done: at no fixed step
-            tiny.loop.on(moment, lambda b: saved.append(b.payload))
-        else:
-            tiny.loop.on(moment, lambda b: trace.append((b.moment.value, b.epoch, b.step)))
+        # a checkpoint is announced when the writer thread is done: at no fixed step
+        checkpoint = moment is Moment.AFTER_CHECKPOINT
+        tiny.loop.on(moment, (lambda b: saved.append(b.payload)) if checkpoint else note)
 
     def tail(loop: Any, epoch: int) -> None:
         with loop.evaluation():
-            loop.collect_metrics(valid_loss=1.0)
+            loop.collect_metrics(valid_loss=0.5)
         loop.add_summary("a picture")
         loop.print_logs()
 
     tiny.train(tail=tail)
-    assert trace == [
-        ("enter_loop", 0, 0),
-        ("before_epoch", 1, 0),
-        ("before_step", 1, 0),
-        ("metrics_collected", 1, 0),
-        ("after_step", 1, 1),
-        ("before_step", 1, 1),
-        ("metrics_collected", 1, 1),
-        ("after_step", 1, 2),
-        ("metrics_collected", 1, 2),
-        ("after_evaluation", 1, 2),
-        ("summary_added", 1, 2),
-        ("metric_stats_printed", 1, 2),
-        ("time_metric_stats_printed", 1, 2),
-        ("after_epoch", 1, 2),
-        ("before_epoch", 2, 2),
-        ("before_step", 2, 2),
-        ("metrics_collected", 2, 2),
-        ("after_step", 2, 3),
-        ("before_step", 2, 3),
-        ("metrics_collected", 2, 3),
-        ("after_step", 2, 4),
-        ("metrics_collected", 2, 4),
-        ("after_evaluation", 2, 4),
-        ("summary_added", 2, 4),
-        ("metric_stats_printed", 2, 4),
-        ("time_metric_stats_printed", 2, 4),
-        ("after_epoch", 2, 4),
-        ("exit_loop", 2, 4),
-    ]
-    assert saved == [
-        "epoch-0000-step-00000000",
-        "epoch-0001-step-00000002",
-        "epoch-0002-step-00000004",
-    ]
-
-
-def test_what_the_moments_carry(tmp_path: Path) -> None:
-    carried: dict[str, Any] = {}
-    tiny = Tiny(tmp_path / "run", samples=4, max_epoch=1)
-    for moment in set(Moment) - {Moment.AFTER_EVAL_STEP}:
-        tiny.loop.on(moment, lambda b: carried.update({b.moment.value: b.payload}))
-
-    def tail(loop: Any, epoch: int) -> None:
-        loop.collect_metrics(valid_loss=0.5)
-        loop.print_logs()
-
-    tiny.train(tail=tail)
-    batch = tiny.seen[-1][2]
-    assert tuple(carried["before_step"][0]) == tuple(carried["after_step"][0]) == batch
+    expected = [("enter_loop", 0, 0)]
+    for epoch in (1, 2):
+        expected.append(("before_epoch", epoch, 2 * epoch - 2))
+        for step in (2 * epoch - 1, 2 * epoch):
+            expected += [("before_step", epoch, step - 1), ("metrics_collected", epoch, step - 1)]
+            expected += [("after_step", epoch, step)]
+        expected += [(name, epoch, 2 * epoch) for name in EVALUATED]
+    assert trace == [*expected, ("exit_loop", 2, 4)]
+    assert saved == [f"epoch-000{n}-step-0000000{2 * n}" for n in range(3)]
+    assert tuple(carried["before_step"][0]) == tuple(carried["after_step"][0]) == tiny.seen[-1][2]
     assert carried["metrics_collected"] == {"valid_loss": 0.5}
     assert carried["metric_stats_printed"].keys() == {"loss", "valid_loss"}
     assert carried["metric_stats_printed"]["valid_loss"].mean == 0.5
@@ -119,6 +90,15 @@ def test_a_checkpoint_is_announced_again_once_after_a_resume(tmp_path: Path) -> 
     assert saved == ["epoch-0001-step-00000004", "epoch-0002-step-00000008"]
 
 
+WRONG: list[tuple[Any, Any, str]] = [
+    ("AFTER_STEPS", None, "no moment 'AFTER_STEPS'; did you mean 'AFTER_STEP'"),
+    (3, None, "no moment 3"),
+    ("BEFORE_EPOCH", 2, "leave out every=2"),
+    ("METRICS_COLLECTED", Every(steps=2), "leave out every="),
+    ("AFTER_STEP", 0, "steps=0: give an integer, 1 or more"),
+]
+
+
 def test_handlers_are_called_every_n_until_removed(tmp_path: Path) -> None:
     seen: list[str] = []
     tiny = Tiny(tmp_path / "run", max_epoch=3)
@@ -126,54 +106,24 @@ def test_handlers_are_called_every_n_until_removed(tmp_path: Path) -> None:
     tiny.loop.on("after_epoch", lambda b: seen.append(f"epoch {b.epoch}"), every=3)
     tiny.loop.on("AFTER_STEP", lambda b: seen.append(f"at {b.step}"), every=everstep.At(3, 5))
 
+    def inside(loop: Any, step: int) -> None:
+        if step == 2:
+            loop.on(Moment.AFTER_STEP, lambda b: seen.append(f"late {b.step}"), every=everstep.At(2, 4))
+
     def tail(loop: Any, epoch: int) -> None:
         second.remove()
         second.remove()
 
-    tiny.train(tail=tail)
-    assert seen == ["step 2", "at 3", "step 4", "at 5", "epoch 3"]
-
-
-def test_a_handler_added_in_the_middle(tmp_path: Path) -> None:
-    seen: list[int] = []
-    tiny = Tiny(tmp_path / "run", max_epoch=1)
-
-    def inside(loop: Any, step: int) -> None:
-        if step == 2:
-            loop.on(Moment.AFTER_STEP, lambda b: seen.append(b.step))
-            loop.on(Moment.BEFORE_STEP, lambda b: seen.append(-b.step - 1))
-
-    tiny.train(inside=inside)
-    assert seen == [2, -3, 3, -4, 4]
-
-
-@pytest.mark.parametrize(
-    ("moment", "every", "message"),
-    [
-        ("AFTER_STEPS", None, "no moment 'AFTER_STEPS'; did you mean 'AFTER_STEP'"),
-        (3, None, "no moment 3"),
-        ("BEFORE_EPOCH", 2, "leave out every=2"),
-        ("METRICS_COLLECTED", Every(steps=2), "leave out every="),
-        ("AFTER_STEP", 0, "steps=0: give an integer, 1 or more"),
-    ],
-)
-def test_wrong_registrations(tmp_path: Path, moment: Any, every: Any, message: str) -> None:
-    loop = everstep.TrainLoop(tmp_path / "run")
-    with pytest.raises(ConfigError, match=message):
-        loop.on(moment, print, every=every)
+    tiny.train(inside, tail)
+    assert seen == ["step 2", "late 2", "at 3", "step 4", "late 4", "at 5", "epoch 3"]
+    for moment, every, message in WRONG:
+        with pytest.raises(ConfigError, match=message):
+            everstep.TrainLoop(tmp_path / "other").on(moment, print, every=every)
 
 
 def test_stages_give_the_order_however_they_are_listed(tmp_path: Path) -> None:
     order: list[str] = []
-    stages = [
-        Stage.SAVE,
-        Stage.REPORT,
-        Stage.MEASURE,
-        Stage.DECIDE,
-        Stage.GUARD,
-        Stage.EVALUATE,
-        Stage.REPORT,
-    ]
+    stages = [Stage[name] for name in ["SAVE", "REPORT", "MEASURE", "DECIDE", "GUARD", "EVALUATE", "REPORT"]]
     services = [
         Told(f"{i} {stage.name}", lambda b, i=i, s=stage: order.append(f"{i} {s.name}"), stage)  # type: ignore[misc]
         for i, stage in enumerate(stages)
@@ -198,14 +148,6 @@ def test_a_logger_after_a_stopper_still_logs_and_sees_why(tmp_path: Path) -> Non
     assert (tiny.loop.step, tiny.loop.ending.reason) == (3, "seen enough")
     assert [e["reason"] for e in events(tmp_path / "run", "stop")] == ["seen enough"]
     assert [e["by"] for e in events(tmp_path / "run", "stop")] == ["stopper"]
-
-
-def test_the_first_reason_counts(tmp_path: Path) -> None:
-    def stop(boundary: Boundary) -> Outcome | None:
-        return Outcome(actions=(Stop("first"), Stop("second"))) if boundary.step == 2 else None
-
-    tiny = Tiny(tmp_path / "run", max_step=2, services=[Acts("stopper", stop, Stage.DECIDE)]).train()
-    assert tiny.loop.ending.reason == "max_step 2 is reached"
 
 
 def test_a_failing_report_is_warned_counted_and_stops_nothing(tmp_path: Path) -> None:
@@ -236,33 +178,38 @@ def test_a_failing_service_of_any_other_stage_raises(tmp_path: Path, stage: Stag
     assert tiny.loop.ending.step == 3 and not tiny.loop.ending.finished
 
 
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("moment", [m for m in Moment if m is not Moment.AFTER_EVAL_STEP])  # a Trainer's
-def test_observers_that_return_actions_are_refused(tmp_path: Path, moment: Moment) -> None:
-    tiny = Tiny(tmp_path / "run", max_epoch=1)
-    tiny.loop.on(moment, lambda b: Outcome(actions=(Stop("me too"),)))
+STOP = Outcome(actions=(Stop("now"),))
+ANYTHING: Any = {"loss": 1.0}
+UNNAMED: Any = Stop("now")
+REFUSED: list[tuple[Callable[[], Service], str]] = [
+    (lambda: at(Moment.BEFORE_STEP), "BEFORE_STEP is for observers"),
+    (lambda: at(Moment.METRICS_COLLECTED), "METRICS_COLLECTED is for observers"),
+    (lambda: at(Moment.AFTER_CHECKPOINT), "AFTER_CHECKPOINT is for observers"),
+    (lambda: at(Moment.EXIT_LOOP), "EXIT_LOOP is for observers"),
+    (lambda: Told("looks", lambda b: STOP), "observer"),
+    (lambda: Acts("late", lambda b: STOP), r"'late' \(a controller of stage REPORT\).*stage = Stage.DECIDE"),
+    (
+        lambda: Told("odd", lambda b: ANYTHING, Stage.DECIDE),
+        r"'odd' returned \{'loss': 1.0\}; return None or",
+    ),
+    (
+        lambda: Told("odd", lambda b: Outcome(Stop("now")), Stage.DECIDE),
+        r"by name: everstep.Outcome\(actions=",
+    ),  # type: ignore[arg-type]
+]
 
-    def tail(loop: Any, epoch: int) -> None:
-        with loop.evaluation():
-            loop.add_summary("x")
-        loop.print_logs()
 
-    with pytest.raises(UsageError, match=r"observer"):
-        tiny.train(tail=tail)
+def at(moment: Moment) -> Service:
+    service = Acts("eager", lambda b: STOP, Stage.DECIDE)
+    service.moments = frozenset({moment})
+    return service
 
 
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize(
-    "moment", [Moment.BEFORE_STEP, Moment.METRICS_COLLECTED, Moment.AFTER_CHECKPOINT, Moment.EXIT_LOOP]
-)
-def test_controllers_cannot_act_where_only_observing_is_safe(tmp_path: Path, moment: Moment) -> None:
-    class Eager(Acts):
-        moments = frozenset({moment})
-
-    stop = Outcome(actions=(Stop("now"),))
-    tiny = Tiny(tmp_path / "run", max_epoch=1, services=[Eager("eager", lambda b: stop, Stage.DECIDE)])
-    with pytest.raises(UsageError, match=rf"{moment.name} is for observers"):
-        tiny.train()
+@pytest.mark.campaign("long", gate=4)
+@pytest.mark.parametrize(("make", "message"), REFUSED)
+def test_what_a_service_may_not_do(tmp_path: Path, make: Callable[[], Service], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Tiny(tmp_path / "run", max_epoch=1, services=[make()]).train()
 
 
 @pytest.mark.campaign("long", gate=1)
@@ -270,33 +217,12 @@ def test_controllers_cannot_act_where_only_observing_is_safe(tmp_path: Path, mom
     ("moment", "steps"), [(Moment.ENTER_LOOP, 0), (Moment.BEFORE_EPOCH, 0), (Moment.AFTER_EVALUATION, 4)]
 )
 def test_controllers_act_at_the_other_moments(tmp_path: Path, moment: Moment, steps: int) -> None:
-    class Eager(Acts):
-        moments = frozenset({moment})
-
-    stop = Outcome(actions=(Stop("now"),))
-    tiny = Tiny(tmp_path / "run", max_epoch=3, services=[Eager("eager", lambda b: stop, Stage.DECIDE)])
-
     def tail(loop: Any, epoch: int) -> None:
         with loop.evaluation():
             pass
 
-    tiny.train(tail=tail)
+    tiny = Tiny(tmp_path / "run", max_epoch=3, services=[at(moment)]).train(tail=tail)
     assert (tiny.loop.step, tiny.loop.ending.reason) == (steps, "now")
-
-
-def test_a_report_cannot_act_even_as_a_controller(tmp_path: Path) -> None:
-    late = Acts("late", lambda b: Outcome(actions=(Stop("now"),)), Stage.REPORT)
-    with pytest.raises(UsageError, match=r"'late' \(a controller of stage REPORT\).*stage = Stage.DECIDE"):
-        Tiny(tmp_path / "run", max_epoch=1, services=[late]).train()
-
-
-def test_a_service_that_returns_something_else(tmp_path: Path) -> None:
-    odd: Any = Told("odd", lambda b: {"loss": 1.0}, Stage.DECIDE)  # type: ignore[arg-type,return-value]
-    with pytest.raises(UsageError, match=r"'odd' returned \{'loss': 1.0\}; return None or everstep.Outcome"):
-        Tiny(tmp_path / "run", max_epoch=1, services=[odd]).train()
-    odd = Told("odd", lambda b: Outcome(Stop("now")), Stage.DECIDE)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"by name: everstep.Outcome\(actions="):
-        Tiny(tmp_path / "other", max_epoch=1, services=[odd]).train()
 
 
 def test_metrics_of_an_outcome_are_recorded(tmp_path: Path) -> None:
@@ -304,8 +230,7 @@ def test_metrics_of_an_outcome_are_recorded(tmp_path: Path) -> None:
     slow = Told("slow", lambda b: Outcome({"temperature": 1.0}), Stage.MEASURE, Every(seconds=1e-9))
     Tiny(tmp_path / "run", max_epoch=1, services=[measure, slow]).train()
     assert rows(tmp_path / "run", "eval/norms") == [
-        (1, 2, "eval/norms", "w_norm", 0, (4.0).hex(), 1),
-        (1, 4, "eval/norms", "w_norm", 0, (8.0).hex(), 1),
+        (1, step, "eval/norms", "w_norm", 0, (2.0 * step).hex(), 1) for step in (2, 4)
     ]
     assert rows(tmp_path / "run", "eval/slow") == []  # recorded, but as depending on the clock
 
@@ -344,43 +269,39 @@ def test_every_end_runs_though_others_fail_and_all_failures_are_shown(tmp_path: 
     assert again.seen == [] and again.loop.ending.finished
 
 
-def test_every_end_runs_after_an_error_and_does_not_hide_it(tmp_path: Path) -> None:
-    log: list[str] = []
-    services = [Ends("a", log, fails=True), Ends("b", log)]
-    tiny = Tiny(tmp_path / "run", max_epoch=1, services=services)
-    with pytest.raises(Boom, match="at 3") as raised:
-        tiny.train(inside=boom_at(3))
-    assert log == ["exit a: Boom: at 3", "exit b: Boom: at 3", "close b", "close a"]
-    assert "closing failed for 1 service(s): 'a': Boom: close a" in raised.value.__notes__[-1]
+def test_after_an_error_all_are_closed_and_the_error_stays(tmp_path: Path) -> None:
+    def fails(at: str) -> list[str]:
+        """What is logged where the loop's body, a service's `open`, or its first moment fails."""
+        log: list[str] = []
 
+        class Fails(Acts):
+            moments = frozenset({Moment.ENTER_LOOP})
 
-def test_a_service_that_fails_to_open_closes_the_others(tmp_path: Path) -> None:
-    log: list[str] = []
+            def open(self, run: Any) -> None:
+                if at == "open":
+                    raise Boom("at open")
 
-    class Stuck(Service):
-        def open(self, run: Any) -> None:
-            raise Boom("cannot open")
+        def early(boundary: Boundary) -> None:
+            if at == "enter":
+                raise Boom("at enter")
 
-    with pytest.raises(Boom, match="cannot open"):
-        Tiny(tmp_path / "run", services=[Ends("a", log), Stuck("stuck")], max_epoch=1).train()
-    assert log == ["close a"]
-    assert Tiny(tmp_path / "run", max_epoch=1).train().loop.ending.finished
+        services = [
+            Ends("a", log, fails=at == "3"),
+            Ends("b", log),
+            Fails("c", early, Stage.REPORT if at == "open" else Stage.GUARD),
+        ]
+        tiny = Tiny(tmp_path / at, max_epoch=1, services=services)
+        with pytest.raises(Boom, match=f"at {at}") as raised:
+            tiny.train(inside=boom_at(3))
+        if at == "3":
+            assert "closing failed for 1 service(s): 'a': Boom: close a" in raised.value.__notes__[-1]
+        assert Tiny(tmp_path / at, max_epoch=1).train().loop.ending.finished
+        return log
 
-
-def test_a_service_that_fails_at_enter_loop_closes_all(tmp_path: Path) -> None:
-    log: list[str] = []
-
-    class Early(Acts):
-        moments = frozenset({Moment.ENTER_LOOP})
-
-    def fail(boundary: Boundary) -> None:
-        raise Boom("at the door")
-
-    services = [Ends("a", log), Early("early", fail, Stage.GUARD)]
-    with pytest.raises(Boom, match="at the door"):
-        Tiny(tmp_path / "run", services=services, max_epoch=1).train()
-    assert "close a" in log
-    assert Tiny(tmp_path / "run", max_epoch=1).train().loop.ending.finished
+    closed = ["close b", "close a"]
+    assert fails("3") == ["exit a: Boom: at 3", "exit b: Boom: at 3", *closed]
+    assert fails("open") == closed
+    assert fails("enter")[-2:] == closed
 
 
 class Counter(Service):
@@ -426,45 +347,57 @@ def test_added_and_removed_observers_are_said(tmp_path: Path) -> None:
 def test_service_names(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"two services are named 'early stop valid_loss'.*name="):
         Tiny(tmp_path, services=[everstep.EarlyStop("valid_loss", patience=n) for n in (1, 2)])
-    with pytest.raises(ConfigError, match="without '/'"):
-        Told("a/b", lambda b: None)
-    with pytest.raises(ConfigError, match="is not a Service; pass an instance"):
-        Tiny(tmp_path, services=[everstep.EarlyStop])
-    with pytest.raises(ConfigError, match="is not a Service"):
-        Tiny(tmp_path, services=[print])
+    for wrong in (everstep.EarlyStop, print):
+        with pytest.raises(ConfigError, match="is not a Service; pass an instance"):
+            Tiny(tmp_path, services=[wrong])
 
 
-def test_one_reader_clears_nobody_elses_window(tmp_path: Path) -> None:
-    means: list[tuple[str, float]] = []
+def test_windows_and_schedules_are_each_services_own(tmp_path: Path) -> None:
+    clock, shared = ManualClock(), Every(seconds=10)
+    counts: dict[str, list[int]] = {"keeps": [], "clears": [], "a": [], "b": []}
 
-    def reads(name: str, clear: bool) -> Run:
+    def reads(name: str) -> Run:
         def read(boundary: Boundary) -> None:
             stats = boundary.readings.stats("loss")
             assert stats is not None
-            means.append((name, stats.count))
-            if clear:
+            counts[name].append(stats.count)
+            if name == "clears":
                 boundary.readings.clear()
 
         return read
 
-    services = [Told("keeps", reads("keeps", False)), Told("clears", reads("clears", True))]
-    Tiny(tmp_path / "run", samples=6, max_epoch=1, services=services).train()
-    assert [n for who, n in means if who == "keeps"][:3] == [1, 2, 3]
-    assert [n for who, n in means if who == "clears"][:3] == [1, 1, 1]
-
-
-def test_services_given_one_schedule_do_not_postpone_each_other(tmp_path: Path) -> None:
-    clock, ran = ManualClock(), {"a": 0, "b": 0}
-    shared = Every(seconds=10)
-
-    def count(name: str) -> Run:
-        def run(boundary: Boundary) -> None:
-            ran[name] += 1
-
-        return run
-
-    services = [Told("a", count("a"), every=shared), Told("b", count("b"), every=shared)]
-    tiny = Tiny(tmp_path / "run", max_epoch=1, services=services, clock=clock)
+    every = {"a": shared, "b": shared}
+    services = [Told(name, reads(name), every=every.get(name)) for name in counts]
+    tiny = Tiny(tmp_path / "run", samples=14, max_epoch=1, services=services, clock=clock)
     tiny.train(inside=lambda loop, step: clock.advance(4))
-    assert ran["a"] == ran["b"] > 0
+    assert counts["keeps"][:3] == [1, 2, 3] and counts["clears"][:3] == [1, 1, 1]
+    assert counts["a"] == counts["b"] != []
     assert shared == Every(seconds=10) and shared.next_time() == 10
+
+
+class Finishing(Service):
+    def __init__(self, stage: Stage, moments: frozenset[Moment], said: list[tuple[str, int]]) -> None:
+        super().__init__(f"finishing {stage.name}", Every(steps=1))
+        self.stage, self.moments, self.said = stage, moments, said
+
+    def run(self, boundary: Boundary) -> None: ...
+
+    def finish(self, boundary: Boundary) -> None:
+        self.said.append((self.stage.name, boundary.step))
+
+
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize("moments", [{Moment.AFTER_STEP}, {Moment.ENTER_LOOP}, set()])
+def test_a_service_of_each_stage_finishes_once_and_at_a_clean_end_alone(tmp_path: Path, moments: Any) -> None:
+    said: list[tuple[str, int]] = []
+    stages = [stage for stage in Stage if stage is not Stage.SAVE]
+
+    def tiny() -> Tiny:
+        services = [Finishing(stage, frozenset(moments), said) for stage in reversed(stages)]
+        return Tiny(tmp_path, max_epoch=2, services=services)
+
+    with pytest.raises(Boom):
+        tiny().train(inside=boom_at(5))
+    assert said == []
+    tiny().train()
+    assert said == [(stage.name, 8) for stage in stages]

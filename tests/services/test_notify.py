@@ -17,7 +17,6 @@ import pytest
 
 import everstep
 import warm
-from everstep.errors import ConfigError
 from everstep.record import RunJournal
 from everstep.services import HangWatch, Notify
 from everstep.testing import nothing_left
@@ -234,24 +233,6 @@ def test_a_step_does_not_wait_for_a_slow_receiver(tmp_path: Path) -> None:
     assert seconds[1] - seconds[0] < 1
     assert "sh was not told that" in (log := (tmp_path / "run" / "logs" / "run.log").read_text())
     assert "exit status 7" in log
-
-
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({}, "give one of command"),
-        ({"command": ["true"], "url": "http://a/b"}, "give one of command"),
-        ({"command": "mail me"}, "give a list of strings"),
-        ({"url": "ftp://example.org/x"}, "http or https"),
-        ({"url": "https://exa mple.org/x"}, "http or https"),
-        ({"command": ["true"], "on": ["fail"]}, "did you mean 'failed'"),
-        ({"command": ["true"], "timeout": 0}, "timeout"),
-    ],
-)
-def test_a_mistake_is_told_and_no_secret_with_it(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        Notify(**given)
 
 
 def test_it_changes_nothing_and_leaves_nothing(tmp_path: Path) -> None:

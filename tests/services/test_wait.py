@@ -12,9 +12,8 @@ import pytest
 import everstep
 import warm
 from everstep import Every
-from everstep.errors import ConfigError, ServiceError
+from everstep.errors import ServiceError
 from everstep.services import GlobalStepWaiter
-from everstep.testing import check_service
 
 WAITER = """
 import everstep
@@ -72,17 +71,3 @@ def test_the_time_is_over(tmp_path: Path) -> None:
     sv = everstep.Supervisor(tmp_path / "run", services=[waiter])
     with pytest.raises(ServiceError, match="has come to step 2, not to step 4; look at that run"):
         sv.__enter__()
-
-
-@pytest.mark.campaign("long")
-def test_it_keeps_the_laws(tmp_path: Path) -> None:
-    train(tmp_path / "other", 2)
-    check_service(lambda: GlobalStepWaiter(tmp_path / "other", 2))
-
-
-def test_misuse() -> None:
-    with pytest.raises(ConfigError, match="step=0"):
-        GlobalStepWaiter("other", 0)
-    for wrong in (0, -1.0):
-        with pytest.raises(ConfigError, match=f"timeout={wrong}"):
-            GlobalStepWaiter("other", 1, timeout=wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -76,8 +77,12 @@ def cosine(total: int, warmup: int = 1) -> Make:
     return lambda o: schedulers.LambdaLR(o, fn)
 
 
+def to_power(epoch: int, power: float) -> float:
+    return float(power**epoch)
+
+
 def falling(power: float) -> Make:
-    return lambda o: schedulers.LambdaLR(o, lambda epoch: power**epoch)
+    return lambda o: schedulers.LambdaLR(o, functools.partial(to_power, power=power))
 
 
 class Warmup:
@@ -97,15 +102,10 @@ CHANGES: dict[str, tuple[Program, Program, str]] = {
         Program(adam(0.1), cosine(20)),
         r"'schedule': lr_lambdas\.0\.num_training_steps: stored 40, given 20",
     ),
-    "variable around a closure": (
-        Program(adam(0.1), falling(0.5)),
-        Program(adam(0.1), falling(0.9)),
-        r"lr_lambdas\.0\.power: stored 0.5, given 0.9",
-    ),
     "code of a lambda": (
         Program(adam(0.1), lambda o: schedulers.MultiplicativeLR(o, lambda epoch: 0.5)),
         Program(adam(0.1), lambda o: schedulers.MultiplicativeLR(o, lambda epoch: 0.6)),
-        r"code of lr_lambdas\.0: stored \w{16} \(Python",
+        r"code of lr_lambdas\.0: stored \w{16}, given",
     ),
     "object that is called": (
         Program(adam(0.1), lambda o: schedulers.LambdaLR(o, Warmup(3))),
@@ -238,34 +238,25 @@ def test_an_object_that_training_changed_is_the_same_in_the_next_loop_of_a_noteb
 
 
 def test_what_cannot_be_compared_is_said_at_the_start(tmp_path: Path) -> None:
-    clock = iter(range(1000))
-    now = Program(adam(0.1), lambda o: schedulers.LambdaLR(o, lambda epoch: next(clock)))
+    made: dict[str, Any] = {}
+    exec("def made(epoch):\n    return 1.0", made)
+    now = Program(adam(0.1), lambda o: schedulers.LambdaLR(o, made["made"]))
     now.train(tmp_path / "run", 1)
     [said] = [line for line in now.lines if "not compared" in line]
-    assert "state 'schedule': lr_lambdas.0.clock (an object of range_iterator)" in said
-
-
-def test_code_of_another_python_is_not_compared_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as older:
-        older.setattr("everstep.backends.describe_values._PYTHON", "3.0")
-        Program(adam(0.1), falling(0.5)).train(tmp_path / "run", 2)
-    again = Program(adam(0.1), falling(0.5)).train(tmp_path / "run", 2)
-    assert again.says(
-        "another version of Python wrote the checkpoint: state 'schedule': code of lr_lambdas.0"
-    )
-    with pytest.raises(ConfigError, match=r"power: stored 0\.5, given 0\.6"):
-        Program(adam(0.1), falling(0.6)).train(tmp_path / "run", 2)
+    assert "state 'schedule': code of lr_lambdas.0 (the source of made is not known)" in said
 
 
 def scheduled(rate: float) -> everstep.services.Scheduled:
-    return everstep.services.Scheduled("optimizer.lr", lambda step: rate / step)
+    return everstep.services.Scheduled("optimizer.lr", functools.partial(to_power, power=rate))
+
+
+def is_behind(boundary: Any, least: int) -> bool:
+    return bool(boundary.step > least)
 
 
 def when(least: int) -> everstep.services.When:
     return everstep.services.When(
-        lambda boundary: boundary.step > least, everstep.Stop("enough"), name="when"
+        functools.partial(is_behind, least=least), everstep.Stop("enough"), name="when"
     )
 
 
@@ -280,7 +271,7 @@ def test_a_controller_with_another_function_must_be_chosen(tmp_path: Path, make:
 
     torch.manual_seed(0)
     train(100, 2)
-    with pytest.raises(ConfigError, match=r"service .*(rate|least)': '100'.*(rate|least)': '200'"):
+    with pytest.raises(ConfigError, match=r"service .*(power|least)': '100'.*(power|least)': '200'"):
         train(200, 3)
     train(100, 3)
 

@@ -15,7 +15,7 @@ import pytest
 
 import everstep
 from everstep import Every, Supervisor
-from everstep.errors import ConfigError, DataError, Interrupted, MetricError, NotResumableError, UsageError
+from everstep.errors import ConfigError, DataError, Interrupted, MetricError, UsageError
 from everstep.testing import ManualClock, nothing_left
 from tiny_runs import Boom, boom_at, events, quiet, rows
 from waiting import PATIENCE
@@ -304,24 +304,6 @@ def test_a_stream_without_batches(tmp_path: Path) -> None:
         sv.should_stop()
         with pytest.raises(DataError, match="gave no batch in a whole pass"):
             next(batches)
-
-
-def test_a_plain_iterable_is_refused_at_the_first_save(tmp_path: Path) -> None:
-    class Plain:
-        def __iter__(self) -> Any:
-            return iter([1, 2, 3])
-
-    sv = quiet(tmp_path / "run", max_step=2)
-
-    def train() -> None:
-        with sv:
-            batches = sv.stream(Plain())
-            while not sv.should_stop():
-                next(batches)
-                sv.advance()
-
-    with pytest.raises(NotResumableError, match="replay"):
-        train()
 
 
 # ------------------------------------------------------------------------------------------ threads

@@ -18,8 +18,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import everstep
 from everstep import Every, Moment, Outcome, Service, Stage, Stop
 from everstep.services import CSV, JSONLines, Sink, TensorBoard
-from everstep.services.function import FunctionService
-from everstep.services.journal_flush import JournalFlush
+from everstep.services.checkpoints import JournalFlush
+from everstep.services.when import FunctionService
 from everstep.testing import armed, check_service, check_sink, nothing_left
 from everstep.testing.service_checks import Value
 

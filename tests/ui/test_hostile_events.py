@@ -18,8 +18,8 @@ from test_run_page import block, written, wrote
 
 import everstep
 from everstep.errors import ConfigError
+from everstep.index.columns import RunColumns
 from everstep.index.database import Database
-from everstep.index.run_queries import all_runs
 from everstep.index.shipping import sync
 from everstep.index.sql_tables import events, runs
 from everstep.record import RunDir
@@ -148,8 +148,7 @@ def test_a_metric_hides_no_setting_of_other_runs(tmp_path: Path) -> None:
     table = RunsTable()
     with database.read() as connection:
         table.update(connection, ())
-        told = all_runs(connection, ["config.lr", "sweep"])
-    assert sorted(run["config.lr"] for run in told if "config.lr" in run) == [0.1, 0.2]
+        assert sorted(RunColumns(connection).first("config.lr").values()) == [0.1, 0.2]
     found = list_runs(table, database, Asked(filter="config.lr<0.15", columns=["config.lr", "sweep"]))
     assert [row["values"] for row in found["rows"]] == [{"config.lr": 0.1, "sweep": "s1"}]
     compared = side_by_side(table, table.runs())

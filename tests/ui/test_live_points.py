@@ -1,4 +1,4 @@
-"""From a complete step to the point in the page: a slow training on this machine, and on another one.
+"""From a complete step to the point in the page: a slow training on this machine.
 
 Each row of the training has the time at which the step was complete, so the delay of a point is measured.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from page_server import Page, running_page
 
 import everstep
 import warm
-from everstep.index.shipping_thread import ASKING
 from everstep.record.segment_file import segment_path
 from everstep.record.watching import is_watched
 from everstep.ui.followed_index import followed
@@ -37,13 +35,12 @@ CHECKPOINT = 10
 """Steps between two checkpoints."""
 
 PROGRAM = """
-import platform, sys, time
-platform.node = lambda: sys.argv[2]
+import sys, time
 import numpy, everstep
 data = everstep.data.arrays(numpy.arange(400.0), batch_size=2, shuffle=True)
 w = numpy.zeros(1)
 services = [everstep.Console(sink=lambda line: None), everstep.Checkpoints(everstep.Every(steps=10))]
-loop = everstep.TrainLoop(sys.argv[1], {"w": w}, seed=1, max_step=int(sys.argv[3]), services=services)
+loop = everstep.TrainLoop(sys.argv[1], {"w": w}, seed=1, max_step=int(sys.argv[2]), services=services)
 with loop:
     for epoch in loop.iter_epochs():
         for step, (batch,) in loop.iter_steps(data):
@@ -53,30 +50,28 @@ with loop:
 """
 
 
-def train(run_dir: Path, host: str, steps: int, index: str = "off") -> Any:
-    """Start a training of 0.2 s a step, on a machine of this name."""
+def train(run_dir: Path, steps: int) -> Any:
+    """Start a training of 0.2 s a step."""
     return warm.Popen(
-        [sys.executable, "-c", PROGRAM, str(run_dir), host, str(steps)],
-        env={**os.environ, "EVERSTEP_INDEX": index},
+        [sys.executable, "-c", PROGRAM, str(run_dir), str(steps)],
+        env={**os.environ, "EVERSTEP_INDEX": "off"},
         stdout=subprocess.DEVNULL,
     )
 
 
-@pytest.fixture(params=["same", "another"])
-def live(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Page, Any, str]]:
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[tuple[Page, Any, str]]:
     """A page, how to start a training that it shows, and the id of the run, which is at its first steps."""
-    index = request.getfixturevalue("server").database() if request.param == "another" else ""
-    host = "another" if index else platform.node()
     begun: list[Any] = []
 
     def start(steps: int) -> Any:
-        begun.append(train(tmp_path / "slow", host, steps, index or "off"))
+        begun.append(train(tmp_path / "slow", steps))
         return begun[-1]
 
     start(200)
     while not (tmp_path / "slow" / "run.json").exists():
         time.sleep(0.05)
-    with running_page(index or tmp_path) as page:
+    with running_page(tmp_path) as page:
         (row,) = page.wait_for(lambda: page.get("/api/runs").json["rows"])
         try:
             yield page, start, row["id"]
@@ -92,13 +87,10 @@ def points(page: Page, run: str, metric: str, **asked: Any) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(60)
-def test_a_point_of_a_slow_training_is_there_within_two_seconds(
-    live: tuple[Page, Any, str], request: pytest.FixtureRequest
-) -> None:
+def test_a_point_of_a_slow_training_is_there_within_two_seconds(live: tuple[Page, Any, str]) -> None:
     page, _, run = live
     delays: dict[int, float] = {}
-    # a training on another machine asks every few seconds whether somebody looks
-    begun = time.time() + (1.5 if request.node.callspec.params["live"] == "same" else ASKING + 1)
+    begun = time.time() + 1.5
     with closing(page.events(f"/api/live?runs={run}")) as events:
         while len(delays) < 15:
             name, told = next(events)

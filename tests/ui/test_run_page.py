@@ -20,7 +20,7 @@ from sqlalchemy import select, update
 
 import everstep
 from everstep.checkpoint import CheckpointName, Store
-from everstep.index.computed_columns import counts
+from everstep.index.columns import counts
 from everstep.index.database import Database
 from everstep.index.index_errors import MalformedIndexError
 from everstep.index.shipping import _forget, sync

@@ -40,8 +40,6 @@ path of its folder from this one ("../../shared").  There X.safetensors may have
 X.copy.safetensors, with the same bytes; either is enough.  An array from 4 KiB on that has not changed since
 the checkpoint before lies in such a file, as one piece, which is a whole array.  Best weights have both
 copies in their own folder, where "shared" is "."; these are other names (hard links) of files of the run.
-
-Formats 3 to 5 have no `ranks`, no pieces and no checksums of arrays; their only file is arrays.safetensors.
 """
 
 from __future__ import annotations

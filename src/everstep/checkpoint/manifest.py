@@ -24,9 +24,7 @@ from everstep.untrusted_files import is_count, is_file_name, parse_json, read_re
 
 FORMAT = 7
 """Version of these files and of the state tree in them, as written; raised with every change of the tree's
-shape (tests/supervisor/test_tree_shape.py).  Version 1 was never released."""
-OLDEST = 3
-"""Oldest version that is read."""
+shape (tests/supervisor/test_tree_shape.py).  No other is read."""
 
 ARRAYS = "arrays.safetensors"
 MANIFEST = "manifest.json"
@@ -73,7 +71,7 @@ def versions() -> dict[str, str]:
 
 
 def read_body(folder: Path) -> dict[str, Any]:
-    """Read and verify the manifest alone, and return its body, with `ranks` also in older formats.
+    """Read and verify the manifest alone, and return its body.
 
     Raises:
         DamagedCheckpointError, CheckpointVersionError: as `read`.
@@ -96,8 +94,6 @@ def read_body(folder: Path) -> dict[str, Any]:
     if not isinstance(body, dict) or not isinstance(body.get("versions", {}), dict):
         damaged(path, "does not have the content of a manifest")
     _require_version(folder, body)
-    if body["format"] < 6:
-        body["ranks"] = [None]
     if odd := list(_oddities(body)):
         damaged(path, f"does not have the content of format {FORMAT} ({', '.join(odd)})")
     return body
@@ -156,16 +152,15 @@ def _is_time(text: str) -> bool:
 
 def _require_version(folder: Path, body: Mapping[str, Any]) -> None:
     written, writer = body.get("format"), body.get("versions", {}).get("everstep", "of its time")
-    if isinstance(written, int) and OLDEST <= written <= FORMAT:
+    if written == FORMAT:
         return
-    if isinstance(written, int) and written < OLDEST:
+    if isinstance(written, int) and written < FORMAT:
         remedy = f"continue with the everstep that wrote it ({writer}), or begin in another directory"
     else:
         remedy = f"install everstep {writer} or newer, or resume from an older checkpoint"
-    reads = f"{OLDEST} to {FORMAT}" if OLDEST < FORMAT else f"only {FORMAT}"
     raise CheckpointVersionError(
         f"checkpoint {folder} has format version {written}, this everstep ({version('everstep')}) reads "
-        f"{reads}: {remedy}"
+        f"only {FORMAT}: {remedy}"
     )
 
 

@@ -19,7 +19,6 @@ EXTRAS = {
     "sqlalchemy": "cli",
     "pydantic": "experiment",
     "ruamel": "experiment",
-    "alembic": "cli",
     "starlette": "ui",
     "uvicorn": "ui",
     "orjson": "ui",

@@ -35,7 +35,7 @@ COMMANDS = {
     "config": "Check a config, and print it with every default filled in.",
     "data": "Print the first batches of a stream.",
     "runs": "List runs: filter, sort, choose columns.",
-    "show": "Show one run: facts, starts, metrics, best weights, checkpoints, what was tried.",
+    "show": "Show one run: facts, starts, metrics, best weights, checkpoints.",
     "watch": "Follow a run until it ends.",
     "compare": "Compare runs: facts that differ, last and best metrics.",
     "tag": "Give a run tags, or take them away.",

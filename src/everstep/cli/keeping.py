@@ -238,7 +238,7 @@ def export_command(
     """
     if best is not None and checkpoint is not None:
         raise ConfigError("give --best or --checkpoint, not both")
-    from everstep.services.export_saved import export
+    from everstep.services.export import export
     from everstep.views.checkpoint_tables import store_of
 
     run_dir = find(run, index).path

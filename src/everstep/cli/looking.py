@@ -49,15 +49,14 @@ def _section(title: str, rows: list[dict[str, Any]], columns: str, spare: str = 
 @index_option
 @json_option
 def show_command(run: str, metric: str | None, phase: str | None, index: str | None, as_json: bool) -> None:
-    """Show one RUN: facts, starts, metrics, failures, best weights, checkpoints, evaluations by other
-    programs, and which of your objects came back from their state_dict when the newest start tried them.
+    """Show one RUN: facts, starts, metrics, failures, best weights, checkpoints, evaluations elsewhere.
 
     The tracebacks, and the stacks of a hang, are in the files of RUN/failures.
 
     If RUN is a directory, only its journal is read: no index is needed, nothing is written.
     """
     from everstep.index.run_queries import metric_rows
-    from everstep.views.describe_run import describe, tried
+    from everstep.views.describe_run import describe
 
     found = find(run, index)
     with found.database.read() as connection:
@@ -68,7 +67,7 @@ def show_command(run: str, metric: str | None, phase: str | None, index: str | N
             else:
                 print_table(rows, ("epoch", "step", "phase", "name", "value"))
             return
-        described = {**describe(connection, found), "tried": tried(found)}
+        described = describe(connection, found)
     if as_json:
         print_json(described)
     else:
@@ -127,7 +126,6 @@ def _print_run(run: dict[str, Any]) -> None:
     for one in run["evaluations"]:
         one["found"] = ", ".join(f"{name} {cell(name, value)}" for name, value in one["metrics"].items())
     _section("evaluations", run["evaluations"], "stream checkpoint step time found")
-    _section("tried", run["tried"], "name verdict")
 
 
 # ------------------------------------------------------------------------------------------ watch

@@ -25,7 +25,7 @@ def print_json(value: Any) -> None:
     """Print strict JSON: "nan", "inf" and "-inf" are strings, which every language can read back."""
     import json
 
-    from everstep.display.json_trees import with_leaves
+    from everstep.display.cells import with_leaves
 
     click.echo(json.dumps(with_leaves(value, _strict), indent=1))
 

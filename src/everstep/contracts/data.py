@@ -7,7 +7,7 @@ taken, too (`everstep.data.as_stream`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias, get_args
@@ -97,8 +97,6 @@ class Cursor(ABC):
             refuses None.
         ended: the pass is over: `StopIteration` was seen.
         note: a sentence to print after opening (what the opening cost), or None.
-        first_took: seconds that the first batch took; None before that batch, and where nobody measured.
-        needs_trial: whether only the data itself vouches for the position; a start tries it out on copies.
         fetch_error_may_be_signal: whether an error while fetching may come from a signal to a worker.
         skipped: batches of this pass that were passed over.
         weight: factor for the mean over the batch handed out last.  With it the mean over ranks is the mean
@@ -108,8 +106,6 @@ class Cursor(ABC):
     done: int | None = None
     ended: bool = False
     note: str | None = None
-    first_took: float | None = None
-    needs_trial: bool = True
     fetch_error_may_be_signal: bool = False
     skipped: int = 0
     weight: float = 1.0
@@ -169,7 +165,7 @@ class Stream(ABC):
         may_be_empty: whether a pass may have no batch.
         spent: whether this object cannot be read from an earlier place any more.
         unsaveable: why no run can be saved while it reads this stream, and the remedy; None where a run can.
-        needs_trial: whether only the data itself vouches for its state; then a start tries it out on copies.
+        replayed: called with each batch that `open` draws again and discards; set by the run.
         resumes: how the stream reaches a place inside a pass; None: by its cursor's position, with no other
             way.
         unhashed_keys: keys of positions that also say how a place was reached; these keys are saved, but are
@@ -186,7 +182,7 @@ class Stream(ABC):
     may_be_empty: bool = False
     spent: bool = False
     unsaveable: str | None = None
-    needs_trial: bool = True
+    replayed: Callable[[Any], object] | None = None
     resumes: Resumes | None = None
     unhashed_keys: Collection[str] = ()
     no_thread: str | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from everstep.data.adapt import as_stream
+from everstep.data.adapt import as_stream, stateful
 from everstep.data.adapters import replay
 from everstep.data.arrays import arrays
 from everstep.data.checked import checked
@@ -18,4 +18,4 @@ else:
     # Loaded late, because `loader` imports torch: other users do not pay for that.
     __getattr__, __dir__, _ = exports(__name__, {"everstep.backends.torch.keyed_loader": ("loader",)})
 
-__all__ = ["RingBuffer", "arrays", "as_stream", "checked", "loader", "prefetch", "replay"]
+__all__ = ["RingBuffer", "arrays", "as_stream", "checked", "loader", "prefetch", "replay", "stateful"]

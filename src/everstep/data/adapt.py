@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
-from everstep.arguments import valid_name
+from everstep.arguments import checked_keywords, valid_name
 from everstep.contracts.data import Stream
-from everstep.data.adapters import IterableStream, SequenceStream, StatefulStream, is_stateful
+from everstep.data.adapters import IterableStream, SequenceStream, accessors, is_stateful
 from everstep.data.other_libraries import class_names, refusal
 from everstep.data.wrappers import AdaptedStream
 from everstep.errors import ConfigError, DataError
@@ -35,9 +35,9 @@ def as_stream(data: Any) -> Stream:
 
     1. A `Stream` is used as it is; an object with a method `open` gets defaults for the members it lacks.
     2. A torch `DataLoader` or torchdata's `StatefulDataLoader` is used as the user made it.
-    3. An object with `state_dict` and `load_state_dict` (and maybe `set_epoch`) is resumed by its state.
-    4. A sequence of batches (list, tuple, range) is resumed by index.
-    5. Any other iterable is iterated; its iterators may have `get_state`/`set_state`.
+    3. A sequence of batches (list, tuple, range) is resumed by index.
+    4. Any other iterable is resumed by drawing its batches again; data of libraries whose state is known to
+       tell its place, and what `stateful` declares, by that state.
 
     Args:
         data: the user's data.
@@ -57,11 +57,30 @@ def as_stream(data: Any) -> Stream:
         return cast(Stream, importlib.import_module(adapter).DataLoaderStream(data))
     if (remedy := _refusal(data)) is not None:
         raise DataError(f"{type(data).__name__} {_short(data)} does not give batches; {remedy}")
-    if is_stateful(data):
-        return StatefulStream(data)
-    if isinstance(data, Sequence):
+    if isinstance(data, Sequence) and not is_stateful(data):
         return SequenceStream(data)
     return IterableStream(data)
+
+
+@checked_keywords
+def stateful(data: Iterable[Any]) -> Stream:
+    """Make a stream that reaches its place by the data's own state, at once; you assert that this is right.
+
+    A run believes you: where the state leaves something out (a shuffle buffer, a generator), a resume is not
+    exact.  `everstep check` tries it on copies.
+
+    Args:
+        data: has `state_dict` and `load_state_dict`; or its iterators have these, or `get_state` and
+            `set_state`.
+
+    Raises:
+        NotResumableError: the data is an iterator without such methods.
+    """
+    if _loader_adapter(data) is not None:
+        return as_stream(data)  # a StatefulDataLoader is believed anyway, any other has no state
+    if not is_stateful(data) and isinstance(data, Iterator):
+        accessors(data, f"data ({type(data).__name__})")
+    return IterableStream(data, "state")
 
 
 def named(streams: Any) -> Mapping[str, Any]:

@@ -1,12 +1,10 @@
-"""Streams over data that users already have: sequences, iterables, and objects that know their own state.
+"""Streams over data that users already have: sequences, and anything that can be iterated over.
 
-| the data | mid-pass resume |
+| the data | how a resume finds its place inside a pass |
 |---|---|
-| a sequence of batches (list, tuple, range) | exact, by index |
-| an object with `state_dict`/`load_state_dict` (loaders, HF and streaming datasets) | by its state |
-| an iterator with `get_state`/`set_state` or `state_dict`/`load_state_dict` | by the iterator's state |
-| `replay(iterable)` | by drawing and discarding, where the user asserts that this is right |
-| any other iterable | refused when a position is asked for, with the remedy |
+| a list, tuple or range of batches | by its number |
+| data whose `state_dict` is known to tell the place, or declared with `stateful(data)` | by that state |
+| any other iterable | the pass is begun as it was begun then, and its batches drawn again and discarded |
 """
 
 from __future__ import annotations
@@ -15,25 +13,26 @@ import copy
 import inspect
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from everstep.arguments import checked_keywords
-from everstep.contracts.data import Cursor, Share, Stream
+from everstep.contracts.data import Cursor, Resumes, Share, Stream
 from everstep.data.cursor import PassCursor
 from everstep.data.other_libraries import (
     begin_anew,
     is_hugging_face,
+    knows_its_place,
     ranks_said,
     require_ranks,
     shuffle_buffers,
+    takes_count,
 )
 from everstep.errors import DataError, NotResumableError
+from everstep.state import capture, isolated, restore
 
 Accessors: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Any]]
-
-_PAIRS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 
 
 def length_of(data: Any) -> int | None:
@@ -50,9 +49,9 @@ def is_stateful(data: Any) -> bool:
 
 
 class OwnStream(Stream):
-    """Stream over a user's data; on several ranks the data splits itself, at its word, or is refused."""
+    """Stream over a user's data; on several ranks the data splits itself, as it says, or is refused."""
 
-    rank_keys = ("state",)
+    rank_keys: Collection[str] = ("state",)
     _data: Any
 
     def split(self, share: Share) -> Stream:
@@ -69,8 +68,6 @@ class OwnStream(Stream):
 
 class SequenceStream(OwnStream):
     """Stream over a list, tuple or range of ready batches, handed out as they are."""
-
-    needs_trial = False
 
     def __init__(self, data: Sequence[Any]) -> None:
         self._data = data
@@ -93,25 +90,36 @@ class _SequenceCursor(PassCursor):
 
 
 class IterableStream(OwnStream):
-    """Stream over any iterable: a fresh iterator for each pass, or the single pass of an iterator."""
+    """Stream over anything that can be iterated over: a fresh iterator for each pass, or an iterator's one.
 
+    Data that resumes by "replay" is brought to where the pass began: `set_epoch`, its own `state_dict` and
+    the global random state are as they were there.  Then the batches are drawn again, and the run compares
+    them with its ledger.  Data that resumes by "state" is believed.
+
+    Args:
+        resumes: None: "state" for data that is known to tell its place, else "replay".
+    """
+
+    rank_keys = ("state", "random")
     shareable = False
 
-    def __init__(self, data: Iterable[Any], *, replay: bool = False) -> None:
-        self._data, self._replay = data, replay
-        self.keeps_place = data if isinstance(data, Iterator) else None
-        self.unsaveable = None if replay else _unsaveable(data)
-        self.needs_trial = not replay and self.keeps_place is None
-        self.resumes = "state"
+    def __init__(self, data: Iterable[Any], resumes: Resumes | None = None) -> None:
+        self._data: Any = data
+        self._stateful = is_stateful(data)
+        self.resumes = resumes or ("state" if knows_its_place(data) else "replay")
+        self.keeps_place = data if self._stateful or isinstance(data, Iterator) else None
+        self.holds_state = [data] if self._stateful and not takes_count(data) else []
+        self.unhashed_keys = ("state",) if is_hugging_face(data) else ()
+        self.unsaveable = _unsaveable(data) if resumes is None else None
         self._used = False
         self._keeping = self._failed = False
         self._drawn: list[Any] = []
         """Batches of an iterator that are to be drawn again."""
 
     @property
-    def replays(self) -> bool:
-        """Whether a resume draws and discards batches to reach its place."""
-        return self._replay or self.resumes == "replay"
+    def carries_over(self) -> bool:  # type: ignore[override]
+        """Whether the next pass depends on the state that this pass leaves behind."""
+        return self._stateful and not is_hugging_face(self._data)
 
     @property
     def spent(self) -> bool:  # type: ignore[override]
@@ -121,7 +129,7 @@ class IterableStream(OwnStream):
     @contextmanager
     def drawn_again(self) -> Iterator[None]:
         """Keep the batches that the block draws from an iterator, and draw them again afterwards."""
-        if self.keeps_place is None or self._used or self._may_rewind():
+        if self._stateful or self.keeps_place is None or self._used or self._may_rewind():
             yield
             return
         before, self._keeping = self._keeping, True
@@ -130,24 +138,69 @@ class IterableStream(OwnStream):
         finally:
             self._keeping, self._used = before, self._failed
 
+    @contextmanager
+    def place_kept(self) -> Iterator[None]:
+        """Put data with a state back to its place after the block, whatever the block draws."""
+        before = self.own_state(0) if self._stateful else None
+        try:
+            yield
+        finally:
+            if before is not None:
+                self._data.load_state_dict(before)
+
+    def own_state(self, done: int) -> Any:
+        """Return a copy of the data's state after `done` batches of a pass: the next batch may change it."""
+        if takes_count(self._data):
+            return self._data.state_dict(num_samples=done, from_beginning=True)
+        return copy.deepcopy(self._data.state_dict())
+
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         what = f"data {purpose!r} ({type(self._data).__name__})"
-        done = 0 if position is None else position["batches"]
-        if position is not None and position["ended"]:
-            return _IterableCursor(what, self._data, iter(()), None, stream=self, done=done, ended=True)
-        batches = self._iterate(what, pass_index)
-        state = _accessors(batches)
-        note = None if not done else self._go_to(what, batches, state, position)
-        cursor = _IterableCursor(what, self._data, batches, state, stream=self, done=done)
+        set_epoch = getattr(self._data, "set_epoch", None)
+        if callable(set_epoch):  # before the state is loaded, so that the state decides
+            set_epoch(pass_index)
+        begin_anew(self._data)
+        if position is None:
+            replays = self.resumes == "replay"
+            start = {
+                "state": self.own_state(0) if replays and self.carries_over else None,
+                # the pass may draw its order from the global generators
+                "random": capture() if replays else None,
+            }
+            return _IterableCursor(what, self, self._iterate(what, pass_index), start)
+        if self._stateful and position["state"] is not None:
+            self._data.load_state_dict(copy.deepcopy(position["state"]))
+        if position["ended"]:
+            if self.resumes == "state" and takes_count(self._data):
+                next(iter(self._data), None)  # it stands after the last sample, and ends the pass when asked
+            return _IterableCursor(what, self, iter(()), position)
+        if self.resumes == "replay":
+            return self._replay(what, pass_index, position)
+        batches: Any = self._iterate(what, pass_index)
+        if self._stateful and batches is self._data:  # its __iter__ may have gone back to the start
+            self._data.load_state_dict(copy.deepcopy(position["state"]))
+        elif not self._stateful and position["batches"]:
+            accessors(batches, what)[1](copy.deepcopy(position["state"]))
+        return _IterableCursor(what, self, batches, position)
+
+    def describe(self, seed: int) -> dict[str, Any]:
+        kind = "stateful" if self._stateful else "iterable"
+        return {"kind": kind, **shuffle_buffers(self._data), **self._inside()}
+
+    def _replay(self, what: str, pass_index: int, position: Any) -> Cursor:
+        with isolated():
+            restore(position["random"])
+            batches = self._iterate(what, pass_index)
+            note = skip(what, batches, position["batches"], self.replayed) if position["batches"] else None
+        cursor = _IterableCursor(what, self, batches, position)
+        if note and (self._stateful or _has_accessors(batches)):
+            note += "; everstep.data.stateful(data) goes there by its state, if that tells the whole place"
         cursor.note = note
         return cursor
 
-    def describe(self, seed: int) -> dict[str, Any]:
-        return {"kind": "iterable", **self._inside()}
-
     def _iterate(self, what: str, pass_index: int) -> Iterator[Any]:
         batches: Iterator[Any] = iter(self._data)
-        if batches is not self._data:
+        if batches is not self._data or self._stateful:
             return batches
         again = self._used or pass_index > 0
         self._used = True
@@ -171,17 +224,6 @@ class IterableStream(OwnStream):
         except Exception:
             self._failed = True  # the pass that is drawn again would end early
             raise
-
-    def _go_to(self, what: str, batches: Iterator[Any], state: Accessors | None, position: Any) -> str | None:
-        if state is not None and position["state"] is not None and self.resumes == "state":
-            state[1](copy.deepcopy(position["state"]))
-            return None
-        if self.replays:
-            return skip(what, batches, position["batches"])
-        raise DataError(
-            f"{what}: the checkpoint stands after {position['batches']} batches, and this iterable "
-            "cannot go there; give it as everstep.data.replay(...), as it was given then"
-        )
 
 
 def _unsaveable(data: Any) -> str | None:
@@ -208,19 +250,24 @@ def _unsaveable(data: Any) -> str | None:
 
 @checked_keywords
 def replay(iterable: Iterable[Any]) -> IterableStream:
-    """Make a stream over any iterable; you assert that each iteration gives the same batches.
+    """Make a stream that reaches its place by drawing and discarding, whatever state the data has.
 
-    A resume draws and discards the batches that were handed out before, and prints their number and the time.
-    The iterable must not draw from the global random state: give it a generator of its own.
+    Anything without a known state is read like this anyway.  Here wrappers are taken, too, whose data a run
+    would refuse (`zip`, `tqdm` ...): you assert that a new process iterates over the same batches.
 
     Args:
         iterable: anything with `__iter__`; a one-shot iterator gives its one pass.
     """
-    return IterableStream(iterable, replay=True)
+    return IterableStream(iterable, "replay")
 
 
-def skip(what: str, batches: Iterator[Any], count: int) -> str:
+def skip(
+    what: str, batches: Iterator[Any], count: int, replayed: Callable[[Any], object] | None = None
+) -> str:
     """Draw and discard `count` batches.
+
+    Args:
+        replayed: called with each of them.
 
     Returns:
         A sentence for the user, with the number of batches and the time.
@@ -231,12 +278,14 @@ def skip(what: str, batches: Iterator[Any], count: int) -> str:
     start = time.perf_counter()
     for done in range(count):
         try:
-            next(batches)
+            batch = next(batches)
         except StopIteration:
             raise DataError(
                 f"{what}: ended after {done} batches, but the checkpoint stands after {count}; "
                 "give the data of that time back, or start a new run"
             ) from None
+        if replayed is not None:
+            replayed(batch)
     return f"{what}: replayed {count} batches in {time.perf_counter() - start:.1f} s"
 
 
@@ -256,142 +305,52 @@ def _not_empty(batches: Iterator[Any], error: DataError) -> Iterator[Any]:
         raise error
 
 
-def _accessors(owner: Any) -> Accessors | None:
-    for getter, setter in _PAIRS:
-        get, put = getattr(owner, getter, None), getattr(owner, setter, None)
-        if callable(get) and callable(put):
-            return get, put
-    return None
+def _has_accessors(batches: Iterator[Any]) -> bool:
+    return is_stateful(batches) or (hasattr(batches, "get_state") and hasattr(batches, "set_state"))
 
 
-def _closer(batches: Any, data: Any) -> Callable[[], object] | None:
-    """Find how to close an iterator that was made for one pass; the user's own object stays open."""
-    return None if batches is data else getattr(batches, "close", None)
+def accessors(batches: Any, what: str) -> Accessors:
+    """Return the functions that get and set an iterator's state."""
+    if hasattr(batches, "get_state") and hasattr(batches, "set_state"):
+        return batches.get_state, batches.set_state
+    if is_stateful(batches):
+        return batches.state_dict, batches.load_state_dict
+    raise NotResumableError(
+        f"{what} has neither state_dict and load_state_dict nor iterators with a state; give it without "
+        "everstep.data.stateful: a resume then draws its batches again"
+    )
 
 
 class _IterableCursor(PassCursor):
-    def __init__(
-        self,
-        what: str,
-        data: Any,
-        batches: Iterator[Any],
-        state: Accessors | None,
-        *,
-        stream: IterableStream,
-        done: int,
-        ended: bool = False,
-    ) -> None:
-        total, closer = length_of(data), _closer(batches, data)
-        super().__init__(what, batches, done=done, total=total, ended=ended, closer=closer)
-        self._state, self._stream = state, stream
-        self.needs_trial = state is not None
+    """Pass over an iterable.
 
-    def position(self) -> dict[str, Any]:
-        here = {"kind": "iterable", "batches": self.done, "ended": self.ended, "state": None}
-        if self.ended or not self.done:
-            return here
-        if self._stream.replays:
-            return here
-        if self._state is not None:
-            # A copy: the next batch may change the state in place.
-            return {**here, "state": copy.deepcopy(self._state[0]())}
-        raise NotResumableError(
-            f"{self.what} cannot tell its position after {self.done} batches, so no checkpoint can be made "
-            "inside its pass; use everstep.data.arrays or everstep.data.loader, give it "
-            "state_dict/load_state_dict, or wrap it as everstep.data.replay(...) if every iteration gives "
-            "the same batches"
-        )
-
-
-class StatefulStream(OwnStream):
-    """Stream over data that keeps its own position: `state_dict`, `load_state_dict`, and maybe `set_epoch`.
-
-    The state belongs to the object: use a separate object for each purpose.
+    Args:
+        opened: the position at which the pass was opened; at its start "state" and "random" alone.
     """
 
-    shareable = False
-
-    def __init__(self, data: Any) -> None:
-        self._data = self.keeps_place = data
-        self.holds_state = [] if _is_told(data) else [data]
-        self.unhashed_keys = ("state",) if is_hugging_face(data) else ()
-        self.resumes = "replay" if shuffle_buffers(data) else "state"
-
-    @property
-    def carries_over(self) -> bool:  # type: ignore[override]
-        """Whether the next pass depends on the state that this pass leaves behind."""
-        return self.resumes == "state" and not is_hugging_face(self._data)
-
-    @contextmanager
-    def place_kept(self) -> Iterator[None]:
-        """Put the data back to its place after the block, whatever the block draws."""
-        before = copy.deepcopy(_state_getter(self._data)(0))
-        try:
-            yield
-        finally:
-            self._data.load_state_dict(before)
-
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        what = f"data {purpose!r} ({type(self._data).__name__})"
-        set_epoch = getattr(self._data, "set_epoch", None)
-        if callable(set_epoch):  # before the state is loaded, so that the state decides
-            set_epoch(pass_index)
-        if position is None:
-            begin_anew(self._data)
-            return _StatefulCursor(what, self, iter(self._data))
-        if position["state"] is None or self.resumes == "replay":
-            return self._replay(what, position)
-        self._data.load_state_dict(copy.deepcopy(position["state"]))
-        if position["ended"]:
-            if _is_told(self._data):  # the data stands after the last sample, and ends the pass when asked
-                next(iter(self._data), None)
-            return _StatefulCursor(what, self, iter(()), position)
-        batches = iter(self._data)
-        if batches is self._data:  # the data's __iter__ may have gone back to the start
-            self._data.load_state_dict(copy.deepcopy(position["state"]))
-        return _StatefulCursor(what, self, batches, position)
-
-    def _replay(self, what: str, position: Any) -> Cursor:
-        done, ended = position["batches"], position["ended"]
-        batches = iter(()) if ended else iter(self._data)
-        note = None if ended or not done else skip(what, batches, done)
-        cursor = _StatefulCursor(what, self, batches, position)
-        cursor.note = note
-        return cursor
-
-    def describe(self, seed: int) -> dict[str, Any]:
-        return {"kind": "stateful", **shuffle_buffers(self._data), **self._inside()}
-
-
-class _StatefulCursor(PassCursor):
-    def __init__(self, what: str, stream: StatefulStream, batches: Iterator[Any], opened: Any = None) -> None:
-        data = stream.keeps_place
-        total, closer = length_of(data), _closer(batches, data)
-        done, ended = (0, False) if opened is None else (opened["batches"], opened["ended"])
-        super().__init__(what, batches, done=done, total=total, ended=ended, closer=closer)
-        self._stream, self._state = stream, _state_getter(data)
-        self._opened = {} if opened is None else opened
+    def __init__(self, what: str, stream: IterableStream, batches: Iterator[Any], opened: Any) -> None:
+        data = stream._data
+        # the user's own object stays open
+        closer = None if batches is data else getattr(batches, "close", None)
+        done, ended = opened.get("batches", 0), opened.get("ended", False)
+        super().__init__(what, batches, done=done, total=length_of(data), ended=ended, closer=closer)
+        self._stream, self._opened, self._iterator = stream, opened, batches
 
     def position(self) -> dict[str, Any]:
+        stream, opened = self._stream, self._opened
         here = {"batches": self.done, "ended": self.ended}
-        if self._stream.resumes != "state":
-            return {**here, "state": None}
-        if here.items() <= self._opened.items():
+        if here.items() <= opened.items():
             # until the next batch, the state_dict of some data tells the start instead of the place
-            return {**self._opened}
-        return {**here, "state": copy.deepcopy(self._state(self._count))}
-
-
-def _is_told(data: Any) -> bool:
-    """Whether the data's `state_dict` takes the number of samples used (streaming datasets)."""
-    try:
-        return {"num_samples", "from_beginning"} <= set(inspect.signature(data.state_dict).parameters)
-    except (TypeError, ValueError):
-        return False
-
-
-def _state_getter(data: Any) -> Callable[[int], Any]:
-    """Return `state_dict` as a function of the number of batches done."""
-    if _is_told(data):
-        return lambda done: data.state_dict(num_samples=done, from_beginning=True)
-    return lambda done: data.state_dict()
+            return {**opened}
+        if self.ended:  # where a replay would begin no longer matters
+            return {
+                **here,
+                "state": stream.own_state(self._count) if stream.carries_over else None,
+                "random": None,
+            }
+        if stream.resumes == "replay":
+            return {**opened, **here}
+        if stream._stateful:
+            return {**here, "state": stream.own_state(self._count), "random": None}
+        get, _ = accessors(self._iterator, self.what)
+        return {**here, "state": copy.deepcopy(get()) if self._count else None, "random": None}

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from copy import copy
@@ -52,7 +51,6 @@ class PassCursor(Cursor):
     def __next__(self) -> Any:
         if self._batches is None:
             return self._refuse()
-        began = time.perf_counter() if self.first_took is None else 0.0
         try:
             batch = next(self._batches)
         except StopIteration:
@@ -67,8 +65,6 @@ class PassCursor(Cursor):
         self._count += 1
         if self._counts:
             self.done = self._count
-        if self.first_took is None:
-            self.first_took = time.perf_counter() - began
         return batch
 
     def _refuse(self) -> Any:
@@ -132,8 +128,6 @@ class SampledStream(Stream):
     (`for x, y in valid:`): always the same pass, whatever a run does with the stream, and the global
     random state stays unchanged.
     """
-
-    needs_trial = False
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling

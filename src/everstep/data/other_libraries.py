@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,6 +71,23 @@ def is_hugging_face(data: Any) -> bool:
     where it was opened last, in nested chunks: it holds, beside the place, how the place was reached.
     """
     return _HUGGING_FACE in class_names(data)
+
+
+def takes_count(data: Any) -> bool:
+    """Whether the data's `state_dict` takes the number of samples used (MosaicML's streaming datasets)."""
+    try:
+        return {"num_samples", "from_beginning"} <= set(inspect.signature(data.state_dict).parameters)
+    except (AttributeError, TypeError, ValueError):
+        return False
+
+
+def knows_its_place(data: Any) -> bool:
+    """Whether the state of data, or of its iterators, is known to be the whole place in a pass."""
+    if is_hugging_face(data):
+        return not shuffle_buffers(data)
+    return takes_count(data) or any(
+        name.split(".")[0] in ("grain", "torchdata") for name in class_names(data)
+    )
 
 
 def begin_anew(data: Any) -> None:

@@ -1,7 +1,8 @@
-"""Values as people read them in a cell of a table, a line of a terminal, or a page."""
+"""Values as people read them in a cell of a table, a line of a terminal, or a page; trees of JSON values."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -66,3 +67,19 @@ def is_number_column(name: str, rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a column of a table has numbers, which stand to the right."""
     values = [row.get(name) for row in rows if row.get(name) is not None]
     return name not in TIMES and bool(values) and all(isinstance(value, int | float) for value in values)
+
+
+def with_leaves(tree: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Copy a tree; `leaf` gives the new value for each leaf, and for each key as a string."""
+    if isinstance(tree, Mapping):
+        return {leaf(str(key)): with_leaves(item, leaf) for key, item in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [with_leaves(item, leaf) for item in tree]
+    return leaf(tree)
+
+
+def finite(value: Any) -> Any:
+    """Return "NaN", "Infinity" or "-Infinity" for a number that JSON lacks; other values stay as they are."""
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

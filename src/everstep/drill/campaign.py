@@ -136,7 +136,7 @@ class _Drill:
         budget = float("inf") if plan.budget is None else plan.budget
         self.ends = time.monotonic() + budget - min(1.0, budget / 20)  # the rest is for the verdict
         self.limit: dict[str, Any] = {} if plan.max_steps is None else {"steps": plan.max_steps}
-        """Arguments of `everstep.services.drill_limit.DrillLimit`."""
+        """Arguments of `everstep.services.witness.DrillLimit`."""
         self.number = 0
         self.aims = Aims()
         self.resumed: dict[DrillDivergence, CheckpointName | None] = {}

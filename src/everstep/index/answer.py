@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
     import polars
 
-    from everstep.display.line_chart import Chart
+    from everstep.display.html import Chart
 
 _MOST_CHARTS, _MOST_COLUMNS = 6, 20
 """Most charts below a table, and most of its columns."""
@@ -114,7 +114,7 @@ def _charts(rows: Sequence[Mapping[str, Any]], metric: str | None) -> list[Chart
     Args:
         metric: the metric of rows that do not name theirs; None: they may be of several, and are not drawn.
     """
-    from everstep.display.line_chart import Chart, Line
+    from everstep.display.html import Chart, Line
 
     lines: dict[str, dict[str, Line]] = defaultdict(dict)
     for row in rows:

@@ -1,35 +1,79 @@
-"""Index in a database: its transactions, its version, and errors with remedies."""
+"""Index in a database: SQLite or PostgreSQL by one path, its transactions, and errors with remedies."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import itertools
+import math
+import os
+import re
+import secrets
+import shutil
+import sqlite3
+import stat
+import tempfile
+import weakref
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import quote, unquote
 
-from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select, text
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
+from sqlalchemy.pool import NullPool
 
-from everstep.errors import RunIndexError
-from everstep.index.location import Location
-from everstep.index.sql_tables import VERSION
-from everstep.index.sqlite import SQLite
-from everstep.index.stored_json import UnknownContentError
+from everstep.errors import ConfigError, RunIndexError
+from everstep.index.index_errors import (
+    IndexBusyError,
+    MalformedIndexError,
+    RefusedError,
+    UnwritableIndexError,
+)
+from everstep.index.location import FILE, Location, lacks_credential
+from everstep.index.sql_tables import VERSION, UnknownContentError, metadata
+from everstep.redaction import without_credentials
+from everstep.untrusted_files import open_regular
 
 BUSY_SECONDS = 30.0
 """Seconds that a command that writes waits for another writer."""
 
+OLDEST = 15
+"""Oldest major version of a PostgreSQL server that can be used."""
+
+SCHEMA = f"everstep_{VERSION}"
+"""Schema of the tables in PostgreSQL."""
+
+_MAKING = 0x6576657273746570
+"""Advisory lock under which the tables are made; the locks of runs are hashes of their names."""
+_FILES = ("", "-wal", "-shm")
+"""Endings of the names of a SQLite database's files."""
+_TRIES = 10
+"""Number of tries to open a file that is replaced meanwhile."""
+_DISK = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_FULL", "SQLITE_PERM")
+_FORBIDDEN = ("42501", "25006")  # insufficient_privilege, read_only_sql_transaction
+_BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "55P03")  # lock_not_available
+_MALFORMED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
+"""Errors of a damaged file; rows are shipped once, so a row that exists is of another database's pages."""
+
+_COMPLEX = re.compile("Expression tree is too large|parser stack overflow|too many|at most")
+"""Messages about a question that the database does not read; they are no fault of the index."""
+
 
 class Database:
-    """Index in a database, made at the first use, and migrated to this version of its tables.
+    """Index in a database, made at the first use.
+
+    Tables of another version stay as they are: this version's lie in a file, or a schema, beside them.
 
     Args:
-        place: a file, the URL of a PostgreSQL database, or None for an index in memory.
+        place: a file, the URL of a PostgreSQL database (postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with
+            libpq's options after "?"), or None for a file that is deleted with this object.
         patience: seconds that a writer waits for another writer, 0 or more.
 
     Attributes:
-        place: as given.
+        place: the file, or the URL.
         name: the place for messages, without a password.
-        shared: whether the index may have other machines' runs.
+        shared: whether the index may have other machines' runs: it is not a file.
 
     Raises:
         ConfigError: the URL cannot be read.
@@ -37,41 +81,53 @@ class Database:
     """
 
     def __init__(self, place: Location | None, patience: float = BUSY_SECONDS) -> None:
-        self.place = place
+        self._patience = patience
+        self._kept: Connection | None = None
+        self._opened: tuple[int, int] | None = None
+        """Device and inode of the file that was opened last."""
+        self.shared = isinstance(place, str)
         if isinstance(place, str):
-            from everstep.index.postgres import PostgreSQL
-
-            self._home: PostgreSQL | SQLite = PostgreSQL(place, patience)
+            address = _parsed(place)
+            self.place: Location = place
+            self.name = _shown(address)
+            self._engine = _postgres(address, patience)
+            self._is_made = False
         else:
-            self._home = SQLite(place, patience)
-        self.name, self.shared = self._home.name, self._home.shared
+            if place is None:
+                place = Path(tempfile.mkdtemp(prefix="everstep-index-")) / FILE
+                weakref.finalize(self, shutil.rmtree, place.parent, ignore_errors=True)
+            self.place = self._file = _file_of(place)
+            self.name = str(self._file)
+            self._engine = _sqlite(self._file, patience)
 
     def exists(self) -> bool:
-        """Whether there is an index to read; PostgreSQL's tables are made at the first use."""
-        return self._home.exists()
+        """Whether there is an index: no empty file is one, and PostgreSQL's tables are made when used.
+
+        Raises:
+            RunIndexError: the name belongs to something that is not a file.
+        """
+        if self.shared:
+            return True
+        found = _status(self._file)
+        if found is not None and not stat.S_ISREG(found.st_mode):
+            raise RunIndexError(f"{self.name} is not a file, so it cannot be an index; give another path")
+        return found is not None and found.st_size > 0
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
-        """Open a transaction that only reads.
+        """Open a transaction that only reads the database as it is at one instant.
 
         Raises:
             RunIndexError: there is no index, or it cannot be read.
         """
         if not self.exists():
             raise RunIndexError(f"there is no index {self.name}; run everstep sync to make it")
-        with self._explained():
-            with self._home.transaction(writes=False) as connection:
-                if self._version(connection) == VERSION:
-                    yield connection
-                    return
-            with self.write():
-                pass  # entering is enough: the tables are made, or migrated
-            with self._home.transaction(writes=False) as connection:
-                yield connection
+        with self._explained(), self._transaction(writes=False) as connection:
+            yield connection
 
     @contextlib.contextmanager
-    def write(self) -> Iterator[Connection]:
-        """Open a transaction that writes; after `claim`, no other process writes the same run meanwhile.
+    def write(self, run: str | None = None) -> Iterator[Connection]:
+        """Open a transaction that writes; no other process writes `run` (a name) meanwhile.
 
         Raises:
             RunIndexError: the index cannot be written.
@@ -79,79 +135,357 @@ class Database:
             UnwritableIndexError: this user may not write the index.
             MalformedIndexError: (reading, too) the file was damaged, and is set aside.
         """
-        with self._explained(), self._home.transaction(writes=True) as connection:
-            if self._version(connection) != VERSION:
-                self._bring_up(connection)
+        with self._explained(), self._transaction(writes=True) as connection:
+            if self.shared and run is not None:
+                connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(run, 0))))
             yield connection
-
-    def claim(self, connection: Connection, run: str) -> None:
-        """Lock the run of this name until the writing transaction ends."""
-        self._home.claim(connection, run)
-
-    def confine(self, run_dir: Path) -> bool:
-        """Take the index from readers who may not read a run; False if that cannot be done, or must not."""
-        return self._home.confine(run_dir)
 
     @contextlib.contextmanager
     def kept_open(self) -> Iterator[None]:
-        """Keep the connection open for many transactions in a row."""
-        if not self.exists():
-            with self.write():
-                pass
-        with self._explained(), self._home.kept_open():
+        """Keep a connection for all transactions in the block."""
+        if self._kept is not None:
             yield
-
-    def watch(self, runs: frozenset[str]) -> None:
-        """Tell the trainings of these runs on other machines that somebody looks at them, and no others.
-
-        They are told as long as the connection is kept open, so `kept_open` has to be entered.  Call it again
-        and again: what cannot be told at once is told by a later call.
-
-        Args:
-            runs: names of runs.
-        """
+            return
         with self._explained():
-            self._home.watch(runs)
+            if not self.exists():
+                self._make()
+            with self._connected() as self._kept:
+                try:
+                    yield
+                finally:
+                    self._kept = None
 
-    def is_watched(self, run: str) -> bool:
-        """Whether somebody on any machine looks at the run of this name."""
-        with self._explained():
-            return self._home.is_watched(run)
+    @contextlib.contextmanager
+    def _transaction(self, writes: bool) -> Iterator[Connection]:
+        if self.shared and not self._is_made:
+            self._make_tables()
+        if not self.shared and writes and not self.exists():
+            self._make()
+        with self._begun(writes) as connection:
+            yield connection
 
-    def distrusted(self, why: str) -> RunIndexError:
-        """Return the error for impossible contents; a file is set aside."""
-        return self._home.distrusted(why)
+    @contextlib.contextmanager
+    def _begun(self, writes: bool) -> Iterator[Connection]:
+        with contextlib.ExitStack() as stack:
+            connection = self._kept or stack.enter_context(self._connected())
+            connection.execution_options(writes=writes)
+            with connection.begin():
+                yield connection
 
-    def interrupt(self) -> None:
-        """Let an operation that another thread waits for fail now."""
-        self._home.interrupt()
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        """Connect; to a file that still has its name, since its -wal, which has the same, is opened later."""
+        for _ in range(_TRIES):
+            with contextlib.ExitStack() as stack:
+                self._opened = None if self.shared else _identity(self._file)
+                connection = stack.enter_context(self._engine.connect())
+                if not self.shared:
+                    version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+                    connection.rollback()
+                    if _identity(self._file) != self._opened:
+                        continue
+                    if version != VERSION:
+                        raise self._foreign(f"index format {version}")
+                yield connection
+                return
+        raise IndexBusyError(f"the index {self.name} is being replaced repeatedly; run everstep sync later")
 
-    def _version(self, connection: Connection) -> int | None:
-        found = self._home.version(connection)
-        if found is not None and found > VERSION:
+    # ------------------------------------------------------------------------------ making it
+
+    def _make(self) -> None:
+        """Make the file whole under a name that nobody can foresee; delete what an earlier one has left."""
+        beside = self._file.with_name(f".{self._file.name}.{os.getpid()}-{secrets.token_hex(8)}.tmp")
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._alone():
+                if self.exists():
+                    return
+                for end in _FILES:
+                    self._file.with_name(self._file.name + end).unlink(missing_ok=True)
+                try:
+                    with _sqlite(beside, BUSY_SECONDS, "rwc").begin() as connection:
+                        metadata.create_all(connection)
+                        connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
+                    beside.rename(self._file)
+                finally:
+                    for end in _FILES:
+                        beside.with_name(beside.name + end).unlink(missing_ok=True)
+        except OSError as error:
+            if isinstance(error, RunIndexError):
+                raise
+            raise UnwritableIndexError(
+                error.errno, f"the index cannot be made: {error.strerror}; check the disk", self.name
+            ) from error
+
+    def _make_tables(self) -> None:
+        """Make the schema in PostgreSQL, unless it is there."""
+        with self._begun(writes=False) as connection:
+            self._is_made = _has_tables(connection)
+            server = int(connection.execute(text("SHOW server_version_num")).scalar_one()) // 10_000
+            encoding = connection.execute(text("SHOW server_encoding")).scalar_one()
+        if self._is_made:
+            return
+        if server < OLDEST or encoding != "UTF8":
             raise RunIndexError(
-                f"{self.name} has index format {found}, this everstep has {VERSION}; upgrade everstep, or "
-                "give another index: everstep sync makes it from the journals"
+                f"{self.name} is PostgreSQL {server} with the encoding {encoding}; give a database with UTF8 "
+                f"on a server of {OLDEST} or newer"
             )
-        return found
+        with self._begun(writes=True) as connection:
+            connection.execute(select(func.pg_advisory_xact_lock(_MAKING)))
+            if not _has_tables(connection):
+                connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
+                metadata.create_all(connection)
+        self._is_made = True
 
-    def _bring_up(self, connection: Connection) -> None:
-        """Make the tables, or migrate them, unless another process just did."""
-        home = self._home
-        if not isinstance(home, SQLite):
-            home.create(connection)
-        found = self._version(connection)
-        if found is not None and found < VERSION:
-            from everstep.index.migrations import migrate
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let no other process give the file its name, or take it away, where the file system has locks."""
+        folder = os.open(self._file.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
 
-            migrate(connection, found)
-            home.set_version(connection)
+    # ------------------------------------------------------------------------------ its errors
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (DBAPIError, *self._home.faults) as error:
-            raise self._home.fault(getattr(error, "orig", error)) from error
+        except (DBAPIError, sqlite3.Error) as error:
+            raise self._fault(error) from error
         except UnknownContentError as error:
-            raise self._home.distrusted(str(error)) from error
+            raise self.distrusted(str(error)) from error
+
+    def _fault(self, error: Exception) -> RunIndexError:
+        driver = getattr(error, "orig", error)
+        code = str(getattr(driver, "sqlite_errorname", None) or getattr(driver, "sqlstate", None) or "")
+        message = without_credentials(" ".join(str(driver).split()))
+        if code.startswith(_MALFORMED) or (not self.shared and message.startswith("no such ")):
+            return self.distrusted(message)
+        if _COMPLEX.search(message):
+            return RunIndexError(f"the database does not read so large a question ({message}); ask for less")
+        if isinstance(error, DataError | IntegrityError) or code == "54000":  # program_limit_exceeded
+            return RefusedError(f"the index {self.name} does not take it ({message})")
+        if code.startswith(_BUSY):
+            return IndexBusyError(
+                f"the index {self.name} is being written by another process for more than "
+                f"{self._patience:g} s; run everstep sync later"
+            )
+        if code.startswith(_DISK) and self._opened is not None and _identity(self._file) != self._opened:
+            return IndexBusyError(
+                f"the index {self.name} was moved or deleted while it was used; it is made again from the "
+                "journals when the next run ships, or by everstep sync"
+            )
+        if code.startswith(_DISK):
+            return UnwritableIndexError(f"the index {self.name} cannot be used ({message}); check the disk")
+        if code in _FORBIDDEN:
+            return UnwritableIndexError(
+                f"this user may not write the index {self.name} ({message}); whoever may brings it up to "
+                "date with everstep sync"
+            )
+        remedy = "check the server" if self.shared else "if this error stays, move it away"
+        return RunIndexError(
+            f"the index {self.name} cannot be used ({message}); {remedy}, and run everstep sync: it brings "
+            "the index up to what the journals say"
+        )
+
+    def distrusted(self, why: str) -> RunIndexError:
+        """Return the error for an index that cannot be right; a file that is an index is set aside."""
+        if self.shared:
+            return RunIndexError(
+                f"the index {self.name} cannot be right ({why}); drop its schema {SCHEMA} and run everstep "
+                "sync: it is made again from the journals"
+            )
+        if self._file.name != FILE and _version_of(self._file) != VERSION:
+            return self._foreign(why)
+        try:
+            aside = self._set_aside()
+        except OSError as error:
+            return RunIndexError(
+                f"the index {self.name} is malformed ({why}) and cannot be moved away ({error.strerror}); "
+                "move it yourself, and run everstep sync: it is made again from the journals"
+            )
+        return MalformedIndexError(
+            f"the index {self.name} was malformed ({why}); it is made again from the journals in its folder, "
+            f"runs elsewhere come back with everstep sync FOLDER{aside}"
+        )
+
+    def _foreign(self, why: str) -> RunIndexError:
+        return RunIndexError(
+            f"{self.name} is not an index of everstep ({why}); move it away and run everstep sync: one is "
+            "made from the journals"
+        )
+
+    def _set_aside(self) -> str:
+        """Rename the file that was opened, unless another process did; returns words with the new name."""
+        with self._alone():
+            if self._opened is None or _identity(self._file) != self._opened:
+                return ""
+            names = (f"{self._file.name}.malformed-{number}" for number in itertools.count(1))
+            aside = next(name for name in names if not self._file.with_name(name).exists())
+            for end in _FILES:  # the file itself comes first: without it no process opens the others
+                with contextlib.suppress(FileNotFoundError):
+                    self._file.with_name(self._file.name + end).rename(self._file.with_name(aside + end))
+        return f" (the old file is {self._file.with_name(aside)} now)"
+
+
+# ------------------------------------------------------------------------------------- SQLite
+
+
+def _sqlite(path: Path, patience: float, mode: str = "rw") -> Engine:
+    """Make an engine for a file, which is opened for each use and not kept open in between.
+
+    Readers wait for nobody (WAL).  A writer takes the write lock at its beginning (BEGIN IMMEDIATE): what it
+    reads stays true until it commits, and waiting for the lock never fails half way.
+    """
+    address = f"file:{quote(os.fsencode(path))}?mode={mode}"
+
+    def connect() -> sqlite3.Connection:
+        _require_own_files(path)
+        connection = sqlite3.connect(
+            address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False
+        )
+        # Other software may have left another mode, which needs the file that `_require_own_files` refuses.
+        with contextlib.suppress(sqlite3.OperationalError):  # this user may only read
+            connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")  # a replica: losing the last second is no loss
+        return connection
+
+    def begin(connection: Connection) -> None:
+        writes = connection.get_execution_options().get("writes", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
+    event.listen(engine, "begin", begin)
+    return engine
+
+
+def _require_own_files(path: Path) -> None:
+    """Refuse files beside the index that everstep does not make: SQLite acts on what they say.
+
+    Raises:
+        UnwritableIndexError: there is such a file.  The journals of the runs can be read all the same.
+    """
+    index = os.path.realpath(path)  # SQLite looks beside the file, not beside a link to the file
+    if os.path.lexists(index + "-journal"):
+        raise UnwritableIndexError(
+            f"the index {path} is not opened: {index}-journal is there, which no index of everstep has, and "
+            "by which SQLite would change and delete files; other software or somebody put it there. "
+            "Move both files away and run everstep sync: the index is made again from the journals"
+        )
+    for end in _FILES[1:]:
+        with contextlib.suppress(FileNotFoundError):  # the last connection of another process deletes both
+            if not stat.S_ISREG(os.lstat(index + end).st_mode):
+                raise UnwritableIndexError(
+                    f"the index {path} is not opened: {index}{end} is not a file; move it away"
+                )
+
+
+def _file_of(path: Path) -> Path:
+    """Return the file for a path: a file beside it if it has the tables of another version."""
+    if _version_of(path) in (0, VERSION):
+        return path
+    return path.with_name(f"{path.stem}-{VERSION}{path.suffix}")
+
+
+def _version_of(path: Path) -> int:
+    """Read the version of the tables from a file's header; 0 for what is not an index."""
+    try:
+        with open_regular(path) as file:
+            head = file.read(64)
+    except OSError:
+        return 0
+    return int.from_bytes(head[60:], "big") if head.startswith(b"SQLite format 3\0") else 0
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise RunIndexError(
+            error.errno, f"the index cannot be reached: {error.strerror}", str(path)
+        ) from error
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return device and inode of the file that has the name now; None if there is none."""
+    found = _status(path)
+    return None if found is None else (found.st_dev, found.st_ino)
+
+
+# --------------------------------------------------------------------------------- PostgreSQL
+
+
+def _postgres(address: URL, patience: float) -> Engine:
+    """Make an engine that connects for each use; a lock is waited for `patience`, a server 2 to 10 s."""
+    if find_spec("psycopg") is None:
+        raise RunIndexError(
+            "an index in PostgreSQL needs psycopg, which is not installed: pip install 'everstep[postgres]'"
+        )
+    wait = max(1, round(patience * 800))  # ms, 0.8 of the patience: the fault is said in time
+
+    def begin(connection: Connection) -> None:
+        writes = connection.get_execution_options().get("writes", False)
+        mode = "READ COMMITTED" if writes else "REPEATABLE READ, READ ONLY"
+        connection.exec_driver_sql(
+            f"SET TRANSACTION ISOLATION LEVEL {mode}; SET LOCAL search_path = {SCHEMA}; "
+            f"SET LOCAL lock_timeout = {wait}"
+        )
+
+    engine = create_engine(
+        address,
+        poolclass=NullPool,
+        paramstyle="format",
+        connect_args={
+            "connect_timeout": math.ceil(min(max(patience, 2), 10)),
+            "prepare_threshold": None,  # a pooler before the server would mix prepared statements up
+            "client_encoding": "utf8",
+        },
+    )
+    event.listen(engine, "begin", begin)
+    return engine
+
+
+def _has_tables(connection: Connection) -> bool:
+    # The catalog is read as it is now: to_regclass() may answer from before the wait for a lock.
+    found = text("SELECT 1 FROM pg_catalog.pg_tables WHERE (schemaname, tablename) = (:schema, 'runs')")
+    return connection.execute(found, {"schema": SCHEMA}).scalar() is not None
+
+
+def _parsed(url: str) -> URL:
+    if lacks_credential(url):
+        raise ConfigError(
+            f"{url} is an index's URL as a run has recorded it, without the password; give the URL with it, "
+            "by --index or EVERSTEP_INDEX"
+        )
+    try:
+        address = make_url(_quoted(url))
+    except (ArgumentError, ValueError):
+        raise ConfigError(
+            "the index's URL cannot be read (it is not shown: it may hold a password); give "
+            "postgresql://USER@HOST/DATABASE"
+        ) from None
+    return address.set(drivername="postgresql+psycopg")
+
+
+def _quoted(url: str) -> str:
+    """Encode an "@" in the password of a URL: a person may have written the password as it is."""
+    scheme, _, rest = url.partition("://")
+    area = rest.partition("?")[0]
+    if area.count("@") < 2:
+        return url
+    info = area[: area.rindex("@")]
+    user, _, password = info.partition(":")
+    return f"{scheme}://{user}:{quote(unquote(password), safe='')}{rest[len(info) :]}"
+
+
+def _shown(address: URL) -> str:
+    """Return the URL without password and options."""
+    host = address.query.get("host", "") if address.host is None else address.host
+    port = f":{address.port}" if address.port else ""
+    return f"postgresql://{host if isinstance(host, str) else ','.join(host)}{port}/{address.database or ''}"

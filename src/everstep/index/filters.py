@@ -1,193 +1,398 @@
-"""Simple comparisons over runs: "valid_loss<0.3 status=finished"."""
+"""The filter language: MongoDB's operators as JSON, and comparisons in words.
+
+    {"config.optimizer.lr": {"$lt": 0.01}, "status": "finished"}
+    valid_loss<0.3 status=finished
+
+Both become one tree of conditions.  Over runs `matcher` decides in Python, the same for both databases; over
+rows of metrics, of which there may be millions, `sql_condition` in SQL.  docs/guide/queries.md describes what
+the operators mean.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from everstep.errors import ConfigError
-from everstep.index import mongo
-from everstep.index.mongo import Leaf
+from everstep.errors import ConfigError, nearest
 
-_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "<=": operator.le,
-    ">=": operator.ge,
-    "!=": operator.ne,
-    "=": operator.eq,
-    "<": operator.lt,
-    ">": operator.gt,
-    "~": lambda found, part: part in found,
+if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement, Connection
+
+_ORDERS: dict[str, Callable[[Any, Any], Any]] = {
+    "$gt": operator.gt,
+    "$gte": operator.ge,
+    "$lt": operator.lt,
+    "$lte": operator.le,
 }
-_CONDITION = re.compile(r"\s*([^\s<>=!]+)\s*(<=|>=|!=|==|=|<|>)\s*(\"[^\"]*\"|'[^']*'|[^\s,<>=!]+)")
+COMPARISONS = ("$eq", "$ne", *_ORDERS, "$in", "$nin", "$not", "$exists", "$regex")
+GROUPS = ("$and", "$or")
 
-_MOST_DIGITS = 1000
-"""Most digits of an integer in a filter."""
-
-
-_WORD = re.compile(r"\s*((?=[^\s,]*\w)[^\s,<>=!\"']+)(?![^\s,]|\s*[<>=!])")
-"""A bare word, with a letter or digit: "&" is somebody's "and"; `_CONDITION` is tried before it."""
-
-_LIKE = {"~": "$regex", "=": "$eq", "!=": "$eq", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte"}
+Row = TypeVar("Row", bound=Mapping[str, Any])
 
 
-class Comparison(NamedTuple):
-    """Comparison of `name` with `value`, a number or a string; "~" asks for a part of a string."""
+class Leaf(NamedTuple):
+    """Condition on the values at a path: $eq, $gt, $gte, $lt, $lte, $in, $exists or $regex."""
 
-    name: str
+    path: str
     operator: str
-    value: float | str
+    value: Any
 
     @property
-    def leaf(self) -> Leaf:
-        """The comparison as a part of a filter; for "!=" the condition that must not hold."""
-        return Leaf(self.name, _LIKE[self.operator], self.value)
+    def values(self) -> list[Any]:
+        """The values with which it compares."""
+        return self.value if self.operator == "$in" else [self.value]
 
-    def holds(self, found: Any) -> bool:
-        """Whether the comparison holds for a value; for a missing value or another type only "!=" does."""
-        if isinstance(found, bool):
-            found = str(found).lower()
-        if found is None or isinstance(found, str) != isinstance(self.value, str):
-            return self.operator == "!="
-        return _OPERATORS[self.operator](found, self.value)
+    @property
+    def about_missing(self) -> bool:
+        """Whether it may hold of a document without a value."""
+        return self.operator == "$exists" or any(value is None for value in self.values)
 
 
-def parse(text: str) -> list[Comparison]:
-    """Parse conditions that must all hold, separated by blanks, commas or "and".
+class Not(NamedTuple):
+    """Negation of a condition."""
+
+    part: Node
+
+
+class Group(NamedTuple):
+    """Conjunction or disjunction of conditions."""
+
+    every: bool
+    parts: tuple[Node, ...]
+
+
+Node: TypeAlias = Leaf | Not | Group
+Values: TypeAlias = Callable[[str], Sequence[Any]]
+"""Returns the values at a path of a document."""
+
+
+def leaves(node: Node) -> Iterator[Leaf]:
+    """Yield all conditions, in their order."""
+    if isinstance(node, Leaf):
+        yield node
+    elif isinstance(node, Not):
+        yield from leaves(node.part)
+    else:
+        for part in node.parts:
+            yield from leaves(part)
+
+
+def paths(node: Node) -> list[str]:
+    """List the paths of all conditions, in their order."""
+    return [leaf.path for leaf in leaves(node)]
+
+
+# ---------------------------------------------------------------------------------- JSON
+
+
+def parse(where: Mapping[str, Any]) -> Node:
+    """Read a filter.
+
+    Raises:
+        ConfigError: the value is not a filter; an unknown operator is named with the nearest.
+    """
+    try:
+        return _filter(where)
+    except RecursionError:
+        raise ConfigError("the filter is nested too deep; give a flatter one") from None
+
+
+def parse_json(text: str) -> Node:
+    """Read a filter that a person wrote as JSON.
+
+    Raises:
+        ConfigError: the string is not JSON, gives a key twice, or is not a filter.
+    """
+    try:
+        return parse(json.loads(text, object_pairs_hook=_object))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f'the filter is not JSON ({error}); give an object, as in \'{{"step": {{"$gt": 100}}}}\''
+        ) from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ConfigError(
+            f"the filter gives a key of {sorted(found)} twice in one object; put its conditions together, as "
+            'in {"step": {"$gt": 100, "$lt": 200}}, or use $and'
+        )
+    return found
+
+
+def _filter(where: Any) -> Node:
+    if not isinstance(where, Mapping):
+        raise ConfigError(f"a filter is an object, as in {{'status': 'finished'}}; change {where!r}")
+    parts: list[Node] = []
+    for key, value in where.items():
+        if not isinstance(key, str) or not key:
+            raise ConfigError(f"the name of a field is a string that is not empty; change {key!r}")
+        if not key.startswith("$"):
+            parts.append(_conditions(key, value))
+        elif key in COMPARISONS:
+            raise ConfigError(f"{key} belongs to a field; give its name first: {{'step': {{'{key}': ...}}}}")
+        elif key not in GROUPS:
+            raise ConfigError(f"no operator {key}; {nearest(key, (*GROUPS, *COMPARISONS))}")
+        elif not isinstance(value, list | tuple) or not value:
+            raise ConfigError(f"{key} takes a list of one or more filters; change {value!r}")
+        else:
+            parts.append(Group(key == "$and", tuple(map(_filter, value))))
+    return Group(True, tuple(parts))
+
+
+def _conditions(path: str, value: Any) -> Node:
+    """Read the conditions on a field: a value to equal, or operators."""
+    if isinstance(value, Mapping) and any(str(key).startswith("$") for key in value):
+        return Group(True, tuple(_condition(path, key, item) for key, item in value.items()))
+    if isinstance(value, Mapping) and value and all(f"${key}" in COMPARISONS for key in value):
+        signed = {f"${key}": item for key, item in value.items()}
+        raise ConfigError(
+            f"{path}: operators begin with $; give {signed!r}, or {{'$eq': {value!r}}} for the object itself"
+        )
+    return Leaf(path, "$eq", _json(path, value))
+
+
+def _condition(path: str, sign: str, value: Any) -> Node:
+    if sign not in COMPARISONS:
+        raise ConfigError(f"{path}: no operator {sign}; {nearest(str(sign), COMPARISONS)}")
+    if sign == "$not":
+        if not isinstance(value, Mapping) or not value or not all(str(key).startswith("$") for key in value):
+            raise ConfigError(
+                f"{path}: $not takes operators, as in {{'$not': {{'$gt': 1}}}}; change {value!r}"
+            )
+        return Not(_conditions(path, value))
+    if sign in ("$ne", "$nin"):
+        return Not(_condition(path, "$eq" if sign == "$ne" else "$in", value))
+    if sign == "$in" and not isinstance(value, list | tuple):
+        raise ConfigError(f"{path}: $in and $nin take a list; change {value!r}")
+    if sign == "$exists" and not isinstance(value, bool):
+        raise ConfigError(f"{path}: $exists takes true or false; change {value!r}")
+    if sign in _ORDERS and isinstance(value, list | tuple | Mapping):
+        raise ConfigError(f"{path}: {sign} compares numbers, strings, true and false; change {value!r}")
+    if sign == "$regex":
+        _pattern(path, value)
+    return Leaf(path, sign, _json(path, value))
+
+
+def _pattern(path: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise ConfigError(f"{path}: $regex takes a string; change {value!r}")
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            re.compile(value)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ConfigError(
+            f"{path}: {value!r} is not a regular expression of Python ({error}); change it"
+        ) from error
+
+
+def _json(path: str, value: Any) -> Any:
+    """Convert a value to JSON's types: lists, and dictionaries with string keys."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_json(path, item) for item in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _json(path, item) for key, item in value.items()}
+    raise ConfigError(
+        f"{path}: {value!r} is not a JSON value; give null, true, false, numbers, strings, lists or objects"
+    )
+
+
+# ---------------------------------------------------------------------------------- words
+
+_COMPARISON = re.compile(r"\s*([^\s<>=!]+)\s*(<=|>=|!=|==|=|<|>)\s*(\"[^\"]*\"|'[^']*'|[^\s,<>=!]+)")
+_WORD = re.compile(r"\s*((?=[^\s,]*\w)[^\s,<>=!\"']+)(?![^\s,]|\s*[<>=!])")
+"""A bare word, with a letter or digit: "&" is somebody's "and"; `_COMPARISON` is tried before it."""
+_SEPARATOR = re.compile(r"\s*,\s*|\s+and\s+|\s*")
+_SIGNS = {"<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte"}
+
+
+def parse_words(text: str) -> Group:
+    """Read comparisons that must all hold, separated by blanks, commas or "and".
 
     A bare word means the runs whose name contains it.
 
     Raises:
         ConfigError: a part is neither a comparison nor a word.
     """
-    conditions, at = [], 0
+    parts: list[Node] = []
+    at = 0
     while text[at:].strip(" ,"):
-        match = _CONDITION.match(text, at)
-        if match is not None:
-            name, sign, value = match.groups()
-            conditions.append(Comparison(name, "=" if sign == "==" else sign, _value(name, value)))
+        if (match := _COMPARISON.match(text, at)) is not None:
+            parts.append(_comparison(*match.groups()))
         elif (match := _WORD.match(text, at)) is not None:
-            conditions.append(Comparison("name", "~", match[1]))
+            parts.append(Leaf("name", "$regex", re.escape(match[1])))
         else:
             raise ConfigError(
                 f"{text[at:].strip()!r} is not a comparison; give NAME<VALUE with one of "
                 "< <= = != >= >, as in 'valid_loss<0.3 status=finished', or a part of a run's name"
             )
-        separator = re.compile(r"\s*,\s*|\s+and\s+|\s*").match(text, match.end())
+        separator = _SEPARATOR.match(text, match.end())
         at = len(text) if separator is None else separator.end()
-    return conditions
+    return Group(True, tuple(parts))
 
 
-def why_none(conditions: Iterable[Comparison]) -> str:
+def _comparison(name: str, sign: str, text: str) -> Node:
+    value: Any = text[1:-1] if text[0] in "\"'" else text
+    if name != "name" and text[0] not in "\"'":
+        with contextlib.suppress(ValueError):
+            value = float(text)
+    if sign in _SIGNS:
+        return Leaf(name, _SIGNS[sign], value)
+    truth = {"true": [True], "false": [False]}.get(value, []) if isinstance(value, str) else []
+    equal = Leaf(name, "$in", [value, *truth])
+    return Not(equal) if sign == "!=" else equal
+
+
+def why_none(conditions: Group) -> str:
     """Say what conditions on names may have meant, for an empty answer; "" where that is clear."""
-    for name, sign, value in conditions:
-        if name == "name" and sign == "=":
-            return f"name={value} asks for a whole name; {value} alone finds the names that contain it"
-        if sign == "~":
-            return f"no name contains {value!r}; to ask for a value, compare it, as in status=failed"
+    for leaf in conditions.parts:
+        if isinstance(leaf, Leaf) and leaf.path == "name" and leaf.operator == "$in":
+            name = leaf.value[0]
+            return f"name={name} asks for a whole name; {name} alone finds the names that contain it"
+        if isinstance(leaf, Leaf) and leaf.operator == "$regex":
+            word = re.sub(r"\\(.)", r"\1", leaf.value)
+            return f"no name contains {word!r}; to ask for a value, compare it, as in status=failed"
     return ""
 
 
-def _value(name: str, text: str) -> float | str:
-    if text[0] in "\"'":
-        return text[1:-1]
-    if name == "name":
-        return text
-    try:
-        return float(text)
-    except ValueError:
-        return text
+# -------------------------------------------------------------------------------- meaning
 
 
-def parse_json_filter(text: str) -> mongo.Node:
-    """Parse a filter in MongoDB's language, as a person writes it.
+def matcher(node: Node) -> Callable[[Values], bool]:
+    """Turn a filter into a function that says whether it holds of a document's values."""
+    if isinstance(node, Not):
+        part = matcher(node.part)
+        return lambda values: not part(values)
+    if isinstance(node, Group):
+        parts, every = [matcher(part) for part in node.parts], node.every
+        return lambda values: (all if every else any)(part(values) for part in parts)
+    path = node.path
+    if node.operator == "$exists":
+        return lambda values: bool(values(path)) == node.value
+    test = _test(node)
+    missing = node.operator not in ("$gt", "$lt") and node.about_missing
+    return lambda values: any(map(test, found)) if (found := values(path)) else missing
 
-    Raises:
-        ConfigError: the string is not JSON, gives a key twice, or is not a filter.
+
+def _test(leaf: Leaf) -> Callable[[Any], bool]:
+    sign, wanted = leaf.operator, leaf.value
+    if sign == "$regex":
+        find = re.compile(wanted).search
+        return lambda value: isinstance(value, str) and find(value) is not None
+    if sign in ("$eq", "$in") or wanted is None or wanted != wanted:  # null and NaN have no order
+        keys = {_key(value) for value in leaf.values} if sign not in ("$gt", "$lt") else set()
+        return lambda value: _key(value) in keys
+    kind, order = kind_of(wanted), _ORDERS[sign]
+    return lambda value: kind_of(value) == kind and bool(order(value, wanted))
+
+
+def kind_of(value: Any) -> str:
+    """Return the kind of a JSON value: values of one kind are compared."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int | float):
+        return "number"
+    return "text" if isinstance(value, str) else "list" if isinstance(value, list) else "object"
+
+
+def _key(value: Any) -> tuple[str, Any]:
+    """Return what is equal for equal values: 1 equals 1.0, true is not 1, NaN equals itself."""
+    kind = kind_of(value)
+    if kind == "number" and value != value:
+        return kind, "nan"
+    if kind == "list":
+        return kind, tuple(map(_key, value))
+    if kind == "object":
+        return kind, frozenset((name, _key(item)) for name, item in value.items())
+    return kind, value
+
+
+def values_at(tree: Mapping[str, Any], path: str) -> list[Any]:
+    """List the values to which a path leads; a list is followed by its elements.
+
+    A path is names joined by dots.  It goes through objects by name and through lists by number; an object in
+    a list is reached without the number, too: `a.b` of {"a": [{"b": 1}, {"b": 2}]} is 1 and 2.
     """
-    try:
-        found = json.loads(text, object_pairs_hook=_object, parse_int=_integer)
-        return mongo.parse(found)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(
-            f'the filter is not JSON ({error}); give an object, as in \'{{"step": {{"$gt": 100}}}}\''
-        ) from None
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > _MOST_DIGITS:
-        raise ConfigError(f"a number in the filter has {len(digits):,} digits; give {_MOST_DIGITS} at most")
-    return int(digits)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ConfigError(
-                f"the filter gives {key!r} twice in one object; put its conditions together, as in "
-                '{"step": {"$gt": 100, "$lt": 200}}, or use $and'
-            )
-        found[key] = value
+    found: list[Any] = []
+    for value in _below(tree, path):
+        found += [value, *value] if isinstance(value, list) else [value]
     return found
 
 
-def where(
-    found: Iterable[Mapping[str, Any]],
-    conditions: Iterable[Comparison],
-    several: Mapping[str, Mapping[int, list[Any]]] = MappingProxyType({}),
-) -> list[Mapping[str, Any]]:
-    """Select the runs that meet every condition.
+def _below(value: Any, path: str) -> Iterator[Any]:
+    if isinstance(value, list):
+        for item in value:
+            if isinstance(item, dict):
+                yield from _below(item, path)
+        value = {str(at): item for at, item in enumerate(value)}
+    for key, item in value.items() if isinstance(value, dict) else ():
+        if key == path:
+            yield item
+        elif path.startswith(f"{key}."):
+            yield from _below(item, path[len(key) + 1 :])
 
-    "name=digits" means `is_named`.
+
+def ordered(found: Iterable[Row], name: str, descending: bool) -> list[Row]:
+    """Sort by a value: numbers first, then strings; documents without the value come last in both orders."""
+    have: list[Row] = []
+    lack: list[Row] = []
+    for one in found:
+        value = one.get(name)
+        (lack if value is None or value != value else have).append(one)
+    return sorted(have, key=lambda one: _sort_key(one[name]), reverse=descending) + lack
+
+
+def _sort_key(value: Any) -> tuple[bool, Any]:
+    return (False, value) if isinstance(value, int | float) else (True, str(value))
+
+
+def sql_condition(
+    connection: Connection, node: Node, column: Callable[[str], tuple[ColumnElement[Any], str]]
+) -> ColumnElement[bool]:
+    """Turn a filter over the rows of tables into an expression, which is never NULL, so that NOT negates it.
 
     Args:
-        several: name -> a run's id -> its values, for names with several values: one of them is enough; for
-            "!=" none may be equal.
-
-    Raises:
-        ConfigError: numbers would be compared with a string.
+        column: returns the column of a name, and its kind; NULL in a column of numbers is NaN.
     """
-    found = list(found)
-    tests = [_test(condition, found, several.get(condition.name)) for condition in conditions]
-    return [one for one in found if all(test(one) for test in tests)]
+    from sqlalchemy import Float, and_, cast, false, literal, not_, or_, select, true
+
+    if isinstance(node, Not):
+        return not_(sql_condition(connection, node.part, column))
+    if isinstance(node, Group):
+        parts = [sql_condition(connection, part, column) for part in node.parts]
+        return and_(true(), *parts) if node.every else or_(false(), *parts)
+    source, kind = column(node.path)
+    if node.operator == "$exists":
+        return true() if node.value else false()
+    if node.operator == "$regex":
+        texts = connection.execute(select(source).distinct()).scalars().all() if kind == "text" else []
+        return source.in_(list(filter(_test(node), texts)))
+    if kind == "number":
+        source = cast(source, Float)
+    typed: dict[str, Callable[[Any], Any]] = {"number": as_number, "bool": int}
+    wanted = [typed.get(kind, str)(value) for value in node.values if kind_of(value) == kind]
+    there = [value for value in wanted if value == value]
+    nan = source.is_(None) if len(there) < len(wanted) and node.operator not in ("$gt", "$lt") else false()
+    if node.operator in ("$eq", "$in"):
+        return or_(nan, and_(source.is_not(None), source.in_(there)))
+    return or_(nan, *(and_(source.is_not(None), _ORDERS[node.operator](source, literal(v))) for v in there))
 
 
-def _test(
-    condition: Comparison, found: list[Mapping[str, Any]], several: Mapping[int, list[Any]] | None
-) -> Callable[[Mapping[str, Any]], bool]:
-    """Turn a condition into a function; `found` is the list of all values that it will be called with."""
-    name, sign, value = condition
-    if name == "name" and sign in ("=", "!="):
-        return lambda one: is_named(one[name], str(value)) == (sign == "=")
-
-    def values(one: Mapping[str, Any]) -> list[Any]:
-        return [one.get(name)] if several is None else several.get(one["id"], [None])
-
-    there = [value for one in found for value in values(one) if value is not None]
-    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in there)
-    if isinstance(value, str) and there and numbers:
-        raise ConfigError(
-            f"{name}{sign}{value}: {name} is a number; compare it with a number, as in '{name}<0.3'"
-        )
-    enough = all if sign == "!=" else any
-    return lambda one: enough(map(condition.holds, values(one)))
-
-
-def is_named(name: str, text: str) -> bool:
-    """Whether a run has a name, with or without the six digits at its end; beginnings do not count."""
-    return text in (name, re.sub("-[0-9a-f]{6}$", "", name))
-
-
-def ordered(found: Iterable[Mapping[str, Any]], name: str, descending: bool) -> list[Mapping[str, Any]]:
-    """Sort by a value: numbers first, then strings; documents without the value come last in both orders."""
-    have = [one for one in found if _sortable(one.get(name))]
-    lack = [one for one in found if not _sortable(one.get(name))]
-    return sorted(have, key=lambda one: (isinstance(one[name], str), one[name]), reverse=descending) + lack
-
-
-def _sortable(value: Any) -> bool:
-    return value is not None and value == value
+def as_number(value: int | float) -> float:
+    """Convert a number to a float; one that is too large becomes infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")

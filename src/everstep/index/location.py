@@ -1,4 +1,4 @@
-"""Location of a run's index."""
+"""Where an index is, by the words of a person."""
 
 from __future__ import annotations
 

@@ -1,22 +1,26 @@
-"""Queries to the index in Python: `everstep.query`."""
+"""Queries to the index: `everstep.query`, and the documents that it returns."""
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.arguments import integer
-from everstep.errors import ConfigError, RunIndexError, alike
+from everstep.errors import ConfigError, RunIndexError, alike, nearest
 from everstep.index.answer import Documents
+from everstep.index.filters import Group, Leaf, Node, leaves, ordered, parse, paths, sql_condition
+from everstep.index.index_errors import IndexBusyError, UnwritableIndexError, again_if_malformed
 from everstep.index.location import FILE, Location, as_location, index_from_here, runs_of
+from everstep.index.run_facts import FACTS, SHOWN
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from everstep.index.database import Database
-    from everstep.index.documents import Asked
-    from everstep.index.mongo import Node
 
 MOST = (1 << 63) - 1
 """Largest limit of documents that a database accepts."""
@@ -60,10 +64,6 @@ def query(
     Warns:
         RuntimeWarning: a journal is damaged or the index could not be brought up to date.
     """
-    from everstep.index.documents import Asked
-    from everstep.index.index_errors import again_if_malformed
-    from everstep.index.mongo import parse
-
     asked = Asked(
         parse({} if where is None else where),
         _names("sort", [sort] if isinstance(sort, str) else sort),
@@ -81,8 +81,6 @@ def query(
 
 def _only_metric(where: Node) -> str | None:
     """Return the metric of which a filter asks for all rows; None if there may be several."""
-    from everstep.index.mongo import Group, Leaf
-
     parts = where.parts if isinstance(where, Group) and where.every else (where,)
     named = [part.value for part in parts if isinstance(part, Leaf) and part[:2] == ("name", "$eq")]
     return named[0] if named and isinstance(named[0], str) else None
@@ -90,11 +88,8 @@ def _only_metric(where: Node) -> str | None:
 
 def _columns(collection: str, asked: Sequence[str], found: Sequence[dict[str, Any]]) -> Sequence[str]:
     """List the fields that a table shows: of runs those of `everstep runs`, those asked for, and metrics."""
-    from everstep.index.documents import fields_of
-    from everstep.index.run_facts import FACTS, SHOWN
-
     if collection != "runs":
-        return fields_of(collection)
+        return _FIELDS.get(collection, ())
     numbers = (name for run in found for name, value in run.items() if isinstance(value, float))
     metrics = [name for name in dict.fromkeys(numbers) if name not in FACTS]
     return (*SHOWN, *asked, *metrics[:MOST_METRICS])
@@ -102,17 +97,11 @@ def _columns(collection: str, asked: Sequence[str], found: Sequence[dict[str, An
 
 def _answer(collection: str, asked: Asked, index: str | None) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the documents, and descriptions of faults in the journals."""
-    from everstep.index.documents import ask
-    from everstep.index.mongo import leaves
-    from everstep.index.query_checks import require_comparable
     from everstep.index.shipping import gone_runs
 
     database, problems = open_index(index)
     with database.read() as connection:
-        found = ask(connection, collection, asked, gone_runs(database, connection))
-        if collection == "runs":
-            require_comparable(connection, leaves(asked.where))
-        return found, problems
+        return ask(connection, collection, asked, gone_runs(database, connection)), problems
 
 
 def _limit(limit: int | None) -> int | None:
@@ -125,6 +114,176 @@ def _names(what: str, names: Sequence[str]) -> Sequence[str]:
     if not listed or not all(isinstance(name, str) and name for name in names):
         raise ConfigError(f"{what} is a list of names; change {names!r}")
     return names
+
+
+# ------------------------------------------------------------------------------ documents
+
+_ROW = ("run", "phase", "name", "epoch", "step", "seq", "value", "count", "wall", "segment")
+_FIELDS = {
+    "configs": (),
+    "metrics": _ROW,
+    "evaluations": _ROW,
+    "checkpoints": ("run", "name", "step", "segment", "bytes", "time"),
+}
+"""Fields of the documents of a collection; those of runs differ."""
+
+COLLECTIONS = ("runs", *_FIELDS)
+"""Names of the collections."""
+
+
+class Asked(NamedTuple):
+    """Query: filter, names to sort by ("-NAME": the largest first), most documents, fields."""
+
+    where: Node
+    sort: Sequence[str] = ()
+    limit: int | None = None
+    fields: Sequence[str] = ()
+
+    @property
+    def order(self) -> list[tuple[str, bool]]:
+        """Names to sort by, each with whether the largest comes first."""
+        return [(name.removeprefix("-"), name.startswith("-")) for name in self.sort]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all fields in the query."""
+        return [*paths(self.where), *(name for name, _ in self.order), *self.fields]
+
+
+def ask(
+    connection: Connection, collection: str, asked: Asked, gone: Iterable[int] = ()
+) -> list[dict[str, Any]]:
+    """Return the documents of a collection that a query asks for.
+
+    Args:
+        gone: keys of runs whose directories do not exist any more.
+
+    Raises:
+        ConfigError: there is no such collection, or no such field; names the nearest.
+    """
+    if collection in ("runs", "configs"):
+        return _ask_runs(connection, collection, asked, set(gone))
+    if collection not in _FIELDS:
+        raise ConfigError(f"no collection {collection!r}; {nearest(collection, COLLECTIONS)}")
+    return _ask_rows(connection, collection, asked)
+
+
+def _ask_runs(connection: Connection, collection: str, asked: Asked, gone: set[int]) -> list[dict[str, Any]]:
+    """Return facts, record and last values of runs; of configs `run` and `config`."""
+    from everstep.index.columns import RunColumns, last_values_of
+    from everstep.index.run_queries import newest_facts
+
+    columns = RunColumns(connection, gone)
+    for name in asked.names if collection == "configs" else ():
+        if name != "run" and name.partition(".")[0] != "config":
+            raise ConfigError(f"configs have no field {name!r}; {nearest(name, ('config', 'run'))}")
+    columns.require(leaves(asked.where), [name for name, _ in asked.order] + list(asked.fields), strict=False)
+    found = columns.find(asked.where)
+    for name, descending in reversed(asked.order):
+        columns.add(found, [name])
+        found = ordered(found, name, descending)
+    found = found[: asked.limit]
+    keys = [row["id"] for row in found]
+    recorded = newest_facts(connection, keys)
+    if collection == "configs":
+        documents = [
+            {"run": row["name"], "config": recorded.get(row["id"], {}).get("config")} for row in found
+        ]
+    else:
+        named = {} if asked.fields else last_values_of(connection, keys)
+        documents = [
+            {
+                **recorded.get(row["id"], {}),
+                # reversed: the phase that a bare name means comes first
+                **{name: value for (_, name), value in reversed(named.get(row["id"], {}).items())},
+                **{fact: row[fact] for fact in FACTS},
+            }
+            for row in found
+        ]
+    tops = {*FACTS, "run", *(name for tree in recorded.values() for name in tree)}
+    for name in asked.fields:
+        if name.partition(".")[0] not in tops:  # a metric, or what is computed
+            values = columns.first(name)
+            for key, document in zip(keys, documents, strict=True):
+                document.update({name: values[key]} if key in values else {})
+    return [project(document, asked.fields) for document in documents] if asked.fields else documents
+
+
+def _ask_rows(connection: Connection, collection: str, asked: Asked) -> list[dict[str, Any]]:
+    from sqlalchemy import select, true
+
+    from everstep.index.run_queries import valid
+    from everstep.index.sql_tables import checkpoints, metrics, runs, segments, series
+
+    table = checkpoints if collection == "checkpoints" else metrics
+    named = {"run": runs.c.name, "phase": series.c.phase}
+    named |= {"name": checkpoints.c.name if table is checkpoints else series.c.name}
+    columns = {name: named[name] if name in named else table.c[name] for name in _FIELDS[collection]}
+    for name in asked.names:
+        if name not in columns:
+            raise ConfigError(f"{collection} have no field {name!r}; {nearest(name, columns)}")
+    kinds = dict.fromkeys(("run", "phase", "name"), "text") | {"wall": "bool"}
+    source = checkpoints.join(runs, runs.c.id == checkpoints.c.run)
+    written: tuple[Any, ...] = (runs.c.name, checkpoints.c.segment, checkpoints.c.offset)
+    if table is metrics:
+        source = metrics.join(series, series.c.id == metrics.c.series)
+        source = source.join(segments, (segments.c.run == series.c.run) & valid())
+        source = source.join(runs, runs.c.id == series.c.run)
+        place = metrics.c.segment, metrics.c.offset, metrics.c.row
+        written = (runs.c.name, series.c.phase, series.c.name, *place)
+    chosen = select(*(columns[name].label(name) for name in dict.fromkeys(asked.fields or columns)))
+    chosen = chosen.select_from(source).where(
+        series.c.phase.not_in(("head", "step")) if collection == "evaluations" else true(),
+        sql_condition(connection, asked.where, lambda name: (columns[name], kinds.get(name, "number"))),
+    )
+    # A missing value, such as NaN, comes last either way.
+    order = (columns[name].desc() if down else columns[name].asc() for name, down in asked.order)
+    chosen = chosen.order_by(*(one.nulls_last() for one in order), *written).limit(asked.limit)
+    found = [dict(row) for row in connection.execute(chosen).mappings()]
+    for row in found:
+        if "wall" in row:
+            row["wall"] = bool(row["wall"])
+        if "value" in row and row["value"] is None:
+            row["value"] = math.nan
+    return found
+
+
+def project(document: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return some fields of a document; "a.b" gives the part of `a` that has `b`."""
+    found: dict[str, Any] = {}
+    asked = set(names := list(names))
+    for name in names:
+        parts = name.split(".")
+        if name not in document and any(".".join(parts[:end]) in asked for end in range(1, len(parts))):
+            continue  # the whole field above is requested, too
+        if name in document:
+            found[name] = document[name]
+        elif len(parts) > 1 and parts[0] in document:
+            _merge(found, parts[0], _dig(document[parts[0]], ".".join(parts[1:])))
+    return found
+
+
+def _dig(value: Any, path: str) -> Any:
+    """Return the part of a tree that lies on a path; in a list, the part of each object."""
+    if isinstance(value, list):
+        return [_dig(item, path) for item in value if isinstance(item, dict)]
+    return project(value, [path]) if isinstance(value, dict) else None
+
+
+def _merge(into: dict[str, Any], key: str, value: Any) -> None:
+    there = into.get(key)
+    if isinstance(there, dict) and isinstance(value, dict):
+        for name, item in value.items():
+            _merge(there, name, item)
+    elif isinstance(there, list) and isinstance(value, list):
+        for old, new in zip(there, value, strict=True):  # parts of the same objects, by two paths
+            for name, item in new.items():
+                _merge(old, name, item)
+    elif value is not None:
+        into[key] = value
+
+
+# ------------------------------------------------------------------------------ the index
 
 
 def index_place(index: str | None) -> Location:
@@ -147,20 +306,16 @@ def index_place(index: str | None) -> Location:
     raise RunIndexError(f"there is no index {found}; {near}give a folder of runs, or a file that ends in .db")
 
 
-def open_index(index: str | None, spare: Path | None = None) -> tuple[Database, list[str]]:
+def open_index(index: str | None) -> tuple[Database, list[str]]:
     """Open the index, up to date with the journals beside it; also return descriptions of their faults.
 
-    If a file can be neither written nor read, the journals beside it are read into another index.
-
-    Args:
-        spare: the file of that other index; None for an index in memory.
+    If a file can be neither written nor read, the journals beside it are read into a temporary index.
 
     Raises:
         RunIndexError: there is neither an index nor a run, or the index cannot be used.
         MalformedIndexError: the index was damaged and is set aside; the next call makes it again.
     """
     from everstep.index.database import Database
-    from everstep.index.index_errors import IndexBusyError, UnwritableIndexError
     from everstep.index.shipping import run_dirs, sync
 
     found = index_place(index)
@@ -168,25 +323,25 @@ def open_index(index: str | None, spare: Path | None = None) -> tuple[Database, 
     if isinstance(found, Path) and not found.exists() and not (folder.is_dir() and run_dirs(folder)):
         raise RunIndexError(f"there are no runs in {folder}: change to a folder with runs, or pass --index")
     database, folders = Database(found), [folder] if folder.is_dir() else []
-    if isinstance(found, Path) and (owner := _linked_folder(found)):
-        problems = [
-            f"{found} is a link to the index of {owner}, which has runs of its own; the journals in {folder} "
-            f"are read instead, and --index {owner} names that index"
-        ]
-        alone = Database(spare)
-        return alone, problems + sync(alone, folders, named=False).problems
+    owner = _linked_folder(found) if isinstance(found, Path) else None
     try:
+        if owner is not None:
+            raise UnwritableIndexError(
+                f"{found} is a link to the index of {owner}, which has runs of its own, and which --index "
+                f"{owner} names"
+            )
         problems = sync(database, folders, named=False).problems
         if not database.exists():  # no run could be shipped: an empty list, and the problems
             with database.write():
                 pass
         return database, problems
     except (IndexBusyError, UnwritableIndexError) as error:
-        if _readable(database):
+        if owner is None and _readable(database):
             return database, [f"the index may lack the newest rows: {error}"]
         if database.shared:
             raise
-        problems, alone = [f"{error}; the journals in {folder} are read instead"], Database(spare)
+        alone = Database(None)
+        problems = [f"{error}; the journals in {folder} are read instead"]
         return alone, problems + sync(alone, folders, named=False).problems
 
 

@@ -1,66 +1,18 @@
-"""Who may read a run and an index, by owner and permissions; and whether an index has a run already."""
+"""Which run lies in a folder, and whether an index may have it: by its facts, its owner and permissions."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from everstep.untrusted_files import LONGEST_ID, facts_checksum, read_note
 
-
-class Readers(NamedTuple):
-    """Readers of a file: its owner, a group (None: no group), everybody.  Access lists are not looked at."""
-
-    owner: int
-    group: int | None
-    everybody: bool
-
-    def within(self, others: Readers) -> bool:
-        """Whether all of these are among the others, who may be joined by this user and root."""
-        if others.everybody:
-            return True
-        known = self.owner in (0, os.geteuid(), others.owner) or (self.group is not None)
-        return not self.everybody and self.group in (None, others.group) and known
-
-
-def readers(path: str | os.PathLike[str]) -> Readers:
-    """Tell who may read a file or a folder: the permissions of the folders above count, too."""
-    real = Path(os.path.realpath(path))
-    found = os.stat(real)
-    group = found.st_gid if found.st_mode & stat.S_IRGRP else None
-    everybody = bool(found.st_mode & stat.S_IROTH)
-    for folder in real.parents:
-        above = os.stat(folder)
-        passes = bool(above.st_mode & stat.S_IXOTH)
-        everybody = everybody and passes
-        if not passes and not (above.st_mode & stat.S_IXGRP and above.st_gid == group):
-            group = None
-    return Readers(found.st_uid, group, everybody)
-
-
-def run_readers(run_dir: Path) -> Readers:
-    """Tell who may read a run: its directory, its facts and its journal."""
-    journal = run_dir / "journal"
-    try:
-        newest = max(journal.glob("segment-*.evj"), default=journal)
-        found = [readers(place) for place in (run_dir, run_dir / "run.json", newest)]
-    except OSError:
-        return Readers(-1, None, False)
-    groups = {one.group for one in found}
-    group = groups.pop() if len(groups) == 1 else None
-    return Readers(found[0].owner, group, all(one.everybody for one in found))
-
-
-def is_strangers_link(path: Path) -> bool:
-    """Whether a path is a link that another user made to something that is not that user's."""
-    try:
-        link, target = os.lstat(path), os.stat(path)
-    except OSError:
-        return False
-    return stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), target.st_uid)
+if TYPE_CHECKING:
+    from everstep.index.database import Database
 
 
 def is_run(folder: str | Path) -> bool:
@@ -115,3 +67,76 @@ def is_in(origins: Origins, run_dir: Path) -> bool:
 def stored_seed(seed: Any) -> int | None:
     """Return a seed as an index has it: None if it is too large for a database."""
     return seed if isinstance(seed, int) and abs(seed) < 1 << 63 else None
+
+
+def refusal(
+    database: Database, origins: Origins, run_dir: Path, *, inside: bool, named: bool = False
+) -> str | None:
+    """Say why a run is not shipped; None if it may be shipped, "" if that is no fault.
+
+    Args:
+        origins: those of the runs in the index.
+        inside: whether the run lies in a folder that belongs to the index; otherwise only a row says so.
+        named: whether a person has named this folder for the index.
+    """
+    if _is_strangers_link(run_dir):
+        return (
+            f"{run_dir} is a link to {os.path.realpath(run_dir)}, not made by you or that run's owner, and "
+            "is not read; if you want the run in the index, give the run itself to everstep sync"
+        )
+    if is_in(origins, run_dir) or (inside and named):
+        return None
+    if not inside or database.shared:
+        return ""
+    if confine(database, run_dir):
+        return None
+    return (
+        f"{run_dir} is not in the index {database.name}: others may read the index who may not read the run; "
+        f"everstep sync {run_dir} puts it there even so"
+    )
+
+
+def _is_strangers_link(path: Path) -> bool:
+    """Whether a path is a link that another user made to something that is not that user's."""
+    try:
+        link, target = os.lstat(path), os.stat(path)
+    except OSError:
+        return False
+    return stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), target.st_uid)
+
+
+def confine(database: Database, run_dir: Path) -> bool:
+    """Take a file from readers who may not read a run; False if others may write it, or own it."""
+    index = os.path.realpath(database.place)
+    if database.shared or not os.path.exists(index):
+        return not database.shared
+    newest = max((run_dir / "journal").glob("segment-*.evj"), default=run_dir)
+    found = os.stat(index)
+    try:
+        owners = (0, os.geteuid(), os.stat(run_dir).st_uid)
+        allowed = _readers(run_dir) & _readers(run_dir / "run.json") & _readers(newest)
+    except OSError:
+        owners, allowed = (0, os.geteuid(), 0), set()
+    if "everybody" in allowed or (found.st_uid in owners and _readers(index) <= allowed):
+        return True
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return False
+    kept = 0o770 if ("group", found.st_gid) in allowed else 0o700
+    for end in ("", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(index + end, stat.S_IMODE(found.st_mode) & kept)
+    return True
+
+
+def _readers(path: str | Path) -> set[object]:
+    """Tell who may read a file, by the permissions of the folders above, too: users, a group, "everybody"."""
+    real = Path(os.path.realpath(path))
+    found = os.stat(real)
+    group = found.st_mode & stat.S_IRGRP
+    everybody = found.st_mode & stat.S_IROTH
+    for folder in real.parents:
+        above = os.stat(folder)
+        passes = above.st_mode & stat.S_IXOTH
+        everybody = everybody and passes
+        group = group and (passes or (above.st_mode & stat.S_IXGRP and above.st_gid == found.st_gid))
+    return ({("group", found.st_gid)} if group else set()) | ({"everybody"} if everybody else set())

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Iterable
-from difflib import get_close_matches
-from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, case, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Integer, Text, cast, false, func, literal, select
 
-from everstep.contracts.metrics import phases_and_names
-from everstep.errors import ConfigError, alike, nearest
-from everstep.index.fields import ELEMENT, leads, named, short, values_at
-from everstep.index.filters import is_named
-from everstep.index.run_facts import COUNTS, FACTS, GONE
-from everstep.index.sql_tables import events, fields, is_label, metrics, runs, segments, series
-from everstep.index.stored_json import stored
-from everstep.index.translate import one_of
+from everstep.errors import ConfigError, nearest
+from everstep.index.run_facts import GONE
+from everstep.index.sql_tables import events, facts, metrics, runs, segments, series, stored
 from everstep.labels import NAMES as LABELS
 from everstep.redaction import without_credentials
 
@@ -28,14 +23,8 @@ if TYPE_CHECKING:
     from everstep.record import Rollback, Row  # it brings NumPy, which a list of runs does not need
     from everstep.record.badges import Badge
 
-RECORDED = frozenset(
-    (
-        *("config", "sweep", "parent", "git", "argv", "cwd", "packages", "services", "code", "controllers"),
-        *("host", "platform", "python", "pid", "fingerprint", "backends", "seed", "ranks", "ranks_before"),
-        *("data_ranks", "limits", "lock", "resume", "resumed_from", "imported", *LABELS),
-    )
-)
-"""Names with which the paths into a start's record begin."""
+LONGEST_NAME = 250
+"""Most characters of a metric's name in the index: databases limit the length of a key."""
 
 _PHASES = {"tail": 0, "epoch": 1, "step": 3, "head": 4}
 """Rank of phases (evaluations: 2): a metric's bare name means its phase of lowest rank."""
@@ -61,66 +50,50 @@ class Summary(NamedTuple):
     largest: float | None
 
 
-def run_rows(
-    connection: Connection, gone: Collection[int], where: ColumnElement[bool] | None = None
-) -> dict[int, dict[str, Any]]:
+def clean(text: str) -> str:
+    """Replace the characters that a database refuses: lone surrogates, and NUL."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def short(name: str) -> str:
+    """Shorten the name of a metric or phase to `LONGEST_NAME` characters, and a hash."""
+    name = clean(name)
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[:LONGEST_NAME]}...{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
+def one_of(connection: Connection, source: ColumnElement[Any], values: Iterable[Any]) -> ColumnElement[bool]:
+    """Whether a column's value is among some numbers or strings, of which there may be any number."""
+    values = list(values)
+    if not values:
+        return false()
+    listed = literal(json.dumps(values), Text)
+    if connection.dialect.name == "postgresql":
+        from sqlalchemy.dialects.postgresql import JSONB
+
+        items = func.jsonb_array_elements_text(cast(listed, JSONB)).table_valued("value")
+    else:
+        items = func.json_each(listed).table_valued("value")
+    return source.in_(select(cast(items.c.value, Text if isinstance(values[0], str) else Integer)))
+
+
+def run_rows(connection: Connection, gone: Collection[int] = ()) -> dict[int, dict[str, Any]]:
     """Map the key of each run to its row in the table `runs`, the newest start last.
 
     Args:
         gone: keys of runs whose directories do not exist any more; their status is `GONE`.
-        where: condition that selects runs; None for all.
     """
     chosen = select(runs).order_by(runs.c.started.nulls_first(), runs.c.name)
-    if where is not None:
-        chosen = chosen.where(where)
     found = {row["id"]: dict(row) for row in connection.execute(chosen).mappings()}
     for run in found.keys() & set(gone):
         found[run]["status"] = GONE
     return found
 
 
-def all_runs(
-    connection: Connection,
-    wanted: Iterable[str] = (),
-    gone: Collection[int] = (),
-    where: ColumnElement[bool] | None = None,
-    newest: NewestFacts | None = None,
-) -> list[dict[str, Any]]:
-    """List every run, the newest start last.
-
-    Args:
-        wanted: further names: a metric ("valid_loss", or "PHASE/NAME") gives its last value; a path into
-            the facts of the newest start ("git.commit", "config.controllers") gives its first value, a list
-            or an object as JSON.
-        gone: keys of runs whose directories do not exist any more.
-        where: condition that selects runs; None for all.
-        newest: facts of the newest starts, if they have been read.
-
-    Returns:
-        A dict per run with the keys `FACTS`, id, host, and those of `wanted` that the run has.
-
-    Raises:
-        ConfigError: no run has a name of `wanted`; names the nearest.
-    """
-    found = run_rows(connection, gone, where)
-    newest = newest or NewestFacts(connection)
-    for name in dict.fromkeys(wanted):
-        if name in FACTS:
-            continue
-        if is_metric(connection, name):
-            values: dict[int, Any] = dict(last_values(connection, name))
-        else:
-            require_known(connection, name)
-            values = {run: several[0] for run, several in newest.at(name).items()}
-        for run in found.keys() & values.keys():
-            found[run][name] = values[run]
-    return list(found.values())
-
-
-def ranks_of(connection: Connection) -> dict[int, int]:
-    """Return run -> number of ranks of its newest start."""
-    told = select(fields.c.run, fields.c.number).where(fields.c.path == "ranks", fields.c.kind == "number")
-    return {run: int(number) for run, number in connection.execute(told)}
+def names_of(name: str) -> list[str]:
+    """Return the names that mean a run: with and without the six digits at its end."""
+    return list(dict.fromkeys((name, re.sub("-[0-9a-f]{6}$", "", name))))
 
 
 def run_names(connection: Connection) -> list[str]:
@@ -128,134 +101,7 @@ def run_names(connection: Connection) -> list[str]:
     return list(connection.execute(select(runs.c.name)).scalars())
 
 
-def require_known(connection: Connection, name: str) -> None:
-    """Refuse a name with which no path into the records of runs begins.
-
-    Raises:
-        ConfigError: no run has the name; names the nearest, metrics included.
-    """
-    known = recorded(connection)
-    if known and name.partition(".")[0] not in known | {*LABELS}:
-        meant = _ending_with(connection, name)
-        known |= _names(connection)
-        if meant is None and not alike(name, known):  # a slip in the last part of a setting's name
-            near = get_close_matches(name.rpartition(".")[2], _last_parts(connection), n=1, cutoff=0.75)
-            meant = _ending_with(connection, near[0]) if near else _containing(connection, name)
-        hint = nearest(name, known) if meant is None else f"did you mean {meant!r}?"
-        raise ConfigError(f"no run has {name!r}; {hint}")
-
-
-def _containing(connection: Connection, name: str) -> str | None:
-    """Return the shortest metric of whose name a name of three or more characters is a part."""
-    found = [one for one in _names(connection) if len(name) > 2 and name.lower() in one.lower()]
-    return min(found, key=lambda one: (len(one), one), default=None)
-
-
-def _ending_with(connection: Connection, name: str) -> str | None:
-    """Return the shortest path that ends with a name, those of the config first; None if there is none."""
-    below = fields.c.path.endswith(f".{named(name)}", autoescape=True)
-    paths = connection.execute(select(fields.c.path).where(below).distinct()).scalars()
-    found = [path for path in paths if ELEMENT not in path]
-    return min(found, key=lambda path: (not path.startswith("config."), len(path), path), default=None)
-
-
-def _last_parts(connection: Connection) -> set[str]:
-    """Return the last parts of the names of all settings."""
-    below = select(fields.c.path).where(fields.c.path.startswith("config.")).distinct()
-    return {path.rpartition(".")[2] for path in connection.execute(below).scalars() if ELEMENT not in path}
-
-
-def taken_for_metrics(connection: Connection, names: Iterable[str]) -> list[str]:
-    """Say of each bare name that is both a metric and a setting how the setting is written."""
-    settings = {name: _ending_with(connection, name) for name in dict.fromkeys(names) if "/" not in name}
-    return [
-        taken_for_metric(name, setting)
-        for name, setting in settings.items()
-        if setting and setting.startswith("config.") and name not in FACTS and is_metric(connection, name)
-    ]
-
-
-def taken_for_metric(name: str, setting: str) -> str:
-    """Say that a name was taken for a metric, and how the setting of the same name is written."""
-    return f"{name} is the last value of the metric {name!r}; for the setting write {setting}"
-
-
-def is_recorded(name: str) -> bool:
-    """Whether a name is one that everstep records: where a run has it, no metric of another run hides it."""
-    return name.partition(".")[0] in RECORDED
-
-
-def is_metric(connection: Connection, name: str) -> bool:
-    """Whether some run has a metric of this name, or "PHASE/NAME", and none has recorded the name."""
-    if is_recorded(name):
-        there = connection.execute(select(fields.c.run).where(leads_here(connection, name)).limit(1))
-        if there.first() is not None:
-            return False
-    found = select(series.c.id).where(named_series(name)).limit(1)
-    return connection.execute(found).first() is not None
-
-
-def status(connection: Connection, gone: Collection[int]) -> ColumnElement[str]:
-    """Return the present status of a run, as a column; `gone` has the keys of runs without directories."""
-    return case((one_of(connection, runs.c.id, gone), GONE), else_=runs.c.status) if gone else runs.c.status
-
-
-def recorded(connection: Connection) -> set[str]:
-    """Return the names with which a path into the records of runs may begin."""
-    deep = fields.c.path.contains(".") | fields.c.path.contains(ELEMENT)
-    top = select(fields.c.path).where(~deep).distinct()
-    return set(connection.execute(top).scalars())
-
-
-def _names(connection: Connection) -> set[str]:
-    return {*FACTS, *COUNTS} | set(connection.execute(select(series.c.name).distinct()).scalars())
-
-
-def last_values(connection: Connection, name: str) -> dict[int, float]:
-    """Return run -> last value of a metric; see `selected_last_values`."""
-    found = connection.execute(selected_last_values(name))
-    return {run: math.nan if value is None else value for run, value in found}
-
-
-def last_values_of(connection: Connection, of: Collection[int]) -> dict[int, dict[tuple[str, str], float]]:
-    """Return run -> (phase, name) -> last value of each metric, the phase of lowest rank first.
-
-    Args:
-        of: keys of the runs.
-    """
-    last = _last(metrics.c.step).label("step"), _last(metrics.c.value).label("value")
-    chosen = select(series.c.run, series.c.phase, series.c.name, *last)
-    found: dict[int, dict[tuple[str, str], float]] = {}
-    rows = connection.execute(chosen.where(one_of(connection, series.c.run, of))).all()
-    for run, phase, name, step, value in sorted(rows, key=lambda row: by_phase(row[1])):
-        if step is not None:
-            found.setdefault(run, {})[phase, name] = math.nan if value is None else value
-    return found
-
-
-def named_series(name: str) -> ColumnElement[bool]:
-    """Whether a row of `series` is of a metric, or of "PHASE/NAME"."""
-    pairs = [(short(phase), short(bare)) for phase, bare in phases_and_names(name)]
-    named = series.c.name == short(name)
-    return named | tuple_(series.c.phase, series.c.name).in_(pairs) if pairs else named
-
-
-def selected_last_values(name: str) -> Select[Any]:
-    """Select (run, value): the last value of a metric, NULL for NaN, for every run with the metric.
-
-    Args:
-        name: the metric, in its phase of lowest rank, or "PHASE/NAME".
-    """
-    row = select(metrics.c.step).join(segments, valid())
-    there = row.where(metrics.c.series == series.c.id, segments.c.run == series.c.run).correlate(series)
-    order = (case(_PHASES, value=series.c.phase, else_=2), series.c.phase, series.c.name)
-    place = func.row_number().over(partition_by=series.c.run, order_by=order).label("place")
-    ranked = select(series.c.id, place).where(named_series(name), there.exists()).subquery()
-    chosen = select(series.c.run, _last(metrics.c.value).label("value"))
-    return chosen.join(ranked, ranked.c.id == series.c.id).where(ranked.c.place == 1)
-
-
-def _last(column: ColumnElement[Any]) -> Any:
+def last_of_series(column: ColumnElement[Any]) -> Any:
     """Select the last valid value of a column of `metrics`, for the series of the outer query."""
     return (
         select(column)
@@ -278,51 +124,24 @@ def valid() -> ColumnElement[bool]:
     return (segments.c.number == metrics.c.segment) & (metrics.c.offset < segments.c.valid_to)
 
 
-class NewestFacts:
-    """Records of the newest starts; read once, and only if needed."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    @cached_property
-    def _facts(self) -> dict[int, dict[str, Any]]:
-        return newest_facts(self._connection)
-
-    def at(self, path: str) -> dict[int, list[Any]]:
-        """Return run -> values to which a path leads, if there are any; lists and objects as JSON."""
-        values = {run: values_at(facts, path) for run, facts in self._facts.items()}
-        return {run: list(map(_plain, several)) for run, several in values.items() if several}
-
-
-def leads_here(connection: Connection, path: str) -> ColumnElement[bool]:
-    """Whether a requested path leads to a row of `fields`."""
-    path = named(path)
-    places = select(fields.c.path).distinct().where(fields.c.path.contains(ELEMENT))
-    places = places.where(fields.c.path.startswith(path.partition(".")[0], autoescape=True))
-    in_lists = [place for place in connection.execute(places).scalars() if leads(path, place)]
-    return (fields.c.path == path) | one_of(connection, fields.c.path, in_lists)
-
-
 def newest_facts(connection: Connection, of: Collection[int] | None = None) -> dict[int, dict[str, Any]]:
-    """Return run -> facts of its newest start, for all runs or some."""
-    begun = select(segments.c.run, segments.c.facts).where(segments.c.begun == 1).order_by(segments.c.number)
+    """Return run -> facts of its newest start and its labels, for all runs or some."""
+    chosen = select(facts.c.run, facts.c.name, facts.c.value)
     if of is not None:
-        begun = begun.where(one_of(connection, segments.c.run, of))
-    newest = {run: text for run, text in connection.execute(begun)}
-    return {run: stored(text) for run, text in newest.items()}
-
-
-def labels_of(connection: Connection) -> dict[int, dict[str, str]]:
-    """Return run -> name of a label -> its text, JSON for tags; people change these while a start goes on."""
-    found: dict[int, dict[str, str]] = {}
-    told = select(fields.c.run, fields.c.path, fields.c.text).where(is_label)
-    for run, name, text in connection.execute(told):
-        found.setdefault(run, {})[name] = text
+        chosen = chosen.where(one_of(connection, facts.c.run, of))
+    found: dict[int, dict[str, Any]] = {}
+    for run, name, text in connection.execute(chosen):
+        found.setdefault(run, {})[name] = stored(text, object)
     return found
 
 
-def _plain(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, dict | list) else value
+def labels_of(connection: Connection) -> dict[int, dict[str, Any]]:
+    """Return run -> name of a label -> its value; people change these while a start goes on."""
+    found: dict[int, dict[str, Any]] = {}
+    chosen = select(facts.c.run, facts.c.name, facts.c.value).where(facts.c.name.in_(LABELS))
+    for run, name, text in connection.execute(chosen):
+        found.setdefault(run, {})[name] = stored(text, object)
+    return found
 
 
 def find_run(
@@ -348,7 +167,7 @@ def find_run(
     """
     found = [dict(row._mapping) for row in connection.execute(select(runs))]
     exact = [run for run in found if text in (run["name"], run["path"])]
-    named = [run for run in found if is_named(run["name"], text) or Path(run["path"]).name == text]
+    named = [run for run in found if text in (*names_of(run["name"]), Path(run["path"]).name)]
     begins = [run for run in found if run["name"].startswith(text) and not exactly]
     for candidates in (exact, named, begins):
         there = [run for run in candidates if not is_gone(run)] or candidates
@@ -426,8 +245,8 @@ def summaries(connection: Connection, run: int) -> list[Summary]:
             series.c.phase,
             series.c.name,
             func.count(metrics.c.step),
-            _last(metrics.c.step),
-            _last(metrics.c.value),
+            last_of_series(metrics.c.step),
+            last_of_series(metrics.c.value),
             func.min(metrics.c.value).filter(finite()),
             func.max(metrics.c.value).filter(finite()),
         )

@@ -8,40 +8,51 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, CursorResult, delete, insert, select, update
+from sqlalchemy import Connection, Table, delete, insert, select, update
 
 from everstep.durable import TMP
 from everstep.errors import EverstepError, RunDirError, RunIndexError
-from everstep.index.admission import refusal, uncontested
-from everstep.index.bulk_insert import insert_rows
 from everstep.index.database import Database
-from everstep.index.fields import clean, rows_of, short
 from everstep.index.index_errors import RefusedError
-from everstep.index.readers import id_at, is_run, stored_seed
-from everstep.index.run_queries import lost_parent, newest_facts
-from everstep.index.sql_tables import blocks, checkpoints, events, fields, metrics, runs, segments, series
-from everstep.index.stored_json import stored
+from everstep.index.readers import confine, id_at, is_run, refusal, stored_seed
+from everstep.index.run_queries import clean, labels_of, lost_parent, short
+from everstep.index.sql_tables import (
+    blocks,
+    checkpoints,
+    events,
+    facts,
+    metrics,
+    runs,
+    segments,
+    series,
+    stored,
+)
 from everstep.labels import NAMES as LABELS
 from everstep.labels import has_labels, labels
 from everstep.redaction import without_credentials
 
 if TYPE_CHECKING:
-    from everstep.record import RunDir
+    from everstep.record import Event, RunDir
+    from everstep.record.segment_file import StoredBlock
 
 ALIVE_SECONDS = 120.0
 """Seconds after its last sign of life for which a run still counts as running, if no lock decides that."""
 
+_BEAT_SECONDS = 30
+"""Seconds after which a run that counts as running is looked at though its journal is silent."""
+
 _SEGMENT = re.compile(r"segment-(?!0000)([0-9]{4}|[1-9][0-9]{4,8})\.evj")
 """File name of a segment; `everstep.record.segment_file`, which makes the names, would import NumPy."""
 
-_MOST_TOLD = 3
+_MOST_PROBLEMS = 3
 """Most problems of a run that are listed."""
 
 EVALUATIONS = "evaluations"
@@ -66,14 +77,6 @@ class Shipped:
     problems: list[str] = field(default_factory=list)
 
 
-class _Known(NamedTuple):
-    """State of a run in the index: its row, and the bytes of each journal file."""
-
-    id: int
-    status: str
-    sizes: dict[int, int]
-
-
 def sync(database: Database, folders: Iterable[Path], *, named: bool = True) -> Shipped:
     """Ship every run in some folders: run directories, or folders that hold run directories.
 
@@ -85,32 +88,76 @@ def sync(database: Database, folders: Iterable[Path], *, named: bool = True) -> 
             read the run (`refusal`).
 
     Raises:
+        RunDirError: a folder cannot be read.
         RunIndexError: the index cannot be used.
     """
-    with database.kept_open() if database.shared else nullcontext():
-        return _sync(database, folders, named)
+    return Journals(folders, named=named).ship(database)
 
 
-def _sync(database: Database, folders: Iterable[Path], named: bool) -> Shipped:
-    asked = [found for folder in folders for run in run_dirs(folder.absolute()) for found in parts_of(run)]
-    origins: dict[str, tuple[float, int | None]] = {}
-    known = _known(database, {str(path) for path in asked}, origins)
-    running = [Path(path) for (path, _), run in known.items() if run.status == "running"]
-    found = list(dict.fromkeys([*asked, *(path for path in running if is_run(path))]))
-    there = {path: known.get((str(path), id_at(path))) for path in found}
-    labelled = [run.id for path, run in there.items() if run is not None and has_labels(path)]
-    told = _labels(database, labelled) if labelled else {}
-    changed = [path for path, run in there.items() if not _unchanged(path, run, told)]
-    total, places = Shipped(runs=len(found)), set(asked)
-    changed = uncontested(changed, origins, total.problems)
-    with database.kept_open() if changed and not database.shared else nullcontext():
-        for run_dir in changed:
-            said = refusal(database, origins, run_dir, inside=run_dir in places, named=named)
-            if said is None:
-                ship_noting(total, database, run_dir)
-            elif said:
-                total.problems.append(said)
-    return total
+class Journals:
+    """Journals of the runs in some folders, shipped by each call as far as they have changed since the last.
+
+    Args:
+        folders, named: as of `sync`.
+    """
+
+    def __init__(self, folders: Iterable[Path], *, named: bool) -> None:
+        self._folders, self._named = [folder.absolute() for folder in folders], named
+        self._marks: dict[Path, object] = {}
+        """Run directory -> what differed after the changes of it that were shipped."""
+        self._newest: dict[str, tuple[int, str]] = {}
+        """Journal's folder -> the time at which it changed last, and its newest file."""
+        self._running: set[Path] = set()
+
+    def ship(self, database: Database, only: Collection[Path] | None = None) -> Shipped:
+        """Ship what has changed.
+
+        Args:
+            only: the run directories to look at; None for all.
+        """
+        asked = only or [part for each in self._folders for run in run_dirs(each) for part in parts_of(run)]
+        if not self._marks:
+            self._running = _running(database)
+        looked = [*asked, *(path for path in self._running if only is None)]
+        # Before the index is read: what changes after that is then seen as a change.
+        marks = {path: self._mark(path) for path in looked}
+        changed = [
+            path for path, mark in marks.items() if self._marks.get(path, ...) != mark and is_run(path)
+        ]
+        total = Shipped(runs=len(marks))
+        known = _known(database) if changed else {}
+        changed = [path for path in changed if path in self._marks or not _unchanged(path, known)]
+        changed.sort(key=lambda path: os.stat(path).st_uid != os.geteuid())  # of two copies one's own counts
+        origins = {row["name"]: (row["created"], row["seed"]) for row in known.values()}
+        with database.kept_open() if changed else nullcontext():
+            for path in changed:
+                inside = any(folder in (path, *path.parents) for folder in self._folders)
+                why = refusal(database, origins, path, inside=inside, named=self._named)
+                if why is None:
+                    _ship_noting(total, database, path)
+                elif why:
+                    total.problems.append(why)
+        if changed:
+            self._running = _running(database)
+        self._marks |= marks  # after the shipping: where this fails, the next call tries again
+        return total
+
+    def _mark(self, path: Path) -> object:
+        """Return what differs after a change of a run directory; None if there is none."""
+        try:
+            changed = os.stat(path).st_mtime_ns  # by a label, too
+            if path in self._running:
+                beat = int(time.time()) // _BEAT_SECONDS
+                return changed, beat, sorted(journal_sizes(path).items()), _is_held(path)
+            at = os.stat(path / "journal").st_mtime_ns
+            if self._newest.get(str(path), (0, ""))[0] != at:
+                newest = max(journal_sizes(path), default=0)
+                self._newest[str(path)] = at, f"{path}/journal/segment-{newest:04d}.evj" if newest else ""
+            name = self._newest[str(path)][1]
+            found = os.stat(name) if name else None
+            return changed, at, found and (found.st_mtime_ns, found.st_size)
+        except (OSError, RunDirError):
+            return None
 
 
 def forget_gone(database: Database, folders: Iterable[Path]) -> dict[str, str]:
@@ -125,19 +172,17 @@ def forget_gone(database: Database, folders: Iterable[Path]) -> dict[str, str]:
         return {}
     above = [folder.absolute() for folder in folders]
     with database.read() as connection:
-        rows = connection.execute(select(runs.c.id, runs.c.name, runs.c.path, runs.c.host)).all()
-    gone = [row for row in rows if any(Path(row.path).is_relative_to(folder) for folder in above)]
-    gone = [row for row in gone if is_gone(database, row._mapping)]
-    if gone:
-        with database.write() as connection:
-            for row in gone:
-                database.claim(connection, row.name)
-                _forget(connection, row.id)
-                connection.execute(delete(runs).where(runs.c.id == row.id))
-    return {row.name: row.path for row in gone}
+        rows = connection.execute(select(runs)).mappings().all()
+    below = [row for row in rows if any(Path(row["path"]).is_relative_to(folder) for folder in above)]
+    gone = [row for row in below if is_gone(database, row)]
+    for row in gone:
+        with database.write(row["name"]) as connection:
+            _forget(connection, row["id"])
+            connection.execute(delete(runs).where(runs.c.id == row["id"]))
+    return {row["name"]: row["path"] for row in gone}
 
 
-def ship_noting(total: Shipped, database: Database, run_dir: Path) -> None:
+def _ship_noting(total: Shipped, database: Database, run_dir: Path) -> None:
     """Ship a run and add the result to the total."""
     try:
         shipped = ship(database, run_dir)
@@ -194,66 +239,52 @@ def is_gone(database: Database, run: Any) -> bool:
     return not is_run(run["path"]) if there is None else there != run["name"]
 
 
-def gone_runs(database: Database, connection: Connection) -> list[int]:
-    """List the keys of the runs whose directories do not exist any more."""
-    found = connection.execute(select(runs.c.id, runs.c.name, runs.c.path, runs.c.host)).mappings()
-    return [int(run["id"]) for run in found if is_gone(database, run)]
+def gone_runs(database: Database, found: Connection | Iterable[Mapping[str, Any]]) -> set[int]:
+    """Return the keys of the runs whose directories do not exist any more, of an index or of some rows."""
+    rows = found.execute(select(runs)).mappings().all() if isinstance(found, Connection) else list(found)
+    paths = Counter(row["path"] for row in rows)  # several: one was made anew in the place of another
+    return {
+        int(row["id"])
+        for row in rows
+        if is_here(database, row["host"])
+        and (is_gone(database, row) if paths[row["path"]] > 1 else not is_run(row["path"]))
+    }
 
 
-def _known(
-    database: Database, asked: set[str], origins: dict[str, tuple[float, int | None]]
-) -> dict[tuple[str, str | None], _Known]:
-    """Return (path, name) -> state in the index, for runs on this machine and at the paths `asked`.
-
-    Args:
-        origins: gets the origins of all runs in the index.
-    """
+def _known(database: Database) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return (path, name) -> row of a run, with the sizes of its journal's files, and its labels."""
     if not database.exists():
         return {}
     with database.read() as connection:
-        rows = connection.execute(
-            select(
-                *(runs.c.path, runs.c.id, runs.c.status, runs.c.host, runs.c.name),
-                *(runs.c.created, runs.c.seed),
-            )
-        ).all()
-        origins |= {row.name: (row.created, row.seed) for row in rows}
-        if len({row.name for row in rows}) < len(rows):
-            raise database.distrusted("it lists a run twice")
-        found: dict[tuple[str, str | None], _Known] = {
-            (row.path, row.name): _Known(row.id, row.status, {})
-            for row in rows
-            if row.path in asked or is_here(database, row.host)  # asked: the machines may share a disk
-        }
-        by_id = {run.id: run for run in found.values()}
-        for run, number, size in connection.execute(
-            select(segments.c.run, segments.c.number, segments.c.size)
-        ):
-            if run in by_id:
-                by_id[run].sizes[number] = size
-    return found
+        told = labels_of(connection)
+        rows = {row["id"]: dict(row) for row in connection.execute(select(runs)).mappings()}
+        for row in rows.values():
+            row |= {"sizes": {}, "labels": told.get(row["id"], {})}
+        sizes = select(segments.c.run, segments.c.number, segments.c.size)
+        for run, number, size in connection.execute(sizes):
+            rows[run]["sizes"][number] = size
+    return {(row["path"], row["name"]): row for row in rows.values()}
 
 
-def _labels(database: Database, asked: list[int]) -> dict[int, dict[str, Any]]:
-    """Return the labels that the index has of some runs."""
+def _running(database: Database) -> set[Path]:
+    """Return the directories of this machine's runs that count as running."""
+    if not database.exists():
+        return set()
     with database.read() as connection:
-        facts = newest_facts(connection, asked)
-    return {run: _labels_in(found) for run, found in facts.items()}
+        found = connection.execute(select(runs.c.path, runs.c.host).where(runs.c.status == "running"))
+        return {Path(row.path) for row in found if is_here(database, row.host)}
 
 
-def _labels_in(facts: dict[str, Any]) -> dict[str, Any]:
-    return {name: facts[name] for name in LABELS if name in facts}
-
-
-def _unchanged(run_dir: Path, known: _Known | None, told: dict[int, dict[str, Any]]) -> bool:
-    """Whether the index has a run as it is; `told` has the labels of the runs that were ever given one."""
-    if known is None or known.status == "running":
+def _unchanged(run_dir: Path, known: dict[tuple[str, str], dict[str, Any]]) -> bool:
+    """Whether the index has a run as it is."""
+    row = known.get((str(run_dir), str(id_at(run_dir))))
+    if row is None or row["status"] == "running":
         return False
     try:
-        same = known.sizes == journal_sizes(run_dir)
+        same = bool(row["sizes"] == journal_sizes(run_dir))
     except RunDirError:
         return False  # shipping reports the fault
-    return same and (known.id not in told or told[known.id] == labels(run_dir).told())
+    return same and (not has_labels(run_dir) or row["labels"] == labels(run_dir).told())
 
 
 def journal_sizes(run_dir: Path) -> dict[int, int]:
@@ -304,68 +335,74 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
                 f"{part} is a link, to {os.readlink(part)}: no part of a run is read through a link; put the "
                 "folder itself there (the run directory as a whole may be a link)"
             )
-    said = clean(str(run.path))
-    if said != str(run.path):
+    if (name := clean(str(run.path))) != str(run.path):
         raise RunDirError(
-            f"{said} is not indexed: its name is not UTF-8; change the name and run everstep sync"
+            f"{name} is not indexed: its name is not UTF-8; change the name and run everstep sync"
         )
     shipped = Shipped(runs=1)
-    with database.write() as connection:
-        database.claim(connection, run.id)
-        database.confine(run.path)  # before the rows: the file may be new, and readable by everybody
+    with database.write(run.id) as connection:
+        confine(database, run.path)  # before the rows: the file may be new, and readable by everybody
         # Before the journal is read, and after: a start that ends meanwhile, or begins, is not dead.
         held = alive or _is_held(run.path)
-        known = _enter(database, connection, run, shipped.problems)
-        if known is None:
+        row, before = _enter(connection, run)
+        sizes, known = journal_sizes(run.path), {number: start["size"] for number, start in before.items()}
+        whole = all(sizes.get(number, -1) >= size for number, size in known.items())
+        if copied := _copied_from(database, connection, run, row, whole and sizes != known):
+            shipped.problems.append(copied)
             return shipped
-        for number, size in sorted(journal_sizes(run.path).items()):
-            if size != known.sizes.get(number):
-                shipped.rows += _ship_segment(connection, known, run, number)
-        # After the segments, whose rows decide what is valid and where the run stands.
-        _link(connection, known.id)
-        _conclude(connection, known.id, run.path, alive, held)
-        shipped.problems += _problems(connection, known.id, run.path)
+        if not whole:  # the journal has lost bytes or was replaced, and it is the truth
+            _forget(connection, row["id"])
+            before = {}
+        starts = {number: dict(start) for number, start in before.items()}
+        for number, size in sorted(sizes.items()):
+            if number not in starts or size != starts[number]["size"]:
+                starts[number], rows = _read_on(connection, row["id"], run, number, starts.get(number))
+                shipped.rows += rows
+        _link(starts)
+        status = _conclude(connection, row, run.path, dict(sorted(starts.items())), alive, held)
+        for number, start in starts.items():
+            if start != before.get(number):
+                mine = (segments.c.run == row["id"]) & (segments.c.number == number)
+                connection.execute(delete(segments).where(mine))
+                connection.execute(insert(segments).values(**start))
+    shipped.problems += _problems(run, starts, status)
     return shipped
 
 
-def _enter(database: Database, connection: Connection, run: Any, problems: list[str]) -> _Known | None:
-    """Return the run's row, made if needed; None if the index has another directory with the same id."""
-    facts, path = run.facts, str(run.path)
-    row = connection.execute(select(runs).where(runs.c.name == facts["id"])).one_or_none()
-    if row is not None:
-        known = _Known(row.id, row.status, _sizes_of(connection, row.id))
-        found = journal_sizes(run.path)
-        whole = all(found.get(number, -1) >= size for number, size in known.sizes.items())
-        if row.path != path and not _same_place(row.path, path):
-            here = is_here(database, row.host)
-            if id_at(row.path) == facts["id"] if here else not whole or found == known.sizes:
-                where = row.path if here else f"{row.host}:{row.path}"
-                problems.append(
-                    f"{path} is a copy of {where}, the same run {facts['id']}, and is not indexed beside it; "
-                    "move one of them elsewhere"
-                )
-                return None
-            connection.execute(update(runs).where(runs.c.id == row.id).values(path=path))
-        if whole:
-            return known
-        _forget(connection, row.id)  # the journal has lost bytes or was replaced, and it is the truth
-        return known._replace(sizes={})
-    seed = facts["seed"]
-    made = connection.execute(
-        insert(runs).values(
-            name=facts["id"],
-            path=path,
-            created=facts["created"],
-            seed=stored_seed(seed),
-            status="running",
-            step=0,
-            epoch=0,
+def _enter(connection: Connection, run: RunDir) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+    """Return the run's row, made if needed, and those of its segments by number."""
+    mine = select(runs).where(runs.c.name == run.id)
+    if connection.execute(mine).first() is None:
+        known = {"name": run.id, "path": str(run.path), "created": run.facts["created"]}
+        known |= {"seed": stored_seed(run.facts["seed"]), "status": "running", "step": 0, "epoch": 0}
+        connection.execute(insert(runs).values(**known))
+    row = dict(connection.execute(mine).mappings().one())
+    found = connection.execute(select(segments).where(segments.c.run == row["id"])).mappings()
+    return row, {start["number"]: dict(start) for start in found}
+
+
+def _copied_from(
+    database: Database, connection: Connection, run: RunDir, row: dict[str, Any], went_on: bool
+) -> str:
+    """Note where a run is now; or say of which directory this one is a copy.
+
+    Args:
+        went_on: whether the journal here has all that the index has, and more.
+    """
+    here = is_here(database, row["host"])
+    if str(run.path) == row["path"] or _same_place(run.path, row["path"]):
+        return ""
+    if id_at(row["path"]) == run.id if here else not went_on:
+        where = row["path"] if here else f"{row['host']}:{row['path']}"
+        return (
+            f"{run.path} is a copy of {where}, the same run {run.id}, and is not indexed beside it; "
+            "move one of them elsewhere"
         )
-    )
-    return _Known(_key(made), "running", {})
+    connection.execute(update(runs).where(runs.c.id == row["id"]).values(path=str(run.path)))
+    return ""
 
 
-def _same_place(one: str, other: str) -> bool:
+def _same_place(one: Path, other: str) -> bool:
     """Whether two paths, perhaps through links, lead to the same directory."""
     try:
         return os.path.samefile(one, other)
@@ -373,23 +410,11 @@ def _same_place(one: str, other: str) -> bool:
         return False
 
 
-def _key(made: CursorResult[Any]) -> int:
-    """Return the primary key of the inserted row."""
-    keys = made.inserted_primary_key
-    assert keys is not None
-    return int(keys[0])
-
-
-def _sizes_of(connection: Connection, run: int) -> dict[int, int]:
-    found = connection.execute(select(segments.c.number, segments.c.size).where(segments.c.run == run))
-    return {number: size for number, size in found}
-
-
 def _forget(connection: Connection, run: int) -> None:
     mine = select(series.c.id).where(series.c.run == run)
     for table in (metrics, blocks):
         connection.execute(delete(table).where(table.c.series.in_(mine)))
-    for table in (series, fields, checkpoints, events, segments):
+    for table in (series, facts, checkpoints, events, segments):
         connection.execute(delete(table).where(table.c.run == run))
     connection.execute(update(runs).where(runs.c.id == run).values(started=None))
 
@@ -397,128 +422,106 @@ def _forget(connection: Connection, run: int) -> None:
 # ----------------------------------------------------------------------------------- one segment
 
 
-def _ship_segment(connection: Connection, known: _Known, home: RunDir, number: int) -> int:
+def _read_on(
+    connection: Connection, run: int, home: RunDir, number: int, before: dict[str, Any] | None
+) -> tuple[dict[str, Any], int]:
+    """Ship a file of the journal from where it was shipped; return its row, and the number of new values."""
     from everstep.record import read_segment
     from everstep.record.segment_file import segment_path
 
-    path, run = segment_path(home.path, number), known.id
-    start = known.sizes.get(number, 0)
+    path = segment_path(home.path, number)
+    start = before or _NEW | {"run": run, "number": number}
     try:
-        found = read_segment(path, start, home.id)
+        found = read_segment(path, start["size"], home.id)
         torn = found.size < path.stat().st_size
     except OSError as error:
         raise _unreadable(error, path) from error
-    problems = found.problems[:-1] if torn and found.problems else found.problems
-    new: dict[str, Any] = {"run": run, "number": number, "valid_to": 0, "step": 0, "epoch": 0}
-    new |= {"parent": None, "parent_offset": None, "started": None, "last": None, "end": found.end}
-    new |= {"status": None, "reason": None, "facts": "{}", "problems": "[]"}
-    old = connection.execute(
-        select(segments).where(segments.c.run == run, segments.c.number == number)
-    ).one_or_none()
-    values = new if old is None else dict(old._mapping)
-    if start:
-        problems = [problem for problem in problems if "the header" not in problem]
-    values["problems"] = json.dumps(stored(values["problems"], list) + problems)
-    values["torn"] = found.problems[-1] if torn and found.problems else None
-    values["size"], values["begun"] = found.size, max(int(found.started), values.get("begun", 0))
-    values["end"] = max(values["end"], found.end)
+    problems = [text for text in found.problems if not start["size"] or "the header" not in text]
+    start["torn"] = problems.pop() if torn and problems else None
+    start["problems"] = json.dumps(stored(start["problems"], list) + problems)
+    start["size"], start["begun"] = found.size, max(int(found.started), start["begun"])
+    start["end"] = max(start["end"], found.end)
     if found.parent is not None:
-        values["parent"], values["parent_offset"] = found.parent
+        start["parent"], start["parent_offset"] = found.parent
     times = [event.time for event in found.events] + [block.time for block in found.blocks]
-    values["last"] = max([values["last"] or 0.0, *times]) or None
-    _ship_events(connection, run, found.events, values)
-    rows = _ship_blocks(connection, run, number, found.blocks, values)
-    if old is not None:
-        connection.execute(delete(segments).where(segments.c.run == run, segments.c.number == number))
-    connection.execute(insert(segments).values(**values))
-    return rows
+    start["last"] = max([start["last"] or 0.0, *times]) or None
+    for event in found.events:
+        _note(start, event)
+    kept = [event for event in found.events if event.kind not in ("segment", "progress")]  # `start` has them
+    columns = ((e.segment, e.offset, _text(e.kind), e.time, int(e.wall), json.dumps(e.data)) for e in kept)
+    _insert(connection, events, [(run, *column) for column in columns])
+    saves = (event for event in kept if event.kind == "checkpoint")
+    places = ((e.segment, e.offset, e.data["name"], e.data["bytes"], e.time, e.completed[0]) for e in saves)
+    _insert(connection, checkpoints, [(run, *place) for place in places])
+    return start, _ship_blocks(connection, run, start, found.blocks)
 
 
-def _ship_events(connection: Connection, run: int, found: list[Any], segment: dict[str, Any]) -> None:
-    """Insert the events, and update the segment's row from them."""
+_NEW: dict[str, Any] = {
+    **dict.fromkeys(("parent", "parent_offset", "started", "last", "status", "reason", "torn")),
+    **dict.fromkeys(("size", "end", "begun", "valid_to", "step", "epoch"), 0),
+    "facts": "{}",
+    "problems": "[]",
+}
+"""Row of a segment of which nothing is shipped."""
+
+
+def _note(start: dict[str, Any], event: Event) -> None:
+    """Update a segment's row from an event."""
     from everstep.record import ACCEPTED
 
-    for event in found:
-        step, epoch = event.completed
-        segment["step"], segment["epoch"] = max(segment["step"], step), max(segment["epoch"], epoch)
-        if event.kind == "segment":
-            facts = without_credentials(event.data.get("facts", {}))  # older versions recorded them
-            segment["started"], segment["facts"] = event.time, json.dumps(facts)
-        elif event.kind == "ended":
-            segment["status"], segment["reason"] = "finished", _text(event.data.get("reason"))
-        elif event.kind == "interrupted":
-            segment["status"], segment["reason"] = "stopped", _text(event.data.get("reason"))
-        elif event.kind == "decision" and event.data.get("what") == ACCEPTED:
-            segment["status"], segment["started"] = "accepted", event.time
-            segment["reason"] = f"the divergence at step {event.data['step']}"
-        elif event.kind == "closed":
-            segment["status"], segment["reason"] = event.data["status"], _text(event.data.get("reason"))
-    insert_rows(
-        connection,
-        events,
-        [
-            (run, e.segment, e.offset, _text(e.kind), e.time, int(e.wall), json.dumps(e.data))
-            for e in found
-            if e.kind not in ("segment", "progress")  # the segment's row has their content
-        ],
-    )
-    insert_rows(
-        connection,
-        checkpoints,
-        [
-            (run, e.segment, e.offset, e.data["name"], e.data["bytes"], e.time, e.completed[0])
-            for e in found
-            if e.kind == "checkpoint"
-        ],
-    )
+    step, epoch = event.completed
+    start["step"], start["epoch"] = max(start["step"], step), max(start["epoch"], epoch)
+    if event.kind == "segment":
+        recorded = without_credentials(event.data.get("facts", {}))
+        start["started"], start["facts"] = event.time, json.dumps(recorded)
+    elif event.kind == "decision" and event.data.get("what") == ACCEPTED:
+        start["status"], start["started"] = "accepted", event.time
+        start["reason"] = f"the divergence at step {event.data['step']}"
+    elif event.kind in _ENDS:
+        start["status"] = _ENDS[event.kind] or event.data["status"]
+        start["reason"] = _text(event.data.get("reason"))
 
 
-def _ship_blocks(
-    connection: Connection, run: int, number: int, new: list[Any], segment: dict[str, Any]
-) -> int:
-    ids = {
-        (name, phase): key
-        for key, name, phase in connection.execute(
-            select(series.c.id, series.c.name, series.c.phase).where(series.c.run == run)
-        )
-    }
-    count = 0
+_ENDS = {"ended": "finished", "interrupted": "stopped", "closed": ""}
+"""Event at a start's end -> the status that it means; "" where its data has the status."""
+
+
+def _ship_blocks(connection: Connection, run: int, start: dict[str, Any], new: list[StoredBlock]) -> int:
+    known = connection.execute(select(series.c.id, series.c.name, series.c.phase).where(series.c.run == run))
+    ids = {(name, phase): key for key, name, phase in known}
+    number, count = start["number"], 0
     batch: list[tuple[Any, ...]] = []
     packed: list[tuple[Any, ...]] = []
-
-    def insert_batch() -> None:
-        insert_rows(connection, metrics, batch)
-        insert_rows(connection, blocks, packed)
-        batch.clear()
-        packed.clear()
-
     for found in new:
         block = found.block
         key = (short(block.name), short(block.phase))
         if key not in ids:
             made = connection.execute(insert(series).values(run=run, name=key[0], phase=key[1]))
-            ids[key] = _key(made)
-        segment["step"] = max(segment["step"], *block.steps)
-        segment["epoch"] = max(segment["epoch"], block.epoch)
+            assert made.inserted_primary_key is not None
+            ids[key] = int(made.inserted_primary_key[0])
+        start["step"] = max(start["step"], *block.steps)
+        start["epoch"] = max(start["epoch"], block.epoch)
         count += len(block.steps)
-        packed.append((ids[key], number, found.offset, bytes(found.payload)))
         batch += zip(
-            repeat(ids[key]),
-            repeat(number),
-            repeat(found.offset),
-            range(len(block.steps)),
-            repeat(block.epoch),
-            block.steps,
-            block.seqs,
-            block.counts,
+            *(repeat(ids[key]), repeat(number), repeat(found.offset), range(len(block.steps))),
+            *(repeat(block.epoch), block.steps, block.seqs, block.counts),
             [None if value != value else value + 0.0 for value in block.values],  # -0.0: SQLite has none
             repeat(int(block.wall)),
             strict=False,
         )
+        packed.append((ids[key], number, found.offset, bytes(found.payload)))
         if len(batch) >= _BATCH:
-            insert_batch()
-    insert_batch()
+            _insert(connection, metrics, batch)
+            batch.clear()
+    _insert(connection, metrics, batch)
+    _insert(connection, blocks, packed)
     return count
+
+
+def _insert(connection: Connection, table: Table, rows: list[tuple[Any, ...]]) -> None:
+    """Insert rows whose values are in the order of the table's columns."""
+    if rows:  # as the driver takes them: SQLAlchemy would make a dictionary of each
+        connection.exec_driver_sql(str(insert(table).compile(connection)), rows)
 
 
 def _text(text: Any) -> str | None:
@@ -528,26 +531,17 @@ def _text(text: Any) -> str | None:
 # ------------------------------------------------------------------------------------- the run
 
 
-def _link(connection: Connection, run: int) -> None:
-    """Compute again up to where each segment is valid, by the chain of `everstep.record.journal_reader`."""
-    found = connection.execute(select(segments).where(segments.c.run == run).order_by(segments.c.number))
-    by_number = {row.number: row for row in found}
+def _link(starts: dict[int, dict[str, Any]]) -> None:
+    """Note up to where each segment is valid, by the chain of `everstep.record.journal_reader`."""
     valid: dict[int, int] = {}
-    at = max((number for number, row in by_number.items() if row.begun), default=None)
+    at = max((number for number, start in starts.items() if start["begun"]), default=None)
     end = _FOREVER
-    while at is not None and at in by_number:
+    while at is not None and at in starts:
         valid[at] = end
-        row = by_number[at]
-        if row.parent is not None and row.parent >= at:
-            break
-        at, end = row.parent, row.parent_offset
-    for number, row in by_number.items():
-        if row.valid_to != valid.get(number, 0):
-            connection.execute(
-                update(segments)
-                .where(segments.c.run == run, segments.c.number == number)
-                .values(valid_to=valid.get(number, 0))
-            )
+        parent, end = starts[at]["parent"], starts[at]["parent_offset"]
+        at = parent if parent is None or parent < at else None
+    for number, start in starts.items():
+        start["valid_to"] = valid.get(number, 0)
 
 
 def _is_held(run_dir: Path) -> bool:
@@ -560,57 +554,59 @@ def _is_held(run_dir: Path) -> bool:
         return False
 
 
-def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool, held: bool) -> None:
-    """Update the run's row: status, times, step and epoch; and its labels, as facts of its newest start."""
-    found = connection.execute(
-        select(segments).where(segments.c.run == run, segments.c.begun == 1).order_by(segments.c.number)
-    ).all()
-    row = connection.execute(select(runs).where(runs.c.id == run)).one()
-    newest = found[-1] if found else None
-    seen = [segment.last for segment in found if segment.last is not None]
-    beat = time.time() if alive else max([row.heartbeat or 0.0, *seen]) or None
-    status = newest.status if newest is not None else None
-    facts = {} if newest is None else stored(newest.facts)
-    told = {name: value for name, value in facts.items() if name not in LABELS} | labels(run_dir).told()
+def _conclude(
+    connection: Connection,
+    row: dict[str, Any],
+    run_dir: Path,
+    starts: dict[int, dict[str, Any]],
+    alive: bool,
+    held: bool,
+) -> str:
+    """Update the run's row, and the facts of its newest start with its labels; return its status."""
+    begun = [start for start in starts.values() if start["begun"]]
+    newest = begun[-1] if begun else dict(_NEW)
+    seen = [start["last"] for start in begun if start["last"] is not None]
+    beat = time.time() if alive else max([row["heartbeat"] or 0.0, *seen]) or None
+    recorded = stored(newest["facts"])
+    known = {name: value for name, value in recorded.items() if name not in LABELS} | labels(run_dir).told()
+    status = newest["status"]
     if status is None:
         alive = held or _is_held(run_dir)
-        status = "running" if alive else _status_of_silent(run_dir, beat, facts.get("lock", True))
+        status = "running" if alive else _status_of_silent(run_dir, beat, recorded.get("lock", True))
     values = {
         "status": status,
-        "reason": None if newest is None else newest.reason,
-        "started": None if newest is None else newest.started,
+        "reason": newest["reason"],
+        "started": newest["started"],
         "heartbeat": beat,
-        "step": 0 if newest is None else newest.step,
-        "diverged": _diverged(connection, run),
-        "epoch": next((segment.epoch for segment in reversed(found) if segment.epoch), 0),
+        "step": newest["step"],
+        "diverged": _diverged(connection, row["id"], starts),
+        "epoch": next((start["epoch"] for start in reversed(begun) if start["epoch"]), 0),
+        "host": _text(recorded.get("host")),
     }
-    if newest is not None and (newest.started != row.started or told != facts):
-        values["host"] = _text(facts.get("host"))
-        mine = (segments.c.run == run) & (segments.c.number == newest.number)
-        connection.execute(update(segments).where(mine).values(facts=json.dumps(told)))
-        connection.execute(delete(fields).where(fields.c.run == run))
-        insert_rows(connection, fields, rows_of(run, told))
-    connection.execute(update(runs).where(runs.c.id == run).values(**values))
+    if newest["started"] != row["started"] or known != recorded:
+        newest["facts"] = json.dumps(known)
+        connection.execute(delete(facts).where(facts.c.run == row["id"]))
+        named = [(clean(name), row["id"], json.dumps(value)) for name, value in known.items()]
+        _insert(connection, facts, named)
+    connection.execute(update(runs).where(runs.c.id == row["id"]).values(**values))
+    return str(status)
 
 
-def _diverged(connection: Connection, run: int) -> int | None:
+def _diverged(connection: Connection, run: int, starts: dict[int, dict[str, Any]]) -> int | None:
     """Return the first step of a divergence that nobody has accepted; None if there is none."""
     from everstep.record import ACCEPTED, DIVERGED
     from everstep.record.journal_reader import is_accepted
 
-    mine = select(events.c.segment, events.c.data).where(events.c.run == run)
-    valid = (segments.c.number == events.c.segment) & (events.c.offset < segments.c.valid_to)
-    marks = connection.execute(
-        mine.join(segments, valid & (segments.c.run == run)).where(events.c.kind == DIVERGED)
-    ).all()
-    if not marks:
-        return None
-    decisions = connection.execute(mine.where(events.c.kind == "decision")).all()
-    accepted = [
-        (row.segment, data["step"]) for row in decisions if (data := stored(row.data)).get("what") == ACCEPTED
-    ]
-    steps = [(row.segment, int(stored(row.data)["step"])) for row in marks]
-    return min((step for at, step in steps if not is_accepted(at, step, accepted)), default=None)
+    chosen = select(events).where(events.c.run == run, events.c.kind.in_((DIVERGED, "decision")))
+    found = [(row, stored(row.data)) for row in connection.execute(chosen)]
+    accepted = [(row.segment, data["step"]) for row, data in found if data.get("what") == ACCEPTED]
+    steps = (
+        int(data["step"])
+        for row, data in found
+        if row.kind == DIVERGED and row.offset < starts[row.segment]["valid_to"]
+        if not is_accepted(row.segment, int(data["step"]), accepted)
+    )
+    return min(steps, default=None)
 
 
 def _status_of_silent(run_dir: Path, heartbeat: float | None, locked: bool) -> str:
@@ -627,25 +623,13 @@ def _status_of_silent(run_dir: Path, heartbeat: float | None, locked: bool) -> s
     return "killed" if (run_dir / "lock.json").exists() else "failed"
 
 
-def _problems(connection: Connection, run: int, run_dir: Path) -> list[str]:
-    found = connection.execute(
-        select(
-            *(segments.c.number, segments.c.parent, segments.c.problems, segments.c.torn),
-            *(runs.c.name, runs.c.status),
-        )
-        .join(runs, runs.c.id == segments.c.run)
-        .where(runs.c.id == run)
-        .order_by(segments.c.number)
-    ).all()
-    numbers = {row.number for row in found}
-    told = []
-    for number, parent, problems, torn, name, status in found:
-        lost = lost_parent(number, parent, numbers)
-        told += [f"{name}: {problem}" for problem in stored(problems, list) + lost]
-        if torn is not None and status != "running":  # a running start is still writing there
-            told.append(f"{name}: {torn}")
-    if len(told) > _MOST_TOLD:
-        told[_MOST_TOLD:] = [
-            f"{name}: {len(told) - _MOST_TOLD} more problems; everstep show {run_dir} lists them"
-        ]
-    return told
+def _problems(run: RunDir, starts: dict[int, dict[str, Any]], status: str) -> list[str]:
+    found = []
+    for number, start in sorted(starts.items()):
+        found += stored(start["problems"], list) + lost_parent(number, start["parent"], starts)
+        if start["torn"] is not None and status != "running":  # a running start is still writing there
+            found.append(start["torn"])
+    if len(found) > _MOST_PROBLEMS:
+        more = len(found) - _MOST_PROBLEMS
+        found[_MOST_PROBLEMS:] = [f"{more} more problems; everstep show {run.path} lists them"]
+    return [f"{run.id}: {problem}" for problem in found]

@@ -1,7 +1,7 @@
 """Tables of the index.  A resume changes no rows: `segments.valid_to` decides which rows are valid.
 
     runs         one per run
-    fields       one per value in the record of a run's newest start, found by its path: `index.fields`
+    facts        one per name in the record of a run's newest start ("config", "git", ...), its value as JSON
     segments     one per start of a run: a file of its journal, and how much of it is here
     series       one per metric and phase of a run
     metrics      one per value; NaN is NULL
@@ -13,10 +13,13 @@
 A row lies at (segment, offset, row): the place of its block in what the segment wrote, and its place
 in the block.  It is valid if `metrics.offset < segments.valid_to`.
 
-The tables are the same in SQLite and in PostgreSQL, where they lie in a schema `everstep`.
+The tables are the same in SQLite and in PostgreSQL, where they lie in a schema of their version.
 """
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 from sqlalchemy import (
     DDL,
@@ -24,21 +27,17 @@ from sqlalchemy import (
     Column,
     Float,
     ForeignKey,
-    Index,
     Integer,
     LargeBinary,
     MetaData,
     Table,
     Text,
     UniqueConstraint,
-    bindparam,
     event,
 )
 
-from everstep.labels import NAMES
-
-VERSION = 4
-"""Version of these tables; `everstep.index.migrations` migrates older versions."""
+VERSION = 5
+"""Version of these tables.  Another version has tables of its own, beside these; the journals fill both."""
 
 metadata = MetaData()
 
@@ -63,24 +62,14 @@ runs = Table(
     Column("diverged", Big),  # the step at which a resume first differed, NULL if none did
 )
 
-fields = Table(
-    "fields",
+facts = Table(
+    "facts",
     metadata,
-    Column("run", ForeignKey("runs.id"), primary_key=True),
-    Column("at", Integer, primary_key=True),
-    Column("path", Words, nullable=False),
-    Column("kind", Words, nullable=False),  # null, bool, number, text, list, object
-    Column("number", Float),  # of a number (NaN is NULL) or a bool
-    Column("text", Words),  # the string; for a list or an object its canonical JSON
+    Column("name", Words, primary_key=True),  # first: a filter reads one name of all runs
+    Column("run", ForeignKey("runs.id"), primary_key=True, index=True),
+    Column("value", Words, nullable=False),  # JSON
     sqlite_with_rowid=False,
 )
-
-is_label = fields.c.path.in_(bindparam("labels", NAMES, expanding=True, literal_execute=True))
-"""Whether a row is a label; with the very words of the index, or SQLite would not use it."""
-
-labels = Index("labels", fields.c.run, sqlite_where=is_label)
-"""Finds the labels.  `index.postgres` adds the condition for its database: with `postgresql_where=` here,
-an index in a file would import that dialect."""
 
 segments = Table(
     "segments",
@@ -176,3 +165,22 @@ event.listen(
         "WHERE m.offset < g.valid_to AND s.phase NOT IN ('head', 'step')"
     ),
 )
+
+
+class UnknownContentError(ValueError):
+    """A row has content that everstep does not write; `Database` reports the index as malformed."""
+
+
+def stored(text: str, kind: type = dict) -> Any:
+    """Parse the JSON of a row, whose value must be of a type.
+
+    Raises:
+        UnknownContentError: the content is something else.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, TypeError) as error:
+        raise UnknownContentError(f"a row has {str(text)[:40]!r} for JSON") from error
+    if not isinstance(value, kind):
+        raise UnknownContentError(f"a row has {str(text)[:40]!r} for a {kind.__name__}")
+    return value

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from everstep.contracts.services import Service
 from everstep.errors import ConfigError
 from everstep.services.best import Best, direction
-from everstep.services.early_stop import EarlyStop
+from everstep.services.judges import EarlyStop
 
 
 def with_best(watch: str | tuple[str, str] | None, services: list[Service]) -> list[Service]:

@@ -119,58 +119,41 @@ def parameter_table(title: str, parameters: Sequence[Parameter], groups: Sequenc
     Raises:
         ConfigError: no parameter's name starts with one of the groups.
     """
-    rows = [_Row(*parameter) for parameter in parameters]
-    frozen = sum(row.size for row in rows if not row.trainable)
-    widths = [max((len(row.cells[i]) for row in rows), default=0) for i in range(3)]
-    blocks = [_heading(title, rows, "=")] if groups else []
-    for heading, members in _grouped(title, rows, groups):
-        blocks.append("\n".join([_heading(heading, members, "-"), *(row.line(widths) for row in members)]))
-    blocks.append(f"trainable: {_trained(rows):,}; frozen: {frozen:,}")
-    return "\n\n".join(blocks)
+    sizes = [f"{math.prod(shape):,}" for _, shape, _ in parameters]
+    columns = [[name for name, *_ in parameters], [str(tuple(shape)) for _, shape, _ in parameters], sizes]
+    wide, wider, widest = (max(map(len, column), default=0) for column in columns)
 
+    def line(name: str, shape: tuple[int, ...], trainable: bool) -> str:
+        frozen = "" if trainable else "  frozen"
+        return f"{name:<{wide}}  {tuple(shape)!s:<{wider}}  {math.prod(shape):>{widest},}{frozen}"
 
-class _Row:
-    def __init__(self, name: str, shape: Sequence[int], trainable: bool) -> None:
-        self.name, self.trainable, self.size = name, trainable, math.prod(shape)
-        self.cells = (name, str(tuple(shape)), f"{self.size:,}")
+    def count(rows: Iterable[Parameter], trained: bool = True) -> int:
+        return sum(math.prod(shape) for _, shape, trainable in rows if trainable == trained)
 
-    def line(self, widths: Sequence[int]) -> str:
-        name, shape, size = self.cells
-        frozen = "" if self.trainable else "  frozen"
-        return f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {size:>{widths[2]}}{frozen}"
+    def heading(text: str, rows: Iterable[Parameter], rule: str) -> str:
+        text = f"{text} ({count(rows):,} in total)"
+        return f"{text}\n{rule * len(text)}"
 
-    def within(self, group: str) -> bool:
-        rest = self.name.removeprefix(group)
-        return rest != self.name and (not rest or rest[0] in "./" or group[-1] in "./")
-
-
-def _grouped(title: str, rows: list[_Row], groups: Sequence[str]) -> list[tuple[str, list[_Row]]]:
-    tables = []
-    left = rows
+    tables, left = [], list(parameters)
     for group in groups:
-        members = [row for row in left if row.within(group)]
-        if not any(row.within(group) for row in rows):
-            raise ConfigError(f"group {group!r} names no parameter; {nearest(group, _prefixes(rows, group))}")
-        left = [row for row in left if not row.within(group)]
-        tables.append((group, members))
+        if not any(_within(name, group) for name, *_ in parameters):
+            depth = group.strip("./").count(".") + 1
+            prefixes = {".".join(name.split(".")[:depth]) for name, *_ in parameters}
+            raise ConfigError(f"group {group!r} names no parameter; {nearest(group, prefixes)}")
+        tables.append((group, [each for each in left if _within(each[0], group)]))
+        left = [each for each in left if not _within(each[0], group)]
     if left or not tables:
         tables.append(("Other Parameters" if groups else title, left))
-    return tables
+    blocks = [heading(title, parameters, "=")] if groups else []
+    blocks += [
+        "\n".join([heading(text, rows, "-"), *(line(*each) for each in rows)]) for text, rows in tables
+    ]
+    return "\n\n".join([*blocks, f"trainable: {count(parameters):,}; frozen: {count(parameters, False):,}"])
 
 
-def _prefixes(rows: list[_Row], group: str) -> set[str]:
-    """List candidates for a mistyped group: the names' first parts, as many as `group` has."""
-    depth = group.strip("./").count(".") + 1
-    return {".".join(row.name.split(".")[:depth]) for row in rows}
-
-
-def _trained(rows: Sequence[_Row]) -> int:
-    return sum(row.size for row in rows if row.trainable)
-
-
-def _heading(title: str, rows: Sequence[_Row], rule: str) -> str:
-    text = f"{title} ({_trained(rows):,} in total)"
-    return f"{text}\n{rule * len(text)}"
+def _within(name: str, group: str) -> bool:
+    rest = name.removeprefix(group)
+    return rest != name and (not rest or rest[0] in "./" or group[-1] in "./")
 
 
 def environment_table(facts: Mapping[str, str]) -> str:

@@ -1,8 +1,7 @@
 """Running statistics of one metric: one pass, constant memory, the same bits however values arrive.
 
 Values are folded strictly one after another, so neither the grouping into calls nor a save and
-restore between two values can change a bit of the result.  (Folding exact chunks and merging them
-was measured at 0.12 us a value in CPython 3.11; this loop at 0.07.)
+restore between two values can change a bit of the result.
 
 Sources: Welford, Technometrics 4 (1962) 419, for the update; West, CACM 22 (1979) 532, for weights;
 Chan, Golub and LeVeque, The American Statistician 37 (1983) 242, for shifting the data by their first
@@ -13,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 from everstep.errors import MetricError
@@ -62,11 +62,7 @@ class Window:
         self._last = math.nan
 
     def add(self, value: float, weight: float = 1.0) -> None:
-        """Add one value.
-
-        Raises:
-            MetricError: the weight is negative or not finite.
-        """
+        """Add one value."""
         self.add_many((value,), None if weight == 1.0 else (weight,))
 
     def add_many(self, values: Sequence[float], weights: Sequence[float] | None = None) -> None:
@@ -80,41 +76,14 @@ class Window:
             MetricError: a weight is negative or not finite, or the numbers of weights and values differ.
                 No value was added then.
         """
-        if weights is not None:  # before any value is folded: an error leaves the window unchanged
-            _check(values, weights)
-        if not values:
-            return
-        if weights is None:
-            self._fold(values)
-        else:
-            self._fold_weighted(values, weights)
-        self._count += len(values)
-        self._last = float(values[-1])
-
-    def _fold(self, values: Sequence[float]) -> None:
-        if self._weight == 0.0:
-            self._first = float(values[0])
+        if weights is not None and len(values) != len(weights):
+            raise MetricError(f"{len(values)} values came with {len(weights)} weights; give one for each")
+        for w in weights or ():
+            if not 0.0 <= w < math.inf:
+                raise MetricError(f"metric weight {w!r}: give a finite weight of 0 or more")
         first, weight, mean, spread = self._first, self._weight, self._mean, self._spread
         low, high = self._min, self._max
-        for x in values:
-            weight += 1.0
-            shifted = x - first
-            delta = shifted - mean
-            mean += delta / weight
-            spread += delta * (shifted - mean)
-            if x < low:
-                low = x
-            if x > high:
-                high = x
-        if mean != mean and any(x != x for x in values):
-            low = high = math.nan
-        self._weight, self._mean, self._spread, self._min, self._max = weight, mean, spread, low, high
-
-    def _fold_weighted(self, values: Sequence[float], weights: Sequence[float]) -> None:
-        """Fold values with weights; bit-equal to `_fold` where the weights are 1."""
-        first, weight, mean, spread = self._first, self._weight, self._mean, self._spread
-        low, high = self._min, self._max
-        for x, w in zip(values, weights, strict=True):
+        for x, w in zip(values, repeat(1.0) if weights is None else weights, strict=False):
             if x < low:
                 low = x
             if x > high:
@@ -132,6 +101,9 @@ class Window:
             spread += w * delta * (shifted - mean)
         self._first, self._weight, self._mean, self._spread = first, weight, mean, spread
         self._min, self._max = low, high
+        self._count += len(values)
+        if values:
+            self._last = float(values[-1])
 
     def stats(self) -> Stats | None:
         """Return statistics of all values since the last `clear`, None if there are none."""
@@ -151,27 +123,8 @@ class Window:
 
     @classmethod
     def from_state(cls, state: Mapping[str, float]) -> Window:
-        """Make the window that `state` returned; it continues bit-equal to the saved window.
-
-        Raises:
-            KeyError, ValueError: one of the eight numbers is missing, or has an impossible value.
-        """
+        """Make the window that `state` returned; it continues bit-equal to the saved window."""
         window = cls()
         for slot in cls.__slots__:
-            value = state[slot[1:]]
-            if not isinstance(value, int | float) or (slot in _AMOUNTS and value < 0):
-                raise ValueError(f"{slot[1:]} is {value!r}")
-            setattr(window, slot, value)
+            setattr(window, slot, state[slot[1:]])
         return window
-
-
-_AMOUNTS = ("_count", "_weight")
-"""Numbers of a window that are never negative."""
-
-
-def _check(values: Sequence[float], weights: Sequence[float]) -> None:
-    if len(values) != len(weights):
-        raise MetricError(f"{len(values)} values came with {len(weights)} weights; give one weight per value")
-    for weight in weights:
-        if not 0.0 <= weight < math.inf:
-            raise MetricError(f"metric weight {weight!r}: give a finite weight of 0 or more")

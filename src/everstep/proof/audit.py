@@ -99,8 +99,6 @@ class _Auditor:
         # before the journal: a run that trains meanwhile writes there first what its next checkpoint needs
         self._newest = self._newest_checkpoint()
         self._journal = RunJournal(run.path)
-        self._older = False
-        """Whether a start that stands was written without a ledger."""
         self._quarantined: dict[str, dict[tuple[int, int], int]] = {}
         for rollback in self._journal.rollbacks():
             for batch in rollback.batches:
@@ -110,8 +108,8 @@ class _Auditor:
     def audit(self) -> Audit:
         """Read everything, in its order."""
         status = self._journal.status()
-        linked = self._check_files()
-        stands = self._standing(linked)
+        self._check_files()
+        stands = {number for number, _ in self._journal.parts()}
         self._read_ledger(stands)
         findings = self._findings(status.step)
         resumes = list(self._resumes(stands))
@@ -136,9 +134,9 @@ class _Auditor:
 
     # ---------------------------------------------------------------------------------- the files
 
-    def _check_files(self) -> set[int]:
-        """Check each file of the journal; return the numbers of those with links."""
-        linked, told = set[int](), set[str]()
+    def _check_files(self) -> None:
+        """Check each file of the journal."""
+        told = set[str]()
         for segment in self._journal.segments():
             told |= set(segment.problems)
             try:
@@ -148,19 +146,10 @@ class _Auditor:
                 continue
             self._problems += found.problems
             self._notes += found.notes
-            if found.linked:
-                linked.add(segment.number)
             # a torn end, which is no fault, is a note; other words of the reader name what the links cannot
             if found.problems == [] and not found.notes:
                 self._problems += segment.problems
         self._problems += [problem for problem in self._journal.problems if problem not in told]
-        return linked
-
-    def _standing(self, linked: set[int]) -> set[int]:
-        stands = {number for number, _ in self._journal.parts()}
-        started = {segment.number for segment in self._journal.segments() if segment.started}
-        self._older = bool(stands & started - linked)
-        return stands
 
     # --------------------------------------------------------------------------------- the ledger
 
@@ -212,17 +201,13 @@ class _Auditor:
         parent = self._run.facts.get("parent")
         if isinstance(parent, Mapping):
             return f"in the journal of {str(parent.get('run'))[:80]}, of which this run is a fork"
-        if self._older:
-            return "no ledger: an older everstep trained it"
         return "no entry of it is in this journal"
 
     def _findings(self, step: int) -> list[Finding]:
         findings = [finding for stream in self._streams.values() for finding in stream.findings]
         if findings:
             return findings
-        if self._older:
-            self._notes.append("no ledger: an older everstep wrote this run")
-        elif step:
+        if step:
             self._notes.append("no ledger: no step has drawn a batch from a stream of the run")
         else:
             self._notes.append("no ledger: no step is recorded")
@@ -251,8 +236,6 @@ class _Auditor:
         for name, (pass_index, account) in accounts.items():
             stream = self._streams.get(name)
             place = None if stream is None else stream.place
-            if not isinstance(account, str) or account == "-":
-                continue  # an older everstep has begun the pass
             try:
                 wanted = unpack_place(f"{pass_index} {account}")
             except ValueError as error:

@@ -142,7 +142,7 @@ class AuditedStream:
         """Start -> where it continues in the data, for starts that continue where the entries end."""
         self._data: Mapping[str, Any] = {}
         self._of: str | None = None
-        """What the chains are of; None: an older everstep did not say it."""
+        """What the chains are of; None: not known."""
         self._share = Share()
         self._pass: _Pass | None = None
 
@@ -158,8 +158,7 @@ class AuditedStream:
             ValueError: the event does not have the form of `ledger_format`.
         """
         entries = list(ledger_format.unpack(told.get("entries")))
-        # "-": an older everstep had begun the pass
-        place = ledger_format.unpack_place(told["from"]) if told.get("from", "-") != "-" else None
+        place = ledger_format.unpack_place(told["from"]) if "from" in told else None
         if chosen and place is not None:
             self._begin_again(place)
         if "data" in told:

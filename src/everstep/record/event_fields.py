@@ -1,6 +1,6 @@
 """Types of the fields of each kind of event: an event of other types is damaged, and nobody reads it.
 
-Whatever everstep has ever written fits.  A field that an older version did not write may be missing.  A kind
+Whatever everstep writes fits.  A kind
 or a field that is not named here may hold anything that JSON can hold: the reason of a stop is any value that
 a program gave.
 """
@@ -172,13 +172,6 @@ _KINDS: dict[str, _Fields] = {
         "text?": _is_text,
         "image?": partial(_is_object_of, _PICTURE),
         "histogram?": partial(_is_object_of, _HISTOGRAM),
-    },
-    "tried": {
-        "kept": partial(_is_or_none, _is_flag),
-        "why": _is_text,
-        "replays?": _is_flag,
-        "stream?": _is_text,
-        "state?": _is_text,
     },
 }
 

@@ -5,7 +5,7 @@
     frame    marker (4 bytes), payload length u32, kind u32, offset u64, xxh3_64 of the payload
              seeded with xxh3_64 of the 20 bytes before it, payload
     event    (kind 1) JSON {"kind", "time", "wall", "data", "link"}; link: the `link` of the header
-             and of all frames before, 16 hex digits; absent where an older everstep wrote the event.
+             and of all frames before, 16 hex digits.
              An event of kind "gap" stands where frames were dropped, and is in no link; "goes_on" has
              [offset, link before] of each frame that follows dropped ones
     metrics  (kind 2) one block: time f64 (of the newest row), epoch i64, rows u32, byte lengths of phase

@@ -17,12 +17,10 @@ class Links(NamedTuple):
     """What the links of a journal file say.
 
     Attributes:
-        linked: whether its events have links; an older everstep wrote none.
         problems: where the file is not what was written.
         notes: what is missing without a fault: a torn end, rows that a full disk has cost.
     """
 
-    linked: bool
     problems: list[str]
     notes: list[str]
 
@@ -42,7 +40,7 @@ def check_links(path: Path) -> Links:
             checked.frame(found, data[found.start : found.end])
         else:
             checked.hole(found, is_last=found.end == len(data))
-    return Links(checked.linked, checked.problems, checked.notes)
+    return Links(checked.problems, checked.notes)
 
 
 class _Checked:
@@ -57,11 +55,8 @@ class _Checked:
         self._link: int | None = before
         self._since = 0
         """Offset of the last frame whose link was right, for messages."""
-        self._dropped = False
-        """Whether frames were dropped by an older everstep, which did not say where the links go on."""
         self._behind_lost: dict[int, int | None] = {}
         """By offset, the link before each frame that follows dropped ones, as gaps have told."""
-        self.linked = False
         self.problems: list[str] = []
         self.notes: list[str] = []
 
@@ -107,21 +102,16 @@ class _Checked:
             lost = record["data"].get("rows")
             what = f"has cost {lost} rows" if lost else "has refused a decision, which was withdrawn,"
             self.notes.append(f"{self._name}: a full disk {what} at {frame.offset}")
-            if "goes_on" not in record:
-                self._dropped = True
-                return True
         told = record.get("link")
         if told is None:
-            if self.linked:
-                self.problems.append(f"{self._name}: the event at {frame.offset} has lost its link")
+            self.problems.append(f"{self._name}: the event at {frame.offset} has lost its link")
             return is_gap
-        self.linked = True
-        if self._link is not None and told != f"{self._link:016x}" and not self._dropped:
+        if self._link is not None and told != f"{self._link:016x}":
             self._changed(frame.offset)
         self._since = frame.offset
         self._link = _number(told)
         if is_gap:
-            self._behind_lost |= _places(record["goes_on"])
+            self._behind_lost |= _places(record.get("goes_on"))
             self._link = None  # until a frame that it names
         return is_gap
 

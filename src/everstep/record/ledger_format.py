@@ -9,8 +9,7 @@ An event of kind "progress" has under "ledger" for each stream, by its name:
              step got (quarantined, or left out by `checked`)
     from     PASS PLACE CHAIN with which the start continues; in the first event of a start
     data     description of the data, in the first event of a start and after a change
-    of       what the chains are of, "samples" or "digests"; with `data`.  Absent where they are not known,
-             and where an older everstep wrote the event: then the data's kind tells
+    of       what the chains are of, "samples" or "digests"; with `data`.  Absent where they are not known
     share    [number of parts, rule] of each batch, on several ranks; with `data`
 
 A chain begins with each pass: xxh3_64 of the JSON ["ledger", STREAM, PASS].  Each batch adds xxh3_64 of its

@@ -12,7 +12,7 @@ from everstep.replaying.execution import Executed
 from everstep.state.last_place import last_places
 
 Parts: TypeAlias = dict[int, dict[str, str]]
-"""Step -> part -> digest, as `everstep.services.step_parts` tells them."""
+"""Step -> part -> digest, as `everstep.services.replayed` tells them."""
 
 COMPONENTS = ("data", "random state", "weights", "loss", "gradient", "optimizer", "update", "state")
 """Components of a step that a parting names."""
@@ -86,7 +86,7 @@ class Part(NamedTuple):
         component: one of `COMPONENTS`.
         name: what differs, such as "model/0.weight".
         where: what is known of the place, in words.
-        place: the part, as `everstep.services.step_parts` names it.
+        place: the part, as `everstep.services.replayed` names it.
         units: largest distance in units in the last place; None where there is none, or it is not known.
         was, now: the values of a single number, in words; "" for others.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -33,8 +33,8 @@ def direction(
         return cast(Mode, mode), False
     if mode is not None:
         raise ConfigError(f'mode {mode!r} of metric {metric!r}: give "min" or "max"')
-    if (told := better_when(metric)) is not None:
-        return told, True
+    if (inferred := better_when(metric)) is not None:
+        return inferred, True
     raise ConfigError(f"the name does not tell whether a smaller or a larger {metric!r} is better; {remedy}")
 
 
@@ -50,17 +50,6 @@ def better(value: float, best: float | None, mode: Mode, min_delta: float = 0.0)
 def reaches(value: float, goal: float, mode: Mode) -> bool:
     """Whether `value` is `goal` or better; NaN and infinities never count."""
     return math.isfinite(value) and (value <= goal if mode == "min" else value >= goal)
-
-
-def _entries(restore_at_end: Any) -> tuple[str, ...]:
-    alone = isinstance(restore_at_end, str | Mapping)
-    names = tuple(restore_at_end) if isinstance(restore_at_end, Iterable) and not alone else ()
-    if not names or not all(isinstance(name, str) for name in names):
-        raise ConfigError(
-            f"restore_at_end={restore_at_end!r}: give True, or a list of entries of the state, as in "
-            'restore_at_end=["model"]'
-        )
-    return names
 
 
 def latest(readings: Readings, metric: str) -> list[float]:
@@ -119,16 +108,22 @@ class Best(Service):
         self.mode, self._inferred = direction(metric, mode)
         self.save, self.keep = save, integer("keep", keep)
         self.restore_at_end = restore_at_end is not False
-        self.part = None if isinstance(restore_at_end, bool) else _entries(restore_at_end)
+        self.part: tuple[str, ...] | None = None
         """Entries of the state that are restored; None for all."""
+        if not isinstance(restore_at_end, bool):
+            names = restore_at_end if isinstance(restore_at_end, list | tuple) else ()
+            if not names or not all(isinstance(name, str) for name in names):
+                raise ConfigError(
+                    f"restore_at_end={restore_at_end!r}: give True, or a list of entries of the state, as in "
+                    'restore_at_end=["model"]'
+                )
+            self.part = tuple(names)
         self._is_new = False
         """Whether a new best value came outside steps since the last printed line."""
         self._top: list[Place] = []
         """Best values, the best first; one place per step."""
         self._waiting: int | None = None
         """Step of a value that has a place and no weights yet."""
-        self._run: RunView
-        """Set while the loop is open."""
 
     @property
     def value(self) -> float | None:
@@ -167,12 +162,7 @@ class Best(Service):
     def is_on_line(self, readings: Readings, when: Instant) -> bool:
         """Whether a line of these readings shows a new best value (the mark ` (*)`); called once per line.
 
-        The mean of steps is judged at the boundary that follows the line.  Here the mean is only compared,
-        so that printing a line changes no judgement.
-
-        Args:
-            readings: the readings that the line shows.
-            when: the boundary that follows the line.
+        The mean of steps is judged at the boundary `when`, which follows the line; here it is only compared.
         """
         stats, values = readings.stats(self.metric), readings.values(self.metric)
         if stats is None:
@@ -246,9 +236,5 @@ class Best(Service):
         return {"top": [list(vars(place).values()) for place in self._top], "waiting": self._waiting}
 
     def load_state_dict(self, state: Any) -> None:
-        if "top" not in state:  # the state of an older everstep, which kept a single best value
-            one = [state["value"], state["step"], state["epoch"], state["saved_as"]]
-            waiting = state["step"] if state["unsaved"] else None
-            state = {"top": [] if state["value"] is None else [one], "waiting": waiting}
         self._top = [Place(*place) for place in state["top"][: self.keep]]
         self._waiting = state["waiting"]

@@ -1,15 +1,24 @@
-"""Schedule of checkpoints, and the rule that keeps some of them."""
+"""What a run keeps: checkpoints, the journal, a place in the index; and a wait for another run's."""
 
 from __future__ import annotations
 
 import os
+import time
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
-from everstep.arguments import number
-from everstep.checkpoint import Retention
-from everstep.contracts.services import Boundary, Outcome, Save, Service, Stage
+from everstep.arguments import integer, number
+from everstep.checkpoint import Retention, Store
+from everstep.contracts.services import Boundary, Moment, Outcome, RunView, Save, Service, Stage
+from everstep.errors import ServiceError
+from everstep.index.location import as_location, index_of, lacks_credential
+from everstep.index.shipping_thread import IndexWriter
 from everstep.mirror import MirrorAt
+from everstep.record import user_path
 from everstep.schedule import Auto, Every, Schedule
+
+FLUSH_STEPS, FLUSH_SECONDS = 1000, 30.0
 
 
 class Checkpoints(Service):
@@ -31,9 +40,6 @@ class Checkpoints(Service):
         mirror_wait: seconds that the end of a start waits for the last upload (more than 0).
         copy: False for a state of which no second copy fits in memory: it is written from the live arrays
             while training waits, and the state that a resume from an epoch's tail needs is kept on disk.
-
-    Raises:
-        ConfigError: an argument is out of range.
     """
 
     stage = Stage.SAVE
@@ -62,3 +68,133 @@ class Checkpoints(Service):
 
     def run(self, boundary: Boundary) -> Outcome:
         return Outcome(actions=(Save(),))
+
+
+class JournalFlush(Service):
+    """Hand the rows that were read at boundaries to the operating system.
+
+    While somebody looks at the run, they are handed over each second.  Else they wait, since blocks of many
+    rows take a quarter of the space and are read thirty times as fast.  A boundary each second is nothing
+    new: the console asks for it, too.  The rows become durable inside the next checkpoint's commit.
+    """
+
+    isolate = False
+    window = "none"
+
+    def __init__(self) -> None:
+        super().__init__("journal flush", Every(steps=FLUSH_STEPS) | Every(epochs=1) | Every(seconds=1))
+
+    def open(self, run: RunView) -> None:
+        self._run = run
+        self._flushed = run.clock()
+
+    def run(self, boundary: Boundary) -> None:
+        now = self._run.clock()
+        due = boundary.moment is Moment.AFTER_EPOCH or boundary.step % FLUSH_STEPS == 0
+        if due or now - self._flushed >= FLUSH_SECONDS or self._run.is_watched():
+            self._flushed = now
+            self._run.flush()
+
+
+class Index(Service):
+    """Ship the journal to the index, on a separate thread.
+
+    Every run has this service.  It costs the training thread nothing.  Without SQLAlchemy, or with
+    EVERSTEP_INDEX=off, there is no index; `everstep sync` makes one from the journals at any time.
+
+    Args:
+        at: a file, or the URL of a PostgreSQL database; None: `everstep.db` beside the run directory.
+            EVERSTEP_INDEX overrides this argument.  The password in a URL is not recorded: to resume a run
+            from its recorded settings, name the index again.
+
+    Raises:
+        ConfigError: a URL of anything but PostgreSQL.
+    """
+
+    moments = frozenset()
+    isolate = False
+    window = "none"
+
+    def __init__(self, at: str | Path | None = None) -> None:
+        super().__init__("run index")
+        self._at = None if at is None else as_location(str(at))
+        self._writer: IndexWriter | None = None
+
+    def open(self, run: RunView) -> None:
+        run_dir = Path(run.run_dir).absolute()  # the program may change its working directory
+        index, has_library = index_of(run_dir, self._at), find_spec("sqlalchemy") is not None
+        problem = ""
+        if lacks_credential(index):
+            problem = (
+                "the run has recorded its index without the password: set EVERSTEP_INDEX, or pass --index"
+            )
+        elif isinstance(index, str) and not has_library:
+            problem = "the index is a database, which needs SQLAlchemy: pip install 'everstep[postgres]'"
+        elif index is not None and has_library:
+            first = run.step
+            self._writer = IndexWriter(index, run_dir, lambda: run.step > first, run.println)
+        if problem:
+            run.println(
+                f"warning: {problem}. The training continues; nothing is lost: the journal has all rows"
+            )
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class GlobalStepWaiter(Service):
+    """Wait, before the loop begins, until another run has a checkpoint of a step, or of a later step.
+
+    A signal ends the waiting: the run then begins, and is interrupted at its first boundary.
+
+    Args:
+        run_dir: the other run's directory, which need not exist yet.
+        step: the step, 1 or more.
+        poll: seconds between two looks.
+        timeout: seconds after which the waiting is an error; None to wait for ever.
+
+    Raises:
+        ServiceError: the timeout is over.
+    """
+
+    stage = Stage.GUARD
+    moments = frozenset({Moment.ENTER_LOOP})
+    isolate = False
+    window = "none"
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        step: int,
+        *,
+        poll: float = 1.0,
+        timeout: float | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name or "global step waiter")
+        self.run_dir = user_path(run_dir, "run_dir")
+        self.step = integer("step", step)
+        self.poll = number("poll", poll, of="seconds")
+        self.timeout = number("timeout", timeout, of="seconds", none="to wait for ever")
+
+    def open(self, run: RunView) -> None:
+        self._run = run
+
+    def run(self, boundary: Boundary) -> None:
+        if self._newest() >= self.step:
+            return
+        self._run.println(f"waiting until the run in {self.run_dir} has a checkpoint of step {self.step}")
+        began = time.monotonic()
+        while (newest := self._newest()) < self.step and not self._run.interrupted:
+            if self.timeout is not None and time.monotonic() - began >= self.timeout:
+                raise ServiceError(
+                    f"in {self.timeout:g} s the run in {self.run_dir} has come to step {newest}, not to "
+                    f"step {self.step}; look at that run, or give a longer timeout="
+                )
+            time.sleep(self.poll)
+
+    def _newest(self) -> int:
+        names = Store(self.run_dir).names()
+        return names[-1].step if names else 0

@@ -1,4 +1,4 @@
-"""Screen output of a run: one live line in a terminal, plain lines elsewhere, and a log file of all lines."""
+"""Output of a run: a live line in a terminal, plain lines elsewhere, and a log file of all lines."""
 
 from __future__ import annotations
 
@@ -7,34 +7,36 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import ClassVar
 
 from everstep import hazard
 from everstep.arguments import number
-from everstep.contracts.services import Boundary, RunView, Service, Stage
+from everstep.contracts.services import Boundary, Moment, RunView, Service
 from everstep.durable import require_no_link
+from everstep.errors import ConfigError
+from everstep.metrics import MetricFormatter
 from everstep.metrics.collector import all_stats, is_wall
 from everstep.metrics.formatting import humanize_duration, log_line, log_tag, loss_first
 from everstep.metrics.statistics import Stats
-from everstep.schedule import Every, Schedule
+from everstep.schedule import Every, Instant, Schedule
+from everstep.services.best import Best
 from everstep.services.live_line import (
-    BOLD,
-    DIM,
-    GREEN,
-    Above,
     LiveLine,
+    NotebookLine,
     Part,
+    cells,
     discard_output,
     fitted,
-    is_live_terminal,
     layout,
+    live_line,
     progress_bar,
+    terminal_size,
     write,
 )
-from everstep.services.notebook_line import NotebookLine, is_notebook
 
 Print = Callable[[str], None]
 
@@ -42,23 +44,17 @@ Print = Callable[[str], None]
 class Console(Service):
     """Show progress and print lines; every printed line also goes to `logs/run.log`, with the time.
 
-    In a terminal a live line shows epoch, step, a bar, steps per second, ETA and the latest metrics;
-    printed lines, also from the user's own `print`, scroll above it.  In a notebook the live line is an
-    output of the cell, and lines are printed below it.  Elsewhere (a file, a pipe, CI, SLURM) a progress
-    line is printed now and then, in the middle of an epoch, too: its means
-    cover a separate window, "since step N".  A terminal that goes away, a broken pipe or a full disk costs
-    output, never the run.
+    In a terminal or a notebook a live line shows epoch, step, a bar, speed, ETA and the latest metrics;
+    printed lines, also the user's own, scroll past it.  Elsewhere (a file, a pipe, CI, SLURM) a progress line
+    is printed now and then; its means have a window of their own, "since step N".  A terminal that goes
+    away, a broken pipe or a full disk costs output, never the run.
 
     Args:
         every: how often the live line is redrawn and its metrics are read; default each second.
         sink: takes every line instead of standard output (`logger.info`, say); then there is no live line.
         plain_seconds: seconds between two progress lines where there is no live line.
-
-    Raises:
-        ConfigError: `plain_seconds` is not positive.
     """
 
-    stage = Stage.REPORT
     default_schedule = Every(seconds=1)
     isolate: ClassVar[bool] = False
     window = "unsaved"
@@ -80,7 +76,8 @@ class Console(Service):
         """Set while the loop is open."""
         self._log: LogFile | None = None
         self._line: LiveLine | NotebookLine | None = None
-        self._speed = _Speed()
+        self._samples: deque[tuple[float, int]] = deque(maxlen=20)
+        """Times and steps of the last calls of `run`, for the speed."""
         self._latest: dict[str, Stats] = {}
         self._best: dict[str, float] = {}
         self._next_plain: float | None = None
@@ -93,27 +90,19 @@ class Console(Service):
         if self._plain_seconds is not None:
             self._next_plain = run.clock() + self._plain_seconds
         self._log = LogFile(Path(run.run_dir) / "logs" / "run.log", self._emit)
-        taken = isinstance(sys.stdout, Above)  # two consoles that draw would overwrite each other
-        if self._sink is None and not taken:
-            self._line = self._live_line()
+        if self._sink is None:
+            self._line = live_line(self._lock, self.live_lines)
         if self._line is not None:
             self._line.open()
 
-    def _live_line(self) -> LiveLine | NotebookLine | None:
-        if is_notebook():
-            return NotebookLine(self.live_lines)
-        if is_live_terminal(sys.stdout):
-            return LiveLine(sys.stdout, self._lock, self.live_lines)
-        return None
-
     def run(self, boundary: Boundary) -> None:
         now = self._run.clock()
-        self._speed.update(now, boundary.step)
+        if not self._samples or boundary.step > self._samples[-1][1]:
+            self._samples.append((now, boundary.step))
         if self._line is None and (self._next_plain is None or now < self._next_plain):
             return
-        readings = boundary.readings
-        stats = all_stats(readings)
-        readings.clear()
+        stats = all_stats(boundary.readings)
+        boundary.readings.clear()
         if self._line is None:
             assert self._plain_seconds is not None
             self._next_plain = now + self._plain_seconds
@@ -157,12 +146,19 @@ class Console(Service):
     def _emit(self, text: str, shorten: bool = False) -> None:
         if self._sink is not None:
             self._sink(text)
-        elif self._line is not None:
-            line = self._line
-            self._guarded(lambda: line.print(fitted(text, line.stream) if shorten else text))
-        elif sys.stdout is not None:  # None where a program has no standard output
-            stream = sys.stdout
-            self._guarded(lambda: write(stream, (fitted(text, stream) if shorten else text) + "\n"))
+            return
+        line = self._line
+        stream = sys.stdout if line is None else line.stream
+
+        def output() -> None:
+            fitting = fitted(text, stream) if shorten else text
+            if line is None:
+                write(stream, fitting + "\n")
+            else:
+                line.print(fitting)
+
+        if stream is not None:  # None where a program has no standard output
+            self._guarded(output)
 
     def _guarded(self, output: Callable[[], None]) -> None:
         """Run an output that may fail: say once, in the log, that output is lost; training continues."""
@@ -175,80 +171,41 @@ class Console(Service):
                 self._complained = True
                 self._log.write(f"standard output fails ({error}); lines go to this file only")
 
-    def _is_best(self, name: str, stats: Stats) -> bool:
-        return self._best.get(name) == stats.last
-
     def _plain_line(self, stats: dict[str, Stats]) -> str:
         run = self._run
         tag = log_tag(run.epoch, run.max_epoch, run.step, run.max_step, None)
-        best = [name for name in stats if self._is_best(name, stats[name])]
+        best = [name for name in stats if self._best.get(name) == stats[name].last]
         window = f"since step {self._since}: {log_line('', stats, best)}" if stats else ""
         times = log_line("", {}, eta=run.get_eta())
-        return " ".join(filter(None, (tag, "; ".join(filter(None, (window, self._speed.text(), times))))))
+        return " ".join(filter(None, (tag, "; ".join(filter(None, (window, self._speed(), times))))))
 
-    def live_lines(self, columns: int, color: bool) -> list[str]:
-        """Return the lines to draw in a terminal, of at most `columns` cells."""
-        metrics = [
-            _metric(name, self._latest[name], self._is_best(name, self._latest[name]), rank)
-            for rank, name in enumerate(self.names, start=5)
-        ]
-        return [layout(self.counters(bar=20) + metrics, columns, color)]
+    def live_lines(self, columns: int) -> list[str]:
+        """Return the lines to draw, of at most `columns` cells."""
+        metrics = []
+        for rank, name in enumerate(self._names(), start=5):
+            stats = self._latest[name]
+            mark = " (*)" if self._best.get(name) == stats.last else ""
+            metrics.append(Part(rank, f"{_label(name)} {_mean(name, stats)}{mark}"))
+        return [layout(self._counters(bar=20) + metrics, columns)]
 
-    def counters(self, bar: int = 0) -> list[Part]:
+    def _counters(self, bar: int = 0) -> list[Part]:
         """Return the run's progress, from left to right; with a bar of `bar` cells."""
         run = self._run
-        parts = [] if run.max_epoch == 1 else [_counter("Epoch", run.epoch, run.max_epoch, rank=2)]
-        parts.append(_counter("Step", run.step, run.max_step, rank=0))
+        parts = [] if run.max_epoch == 1 else [Part(2, _counter("Epoch", run.epoch, run.max_epoch))]
+        parts.append(Part(0, _counter("Step", run.step, run.max_step)))
         if bar and (progress := run.get_progress()) is not None:
-            parts.append(progress_bar(progress, bar, rank=3))
-        if speed := self._speed.text():
-            parts.append(Part(4, ((speed, ""),)))
+            parts.append(Part(3, progress_bar(progress, bar)))
+        if speed := self._speed():
+            parts.append(Part(4, speed))
         if (eta := run.get_eta()) is not None:
-            eta = round(eta) if eta >= 10 else round(eta, 1)
-            parts.append(Part(1, (("ETA ", DIM), (humanize_duration(eta), ""))))
+            parts.append(Part(1, f"ETA {humanize_duration(round(eta) if eta >= 10 else round(eta, 1))}"))
         return parts
 
-    @property
-    def progress(self) -> float | None:
-        """Done part of the run, 0 to 1; None if the run is unbounded."""
-        return self._run.get_progress()
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the metrics in order, times last: the line has the speed already."""
+    def _names(self) -> list[str]:
+        """List the metrics in order, times last: the line has the speed already."""
         return sorted(self._latest, key=loss_first)
 
-
-def _counter(word: str, value: int, limit: int | None, rank: int) -> Part:
-    of = "" if limit is None else f"/{limit}"
-    return Part(rank, ((f"{word} ", DIM), (str(value), BOLD), (of, DIM)))
-
-
-def _metric(name: str, stats: Stats, best: bool, rank: int) -> Part:
-    return Part(rank, ((f"{label(name)} ", DIM), (shown(name, stats), ""), (" (*)" if best else "", GREEN)))
-
-
-def label(name: str) -> str:
-    """Format a metric's name."""
-    return name.replace("_", " ")
-
-
-def shown(name: str, stats: Stats) -> str:
-    """Format a metric's mean."""
-    return humanize_duration(stats.mean) if is_wall(name) else f"{stats.mean:.4g}"
-
-
-class _Speed:
-    """Speed in steps per second over the last calls of `update`."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque(maxlen=20)
-
-    def update(self, now: float, step: int) -> None:
-        if not self._samples or step > self._samples[-1][1]:
-            self._samples.append((now, step))
-
-    def text(self) -> str:
+    def _speed(self) -> str:
         """Format the speed, as "98.3 steps/s" or "12.5 s/step"; empty while unknown."""
         if len(self._samples) < 2:
             return ""
@@ -256,15 +213,49 @@ class _Speed:
         if end <= start:
             return ""
         rate = (last - first) / (end - start)
-        return f"{_three_digits(rate)} steps/s" if rate >= 1 else f"{_three_digits(1 / rate)} s/step"
+        value, unit = (rate, "steps/s") if rate >= 1 else (1 / rate, "s/step")
+        return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
-def _three_digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+class ProgressBar(Console):
+    """Show a bar as wide as the terminal, with epoch, step, speed and ETA above and the metrics below.
+
+    The bar takes the place of `Console`.  Each metric has a line: the newest mean between two redraws, and
+    the best value if it is tracked.  Where standard output is not a terminal, only printed lines appear.
+
+    Args:
+        every: how often the bar is redrawn and its metrics are read; default each second.
+    """
+
+    def __init__(self, every: Schedule | None = None, *, name: str | None = None) -> None:
+        super().__init__(every, name=name)
+        self._plain_seconds = None
+
+    def live_lines(self, columns: int) -> list[str]:
+        lines = [layout(self._counters(), columns)]
+        if (progress := self._run.get_progress()) is not None:
+            lines.append(layout([Part(0, progress_bar(progress, max(columns - 5, 1)))], columns))
+        names = self._names()[: max(min(12, terminal_size(sys.stdout)[1] - 4), 0)]
+        width = max((cells(_label(name)) for name in names), default=0)
+        for name in names:
+            padded = _label(name) + " " * (width - cells(_label(name)))
+            best = f"  best {self._best[name]:.4g}" if name in self._best else ""
+            lines.append(
+                layout([Part(0, f"  {padded}  {_mean(name, self._latest[name]):>10}{best}")], columns)
+            )
+        return lines
 
 
-_LOG_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
-"""Flags of the log file; O_NONBLOCK, so that a pipe in the file's place keeps nobody waiting."""
+def _counter(word: str, value: int, limit: int | None) -> str:
+    return f"{word} {value}" if limit is None else f"{word} {value}/{limit}"
+
+
+def _label(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _mean(name: str, stats: Stats) -> str:
+    return humanize_duration(stats.mean) if is_wall(name) else f"{stats.mean:.4g}"
 
 
 class LogFile:
@@ -276,8 +267,7 @@ class LogFile:
     """
 
     def __init__(self, path: Path, complain: Print) -> None:
-        self._path = path
-        self._complain = complain
+        self._path, self._complain = path, complain
         self._complained = False
         self._file: int | None = None
 
@@ -289,7 +279,9 @@ class LogFile:
             if self._file is None:
                 require_no_link(self._path, self._path.parent.parent)
                 self._path.parent.mkdir(exist_ok=True)
-                self._file = os.open(self._path, _LOG_FLAGS, 0o666)
+                # O_NONBLOCK: a pipe in the file's place keeps nobody waiting
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+                self._file = os.open(self._path, flags, 0o666)
             os.write(self._file, lines.encode("utf-8", "backslashreplace"))
         except OSError as error:
             if not self._complained:
@@ -300,3 +292,97 @@ class LogFile:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+class EpochLine(Service):
+    """Print the means of an epoch's steps and the results of its evaluations; at first, the baseline.
+
+    `TrainLoop.print_logs` is called in the epoch's tail, before the services evaluate; this service runs
+    after them.
+
+    Attributes:
+        bests: services whose new best values are marked ` (*)`.
+        printed: called with the statistics on the line.
+    """
+
+    isolate = False
+    moments = frozenset({Moment.BEFORE_EPOCH, Moment.AFTER_EPOCH})
+
+    def __init__(self) -> None:
+        super().__init__("epoch line")
+        self.bests: Sequence[Best] = ()
+        self.printed: Callable[[Mapping[str, Stats]], object] = lambda stats: None
+
+    def open(self, run: RunView) -> None:
+        self._run = run
+
+    def due(self, when: object) -> bool:
+        return True
+
+    def run(self, boundary: Boundary) -> None:
+        if boundary.moment is Moment.BEFORE_EPOCH and boundary.step:
+            return  # a baseline comes before step 1 only; a resumed epoch keeps its window
+        readings, run = boundary.readings, self._run
+        stats = all_stats(readings)
+        when = Instant(boundary.step, boundary.epoch, True, run.clock())
+        new = {best.metric for best in self.bests if best.is_on_line(readings, when)}
+        readings.clear()
+        if stats:
+            tag = log_tag(run.epoch, run.max_epoch, run.step, run.max_step, None)
+            run.println(log_line(tag, stats, new, eta=run.get_eta()), shorten=True)
+            self.printed(stats)
+
+    def finish(self, boundary: Boundary) -> None:
+        self.run(boundary)
+
+
+def chosen_metrics(service: str, metrics: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Check names or patterns; return all of them, and those that are names.
+
+    Raises:
+        ConfigError: `metrics` is a string.
+    """
+    if isinstance(metrics, str):
+        raise ConfigError(f"{service}(metrics={metrics!r}): give a list of names, [{metrics!r}]")
+    return tuple(metrics), tuple(metric for metric in metrics if not set("*?[") & set(metric))
+
+
+class LogVariables(Service):
+    """Print a line with the metrics collected since the last line; at the end, with the remaining metrics.
+
+    The service has a separate window: it takes nothing from `print_logs()`, nor from another `LogVariables`.
+
+    Args:
+        metrics: names or patterns.
+        every: when to print; default `Every(epochs=1)`.
+        formatter: format of the metrics.
+    """
+
+    isolate = False
+    default_schedule = Every(epochs=1)
+
+    def __init__(
+        self,
+        metrics: Sequence[str] = ("*",),
+        *,
+        every: Schedule | None = None,
+        formatter: MetricFormatter | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name or "log variables", every)
+        self.metrics, self.watches = chosen_metrics("LogVariables", metrics)
+        self.formatter = formatter or MetricFormatter()
+
+    def open(self, run: RunView) -> None:
+        self._run = run
+
+    def run(self, boundary: Boundary) -> None:
+        every = all_stats(boundary.readings)
+        boundary.readings.clear()
+        stats = {name: every[name] for name in every if any(fnmatchcase(name, p) for p in self.metrics)}
+        if stats:
+            texts = [self.formatter.format(name, stats[name], False) for name in self.formatter.sort(stats)]
+            self._run.println("; ".join(texts), with_tag=True, shorten=True)
+
+    def finish(self, boundary: Boundary) -> None:
+        self.run(boundary)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from everstep.checkpoint import CheckpointName, files
 from everstep.contracts.services import Boundary, EvalStep, Moment, RunView, Service, Stage
 from everstep.durable import require_no_link, temporary
 from everstep.errors import ConfigError, MetricError, nearest
+from everstep.services.sink import finite
 
 Format = Literal["jsonl", "csv"]
 
@@ -25,14 +25,10 @@ class Dump(Service):
 
         Dump(["name", "label", "prediction"], stream="valid")
 
-    One file for each evaluation in the loop, one line for each example, in the order of the stream, with the
-    variables by name: `pandas.read_json(path, lines=True)`.  Variables are results of `eval_step` and logs
-    of `next_eval_inputs`: arrays, tensors or lists, whose first axis is the examples of the batch.  They are
-    not metrics, and need no `eval_reduce`.  NaN is null, infinities are "inf" and "-inf"; in a table (csv) a
-    list is JSON.
-
-    A file is there whole or not at all, and before the checkpoint that comes after its evaluation.  After a
-    kill at any place and a new start, the folder ends as if the run had never been killed.
+    One file for each evaluation in the loop, one line for each example, in the order of the stream.
+    Variables are results of `eval_step` and logs of `next_eval_inputs`: arrays, tensors or lists, whose first
+    axis is the examples of the batch.  NaN is null, infinities are "inf" and "-inf"; in a table (csv) a list
+    is JSON.  A file is there whole or not at all, and before the checkpoint after its evaluation.
 
     Args:
         variables: names of the variables to write, in this order.
@@ -40,10 +36,6 @@ class Dump(Service):
         format: "jsonl" or "csv".
         keep: number of the newest files that stay, 1 or more; None for all.
         name: name of the folder and of the service; default "dump STREAM".
-
-    Raises:
-        ConfigError: an argument is out of its range; in the first evaluation, a variable does not exist.
-        MetricError: variables have different lengths, or a variable is a single value for its batch.
     """
 
     stage = Stage.MEASURE
@@ -75,8 +67,7 @@ class Dump(Service):
         self.stream, self.format = stream, format
         self.keep = integer("keep", keep, none="for all")
         self._file: IO[str] | None = None
-        self._run: RunView
-        """Set while the loop is open."""
+        self._beside = Path()
 
     @property
     def folder(self) -> Path:
@@ -113,15 +104,40 @@ class Dump(Service):
             self.close()
             require_no_link(self.folder, Path(self._run.run_dir))
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._beside = temporary(self.folder / "unfinished")
             self._file = open(self._beside, "w", encoding="utf-8", errors="replace", newline="")  # noqa: SIM115
             if self.format == "csv":
                 csv.writer(self._file, lineterminator="\n").writerow(self.outputs)
-        if self._file is not None:
-            _write(self._file, self.format, self.outputs, _examples(self.outputs, step))
+        if self._file is None:
+            return
+        columns = {name: self._column(name, step) for name in self.outputs}
+        if len({len(column) for column in columns.values()}) > 1:
+            lengths = ", ".join(f"{name!r} has {len(column)}" for name, column in columns.items())
+            raise MetricError(
+                f"Dump: batch {step.number} of stream {step.stream!r} has variables of different lengths: "
+                f"{lengths}; return one value for each example"
+            )
+        for example in zip(*columns.values(), strict=True):
+            if self.format == "csv":
+                cells = [_json(each) if isinstance(each, list | dict) else each for each in example]
+                csv.writer(self._file, lineterminator="\n").writerow(cells)
+            else:
+                self._file.write(_json(dict(zip(columns, example, strict=True))) + "\n")
 
-    @property
-    def _beside(self) -> Path:
-        return temporary(self.folder / "unfinished")
+    def _column(self, name: str, step: EvalStep) -> list[Any]:
+        """Return the values of a variable, one for each example of the batch."""
+        if name not in step.outputs:
+            raise ConfigError(
+                f"Dump: eval_step on stream {step.stream!r} did not return {name!r}; "
+                f"{nearest(name, step.outputs)}"
+            )
+        value = _plain(step.outputs[name])
+        if not isinstance(value, list):
+            raise MetricError(
+                f"Dump: {name!r} is {value!r}, a single value for a whole batch of stream {step.stream!r}; "
+                "return one for each example, as an array or list"
+            )
+        return value
 
     def _place(self, name: str) -> None:
         """Make the file durable before the boundary's checkpoint: a resume from there does not evaluate."""
@@ -143,61 +159,14 @@ class Dump(Service):
             self._beside.unlink(missing_ok=True)  # the folder may have been deleted meanwhile
 
 
-def _examples(variables: Sequence[str], step: EvalStep) -> list[tuple[Any, ...]]:
-    """List the values of each example of a batch."""
-    columns = [_column(name, step) for name in variables]
-    lengths = {name: len(column) for name, column in zip(variables, columns, strict=True)}
-    if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
-        raise MetricError(
-            f"Dump: batch {step.number} of stream {step.stream!r} has variables of different lengths: "
-            f"{told}; return one value for each example"
-        )
-    return list(zip(*columns, strict=True))
-
-
-def _column(name: str, step: EvalStep) -> list[Any]:
-    if name not in step.outputs:
-        raise ConfigError(
-            f"Dump: eval_step on stream {step.stream!r} did not return {name!r}; "
-            f"{nearest(name, step.outputs)}"
-        )
-    value = _listed(step.outputs[name])
-    if not isinstance(value, list):
-        raise MetricError(
-            f"Dump: {name!r} is {value!r}, a single value for a whole batch of stream {step.stream!r}; "
-            "return one for each example, as an array or list"
-        )
-    return value
-
-
-def _listed(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """Convert arrays and tensors, also inside lists, to lists of plain values."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): _listed(part) for key, part in value.items()}
-    return [_listed(part) for part in value] if isinstance(value, list | tuple) else value
+        return {str(key): _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _write(file: IO[str], format: Format, variables: Sequence[str], examples: list[tuple[Any, ...]]) -> None:
-    if format == "csv":
-        csv.writer(file, lineterminator="\n").writerows([_cell(value) for value in row] for row in examples)
-        return
-    for row in examples:
-        named = {name: _finite(value) for name, value in zip(variables, row, strict=True)}
-        file.write(json.dumps(named, ensure_ascii=False, default=str) + "\n")
-
-
-def _cell(value: Any) -> Any:
-    nested = isinstance(value, list | dict)
-    return json.dumps(_finite(value), ensure_ascii=False, default=str) if nested else value
-
-
-def _finite(value: Any) -> Any:
-    """Convert NaN and infinities, which JSON lacks, to None and strings."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    if isinstance(value, Mapping):
-        return {key: _finite(part) for key, part in value.items()}
-    return [_finite(part) for part in value] if isinstance(value, list) else value
+def _json(value: Any) -> str:
+    return json.dumps(finite(value), ensure_ascii=False, default=str)

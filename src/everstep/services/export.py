@@ -1,4 +1,4 @@
-"""Exports of weights, in files that need no everstep."""
+"""Exports of weights, in files that need no everstep: while a run trains, and of what it has saved."""
 
 from __future__ import annotations
 
@@ -6,29 +6,51 @@ import importlib
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
-from functools import partial
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from everstep.arguments import integer
-from everstep.checkpoint import CheckpointName, files, finite, place_apart, retire_others
-from everstep.contracts.services import Boundary, Moment, RunView, Service, Stage
+from everstep.arguments import checked_keywords, integer
+from everstep.checkpoint import (
+    Checkpoint,
+    CheckpointName,
+    files,
+    find_checkpoint,
+    finite,
+    place_apart,
+    retire_others,
+)
+from everstep.contracts.services import Boundary, Moment, RunView, Stage
 from everstep.contracts.state import BESIDE, HostArray
-from everstep.errors import ConfigError, nearest
-from everstep.formats import write_shards
+from everstep.errors import CheckpointError, ConfigError, NoCheckpointError, nearest
+from everstep.formats import byte_count, write_shards
 from everstep.metrics.collector import is_wall
-from everstep.record import RunDir
+from everstep.record import RunDir, to_read, user_path
 from everstep.schedule import Never, Schedule
-from everstep.services.condition import Condition, Trigger
-from everstep.state import Encoded, array_name, array_paths, digest, encode, make_entry
+from everstep.services.when import Condition, Conditional
+from everstep.state import (
+    Encoded,
+    array_name,
+    array_paths,
+    children,
+    digest,
+    encode,
+    make_entry,
+    within,
+)
 
 FORMATS = ("safetensors", "torch.export")
+DISTRIBUTED = "torch.distributed.checkpoint"
+SAVED_FORMATS = ("safetensors", DISTRIBUTED)
 ABOUT = "export.json"
 """Name of the file with an export's run, step and metrics; JSON."""
 
+Write = Callable[[Path], object]
+"""Writes the weights' files into a folder."""
 
-class Export(Service):
+
+class Export(Conditional):
     """Export weights to `exports/NAME/step-00000120/`, for programs that know nothing of everstep.
 
         Export(OnBest("valid_loss"), entry="ema", keep=2)
@@ -36,10 +58,9 @@ class Export(Service):
         Export()  # at the end of the training
 
     `model.safetensors` has the arrays by the names of the model's own `state_dict`; `model.pt2` is for
-    `torch.export.load`.  Beside this file lies `export.json`: run, step, epoch, entry, the last metrics, and
-    the name of a checkpoint at that moment.  An export is there whole or not at all; after a kill at any
-    place and a new start, the folder ends as if the run had never been killed.  A state with NaN or infinity
-    in its parameters is not exported.
+    `torch.export.load`.  Beside it lies `export.json`: run, step, epoch, entry, the last metrics, and the
+    name of a checkpoint at that moment.  An export is there whole or not at all.  A state with NaN or
+    infinity in its parameters is not exported.
 
     Args:
         when: a schedule, `OnBest(metric)`, a function of the boundary, or None: at the end of training.
@@ -50,10 +71,6 @@ class Export(Service):
         keep: number of the newest exports that stay, 1 or more; None for all.
         every: when a function is asked, or a best value judged; default each epoch.
         name: name of the folder and of the service.
-
-    Raises:
-        ConfigError: an argument is out of its range, or does not go with another; on entering the loop,
-            the state has no such entry.
     """
 
     stage = Stage.REPORT
@@ -71,8 +88,7 @@ class Export(Service):
         name: str = "export",
     ) -> None:
         self._at_end = when is None
-        self._trigger = Trigger(Never() if when is None else when, every)
-        super().__init__(name, self._trigger.schedule)
+        super().__init__(Never() if when is None else when, every, name)
         if name.startswith("."):
             raise ConfigError(
                 f"Export(name={name!r}): the name becomes a folder's name; give a name without a leading '.'"
@@ -84,13 +100,10 @@ class Export(Service):
                 f"Export(format={format!r}, inputs={inputs!r:.60}): give inputs=(x, ...), a tuple, with "
                 'format="torch.export", and only there'
             )
-        self.watches = self._trigger.watches
         self.entry, self.format, self.keep = entry, format, integer("keep", keep, none="for all")
         self._inputs, self._dynamic_shapes = inputs, dynamic_shapes
         self._kept: list[str] = []
         self._metrics: dict[str, float] = {}
-        self._run: RunView
-        """Set while the loop is open."""
 
     @property
     def folder(self) -> Path:
@@ -106,11 +119,11 @@ class Export(Service):
             importlib.import_module("everstep.backends.torch.model_export").require_module(self.entry, obj)
         if self.schedule.wall:  # such a schedule is not part of the state, so the folder says what is kept
             self._kept = sorted(p.name for p in self.folder.glob("*") if CheckpointName.matches(p.name))
-        self._trigger.open(run)
+        super().open(run)
 
     def run(self, boundary: Boundary) -> None:
         self._look(boundary)
-        step = self._trigger.asked(boundary)
+        step = self.met(boundary)
         boundary.readings.clear()
         if step == boundary.step and not self._run.tainted:
             self._export(boundary)
@@ -135,7 +148,9 @@ class Export(Service):
                 self._metrics[name] = stats.last
 
     def _export(self, boundary: Boundary) -> None:
-        obj = _plain(self._run.live_object(self.entry))
+        obj = self._run.live_object(self.entry)
+        if "torch" in sys.modules:  # the model inside the wrappers of training
+            obj = importlib.import_module("everstep.backends.torch.model_export").unwrapped(obj)
         entry = make_entry(self.entry, obj)
         saved = entry.save()
         arrays = {n: a for n, a in encode(saved).arrays.items() if not BESIDE & {*n.split("/")}}
@@ -145,7 +160,7 @@ class Export(Service):
             return
         name = CheckpointName(boundary.step)
         after_epoch = boundary.epoch and boundary.moment is not Moment.AFTER_STEP
-        about = description(
+        about = _description(
             arrays,
             self._metrics,
             run=self._id,
@@ -157,17 +172,16 @@ class Export(Service):
         )
         target = self.folder / str(name)
         # an equal export stays: a step that runs again after a kill writes no file twice
-        if about_export(target) != about:
-            write_export(target, self._contents(obj, arrays), about, top=Path(self._run.run_dir))
+        if _about(target) != about:
+            _place(target, self._contents(obj, arrays), about, top=Path(self._run.run_dir))
         self._kept = [*(other for other in self._kept if other != target.name), target.name]
         if self.keep is not None:
             self._kept = self._kept[-self.keep :]
         retire_others(self.folder, self._kept, top=Path(self._run.run_dir))
 
-    def _contents(self, obj: Any, arrays: Mapping[str, HostArray]) -> Callable[[Path], object]:
-        """Return a function that writes the weights' file into a folder."""
+    def _contents(self, obj: Any, arrays: Mapping[str, HostArray]) -> Write:
         if self.format == "safetensors":
-            return weights(arrays)
+            return lambda folder: write_shards(folder, arrays, None)
         exporting = importlib.import_module("everstep.backends.torch.model_export")
         data = exporting.program(obj, self._inputs, self._dynamic_shapes)
         return lambda folder: files.write_new(folder / "model.pt2", data)
@@ -175,45 +189,38 @@ class Export(Service):
     def state_dict(self) -> Any:
         if self.schedule.wall:
             return None
-        return {"kept": list(self._kept), "metrics": dict(self._metrics), "when": self._trigger.state_dict()}
+        return {"kept": list(self._kept), "metrics": dict(self._metrics), "when": super().state_dict()}
 
     def load_state_dict(self, state: Any) -> None:
         self._kept, self._metrics = list(state["kept"]), dict(state["metrics"])
-        self._trigger.load_state_dict(state["when"])
+        super().load_state_dict(state["when"])
 
 
-def _plain(obj: Any) -> Any:
-    """Return the model inside the wrappers of training."""
-    if "torch" not in sys.modules:
-        return obj
-    return importlib.import_module("everstep.backends.torch.model_export").unwrapped(obj)
-
-
-def description(
+def _description(
     arrays: Mapping[str, HostArray], metrics: Mapping[str, float], **facts: Any
 ) -> dict[str, Any]:
     """Describe an export, for its `export.json`."""
-    told = {name: v if math.isfinite(v) else str(v) for name, v in sorted(metrics.items())}
-    return {**facts, "metrics": told, "digest": digest(Encoded(list(arrays), dict(arrays)))}
+    shown = {name: v if math.isfinite(v) else str(v) for name, v in sorted(metrics.items())}
+    return {**facts, "metrics": shown, "digest": digest(Encoded(list(arrays), dict(arrays)))}
 
 
-def weights(arrays: Mapping[str, HostArray], most: int | None = None) -> Callable[[Path], object]:
-    """Return a function that writes arrays into a folder, as safetensors; see `write_shards`."""
-    return lambda folder: write_shards(folder, arrays, most)
-
-
-def write_export(
-    target: Path, contents: Callable[[Path], object], about: dict[str, Any], *, top: Path
-) -> None:
+def _place(target: Path, contents: Write, about: dict[str, Any], *, top: Path) -> None:
     """Make an export, whole or not at all; replace an existing export.
 
     Raises:
         RunDirError: a link below `top` leads to the target.
     """
-    place_apart(target, partial(_write, contents=contents, about=about), top=top)
+
+    def write(folder: Path) -> int:
+        contents(folder)
+        files.write_new(folder / ABOUT, json.dumps(about, indent=1, allow_nan=False).encode() + b"\n")
+        files.fsync_folder(folder)
+        return sum(path.stat().st_size for path in folder.iterdir())
+
+    place_apart(target, write, top=top)
 
 
-def about_export(folder: Path) -> Any:
+def _about(folder: Path) -> Any:
     """Read an export's description; None if the description is missing or damaged."""
     try:
         return json.loads((folder / ABOUT).read_bytes())
@@ -221,8 +228,117 @@ def about_export(folder: Path) -> Any:
         return None
 
 
-def _write(folder: Path, contents: Callable[[Path], object], about: dict[str, Any]) -> int:
-    contents(folder)
-    files.write_new(folder / ABOUT, json.dumps(about, indent=1, allow_nan=False).encode() + b"\n")
-    files.fsync_folder(folder)
-    return sum(path.stat().st_size for path in folder.iterdir())
+class Exported(NamedTuple):
+    """Result of an export.
+
+    Attributes:
+        folder: the folder with the weights.
+        source: the folder of the checkpoint.
+        step: step of the run at the save.
+        arrays: number of arrays.
+    """
+
+    folder: str
+    source: str
+    step: int
+    arrays: int
+
+
+@checked_keywords
+def export(
+    source: str | Path,
+    folder: str | Path,
+    *,
+    entry: str = "model",
+    format: str = "safetensors",
+    max_shard_size: int | str | None = None,
+) -> Exported:
+    """Write the weights that a run has saved into a folder, for programs without everstep.
+
+        everstep.export("runs/digits/best/valid_loss", "digits-weights", max_shard_size="5GB")
+
+    Names are those of the model's own `state_dict`; of an average of weights, the averaged model is written.
+    "safetensors" writes `model.safetensors`, or, where that is larger than `max_shard_size`, shards and
+    `model.safetensors.index.json`, as Hugging Face does.  "torch.distributed.checkpoint" writes a folder for
+    `torch.distributed.checkpoint.load`.  Only the bytes of this entry are read.
+
+    Args:
+        source: a run directory (its newest whole checkpoint), the folder of a checkpoint, or
+            `RUN/best/METRIC` (the best weights).
+        folder: folder to write, whole or not at all; an earlier export there is replaced.
+        entry: name of the state's entry.
+        format: "safetensors" or "torch.distributed.checkpoint".
+        max_shard_size: most bytes of arrays in a file, as in 500_000_000, "5GB" or "2GiB"; None for one file.
+
+    Raises:
+        NoCheckpointError, CheckpointError: there is no checkpoint, or it is damaged.
+    """
+    target = user_path(folder, "folder")
+    most = None if max_shard_size is None else byte_count(max_shard_size)
+    if format not in SAVED_FORMATS:
+        raise ConfigError(f"export(format={format!r}): {nearest(format, SAVED_FORMATS)}")
+    if most is not None and format != "safetensors":
+        raise ConfigError(f"export(format={format!r}, max_shard_size=...): leave out the size, or the format")
+    if target.exists() and _about(target) is None:
+        raise ConfigError(f"{target} exists and is not an export; give a folder that does not exist")
+    place = user_path(source, "source")
+    wanted = within([("user", entry)])
+    notes: list[str] = []
+    checkpoint = find_checkpoint(to_read(place), notes.append, interim=False, wanted=wanted)
+    for note in notes:
+        warnings.warn(note, RuntimeWarning, stacklevel=3)
+    if checkpoint is None:
+        raise NoCheckpointError(
+            f"there is no checkpoint yet in {place}; train the run first, or check the path"
+        )
+    arrays = _arrays(checkpoint, entry)
+    meta: Any = checkpoint.meta or {}
+    about = _description(
+        arrays,
+        {meta["metric"]: meta["value"]} if "metric" in meta else dict(meta.get("metrics", {})),
+        run=meta.get("run"),
+        step=checkpoint.step,
+        epoch=checkpoint.epoch,
+        checkpoint=str(checkpoint.name),
+        entry=entry,
+        format=format,
+    )
+
+    def contents(to: Path) -> None:
+        if format == "safetensors":
+            write_shards(to, arrays, most)
+        else:
+            importlib.import_module("everstep.backends.torch.saved_files").write_distributed(to, arrays)
+
+    _place(target, contents, about, top=target.parent)
+    return Exported(str(target), str(checkpoint.path), checkpoint.step, len(arrays))
+
+
+def _arrays(checkpoint: Checkpoint, entry: str) -> dict[str, HostArray]:
+    """Return the arrays of an entry by name, as the service `Export` names the arrays of a live object."""
+    structure: Any = checkpoint.structure
+    entries = children(structure["user"]) or {}
+    if entry not in entries:
+        raise ConfigError(f"the state of the run has no {entry!r}; {nearest(entry, entries)}")
+    whole = array_name(["user", entry])
+    names = [name for name in _references(entries[entry]) if not BESIDE & {*name.split("/")}]
+    if odd := [name for name in names if name not in checkpoint.arrays]:
+        raise CheckpointError(f"{checkpoint.path} lacks the array {odd[0]!r}; choose another checkpoint")
+    named = {
+        name.removeprefix(f"{whole}/") if name != whole else array_name([]): checkpoint.arrays[name]
+        for name in names
+    }
+    if not named:
+        raise ConfigError(f"{entry!r} has no arrays; give another entry: {', '.join(entries)}")
+    if "n_averaged" in named:
+        return {n.removeprefix("module."): a for n, a in named.items() if n != "n_averaged"}
+    return named
+
+
+def _references(node: Any) -> Iterator[str]:
+    """Yield the names of the arrays in an encoded tree, in its order."""
+    if isinstance(node, dict) and isinstance(node.get("$array"), str):
+        yield node["$array"]
+    elif isinstance(node, dict | list):
+        for part in node.values() if isinstance(node, dict) else node:
+            yield from _references(part)

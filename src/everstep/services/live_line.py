@@ -1,7 +1,7 @@
-"""Live line of a terminal: drawn below the lines that are printed, and never wider than the screen.
+"""Live lines: drawn below the lines that are printed, in a terminal or in a notebook's cell.
 
-The live line is redrawn on the main thread.  No thread, no cursor hidden, no terminal mode changed: a run
-that is killed with SIGKILL leaves the terminal as it was.
+A terminal's lines are redrawn on the main thread.  No thread, no cursor hidden, no terminal mode changed: a
+run that is killed with SIGKILL leaves the terminal as it was.
 
 `rich.live` cannot be used: its stand-in for `sys.stdout` reads the user's `print(..., end="", flush=True)` as
 markup (a stray "[/x]" raises inside the training loop), wraps long lines, and swallows prompts.
@@ -16,31 +16,26 @@ import threading
 import unicodedata
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from typing import Any, NamedTuple, TextIO
 
-_ERASE = "\r\x1b[K"
-_ERASE_BELOW = "\r\x1b[J"
-DIM, BOLD, CYAN, GREEN = "2", "1", "36", "32"
-"""SGR styles."""
 _ASCII = str.maketrans({"±": "+/-", "━": "#", "╸": "-", "─": "-", "…": ""})
+_CELL_COLUMNS = 110
+"""Characters in a line of a notebook, whose cells do not tell their width."""
 
 
 class Part(NamedTuple):
-    """Piece of the live line; where the line is too long, pieces of the highest rank go first."""
+    """Piece of a live line; where the line is too long, pieces of the highest rank go first."""
 
     rank: int
-    spans: tuple[tuple[str, str], ...]  # text and SGR style ("" for none)
-
-    @property
-    def width(self) -> int:
-        return sum(cells(text) for text, _ in self.spans)
+    text: str
 
 
-def progress_bar(progress: float, width: int, rank: int = 0) -> Part:
-    """Make a bar of `width` cells, and five more for the percentage."""
+def progress_bar(progress: float, width: int) -> str:
+    """Draw a bar of `width` cells, and five more for the percentage."""
     halves = int(progress * width * 2)
     done = "━" * (halves // 2) + "╸" * (halves % 2)
-    return Part(rank, ((done, CYAN), ("─" * (width - len(done)), DIM), (f" {int(progress * 100):3d}%", "")))
+    return f"{done}{'─' * (width - len(done))} {int(progress * 100):3d}%"
 
 
 def cells(text: str) -> int:
@@ -50,23 +45,16 @@ def cells(text: str) -> int:
     return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 
-def layout(parts: list[Part], columns: int, color: bool) -> str:
+def layout(parts: list[Part], columns: int) -> str:
     """Join parts to one line of at most `columns` cells."""
     parts = list(parts)
-    while len(parts) > 1 and sum(part.width + 2 for part in parts) - 2 > columns:
+    while len(parts) > 1 and sum(cells(part.text) + 2 for part in parts) - 2 > columns:
         parts.remove(max(parts))
-    left, line = columns, []
-    for index, part in enumerate(parts):
-        for text, style in ((("  ", ""),) if index else ()) + part.spans:
-            text = _crop(text, left)
-            left -= cells(text)
-            line.append(f"\x1b[{style}m{text}\x1b[0m" if style and color and text else text)
-    return "".join(line)
+    return _crop("  ".join(part.text for part in parts), columns)
 
 
 def _crop(text: str, room: int) -> str:
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else "?" for c in text)
+    text = "".join(c if c.isprintable() else "?" for c in text)
     while text and cells(text) > room:
         text = text[:-1]
     return text
@@ -78,10 +66,11 @@ def fitted(text: str, stream: TextIO) -> str:
     "; " divides the parts; the number of those that are left out stands at the end ("…+3").  Where `stream`
     is not a terminal, the line stays whole.
     """
-    columns = _columns(stream) if stream.isatty() else cells(text)
+    columns = terminal_size(stream)[0] if stream.isatty() else cells(text)
     if cells(text) <= columns:
         return text
     parts = re.sub(r" \(±[^)]*\)", "", text).split("; ")
+    left_out = ""
     for count in range(len(parts), 0, -1):
         left_out = f"; …+{len(parts) - count}" if count < len(parts) else ""
         line = "; ".join(parts[:count]) + left_out
@@ -91,27 +80,28 @@ def fitted(text: str, stream: TextIO) -> str:
 
 
 class LiveLine:
-    """Last line, or lines, of the terminal.  While open, `sys.stdout` and `sys.stderr` write above it.
+    """Last lines of the terminal.  While open, `sys.stdout` and `sys.stderr` write above them.
 
-    After drawing, the cursor stands at the start of the live line, so that any other output to the terminal
-    starts there.  A line that the user has begun and not ended is left alone.
+    After drawing, the cursor stands at the start of the first live line, so that any other output to the
+    terminal starts there.  A line that the user has begun and not ended is left alone.
+
+    Args:
+        stream: the terminal.
+        lock: held while anything is written.
+        lines: returns the lines to draw, of at most so many cells.
     """
 
-    def __init__(
-        self, stream: TextIO, lock: threading.RLock, lines: Callable[[int, bool], list[str]]
-    ) -> None:
+    def __init__(self, stream: TextIO, lock: threading.RLock, lines: Callable[[int], list[str]]) -> None:
         self.stream = stream
         self.lock = lock
         self.pid = os.getpid()
-        self.open_ = False
+        self.is_open = False
         self._lines = lines
-        self._drawn = 0
-        """Number of lines drawn now."""
+        self._drawn = False
         self._midline = False
-        self._color = "NO_COLOR" not in os.environ
 
     def open(self) -> None:
-        self.open_ = True
+        self.is_open = True
         self._stand_ins = {"stdout": Above(sys.stdout, self)}
         if sys.stderr is not None and sys.stderr.isatty():
             self._stand_ins["stderr"] = Above(sys.stderr, self)
@@ -119,8 +109,8 @@ class LiveLine:
             setattr(sys, name, stand_in)
 
     def close(self) -> None:
-        self.open_ = False
-        # A foreign stand-in around ours stays: ours passes the output on, because open_ is False.
+        self.is_open = False
+        # a foreign stand-in around ours stays: ours passes the output on, because the line is not open
         for name, stand_in in self._stand_ins.items():
             if getattr(sys, name) is stand_in:
                 setattr(sys, name, stand_in.stream)
@@ -128,23 +118,21 @@ class LiveLine:
         self.stream.flush()
 
     def draw(self) -> None:
-        if self._midline or not self.open_:
+        if self._midline or not self.is_open:
             return
-        lines = self._lines(_columns(self.stream) - 1, self._color)
+        lines = self._lines(terminal_size(self.stream)[0] - 1)
         up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
-        erase = self._erasing()
-        self._drawn = len(lines)
+        erase, self._drawn = self._erasing(), True
         write(self.stream, erase + "\r\n".join(lines) + "\r" + up)
 
     def erase(self) -> None:
-        if self._drawn:
-            erase = self._erasing()
-            self._drawn = 0
+        erase, self._drawn = self._erasing(), False
+        if erase:
             self.stream.write(erase)
             self.stream.flush()  # standard error may write next, through another buffer
 
     def _erasing(self) -> str:
-        return _ERASE if self._drawn <= 1 else _ERASE_BELOW
+        return "\r\x1b[J" if self._drawn else ""
 
     def print(self, text: str) -> None:
         self.above(self.stream, ("\n" if self._midline else "") + text + "\n")
@@ -167,13 +155,15 @@ class Above:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
-    def write(self, text: str) -> int:
-        line = self._line
+    def _is_live(self) -> bool:
         # a forked worker neither draws nor touches a lock that another thread may have held
-        if not text or not line.open_ or os.getpid() != line.pid:
+        return self._line.is_open and os.getpid() == self._line.pid
+
+    def write(self, text: str) -> int:
+        if not text or not self._is_live():
             return self.stream.write(text)
-        with line.lock:
-            line.above(self.stream, text)
+        with self._line.lock:
+            self._line.above(self.stream, text)
         return len(text)
 
     def writelines(self, lines: Any) -> None:
@@ -182,27 +172,66 @@ class Above:
 
     def flush(self) -> None:
         """Flush, and clear the live line's place: Python flushes before a prompt (`input`, pdb)."""
-        line = self._line
-        if line.open_ and os.getpid() == line.pid:
-            with line.lock:
-                line.erase()
+        if self._is_live():
+            with self._line.lock:
+                self._line.erase()
         self.stream.flush()
 
 
-def is_live_terminal(stream: TextIO | None) -> bool:
-    """Whether a live line can be drawn on `stream`: a terminal with a cursor and a person before it."""
+class NotebookLine:
+    """Live lines of a notebook's cell: one output, replaced at each redraw, with printed lines below it.
+
+    It stays with its last content when the loop ends, so that the saved notebook says where the run stood.
+    Its methods are those of `LiveLine`.
+    """
+
+    def __init__(self, lines: Callable[[int], list[str]]) -> None:
+        self.stream: TextIO = sys.stdout
+        self._lines = lines
+        self._output: Any = None
+
+    def open(self) -> None:
+        """Draw nothing: the first draw makes the output."""
+
+    def close(self) -> None:
+        """Leave the last content in the cell."""
+
+    def draw(self) -> None:
+        # plain text: no markup, and every viewer of notebooks shows this
+        content = {"text/plain": "\n".join(self._lines(_CELL_COLUMNS))}
+        if self._output is None:
+            display: Any = import_module("IPython.display").display
+            self._output = display(content, raw=True, display_id=True)
+        else:
+            self._output.update(content, raw=True)
+
+    def print(self, text: str) -> None:
+        write(self.stream, text + "\n")
+
+
+def live_line(lock: threading.RLock, lines: Callable[[int], list[str]]) -> LiveLine | NotebookLine | None:
+    """Make the live line of a notebook's kernel, or of a terminal with a cursor and a person before it."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and "ipykernel" in sys.modules else None
+    if hasattr(shell, "kernel"):
+        return NotebookLine(lines)
+    stream = sys.stdout
+    if isinstance(stream, Above):  # two consoles that draw would overwrite each other
+        return None
     if stream is None or stream.closed or not stream.isatty():
-        return False
-    if os.environ.get("TERM", "") in ("", "dumb", "unknown"):
-        return False
-    return not {"CI", "SLURM_JOB_ID"} & os.environ.keys()
+        return None
+    if os.environ.get("TERM", "") in ("", "dumb", "unknown") or {"CI", "SLURM_JOB_ID"} & os.environ.keys():
+        return None
+    return LiveLine(stream, lock, lines)
 
 
-def _columns(stream: TextIO) -> int:
+def terminal_size(stream: TextIO) -> tuple[int, int]:
+    """Return the columns and lines of a terminal; 80 and 24 where it does not tell."""
     try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
+        columns, lines = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
-        return 80
+        columns = lines = 0
+    return columns or 80, lines or 24
 
 
 def write(stream: TextIO, text: str) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -19,13 +18,18 @@ from urllib.parse import urlsplit
 
 from everstep import unattended
 from everstep.arguments import number
-from everstep.contracts.services import Boundary, RunView, Service, Stage
+from everstep.contracts.services import RunView, Service
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError, nearest
 from everstep.record import DIVERGED, RunDir, RunJournal
 from everstep.redaction import HIDDEN, redacted
 
-EVENTS = ("failed", "diverged", "stuck", "finished")
+EVENTS = {
+    "failed": "has failed",
+    "diverged": "has diverged",
+    "stuck": "is stuck",
+    "finished": "is finished",
+}
 _AGAIN = ("diverged", "finished")
 """Events that a resume meets again: the same step is compared again, a finished run is opened again."""
 _NOTE = "notified"
@@ -34,21 +38,6 @@ _LAST_WORDS = 3.0
 """Seconds that a process which ends itself waits for a message."""
 _LONGEST = 2000
 """Most characters of a reason."""
-
-_POST = """
-import sys, urllib.request
-class Stay(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_):
-        return None
-url, body = sys.stdin.buffer.read().split(b"\\n", 1)
-headers = {"Content-Type": "application/json", "User-Agent": "everstep"}
-request = urllib.request.Request(url.decode(), body, headers)
-try:
-    urllib.request.build_opener(Stay).open(request, timeout=float(sys.argv[1])).close()
-except Exception as error:
-    sys.exit(f"{type(error).__name__}: {error}")
-"""
-"""Program that sends a message to a URL: a process can be ended when its time is up."""
 
 
 class Target(NamedTuple):
@@ -74,55 +63,63 @@ class Target(NamedTuple):
     def send(self, facts: Mapping[str, Any]) -> str | None:
         """Send facts as JSON, and wait; return what went wrong, None if nothing did."""
         body = json.dumps(facts).encode()
-        command, given = list(self.command), body + b"\n"
-        if self.url:
-            command, given = (
-                [sys.executable, "-I", "-c", _POST, str(self.timeout)],
-                self.url.encode() + b"\n" + body,
-            )
+        return self._post(body) if self.url else self._call(body + b"\n")
+
+    def _post(self, body: bytes) -> str | None:
+        import urllib.request
+
+        class NoRedirect(urllib.request.HTTPRedirectHandler):
+            def redirect_request(self, *_: Any) -> None:
+                return None
+
+        headers = {"Content-Type": "application/json", "User-Agent": "everstep"}
+        request = urllib.request.Request(self.url, body, headers)
+        try:
+            urllib.request.build_opener(NoRedirect).open(request, timeout=self.timeout).close()
+        except Exception as error:
+            late = isinstance(getattr(error, "reason", error), TimeoutError)
+            return self._too_long() if late else f"{type(error).__name__}: {error}"
+        return None
+
+    def _call(self, words: bytes) -> str | None:
         # a file, not a pipe: what the command leaves running would hold a pipe open
-        with tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as errors:
             try:
                 process = subprocess.Popen(
-                    command,
+                    self.command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
-                    stderr=said,
+                    stderr=errors,
                     start_new_session=True,  # Ctrl-C ends the training, and must not end its message
                 )
             except OSError as error:
                 return str(error.strerror)
             try:
-                process.communicate(given, timeout=self.timeout)
+                process.communicate(words, timeout=self.timeout)
             except subprocess.TimeoutExpired:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-                return f"it took longer than {self.timeout:g} s"
+                return self._too_long()
             if process.returncode == 0:
                 return None
-            said.seek(0)
-            lines = said.read(1 << 16).decode(errors="replace").strip().splitlines()
+            errors.seek(0)
+            lines = errors.read(1 << 16).decode(errors="replace").strip().splitlines()
         return f"exit status {process.returncode}" + (f": {lines[-1][:200]}" if lines else "")
+
+    def _too_long(self) -> str:
+        return f"it took longer than {self.timeout:g} s"
 
 
 def facts_of(run_dir: Path, event: str, reason: str, **more: Any) -> dict[str, Any]:
     """Collect the facts of a message about a run; `text` is one sentence for people."""
     with suppress(OSError):
         more = {"run": RunDir.open(run_dir, create=False).id, **more}
-    told = {"run": run_dir.name, "event": event, "reason": redacted(reason)[:_LONGEST], **more}
-    place = f" after step {told['step']}" if "step" in told else ""
-    text = f"{told['run']} {_IN_WORDS[event]}{place}" + (f": {told['reason']}" if reason else "")
+    facts = {"run": run_dir.name, "event": event, "reason": redacted(reason)[:_LONGEST], **more}
+    place = f" after step {facts['step']}" if "step" in facts else ""
+    text = f"{facts['run']} {EVENTS[event]}{place}" + (f": {facts['reason']}" if reason else "")
     where = {"run_dir": str(run_dir), "host": socket.gethostname(), "time": time.time()}
-    return {"text": text, **told, **where}
-
-
-_IN_WORDS = {
-    "failed": "has failed",
-    "diverged": "has diverged",
-    "stuck": "is stuck",
-    "finished": "is finished",
-}
+    return {"text": text, **facts, **where}
 
 
 class Notify(Service):
@@ -131,9 +128,8 @@ class Notify(Service):
         Notify(command=["mail", "-s", "a run", "me@example.org"])
         Notify(url="https://hooks.example.org/services/...")
 
-    A command gets the facts as JSON on its standard input, a URL a POST of the same JSON: "text" (a sentence
-    for people, which chat programs show), "event", "reason", "run", "run_dir", "step", "epoch", "start",
-    "host" and "time" (seconds since 1970).
+    A command gets JSON on its standard input, a URL a POST of the same: "text" (a sentence, which chats
+    show), "event", "reason", "run", "run_dir", "step", "epoch", "start", "host", "time" (seconds since 1970).
 
     | event | when |
     |---|---|
@@ -142,10 +138,9 @@ class Notify(Service):
     | stuck | the run's `HangWatch` finds that nothing moves: half an hour, or `HangWatch(after=SECONDS)` |
     | finished | the run came to its end |
 
-    A message is sent by a thread and a process of its own, and never holds the training up; the end of a
-    start waits for it, `timeout` seconds at most.  A message that cannot be sent is a warning, once.  Before
-    it is sent the journal has an event "notified", so that a resume does not send it again; a process that
-    is killed in between sends nothing.  Not told: an error before the run is open.
+    A message is sent by a thread, and never holds the training up; the end of a start waits for it,
+    `timeout` seconds at most.  A message that cannot be sent is a warning, once.  A resume does not send it
+    again; a process that is killed just before sends nothing.  Not told: an error before the run is open.
 
     Args:
         command: a command and its arguments.
@@ -153,13 +148,8 @@ class Notify(Service):
         on: the events to tell.
         timeout: seconds that one message may take.
         name: name of the service; needed if there are two.
-
-    Raises:
-        ConfigError: both or none of `command` and `url` are given, or one is not what it should be; an event
-            is unknown.
     """
 
-    stage = Stage.REPORT
     moments = frozenset()
     isolate = False
     window = "none"
@@ -169,7 +159,7 @@ class Notify(Service):
         *,
         command: Sequence[str] = (),
         url: str | None = None,
-        on: Sequence[str] = EVENTS,
+        on: Sequence[str] = tuple(EVENTS),
         timeout: float = 10.0,
         name: str | None = None,
     ) -> None:
@@ -183,9 +173,6 @@ class Notify(Service):
                 'Notify: give one of command=["PROGRAM", "ARGUMENT", ...] and url="https://..."'
             )
         self.target = Target(_words(command), _address(url), number("timeout", timeout, of="seconds"))
-        self._run: RunView
-        """Set while the loop is open."""
-        self._run_dir = Path()
         self._is_open = False
         self._threads: list[threading.Thread] = []
         self._one_by_one = threading.Lock()
@@ -203,29 +190,25 @@ class Notify(Service):
         unattended.tell("notify", target=self.target, on=self.on)
         run.listen(self._heard)
 
-    def run(self, boundary: Boundary) -> None:
-        """Do nothing at a boundary."""
-
     def close(self) -> None:
         self._is_open = False
         for thread in self._threads:
-            thread.join()  # which ends with its message, in `timeout` seconds
+            thread.join(self.target.timeout + 1.0)
 
     def _heard(self, kind: str, data: Mapping[str, Any]) -> None:
         """Take an event of the journal, in the thread that adds it."""
         place = {"step": data.get("step", self._run.step), "epoch": data.get("epoch", self._run.epoch)}
-        start = self._run.segment
+        start = str(self._run.segment)
         if kind == "hang":
             self._begin("stuck", f"{start} {place['step']}", str(data["what"]), place)
         elif kind == DIVERGED:
             # found again at each resume that executes that step
-            self._begin(
-                "diverged", str(place["step"]), "a step that was executed again came out otherwise", place
-            )
+            reason = "a step that was executed again came out otherwise"
+            self._begin("diverged", str(place["step"]), reason, place)
         elif kind == "closed" and data["status"] == "finished":
             self._begin("finished", str(place["step"]), str(data["reason"]), place)
         elif kind == "closed" and data["status"] == "failed":
-            self._begin("failed", str(start), str(data["reason"]), place)
+            self._begin("failed", start, str(data["reason"]), place)
             if threading.current_thread() is not threading.main_thread():
                 # this process ends itself (a hang, a lost rank) as soon as this thread has spoken
                 for thread in self._threads:

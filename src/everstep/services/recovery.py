@@ -1,15 +1,18 @@
-"""Rollback of a failed step: back to a checkpoint, and training without the batch that caused the failure."""
+"""What a run does when something goes wrong: rolls back, tries again, or notices that it hangs."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from everstep.arguments import integer
+from everstep.arguments import integer, number
 from everstep.checkpoint import CheckpointName
 from everstep.contracts.services import Boundary, Moment, Service, Stage
+from everstep.errors import ConfigError
 from everstep.record import Rollback
+
+HALF_AN_HOUR = 1800.0
 
 
 class Drawn(NamedTuple):
@@ -24,21 +27,15 @@ class Drawn(NamedTuple):
 class Recovery(Service):
     """Go back to the last good checkpoint where a step fails, and train on without that step's batches.
 
-    Other services and errors report a failed step: `NaNGuard`, `LossBound`, a service's
-    `Stop(failed=True)`, a `BadStepError` raised in the loop.  The loop is then left through `RolledBack`,
-    exit status 3.  The next start (a `Trainer` and `everstep.recovering` start again by themselves) resumes
-    before the failed step, and draws and passes over the quarantined batches: they cost no step.  Rollbacks
-    are decisions in the journal: no resume forgets a rollback or its quarantine, not even without this
-    service.
+    A failed step is reported by `NaNGuard`, `LossBound`, a service's `Stop(failed=True)`, or a `BadStepError`
+    raised in the loop.  The loop is then left through `RolledBack`, exit status 3.  The next start (a
+    `Trainer` and `everstep.recovering` start again by themselves) resumes before the failed step, and passes
+    over the quarantined batches: those of the failed step, and if that step or an earlier one fails again
+    after the k-th rollback, those of the last k + 1 steps that read data.  Rollbacks are decisions in the
+    journal, which no resume forgets.
 
-    The quarantine has the batches of the failed step.  If that step, or an earlier step, fails again after
-    the k-th rollback, the fault may lie further back (a NaN shows one step after the update that made it):
-    then the quarantine has the batches of the last k + 1 steps that read data, the failed step included.  So
-    the decisions and the step alone determine the batches.
-
-    The failure stands, as without this service, if the tries are used up, or if there is no checkpoint or no
-    batch to blame; it stands at every later start, until `max_rollbacks` is raised.  It also stands in a
-    `Trainer` over a generator or another iterator, which can be read only once.
+    The failure stands, as without this service, if the tries are used up, if there is no checkpoint or no
+    batch to blame, or if the data is an iterator that can be read only once.
 
     Args:
         max_rollbacks: limit of rollbacks, 1 or more: in all, or in a row (`reset_after`).
@@ -97,11 +94,85 @@ class Recovery(Service):
 
 def _of_last_steps(drawn: Iterable[Drawn], count: int) -> list[Drawn]:
     """List the batches of the last `count` steps that read data; `drawn` is in the order of steps."""
-    found: list[Drawn] = []
-    steps: set[int] = set()
-    for each in reversed(list(drawn)):
-        steps.add(each.step)
-        if len(steps) > count:
-            break
-        found.append(each)
-    return found[::-1]
+    batches = list(drawn)
+    steps = sorted({each.step for each in batches})[-count:]
+    return [each for each in batches if each.step in steps]
+
+
+class Retry(Service):
+    """Try again, in the same process, after a listed error: reading data, a step, a save.
+
+        Retry(errors=[ConnectionError, TimeoutError], times=5, backoff=2.0)
+
+    After an error in a step, its data or an evaluation, the loop is left through `TriedAgain`, exit status 3,
+    and the run resumes from its newest checkpoint, as after a kill.  A `Trainer` and `everstep.recovering`
+    resume by themselves; any other program is started again.  A save is tried again where it failed.
+
+    A try counts until the run has passed the furthest step that failed.  After the last try, or where the
+    data is an iterator that can be read only once, the error stands.  A signal ends the wait and the run.
+
+    Args:
+        errors: classes of errors that go away by themselves.
+        times: limit of tries in a row, 1 or more.
+        backoff: seconds before the first try, 0 or more; doubled before each further try.
+    """
+
+    stage = Stage.GUARD
+    moments = frozenset()
+    isolate = False
+    window = "none"
+
+    def __init__(
+        self,
+        errors: type[Exception] | Sequence[type[Exception]] = (ConnectionError, TimeoutError),
+        *,
+        times: int = 3,
+        backoff: float = 1.0,
+    ) -> None:
+        super().__init__("retry")
+        self.errors = (errors,) if isinstance(errors, type) else tuple(errors)
+        for each in self.errors:
+            if not (isinstance(each, type) and issubclass(each, Exception)):
+                raise ConfigError(
+                    f"Retry(errors={errors!r}): {each!r} is not a class of exceptions; give classes"
+                )
+        self.times = integer("times", times)
+        self.backoff = number("backoff", backoff, of="seconds", zero=True)
+
+    def takes(self, error: BaseException) -> bool:
+        """Whether an error is listed."""
+        return isinstance(error, self.errors)
+
+    def seconds(self, attempt: int) -> float:
+        """Compute the wait before a try, in seconds; tries count from 1."""
+        return float(self.backoff * 2 ** (attempt - 1))
+
+
+class HangWatch(Service):
+    """Notice when nothing moves: no step, batch, evaluation or save has ended for a long time.
+
+    The stacks of all threads (on every rank) then go into a page in `failures/`, an event "hang" into the
+    journal, and a warning to the screen: once for each hang.  A thread looks once a second, and counts its
+    looks, not the time: a process that is stopped (SIGSTOP) and a machine that sleeps do not hang.  C code
+    that keeps Python's lock also stops this thread; `py-spy dump --pid PID` shows where.
+
+    Every run with `default_services` has one.
+
+    Args:
+        after: seconds without a move.  Longer than the longest step (the first one may compile), the longest
+            part of your own code between steps (an evaluation, say) and the longest save.
+        then: "warn", or "stop": the process also ends, with exit status 1 and nothing saved, and is to be
+            started again from the newest checkpoint.
+    """
+
+    stage = Stage.GUARD
+    moments = frozenset()
+    isolate = False
+    window = "none"
+
+    def __init__(self, after: float = HALF_AN_HOUR, then: Literal["warn", "stop"] = "warn") -> None:
+        super().__init__("hang watch")
+        self.after = number("after", after, of="seconds")
+        if then not in ("warn", "stop"):
+            raise ConfigError(f'then={then!r}: give "warn" or "stop"')
+        self.then = then

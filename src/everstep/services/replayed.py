@@ -7,26 +7,33 @@ reports.
 
 from __future__ import annotations
 
+import code
 import importlib
 import json
 import os
+import pdb
 import signal
 import sys
+import sysconfig
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import numpy as np
+import xxhash
 
 from everstep.checkpoint import CheckpointName, read_checkpoint
-from everstep.contracts.services import Boundary, Moment, RunView, Service, Stage
-from everstep.errors import CheckpointError, ConfigError, UsageError
+from everstep.contracts.services import Boundary, Moment, RunView, Service
+from everstep.drilled import append_line
+from everstep.errors import CheckpointError, ConfigError, StateError, UsageError
 from everstep.record.rundir import ROOT
 from everstep.schedule import Every
-from everstep.services.debugger import debug
-from everstep.state import Encoded, capture, isolated, leaves
+from everstep.services.witness import kind_of
+from everstep.state import Encoded, capture, encode, isolated, leaves
 from everstep.state.last_place import last_places
 
 VARIABLE = "EVERSTEP_REPLAY"
@@ -35,8 +42,8 @@ VARIABLE = "EVERSTEP_REPLAY"
 SHELL, DEBUGGER, RAISE, LEAVE = "shell", "debugger", "raise", "leave"
 _COMPARED = ("progress", "user", "gradients", "streams", "rng")
 """Branches of the state tree that are compared with those of checkpoints."""
-_SHOWN = 8
-"""Most leaves of a state that are told one by one."""
+_FORWARDS = 4
+"""Number of forward passes of a model in a step that are told apart; later ones are left out."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +125,6 @@ class Replayed(Service):
         left_out: lists the names of the services that report, and do not run.
     """
 
-    stage = Stage.REPORT
     moments = frozenset({Moment.BEFORE_STEP, Moment.AFTER_STEP, Moment.AFTER_EPOCH, Moment.EXIT_LOOP})
     window = "none"
     every_rank = True
@@ -134,7 +140,6 @@ class Replayed(Service):
         super().__init__("replay", Every(steps=1) | Every(epochs=1))
         self.plan, self._objects, self._tree = plan, objects, tree
         self._left_out = left_out
-        self._run: RunView
 
     def require(self, run: str, run_dir: Path) -> None:
         """Refuse another run than that of the plan, which would be trained from its beginning.
@@ -180,9 +185,10 @@ class Replayed(Service):
         )
         if then == RAISE:
             raise ReplayLeft(at)
-        _hear_ctrl_c()
+        # Ctrl-C interrupts what a person does, as in any prompt: the loop takes it for a wish to save
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         if then == DEBUGGER:
-            debug(self._leave)
+            _Debugger(self._leave).set_trace(sys._getframe())
             return  # the step runs under the debugger, and its boundary ends the replay
         self._leave(_called(then, at) if ":" in then else _interact(at))
 
@@ -212,27 +218,9 @@ class Replayed(Service):
         tell(self.plan.out, "state", name=name, step=boundary.step, differing=differences)
 
 
-def parts_teller(plan: ReplayPlan) -> Callable[[int, dict[str, str], dict[str, tuple[str, bytes]]], None]:
-    """Make the function to which `StepParts` tells a step."""
-
-    def told(step: int, parts: dict[str, str], values: dict[str, tuple[str, bytes]]) -> None:
-        if values:
-            named: dict[str, Any] = {
-                f"{dtype}:{place}": np.frombuffer(data, np.uint8) for place, (dtype, data) in values.items()
-            }
-            np.savez(f"{plan.out}.npz", **named)
-        tell(plan.out, "parts", step=step, parts=parts)
-
-    return told
-
-
 def tell(out: str, at: str, **facts: Any) -> None:
-    """Append a line to a plan's file, by a single write: a kill leaves whole lines."""
-    descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    try:
-        os.write(descriptor, json.dumps({"at": at, **facts}).encode() + b"\n")
-    finally:
-        os.close(descriptor)
+    """Append a line to a plan's file."""
+    append_line(out, json.dumps({"at": at, **facts}).encode())
 
 
 def _differing(was: Encoded, now: Encoded) -> Iterator[tuple[str, int | None]]:
@@ -255,48 +243,156 @@ def compared_leaves(tree: Encoded) -> Iterator[tuple[str, bytes]]:
             yield path, bytes(data)
 
 
-def _hear_ctrl_c() -> None:
-    """Let Ctrl-C interrupt what a person does, as in any prompt: the loop takes it for a wish to save."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _names(at: ReplayedStep) -> dict[str, Any]:
-    """Names at hand in a prompt: those of the state, unless another thing has the name."""
-    fixed = {"at": at, "step": at.step, "epoch": at.epoch, "batch": at.batch, "state": at.state}
-    return {**at.state, **fixed, "random_state": at.random, "loop": at.loop}
-
-
 def _interact(at: ReplayedStep) -> int:
-    import code
-
-    names = _names(at)
-    what = ", ".join(names)
-    banner = f"before step {at.step}; at hand: {what}\nCtrl-D leaves; nothing that you do here is saved"
+    fixed = {"at": at, "step": at.step, "epoch": at.epoch, "batch": at.batch, "state": at.state}
+    names = {**at.state, **fixed, "random_state": at.random, "loop": at.loop}
+    listed = ", ".join(names)
+    banner = f"before step {at.step}; at hand: {listed}\nCtrl-D leaves; nothing that you do here is saved"
     code.interact(banner=banner, local=names, exitmsg="")
     return 0
 
 
 def _called(where: str, at: ReplayedStep) -> int:
-    """Call a function with the step; return the exit status."""
-    try:
-        function_at(where)(at)
-    except Exception:
-        traceback.print_exc()
-        return 1
-    return 0
-
-
-def function_at(where: str) -> Callable[[ReplayedStep], object]:
-    """Import the function that "MODULE:FUNCTION" names.
+    """Call the function that "MODULE:FUNCTION" names with the step; return the exit status.
 
     Raises:
         ConfigError: there is no such module or function.
     """
     module, _, name = where.partition(":")
     try:
-        found = importlib.import_module(module)
+        function = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            function = getattr(function, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"--call {where}: {error}; give MODULE:FUNCTION, as Python finds it") from error
-    return found  # type: ignore[return-value]
+    try:
+        function(at)  # type: ignore[operator]
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+class _Debugger(pdb.Pdb):
+    """Debugger that stops in the user's own code: not in everstep, Python's modules and installed packages.
+
+    Args:
+        leave: ends the process; called by the command `quit`.
+    """
+
+    def __init__(self, leave: Callable[[], object]) -> None:
+        # any pattern makes bdb ask `is_skipped_module`; this one matches no module
+        super().__init__(skip=["-"], nosigint=True)
+        self._leave = leave
+
+    def is_skipped_module(self, module_name: str | None) -> bool:
+        return _is_library(getattr(sys.modules.get(module_name or ""), "__file__", None))
+
+    def set_quit(self) -> None:
+        self._leave()
+
+
+@cache  # asked at each call and line until the debugger stops
+def _is_library(file: str | None) -> bool:
+    """Whether a module's file is not the user's; modules without a file are Python's."""
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders.append(os.path.dirname(os.path.dirname(__file__)))
+    real = os.path.realpath(file or "")
+    return file is None or any(real.startswith(os.path.realpath(folder) + os.sep) for folder in folders)
+
+
+class StepParts(Service):
+    """Tells the parts of the plan's steps: digests of what goes into a step, and of what comes out.
+
+    Before a step: the entries of the state, gradients that wait for an update, the batch, random state.  In
+    the step, where torch is used: what models are given, their weights, gradients and the optimizer just
+    before an update, in the order in which they happen.  Its metrics.  After it: random state, the entries
+    of the state, gradients that wait for an update.
+
+    Args:
+        plan: the plan.
+        objects: the live objects of the state, by name.
+        save: returns the branches `user` (the entries of the state as trees, by name) and `gradients`.
+    """
+
+    moments = frozenset({Moment.BEFORE_STEP, Moment.METRICS_COLLECTED, Moment.AFTER_STEP})
+    window = "none"
+    every_rank = True
+
+    def __init__(
+        self, plan: ReplayPlan, objects: Mapping[str, Any], save: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        super().__init__("replay parts", Every(steps=1))
+        self._plan, self._objects, self._save = plan, objects, save
+        self._open_step = 0
+        self._times: Counter[str] = Counter()
+        self._parts: dict[str, str] = {}
+        self._values: dict[str, Any] = {}
+        """Bytes of the leaves, by "TYPE:PART"; TYPE is safetensors' name, "" where it is not an array."""
+        self._hooks: Any = None
+
+    def open(self, run: RunView) -> None:
+        if "torch" in sys.modules:
+            hooks = importlib.import_module("everstep.backends.torch.step_hooks")
+            self._hooks = hooks.TorchStepHooks(self._objects, self._inside)
+
+    def close(self) -> None:
+        if self._hooks is not None:
+            self._hooks.close()
+            self._hooks = None
+
+    def run(self, boundary: Boundary) -> None:
+        if boundary.moment is Moment.BEFORE_STEP:
+            if boundary.step + 1 >= self._plan.parts:
+                self._begin(boundary)
+        elif boundary.moment is Moment.METRICS_COLLECTED:
+            for name, value in boundary.payload.items() if self._open_step else ():
+                self._take("loss", {name: np.array([value]) if isinstance(value, float) else value})
+        elif self._open_step:
+            self._end()
+
+    def _begin(self, boundary: Boundary) -> None:
+        self._open_step = boundary.step + 1
+        self._parts, self._values, self._times = {}, {}, Counter()
+        self._state("before")
+        self._take("data", {"batch": boundary.payload})
+        self._take("random before", capture())
+
+    def _inside(self, kind: str, name: str, tree: Any) -> None:
+        """Take a part that a hook has seen; of several of a kind each has its number."""
+        if not self._open_step:
+            return
+        self._times[f"{kind}/{name}"] += 1
+        time = self._times[f"{kind}/{name}"]
+        if time <= _FORWARDS:
+            self._take(f"{kind} inside", {str(time): {name: tree}})
+
+    def _end(self) -> None:
+        self._take("random after", capture())
+        self._state("after")
+        if self._values:
+            np.savez(f"{self._plan.out}.npz", **self._values)
+        tell(self._plan.out, "parts", step=self._open_step, parts=self._parts)
+        self._open_step = 0
+
+    def _state(self, when: str) -> None:
+        saved = self._save()
+        for name, tree in saved["user"].items():
+            self._take(f"{kind_of(tree)} {when}", {name: tree})
+        for backend, tree in saved["gradients"].items():
+            self._take(f"gradient {when}", {backend: tree.get("grad", {})})
+
+    def _take(self, place: str, tree: dict[str, Any]) -> None:
+        """Take the leaves of a tree; what cannot be encoded counts by its type alone."""
+        try:
+            encoded = encode(tree)
+        except StateError:
+            for name, part in tree.items():
+                self._parts[f"{place}/{name}"] = type(part).__qualname__
+            return
+        for path, data in leaves(encoded):
+            self._parts[f"{place}/{path}"] = f"{xxhash.xxh3_64_intdigest(data):016x}"
+            if self._open_step == self._plan.values:
+                array = encoded.arrays.get(path)
+                key = f"{'' if array is None else array.dtype}:{place}/{path}"
+                self._values[key] = np.frombuffer(bytes(data), np.uint8)

@@ -1,29 +1,82 @@
-"""Base of the services that write the record to other files.
+"""Sinks: services that write the record to files for other programs, such as `JSONLines` and `CSV`.
 
-The journal is the truth, and alone decides what the files hold.  At the start of a process the files are made
-to agree with the rows that are valid now, whatever a kill, a resume from an older checkpoint or a full disk
-has left; from then on, new rows are appended.
+The journal is the truth, and alone decides what the files hold.  At the start of a process a file is made
+anew from the rows that are valid now, whatever a kill, a resume from an older checkpoint or a full disk has
+left; from then on, new rows are appended.
 """
 
 from __future__ import annotations
 
+import csv
+import json
+import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, TypeAlias
 
 from everstep import hazard
-from everstep.contracts.services import Boundary, RunView, Service, Stage
+from everstep.contracts.services import Boundary, RunView, Service
 from everstep.durable import require_no_link
 from everstep.errors import ConfigError
-from everstep.record import Follower, Item
+from everstep.record import Event, Follower, Item
 from everstep.schedule import Every, Schedule
-from everstep.services.record_lines import lines
+from everstep.services.console import chosen_metrics
 
 Parts = Iterator[tuple[int, list[Item]]]
 """Valid part of each earlier start of the run: its number, and its rows and events."""
+
+Line: TypeAlias = dict[str, Any]
+"""Metrics of one step, tail, epoch ...: "step", "epoch" and "phase", then name -> value."""
+
+KEYS = ("step", "epoch", "phase")
+ORDER = {"head": 0, "step": 1, "tail": 2, "epoch": 4}
+OTHER = 3
+
+
+def lines(items: Iterable[Item]) -> Iterator[Line]:
+    """Yield the lines of a journal's items, which must hold every row of the steps that they end with.
+
+    Rows come by metric, so the rows of an epoch are held back until the epoch ends, or a checkpoint is
+    announced: by then the rows of all completed steps have been written.
+    """
+    open_lines: dict[tuple[int, int, str, int], Line] = {}
+    epoch = 0
+
+    def in_order() -> Iterator[Line]:
+        for key in sorted(open_lines):
+            line = open_lines.pop(key)
+            yield {name: line[name] for name in (*KEYS, *sorted(line.keys() - set(KEYS)))}
+
+    for item in items:
+        if isinstance(item, Event):
+            if item.kind == "checkpoint":
+                yield from in_order()
+            continue
+        block = item.block
+        if block.epoch != epoch:
+            yield from in_order()
+        epoch, phase, column = block.epoch, block.phase, _column(block.name)
+        for step, seq, value in zip(block.steps, block.seqs, block.values, strict=True):
+            key = (step, ORDER.get(phase, OTHER), phase, seq)
+            open_lines.setdefault(key, {"step": step, "epoch": epoch, "phase": phase})[column] = value
+    yield from in_order()
+
+
+def _column(name: str) -> str:
+    return f"metric/{name}" if name in KEYS else name
+
+
+def finite(value: Any) -> Any:
+    """Convert NaN and infinities, which JSON lacks, to None and strings; also inside lists and mappings."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    if isinstance(value, Mapping):
+        return {key: finite(part) for key, part in value.items()}
+    return [finite(part) for part in value] if isinstance(value, list) else value
 
 
 _RUNS = {
@@ -44,8 +97,6 @@ class Sink(Service, ABC):
 
     At each start the file is made anew from the whole journal, beside the old file, and takes its place
     when it is whole; then new rows are added.  A file that is deleted or changed meanwhile is made anew.
-    A sink of several files also overrides `begin` and `file_path`, and with more than one open file `add`,
-    `is_intact` and `release`.
 
     Args:
         path: the file or folder, inside the run directory.
@@ -55,34 +106,34 @@ class Sink(Service, ABC):
         ConfigError: `path` leads out of the run directory, or is a place that the run itself uses.
     """
 
-    stage = Stage.REPORT
     isolate: ClassVar[bool] = False
     window = "none"
     default_schedule = Every(steps=1000) | Every(epochs=1) | Every(seconds=30)
+    binary: ClassVar[bool] = False
+    """Whether `write` writes bytes."""
 
     def __init__(self, path: str | Path, *, every: Schedule | None = None, name: str | None = None) -> None:
         super().__init__(name, every)
-        if Path(path).is_absolute() or ".." in Path(path).parts:
-            raise ConfigError(
-                f"path={str(path)!r} of service {self.name!r}: give a path inside the run directory, "
-                'as in "logs/mine"'
-            )
         self._place = Path(path)
-        if not self._place.parts or _is_the_runs(self._place):
+        problem = ""
+        if self._place.is_absolute() or ".." in self._place.parts:
+            problem = "is not inside the run directory"
+        elif not self._place.parts or _is_the_runs(self._place):
+            problem = "belongs to the run itself"
+        if problem:
             raise ConfigError(
-                f"path={str(path)!r} of service {self.name!r} belongs to the run itself; give another path, "
-                'as in "logs/mine"'
+                f'path={str(path)!r} of service {self.name!r} {problem}; give another path, as in "logs/mine"'
             )
         self._run: RunView
         """Set while the loop is open."""
         self._file: IO[Any] | None = None
         """File for new rows, while it is open."""
         self._follower: Follower | None = None
-        self._said = False
+        self._warned = False
 
     @property
     def path(self) -> Path:
-        """Place of the files, while the loop is open."""
+        """Place of the file, or of the folder with the file, while the loop is open."""
         return Path(self._run.run_dir) / self._place
 
     lines = staticmethod(lines)
@@ -114,38 +165,28 @@ class Sink(Service, ABC):
         """Return the path of the file for new rows."""
         return self.path
 
-    def is_intact(self) -> bool:
-        """Whether the file for new rows is there, and has the length that it was left with."""
-        try:
-            return self._file is not None and self.file_path().stat().st_size == self._file.tell()
-        except FileNotFoundError:
-            return False
-
-    def release(self) -> None:
-        """Close the file.  May be called twice."""
-        if self._file is not None:
-            file, self._file = self._file, None
-            file.close()
-
     @contextmanager
-    def new_file(self) -> Iterator[IO[str]]:
+    def new_file(self) -> Iterator[IO[Any]]:
         """Put what the block writes in the place of the old file, whole or not at all; it stays open."""
-        self.release()
-        beside = self.path.with_name(f".{self.path.name}.tmp")
+        self._release()
+        path = self.file_path()
+        beside = path.with_name(f".{self._place.name}.tmp")
         beside.unlink(missing_ok=True)  # a link with this name would lead the rows to another file
         hazard.reach("sink.create")
-        self._file = open(beside, "w", encoding="utf-8", errors="replace", newline="")  # noqa: SIM115
-        self.head(self._file)
+        how: dict[str, Any] = {"encoding": "utf-8", "errors": "replace", "newline": ""}
+        file: IO[Any] = open(beside, "wb") if self.binary else open(beside, "w", **how)  # noqa: SIM115
+        self._file = file
+        self.head(file)
         hazard.reach("sink.write")
-        yield self._file
-        self._file.flush()
+        yield file
+        file.flush()
         hazard.reach("sink.rename")
-        os.replace(beside, self.path)
+        os.replace(beside, path)
 
     # ------------------------------------------------------------------------------ as a service
 
     def open(self, run: RunView) -> None:
-        self._run, self._follower, self._said = run, None, False
+        self._run, self._follower, self._warned = run, None, False
 
     def run(self, boundary: Boundary) -> None:
         self.catch_up()
@@ -161,39 +202,147 @@ class Sink(Service, ABC):
                 f"warning: {self.path} is not complete ({error}); repair the cause and start the run again"
             )
         finally:
-            self.release()
+            self._release()
 
     def catch_up(self) -> None:
-        """Write the journal's new rows to the files; after a failure, or damage, all rows anew."""
+        """Write the journal's new rows to the file; after a failure, or damage, all rows anew."""
         self._run.flush()  # first: the follower reads the journal's file
         try:
-            if self._follower is None or not self._append_to(self._follower):
-                self._begin_anew()
+            if self._follower is None or not self._append(self._follower):
+                self._release()
+                follower = Follower(Path(self._run.run_dir), self._run.segment)
+                require_no_link(self.file_path(), Path(self._run.run_dir))
+                self.file_path().parent.mkdir(parents=True, exist_ok=True)
+                self.begin(follower.older())
+                self.add(follower.news())
+                self._follower = follower
         except BaseException:
             self._follower = None
-            self.release()
+            self._release()
             raise
 
-    def _append_to(self, follower: Follower) -> bool:
+    def _append(self, follower: Follower) -> bool:
         """Append new rows; False if the file was changed or deleted by anything else."""
-        if self.is_intact():
+        if self._is_intact():
             self.add(follower.news())
             # checked again: our rows do not reach a file that was replaced by an equal file meanwhile
-            if self.is_intact():
+            if self._is_intact():
                 return True
-        if not self._said:
-            self._said = True
+        if not self._warned:
+            self._warned = True
             self._run.println(
                 f"warning: {self.path} was deleted or changed during the run; the file is made anew from "
                 "the journal"
             )
         return False
 
-    def _begin_anew(self) -> None:
-        self.release()
-        follower = Follower(Path(self._run.run_dir), self._run.segment)
-        require_no_link(self.path, Path(self._run.run_dir))
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.begin(follower.older())
-        self.add(follower.news())
-        self._follower = follower
+    def _is_intact(self) -> bool:
+        """Whether the file is there, and has the length that it was left with."""
+        try:
+            return self._file is not None and self.file_path().stat().st_size == self._file.tell()
+        except FileNotFoundError:
+            return False
+
+    def _release(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+
+
+class JSONLines(Sink):
+    """Write the record as JSON, one object per line: `pandas.read_json(path, lines=True)`.
+
+    A line has "step", "epoch" and "phase" ("head", "step", "tail", "epoch" for the means over the
+    epoch's steps, "eval/SERVICE"), and the metrics collected there by name.  NaN is null, infinities
+    are "inf" and "-inf".  A metric that is itself called "step", "epoch" or "phase" is written as
+    "metric/step" ...
+
+    Once the run has ended, each value is in the file exactly once, however often the run was killed.
+
+    Args:
+        path: the file, inside the run directory.
+        every: when to append new rows; default as often as the journal itself, and at the end.
+    """
+
+    def __init__(
+        self,
+        path: str | Path = "logs/metrics.jsonl",
+        *,
+        every: Schedule | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(path, every=every, name=name)
+
+    def write(self, file: IO[str], items: Iterable[Item]) -> None:
+        file.writelines(f"{json.dumps(finite(line))}\n" for line in lines(items))
+
+
+class CSV(Sink):
+    """Write the record as a table with one header: `pandas.read_csv(path)`.
+
+    Lines and names are as in `JSONLines`; a missing value is empty.  A metric that appears later gets a
+    column at the end: the file is made anew with this column.
+
+    Args:
+        path: the file, inside the run directory.
+        metrics: names or patterns of the metrics to write; lines without any of them are left out.
+        delimiter: character between two columns.
+        every: when to append new rows; default as often as the journal itself, and at the end.
+    """
+
+    def __init__(
+        self,
+        path: str | Path = "logs/metrics.csv",
+        *,
+        metrics: Sequence[str] = ("*",),
+        delimiter: str = ",",
+        every: Schedule | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(path, every=every, name=name)
+        self.metrics, self.watches = chosen_metrics("CSV", metrics)
+        if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
+            raise ConfigError(f"CSV(delimiter={delimiter!r}): give one character, as ',' or a tab")
+        self._delimiter = delimiter
+        self._columns: list[str] = []
+
+    def begin(self, older: Parts) -> None:
+        parts = list(older)
+        self._columns = list(KEYS)
+        for _, items in parts:
+            self._widen(items)
+        super().begin(iter(parts))
+
+    def add(self, news: Iterable[Item]) -> None:
+        items = list(news)
+        if not self._widen(items):
+            super().add(items)
+            return
+        with open(self.path, encoding="utf-8", newline="") as old, self.new_file() as file:
+            self._put(file, csv.DictReader(old, delimiter=self._delimiter))
+            self.write(file, items)
+
+    def _widen(self, items: Iterable[Item]) -> bool:
+        """Add columns for new metrics; return whether there are any."""
+        blocks = [item.block for item in items if not isinstance(item, Event)]
+        names = [
+            (block.epoch, min(block.steps), ORDER.get(block.phase, OTHER), _column(block.name))
+            for block in blocks
+            if any(fnmatchcase(block.name, pattern) for pattern in self.metrics)
+        ]
+        new = dict.fromkeys(name for *_, name in sorted(names) if name not in self._columns)
+        self._columns += new
+        return bool(new)
+
+    def head(self, file: IO[str]) -> None:
+        csv.writer(file, lineterminator="\n", delimiter=self._delimiter).writerow(self._columns)
+
+    def write(self, file: IO[str], items: Iterable[Item]) -> None:
+        self._put(file, lines(items))
+
+    def _put(self, file: IO[str], content: Iterable[Line]) -> None:
+        table = csv.DictWriter(
+            file, self._columns, "", "ignore", lineterminator="\n", delimiter=self._delimiter
+        )
+        metrics = set(self._columns) - set(KEYS)
+        table.writerows(line for line in content if not metrics.isdisjoint(line))

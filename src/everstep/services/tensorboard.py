@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import re
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from everstep import backends, hazard
+from everstep import backends
 from everstep.arguments import integer
-from everstep.contracts.metrics import Block
 from everstep.contracts.services import SCHEDULED, Boundary, Moment
 from everstep.contracts.state import HostArray
 from everstep.durable import require_no_link, write_whole
@@ -35,9 +31,6 @@ _BARE = ("head", "step", "tail")
 _BINS = 64
 _CHANNELS = (1, 3, 4)
 _STRING = 7  # TensorFlow's DT_STRING
-_LENGTH = struct.Struct("<Q")
-_FRAME = 16
-"""Bytes of a record besides its data: the length before the data, and two checksums."""
 
 
 class Image:
@@ -69,9 +62,9 @@ class TensorBoard(Sink):
         loop.add_summary({"samples": Image(pixels), "weights": Histogram(w), "text": "Once upon ..."})
 
     Metrics collected in steps and outside them have their own names as tags; means over an epoch's
-    steps are "epoch/NAME", metrics of a service "eval/SERVICE/NAME".  There is a file for each start of
-    the process; on resume, points beyond the restored step are cut off the older files, to the byte, so
-    that each point is there once.  Needs `everstep[tensorboard]`.
+    steps are "epoch/NAME", metrics of a service "eval/SERVICE/NAME".  The folder has one file, made anew at
+    each start with the points that are valid then; it tells an open TensorBoard to forget all others.
+    Needs `everstep[tensorboard]`.
 
     Args:
         path: the folder, inside the run directory.
@@ -86,6 +79,7 @@ class TensorBoard(Sink):
     """
 
     moments = SCHEDULED | {Moment.SUMMARY_ADDED}
+    binary = True
 
     def __init__(
         self,
@@ -109,7 +103,6 @@ class TensorBoard(Sink):
             self._throttle = {metric: integer("throttle", count) for metric, count in throttle.items()}
         else:
             self._throttle = integer("throttle", throttle)
-        self._last_step = -1
 
     def run(self, boundary: Boundary) -> None:
         if boundary.moment is Moment.SUMMARY_ADDED:
@@ -147,7 +140,8 @@ class TensorBoard(Sink):
         file = io.BytesIO()
         Pillow.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(file, "PNG")
         png = file.getvalue()
-        place = Path("logs", "media", f"{_file_name(name)}-{self._run.step:08d}-{_digest(png)}.png")
+        stem, digest = re.sub(r"[^\w-]+", ".", name)[:80], xxhash.xxh3_64_hexdigest(png)[:8]
+        place = Path("logs", "media", f"{stem}-{self._run.step:08d}-{digest}.png")
         target = Path(self._run.run_dir) / place
         require_no_link(target, Path(self._run.run_dir))
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -155,141 +149,76 @@ class TensorBoard(Sink):
         height, width, channels = pixels.shape
         return {"file": place.as_posix(), "height": height, "width": width, "channels": channels}
 
-    # ------------------------------------------------------------------------------ event files
-
-    def begin(self, older: Parts) -> None:
-        self.path.mkdir(exist_ok=True)
-        self._last_step = -1
-        wanted = set()
-        for number, items in older:
-            path = self._event_file(number)
-            wanted.add(path)
-            self._mend(path, items)
-        for path in self.path.glob("events.out.tfevents.*.everstep"):
-            if path not in wanted:
-                path.unlink()
-        hazard.reach("tensorboard.create")
-        self._file = open(self.file_path(), "ab", buffering=0)  # noqa: SIM115
-        self._append(self._file, self._heading())
-
-    def _event_file(self, number: int) -> Path:
-        """Return a segment's file; other settings give other files, made anew from the journal."""
-        settings = repr((self._prefix, self._skip, self._throttle)).encode()
-        file = self.path / f"events.out.tfevents.{number:010d}.{_digest(settings)}.everstep"
-        require_no_link(file, Path(self._run.run_dir))
-        return file
-
-    def _mend(self, path: Path, items: list[Item]) -> None:
-        """Make the file of an earlier start hold exactly its valid records: cut off, or add."""
-        heading = self._heading()
-        needed = len(heading) + sum(1 for _ in self._points(items))
-        hazard.reach("tensorboard.mend")
-        with open(path, "ab+") as file:
-            present, end = _whole_records(file, needed)
-            if present < len(heading):
-                present = end = 0
-            file.truncate(end)
-            if not present:
-                self._append(file, heading)
-            lacking = islice(self._points(items), max(present - len(heading), 0), None)
-            self._append(file, map(self._encode, lacking))
-
-    def _heading(self) -> list[bytes]:
-        """Return the first records: the file's version, and a restart: TensorBoard forgets later steps."""
-        from tensorboard.compat.proto import event_pb2
-
-        restart = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        records = [
-            event_pb2.Event(file_version="brain.Event:2"),
-            event_pb2.Event(step=self._last_step + 1, session_log=restart),
-        ]
-        return [record.SerializeToString() for record in records]
-
-    def add(self, news: Iterable[Item]) -> None:
-        assert self._file is not None
-        self.write(self._file, news)
-
-    def write(self, file: IO[bytes], items: Iterable[Item]) -> None:
-        self._append(file, map(self._encode, self._points(items)))
-
-    def _append(self, file: IO[bytes], records: Iterable[bytes]) -> None:
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        memory = io.BytesIO()
-        writer = RecordWriter(memory)
-        for record in records:
-            writer.write(record)
-        hazard.reach("tensorboard.write")
-        if file.write(memory.getvalue()) != memory.tell():
-            raise OSError(errno.ENOSPC, "only a part was written", str(self.path))
-
-    def _points(self, items: Iterable[Item]) -> Iterator[_Point]:
-        """Yield these items as points for TensorBoard, in their order."""
-        for item in items:
-            if not isinstance(item, Event):
-                yield from self._scalars(item.block, item.time)
-            elif item.kind == _NOTE:
-                data = item.data
-                self._last_step = max(self._last_step, data["step"])
-                yield _Point(item.time, data["step"], self._prefix + data["name"], data)
-
-    def _scalars(self, block: Block, time: float) -> Iterator[_Point]:
-        self._last_step = max(self._last_step, *block.steps)
-        if any(fnmatchcase(block.name, pattern) for pattern in self._skip):
-            return
-        name = block.name if block.phase in _BARE else f"{block.phase}/{block.name}"
-        thin = self._throttle.get(block.name, 1) if isinstance(self._throttle, dict) else self._throttle
-        for step, value in zip(block.steps, block.values, strict=True):
-            if block.phase != "step" or step % thin == 0:
-                yield _Point(time, step, self._prefix + name, value)
-
-    def _encode(self, point: _Point) -> bytes:
-        from tensorboard.compat.proto.event_pb2 import Event as Record
-
-        record = Record(wall_time=point.time, step=point.step)
-        value = record.summary.value.add(tag=_text(point.tag).decode())
-        if isinstance(point.value, float):
-            value.simple_value = point.value
-        elif "text" in point.value:
-            value.metadata.plugin_data.plugin_name = "text"
-            value.tensor.dtype = _STRING
-            value.tensor.tensor_shape.dim.add(size=1)
-            value.tensor.string_val.append(_text(point.value["text"]))
-        elif "histogram" in point.value:
-            _fill_histogram(value.histo, point.value["histogram"])
-        else:
-            self._fill_image(value.image, point.value["image"])
-        encoded: bytes = record.SerializeToString()
-        return encoded
-
-    def _fill_image(self, image: Any, data: dict[str, Any]) -> None:
-        image.height, image.width, image.colorspace = data["height"], data["width"], data["channels"]
-        with suppress(FileNotFoundError):  # the picture's file was deleted: the point stays without it
-            image.encoded_image_string = (Path(self._run.run_dir) / data["file"]).read_bytes()
+    # ------------------------------------------------------------------------------- the event file
 
     def file_path(self) -> Path:
-        return self._event_file(self._run.segment)
+        return self.path / f"events.out.tfevents.{self._run.segment:010d}.everstep"
+
+    def begin(self, older: Parts) -> None:
+        super().begin(older)
+        for path in self.path.glob("events.out.tfevents.*.everstep"):
+            if (
+                path != self.file_path()
+            ):  # emptied first: an open TensorBoard never leaves a file that is gone
+                os.truncate(path, 0) if path.stat().st_size else path.unlink()
+
+    def head(self, file: IO[bytes]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event as Record
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        # a restart at step 0: an open TensorBoard forgets what it has, for what follows
+        _append(
+            file, [Record(file_version="brain.Event:2"), Record(session_log={"status": SessionLog.START})]
+        )
+
+    def write(self, file: IO[bytes], items: Iterable[Item]) -> None:
+        _append(file, self._records(items))
+
+    def _records(self, items: Iterable[Item]) -> Iterator[Any]:
+        """Yield the records of these items, in their order."""
+        for item in items:
+            if isinstance(item, Event):
+                if item.kind == _NOTE:
+                    yield self._record(
+                        item.time, item.data["step"], item.data["name"], self._summary(item.data)
+                    )
+                continue
+            block = item.block
+            if any(fnmatchcase(block.name, pattern) for pattern in self._skip):
+                continue
+            name = block.name if block.phase in _BARE else f"{block.phase}/{block.name}"
+            thin = self._throttle.get(block.name, 1) if isinstance(self._throttle, dict) else self._throttle
+            for step, value in zip(block.steps, block.values, strict=True):
+                if block.phase != "step" or step % thin == 0:
+                    yield self._record(item.time, step, name, {"simple_value": value})
+
+    def _record(self, time: float, step: int, name: str, value: dict[str, Any]) -> Any:
+        from tensorboard.compat.proto.event_pb2 import Event as Record
+
+        tag = _text(self._prefix + name).decode()
+        return Record(wall_time=time, step=step, summary={"value": [{"tag": tag, **value}]})
+
+    def _summary(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Return a summary's fields, from the journal's description of it."""
+        if "text" in data:
+            tensor = {"tensor_shape": {"dim": [{"size": 1}]}, "string_val": [_text(data["text"])]}
+            plugin = {"plugin_data": {"plugin_name": "text"}}
+            return {"metadata": plugin, "tensor": {"dtype": _STRING, **tensor}}
+        if "histogram" in data:
+            return {"histo": data["histogram"]}
+        image = data["image"]
+        fields = {"height": image["height"], "width": image["width"], "colorspace": image["channels"]}
+        with suppress(FileNotFoundError):  # the picture's file was deleted: the point stays without it
+            fields["encoded_image_string"] = (Path(self._run.run_dir) / image["file"]).read_bytes()
+        return {"image": fields}
 
 
-class _Point(NamedTuple):
-    time: float
-    step: int
-    tag: str
-    value: float | dict[str, Any]
-    """Number, or the journal's description of a summary."""
+def _append(file: IO[bytes], records: Iterable[Any]) -> None:
+    from tensorboard.summary.writer.record_writer import RecordWriter
 
-
-def _whole_records(file: BinaryIO, limit: int) -> tuple[int, int]:
-    """Count the whole records at the start of an event file, at most `limit`, and find their end."""
-    size = file.seek(0, os.SEEK_END)
-    count = end = 0
-    while count < limit and end + _LENGTH.size <= size:
-        file.seek(end)
-        (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-        if not 0 < length <= size - end - _FRAME:
-            break
-        count, end = count + 1, end + length + _FRAME
-    return count, end
+    writer = RecordWriter(file)
+    for record in records:
+        writer.write(record.SerializeToString())
 
 
 def _on_host(array: Any) -> NDArray[Any]:
@@ -340,22 +269,6 @@ def _histogram(values: NDArray[Any]) -> dict[str, Any]:
     }
 
 
-def _fill_histogram(histo: Any, data: dict[str, Any]) -> None:
-    for field, value in data.items():
-        if isinstance(value, list):
-            getattr(histo, field).extend(value)
-        else:
-            setattr(histo, field, value)
-
-
 def _text(text: str) -> bytes:
     """Encode a string as UTF-8, whatever it holds: a bad character must not stop the other records."""
     return text.encode(errors="replace")
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^\w-]+", ".", name)[:80]
-
-
-def _digest(data: bytes) -> str:
-    return xxhash.xxh3_64_hexdigest(data)[:8]

@@ -13,7 +13,7 @@ from everstep.errors import UsageError
 from everstep.redaction import without_credentials
 from everstep.schedule import NEVER, Instant
 from everstep.services.best import Best
-from everstep.services.stop_after import StopAfter
+from everstep.services.judges import StopAfter
 from everstep.supervisor.ranks import Pending
 from everstep.supervisor.saving.state_tree import StopRecord
 from everstep.supervisor.threads.signals import describe
@@ -191,7 +191,6 @@ class Boundaries:
             self._meet(moment)
         # before rows are read: none reaches the journal before the checkpoint of step 0 is committed
         engine.saves.await_first()
-        engine.trials.try_streams()
         if engine.ranks.saves_are_done:
             engine.saves.settle()
         asked = engine.clock()

@@ -16,20 +16,14 @@ from everstep.metrics.collector import Collector
 from everstep.record import CHOSEN, EarlierSteps, FailurePages, StepComparison, traceback_lines
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
-from everstep.services.draw_trace import draw_traces
-from everstep.services.drill_limit import drill_limits
-from everstep.services.hang_watch import HangWatch
-from everstep.services.recovery import Recovery
-from everstep.services.replayed import Replayed, parts_teller
-from everstep.services.retry import Retry
-from everstep.services.step_parts import StepParts
-from everstep.services.witness import Witness, witnesses
+from everstep.services.recovery import HangWatch, Recovery, Retry
+from everstep.services.replayed import Replayed, StepParts
+from everstep.services.witness import Witness, drill_services
 from everstep.state import Encoded, decode, restore
 from everstep.supervisor.board import Announcer, ServiceBoard
 from everstep.supervisor.boundaries import Boundaries, Decisions
 from everstep.supervisor.checks.no_progress import Rounds, Work
 from everstep.supervisor.checks.sanity_checks import ProgramChecks, WatchedMetrics
-from everstep.supervisor.checks.trials import Trials
 from everstep.supervisor.checks.verification import Verifier
 from everstep.supervisor.leaving.ending import BestRecord, Ending
 from everstep.supervisor.leaving.hangs import Hangs
@@ -87,14 +81,12 @@ class Engine:
         self.voice = Voice()
         self.collector = Collector(lambda: self.progress.epoch)
         self.board = ServiceBoard(self.collector, self.voice)
-        drilled = (*drill_limits(), *draw_traces(), *witnesses(lambda: user.save()["user"]))
-        for service in (*settings.services, *drilled):
+        for service in (*settings.services, *drill_services(lambda: user.save()["user"])):
             self.board.add(service)
         if (plan := settings.replay) is not None:
             self.board.add(Replayed(plan, user.objects, self._tree, self.board.left_out))
             if plan.parts:
-                told = parts_teller(plan)
-                self.board.add(StepParts(plan.parts, plan.values, user.objects, user.save, told))
+                self.board.add(StepParts(plan, user.objects, user.save))
         self.voice.console = self.board.find(Console)
         self.estimator, self.spent = Estimator(clock), TimeSpent(clock)
         self.wakeups = Wakeups(clock)
@@ -168,7 +160,6 @@ class Engine:
         self.signals.install()
         stack.callback(self.signals.restore)
         stack.callback(self.wakeups.close)
-        # before recovery: the trial of the state copies the objects as the program made them
         self.user.open(stack)
         self.user.require_whole()
         self.ranks.require_synchronised(self.user.replicated)
@@ -304,7 +295,6 @@ class Engine:
 
     def _connect(self) -> None:
         """Make the parts that need open resources, each from the parts before it."""
-        self.trials = Trials(self.streams, self.user.trial, self.journal, self.voice)
         self.recording = Recording(self.journal, self.verifier, self.progress, self.recovered, self.streams)
         self.collector.emit = self.recording.add
         if self.ranks.several:

@@ -14,7 +14,7 @@ from everstep.contracts.group import Group
 from everstep.contracts.services import Action, Clock, Interrupt, Save, Service, Stop
 from everstep.errors import ConfigError, DisagreementError
 from everstep.group import Agreement, Peers, Single, StoreGroup, Whereabouts, find_group, report
-from everstep.services.retry import Retry
+from everstep.services.recovery import Retry
 from everstep.supervisor.data_ranks import Said, divide
 from everstep.supervisor.streams.same_samples import require_alike
 from everstep.supervisor.threads.signals import SignalWatch

@@ -17,14 +17,11 @@ from everstep.errors import ConfigError
 from everstep.record import located, user_path
 from everstep.schedule import Every, Schedule
 from everstep.services.best import Best
-from everstep.services.checkpoints import Checkpoints
+from everstep.services.checkpoints import Checkpoints, Index, JournalFlush
 from everstep.services.console import Console
-from everstep.services.hang_watch import HangWatch
-from everstep.services.index import Index
-from everstep.services.journal_flush import JournalFlush
-from everstep.services.nan_guard import NaNGuard
+from everstep.services.judges import NaNGuard, StopAfter
+from everstep.services.recovery import HangWatch
 from everstep.services.replayed import plan_of_process
-from everstep.services.stop_after import StopAfter
 from everstep.supervisor.board import require_service
 from everstep.supervisor.checks.verification import OnDivergence
 from everstep.supervisor.data_ranks import said

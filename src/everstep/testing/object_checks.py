@@ -15,7 +15,7 @@ from everstep.checkpoint import CheckpointName, read_checkpoint, save_apart
 from everstep.contracts.state import Entry, Stateful
 from everstep.data import as_stream
 from everstep.data.adapt import is_stream
-from everstep.data.adapters import StatefulStream, is_stateful
+from everstep.data.adapters import IterableStream, is_stateful
 from everstep.errors import DataError, StateError
 from everstep.state import (
     Encoded,
@@ -29,7 +29,7 @@ from everstep.state import (
     restore,
 )
 from everstep.state.entries import StatefulEntry
-from everstep.supervisor.checks.stream_trial import Verdict, comparable, pristine, quiet, try_stream
+from everstep.testing.stream_trial import Verdict, comparable, pristine, quiet, try_stream
 
 T = TypeVar("T")
 
@@ -87,11 +87,7 @@ def check(obj: Any, change: Callable[[Any], Any] | None = None) -> Checked:
 
 
 def _check_data(data: Any) -> Checked:
-    word = None
-    if is_stateful(data):
-        own = StatefulStream(data)
-        own.resumes = "state"  # by the data's own state, whatever is known about such data
-        word = _try_stream(own)
+    word = _try_stream(IterableStream(data, "state")) if is_stateful(data) else None
     try:
         stream = as_stream(data)
     except DataError as error:
@@ -99,11 +95,8 @@ def _check_data(data: Any) -> Checked:
     if refusal := stream.unsaveable:
         return Checked("data", word, Verdict(False, f"refused: {refusal}"))
     run = _try_stream(stream)
-    drawn = "a resume draws the batches before it again and discards them"
-    if run.kept is False and run.replays:
-        run = Verdict(True, drawn)
-    elif run.kept and stream.source.resumes == "replay":
-        run = run._replace(why=drawn)
+    if run.kept and stream.source.resumes == "replay":
+        run = run._replace(why="a resume draws the batches before it again and discards them")
     return Checked("data", word, run)
 
 

@@ -17,7 +17,7 @@ from everstep.contracts.data import Cursor, Share, Stream
 from everstep.data.adapt import as_stream
 from everstep.errors import DataError
 from everstep.state.random_state import capture, restore, seed_all
-from everstep.supervisor.checks.stream_trial import comparable
+from everstep.testing.stream_trial import comparable
 
 _PURPOSE = "train"
 _PASSES = 3

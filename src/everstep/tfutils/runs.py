@@ -30,11 +30,9 @@ from everstep.record import (
     to_read,
 )
 from everstep.schedule import Every
-from everstep.services.checkpoints import Checkpoints
+from everstep.services.checkpoints import Checkpoints, Index
 from everstep.services.evaluate import Evaluate
-from everstep.services.index import Index
-from everstep.services.loss_bound import LossBound
-from everstep.services.nan_guard import NaNGuard
+from everstep.services.judges import LossBound, NaNGuard
 from everstep.state import isolated, seed_all
 from everstep.supervisor import Loaded, load
 from everstep.supervisor.opening.configuration import Configuration

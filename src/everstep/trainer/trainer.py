@@ -25,8 +25,7 @@ from everstep.loop import TrainLoop
 from everstep.loop.loop_settings import LoopSettings
 from everstep.record import Evaluation, located, values_line
 from everstep.schedule import Schedule
-from everstep.services.console import Console
-from everstep.services.epoch_line import EpochLine
+from everstep.services.console import Console, EpochLine
 from everstep.services.evaluate import Evaluate
 from everstep.state import isolated, seed_all
 from everstep.supervisor import Ending, load

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +13,9 @@ from typing import Any, NamedTuple
 from everstep.index import query
 from everstep.index.database import Database
 from everstep.index.index_errors import IndexBusyError, UnwritableIndexError
-from everstep.index.journal_watch import JournalWatch
-from everstep.index.location import FILE, Location, runs_of
+from everstep.index.location import Location, runs_of
 from everstep.index.readers import is_run
-from everstep.index.shipping import is_here, sync
+from everstep.index.shipping import Journals, gone_runs, is_here
 from everstep.record import Watch
 from everstep.ui.runs_table import RunsTable, run_id
 
@@ -50,19 +48,20 @@ class FollowedIndex:
     Args:
         place: the index, or None for an index of this process alone.
         folder: the folder whose runs the index should have, or a run directory.
-        spare: an empty folder for an index of this process.
 
     Attributes:
         database: the index; each transaction has its own connection.
         table: all runs, in memory.
     """
 
-    def __init__(self, place: Location | None, folder: Path, spare: Path) -> None:
+    def __init__(self, place: Location | None, folder: Path) -> None:
         self.table = RunsTable()
         self._problems: list[str] = []
         self._trouble: list[str] = []
         """Why the newest look has failed."""
-        self._folder, self._watch = folder, JournalWatch([folder])
+        self._folder = folder
+        self._gone: set[int] = set()
+        """Keys of the runs whose directories do not exist any more."""
         self._seen: object = None
         self._locks = Watch()
         self._glanced: object = None
@@ -71,15 +70,15 @@ class FollowedIndex:
         """Whether the index has all runs of the folder, as far as is known."""
         self._listeners: list[tuple[Callable[[News], object], frozenset[str]]] = []
         self._ending = threading.Event()
+        # Before the index is brought up to date: what changes after that is then seen as a change.
+        self._journals = Journals([folder], named=place is None)
         if place is None:
-            self.database = Database(spare / FILE)
-            self._note(sync(self.database, [folder]).problems)
+            self.database = Database(None)
         else:
-            self.database, found = query.open_index(str(place), spare / FILE)
+            self.database, found = query.open_index(str(place))
             self._note(found)
         # Of its own: a connection that is kept open belongs to one thread.
         self._followed = Database(self.database.place)
-        self._read(self._state())  # which directories are gone is known only of runs in the table
         self._look()
         self._thread = threading.Thread(target=self._follow, name="everstep-ui", daemon=True)
         self._thread.start()
@@ -141,18 +140,16 @@ class FollowedIndex:
     def _let_know(self, watched: list[dict[str, Any]]) -> None:
         """Let the trainings know that somebody waits for their points."""
         # A lock takes a descriptor: a comparison of a thousand runs, most of them over, would take them all.
-        here = [run for run in watched if is_here(self._followed, run["host"])]
-        self._locks.over(str(run["path"]) for run in here if run["status"] == "running")
-        if self._followed.shared:
-            away = (run for run in watched if not is_here(self._followed, run["host"]))
-            self._followed.watch(frozenset(str(run["name"]) for run in away))
+        running = (run for run in watched if run["status"] == "running")
+        self._locks.over(str(run["path"]) for run in running if is_here(self._followed, run["host"]))
 
     def _glance(self, watched: list[dict[str, Any]]) -> None:
         """Tell of new points of some runs; the next look notes what else has changed."""
         if not watched:
             return
         with contextlib.suppress(IndexBusyError, UnwritableIndexError):  # the next look tells that
-            self._note(self._watch.glance(self._followed, watched))
+            here = [Path(run["path"]) for run in watched if is_here(self._followed, run["host"])]
+            self._note(self._journals.ship(self._followed, only=here).problems)
         state = self._state()
         if state is None or state != self._glanced:
             with self._followed.read() as connection:
@@ -163,23 +160,21 @@ class FollowedIndex:
         trouble = []
         try:
             if not self._is_whole:  # made anew from one run alone, perhaps
-                self._note(sync(self._followed, [self._folder], named=False).problems)
+                self._journals = Journals([self._folder], named=False)
                 self._is_whole = True  # runs that are missing even so were taken out on purpose
-            self._note(self._watch.look(self._followed, self.table.runs()))
+            self._note(self._journals.ship(self._followed).problems)
         except (IndexBusyError, UnwritableIndexError) as error:
             trouble = [f"the page may lack the newest rows: {error}"]
+        self._gone = gone_runs(self._followed, self.table.runs())
         state = self._state()
         if state is None or state != self._seen:
-            self._read(state)
+            with self._followed.read() as connection:
+                before = len(self.table.runs())
+                news = News(*self.table.update(connection, gone_runs(self._followed, connection)))
+                self._is_whole = len(self.table.runs()) >= before
+            self._seen = self._glanced = state
+            self._tell(news)
         self._trouble = trouble
-
-    def _read(self, state: object) -> None:
-        with self._followed.read() as connection:
-            before = len(self.table.runs())
-            news = News(*self.table.update(connection, self._watch.gone))
-            self._is_whole = len(self.table.runs()) >= before
-        self._seen = self._glanced = state
-        self._tell(news)
 
     def _tell(self, news: News) -> None:
         if news.changed or news.points:
@@ -192,7 +187,7 @@ class FollowedIndex:
         if not isinstance(place, Path):
             return None
         found = [_stat(path) for path in (place, place.with_name(f"{place.name}-wal"))]
-        return frozenset(self._watch.gone), *found
+        return frozenset(self._gone), *found
 
 
 def _stat(path: Path) -> object:
@@ -214,9 +209,8 @@ def followed(index: str | None) -> Iterator[FollowedIndex]:
     place = query.index_place(index)
     folder = runs_of(place)
     alone = isinstance(place, Path) and is_run(folder) and not place.exists()
-    with tempfile.TemporaryDirectory(prefix="everstep-ui-") as spare:
-        found = FollowedIndex(None if alone else place, folder, Path(spare))
-        try:
-            yield found
-        finally:
-            found.close()
+    found = FollowedIndex(None if alone else place, folder)
+    try:
+        yield found
+    finally:
+        found.close()

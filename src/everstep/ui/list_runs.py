@@ -6,13 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from everstep.index import mongo
+from everstep.index.columns import RunColumns
 from everstep.index.database import Database
-from everstep.index.documents import run_condition
-from everstep.index.filters import Comparison, ordered, parse, parse_json_filter, where, why_none
-from everstep.index.query_checks import require_comparable, require_there
-from everstep.index.run_facts import FACTS, GONE, STATUSES
-from everstep.index.run_queries import NewestFacts, all_runs
+from everstep.index.filters import Group, leaves, matcher, ordered, parse_json, parse_words, paths, why_none
+from everstep.index.run_facts import GONE, STATUSES
+from everstep.index.run_queries import names_of
 from everstep.ui.runs_table import RunsTable, Several, kind_of, run_id, shown
 
 MOST = 10_000
@@ -40,11 +38,11 @@ def list_runs(table: RunsTable, database: Database, asked: Asked) -> dict[str, A
     Raises:
         ConfigError: the filter cannot be read, or no run can match; says what to do.
     """
-    conditions = _conditions(asked.filter)
-    named = [*(condition.name for condition in conditions), asked.sort]
+    where = _parsed(asked.filter)
+    named = [*([] if _is_json(asked.filter) else paths(where)), asked.sort]
     wanted = list(dict.fromkeys(asked.columns or [*table.defaults(), *named]))
-    columns = _columns(table, database, dict.fromkeys([*named, *wanted]), conditions)
-    found = _sorted(_matched(table, database, asked.filter, columns), columns[asked.sort], asked)
+    columns = _columns(table, database, [*named, *wanted, *paths(where)], where)
+    found = _sorted(_matched(table, where, columns), columns[asked.sort], asked)
     now, sweeps = time.time(), _sweeps(table)
     if asked.grouped:
         found = _grouped(found, sweeps)
@@ -57,7 +55,7 @@ def list_runs(table: RunsTable, database: Database, asked: Asked) -> dict[str, A
             for name in wanted
         ],
         "notes": [note for name in dict.fromkeys(named) if (note := table.noted(name)) is not None],
-        "why_none": "" if found else why_none(conditions),
+        "why_none": "" if found or _is_json(asked.filter) else why_none(where),
         "choices": table.choices(),
         "differing": table.differing(),
         "rows": [_row(run, wanted, columns, sweeps.get(run["id"]), now) for run in page],
@@ -73,9 +71,8 @@ def numeric_columns(table: RunsTable, database: Database, text: str) -> dict[str
     Raises:
         ConfigError: as of `list_runs`.
     """
-    conditions = _conditions(text)
-    columns = _columns(table, database, {condition.name: None for condition in conditions}, conditions)
-    keys = [run["id"] for run in _matched(table, database, text, columns)]
+    where = _parsed(text)
+    keys = [run["id"] for run in _matched(table, where, _columns(table, database, paths(where), where))]
     told: dict[str, list[dict[str, Any]]] = {"settings": [], "metrics": [], "facts": []}
     for name in table.names():
         group = table.group(name)
@@ -115,56 +112,51 @@ def _row(
     }
 
 
-def _columns(
-    table: RunsTable, database: Database, names: Mapping[str, None], conditions: Sequence[Comparison]
-) -> dict[str, Mapping[int, Any]]:
-    found = {name: table.column(name) for name in names}
-    lacking = [name for name, column in found.items() if column is None]
-    leaves = [condition.leaf for condition in conditions]
-    odd = [leaf for leaf in leaves if leaf.path == "status" and leaf.value not in STATUSES]
-    if (lacking and table.runs()) or odd:
-        with database.read() as connection:
-            require_there(connection, leaves, lacking)
-            require_comparable(connection, leaves)
-            newest = NewestFacts(connection)
-            for name in lacking:
-                found[name] = {run: Several(values) for run, values in newest.at(name).items()}
-    return {name: {} if column is None else column for name, column in found.items()}
-
-
-def _conditions(text: str) -> list[Comparison]:
-    """Return the comparisons of a filter; none if the filter is JSON."""
-    return [] if _is_json(text) else parse(text)
+def _parsed(text: str) -> Group:
+    """Read a filter: comparisons, or JSON."""
+    return Group(True, (parse_json(text),)) if _is_json(text) else parse_words(text)
 
 
 def _is_json(text: str) -> bool:
     return text.lstrip().startswith("{")
 
 
+def _columns(
+    table: RunsTable, database: Database, names: Sequence[str], where: Group
+) -> dict[str, Mapping[int, Any]]:
+    """Return the columns of some names: those that the table lacks, such as whole objects, from the index."""
+    found = {name: table.column(name) for name in names}
+    whole = {leaf.path for leaf in leaves(where) if any(isinstance(one, list | dict) for one in leaf.values)}
+    texts = [leaf for leaf in leaves(where) if any(isinstance(one, str) for one in leaf.values)]
+    odd = [leaf for leaf in texts if leaf.path == "status" or table.kind(leaf.path) in ("number", "time")]
+    odd = [leaf for leaf in odd if leaf.path != "status" or not set(leaf.values) <= {*STATUSES}]
+    lacking = [name for name, column in found.items() if column is None or name in whole]
+    if table.runs() and (lacking or odd):
+        with database.read() as connection:
+            columns = RunColumns(connection)
+            columns.require(leaves(where), lacking, strict=True)
+            for name in lacking:
+                values = columns.values(name)
+                found[name] = {run: Several(several) for run, several in values.items()}
+    return {name: {} if column is None else column for name, column in found.items()}
+
+
 def _matched(
-    table: RunsTable, database: Database, text: str, columns: Mapping[str, Mapping[int, Any]]
+    table: RunsTable, where: Group, columns: Mapping[str, Mapping[int, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Select the runs that meet a filter; each comparison is tried on its column alone."""
-    found: list[Mapping[str, Any]] = list(table.runs())
-    if _is_json(text):
-        keys = _selected(database, text, {run["id"] for run in found if run["status"] == GONE})
-        return [run for run in found if run["id"] in keys]
-    for condition in _conditions(text):
-        name = condition.name
-        if name not in FACTS:
-            column = columns[name]
-            listed = any(isinstance(value, Several) for value in column.values())
-            several = {name: {run: _all(value) for run, value in column.items()}} if listed else {}
-            narrow = [{"id": run["id"], name: column.get(run["id"])} for run in found]
-            chosen = {one["id"] for one in where(narrow, [condition], several)}
-            found = [run for run in found if run["id"] in chosen]
-        else:
-            found = where(found, [condition])
-    return found
+    """Select the runs that meet a filter."""
+    holds = matcher(where)
 
+    def values(run: Mapping[str, Any], path: str) -> Sequence[Any]:
+        if path == "name":
+            return names_of(run["name"])
+        column = columns[path]
+        if run["id"] not in column:
+            return ()
+        value = column[run["id"]]
+        return value if isinstance(value, Several) else (value,)
 
-def _all(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, Several) else [value]
+    return [run for run in table.runs() if holds(lambda path, run=run: values(run, path))]  # type: ignore[misc]
 
 
 def _sorted(
@@ -197,12 +189,3 @@ def _grouped(found: list[Mapping[str, Any]], sweeps: Mapping[int, Any]) -> list[
 
 def _first(value: Any) -> Any:
     return value[0] if isinstance(value, Several) else value
-
-
-def _selected(database: Database, text: str, gone: set[int]) -> set[int]:
-    """Return the keys of the runs that a filter in MongoDB's language selects."""
-    node = parse_json_filter(text)
-    with database.read() as connection:
-        require_there(connection, mongo.leaves(node), [])
-        require_comparable(connection, mongo.leaves(node))
-        return {run["id"] for run in all_runs(connection, (), gone, run_condition(connection, node, gone))}

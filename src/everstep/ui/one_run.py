@@ -13,8 +13,7 @@ from everstep.index.readers import id_at
 from everstep.index.run_facts import GONE
 from everstep.index.run_queries import metric_names, newest_facts
 from everstep.index.shipping import is_here
-from everstep.index.sql_tables import events, runs, segments
-from everstep.index.stored_json import stored
+from everstep.index.sql_tables import events, runs, segments, stored
 from everstep.record import misfit
 from everstep.record.segment_file import step_of
 from everstep.record.trust import MARKS

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from everstep.contracts.metrics import better_when
-from everstep.display.json_trees import finite, with_leaves
+from everstep.display.cells import finite, with_leaves
 from everstep.ui.curves import Asked, curves
 from everstep.ui.one_run import one_run
 from everstep.ui.report_summaries import carried_logs, carried_summaries

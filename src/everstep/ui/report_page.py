@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from everstep.display.cells import in_line, shown
-from everstep.display.json_trees import with_leaves
+from everstep.display.cells import in_line, shown, with_leaves
 
 STATIC = Path(__file__).parent / "static"
 """Folder of the page's files."""

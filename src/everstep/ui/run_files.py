@@ -16,8 +16,7 @@ from everstep.errors import ConfigError
 from everstep.index.database import Database
 from everstep.index.readers import id_at
 from everstep.index.shipping import is_here
-from everstep.index.sql_tables import events, segments
-from everstep.index.stored_json import stored
+from everstep.index.sql_tables import events, segments, stored
 from everstep.record import misfit
 from everstep.untrusted_files import open_below
 

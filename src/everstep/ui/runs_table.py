@@ -13,21 +13,11 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, func, select
 
-from everstep.display.cells import flat
-from everstep.display.json_trees import finite
-from everstep.index.computed_columns import BEST, best_of, counts
-from everstep.index.fields import LONGEST_LIST
+from everstep.display.cells import finite, flat
+from everstep.index.columns import BEST, best_of, counts, is_recorded, last_values_of, taken_for_metric
 from everstep.index.run_facts import FACTS, TEXTS
-from everstep.index.run_queries import (
-    is_recorded,
-    labels_of,
-    last_values_of,
-    newest_facts,
-    run_rows,
-    taken_for_metric,
-)
+from everstep.index.run_queries import labels_of, newest_facts, one_of, run_rows
 from everstep.index.sql_tables import runs, segments
-from everstep.index.translate import one_of
 from everstep.record.trust import MARKS
 from everstep.views.progress import LOOKS
 
@@ -36,6 +26,9 @@ TIMES = ("created", "started", "heartbeat")
 
 MOST_SETTINGS = 3
 """Most settings among the columns of a list for which nobody chose any."""
+
+LONGEST_LIST = 1000
+"""Most elements of a list in a column."""
 
 MOST_CHOICES = 2000
 """Most names in a list of choices: a run may have recorded 100,000 settings."""
@@ -57,7 +50,7 @@ class RunsTable:
         self._lock = threading.RLock()
         self._runs: dict[int, dict[str, Any]] = {}
         self._sizes: dict[int, int] = {}
-        self._labels: dict[int, dict[str, str]] = {}
+        self._labels: dict[int, dict[str, Any]] = {}
         self._recorded: dict[str, dict[int, Any]] = {}
         """Path into the record -> run -> value; a list is a `Several`."""
         self._metrics: dict[str, dict[int, float]] = {}

@@ -22,9 +22,9 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from everstep.display.json_trees import with_leaves
+from everstep.display.cells import with_leaves
 from everstep.errors import ConfigError, EverstepError, nearest
-from everstep.index.fields import clean
+from everstep.index.run_queries import clean
 from everstep.redaction import redacted
 from everstep.ui.access import Access
 from everstep.ui.connections import BACKLOG, Connection, tell_faults_once

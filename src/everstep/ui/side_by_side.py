@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from everstep.contracts.metrics import better_when
-from everstep.index.computed_columns import BEST
+from everstep.index.columns import BEST
 from everstep.index.run_facts import FACTS
 from everstep.ui.runs_table import RunsTable, run_id, shown
 from everstep.views.compare_runs import NOT_COMPARED

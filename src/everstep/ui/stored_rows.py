@@ -19,12 +19,10 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, select, tuple_
 
 from everstep.index.database import Database
-from everstep.index.fields import short
 from everstep.index.readers import id_at
+from everstep.index.run_queries import one_of, short
 from everstep.index.shipping import is_here
-from everstep.index.sql_tables import blocks, segments, series
-from everstep.index.stored_json import UnknownContentError
-from everstep.index.translate import one_of
+from everstep.index.sql_tables import UnknownContentError, blocks, segments, series
 from everstep.record import read_segment
 from everstep.record.journal_format import block_columns, block_names, is_block
 from everstep.record.segment_file import StoredBlock, segment_path

@@ -11,7 +11,7 @@ from everstep.index.readers import is_run
 from everstep.index.run_facts import FACTS
 from everstep.index.run_queries import rollbacks, starts, summaries
 from everstep.labels import NAMES as LABELS
-from everstep.record import Rollback, RunJournal, evaluations, failures
+from everstep.record import Rollback, evaluations, failures
 from everstep.views.checkpoint_tables import (
     asked_for,
     best_values,
@@ -81,21 +81,3 @@ def _evaluations(found: Found) -> list[dict[str, Any]]:
 
 def _rollback(one: Rollback) -> dict[str, Any]:
     return {**one._asdict(), "batches": [b._asdict() for b in one.batches], "quarantined": len(one.batches)}
-
-
-def tried(found: Found) -> list[dict[str, Any]]:
-    """List what the newest start of a run tried of the program's objects: which came back, and why not."""
-    if found.is_gone or not is_run(found.path):
-        return []
-    journal = RunJournal(found.path)
-    newest = max((segment.number for segment in journal.segments()), default=0)
-    rows = []
-    for event in journal.events("tried"):
-        if event.segment == newest:
-            from everstep.supervisor.checks.stream_trial import Verdict
-
-            what = "stream" if "stream" in event.data else "state"
-            verdict = Verdict(**{name: event.data[name] for name in Verdict._fields if name in event.data})
-            told = verdict.told + ("; its batches are drawn again" if verdict.replays else "")
-            rows.append({"name": f"{what} {event.data[what]}", **verdict._asdict(), "verdict": told})
-    return rows

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from everstep.display.cells import cell, in_line
-from everstep.display.html import charts, escaped, table
-from everstep.display.line_chart import Chart, Line
+from everstep.display.html import Chart, Line, charts, escaped, table
 from everstep.errors import ConfigError
 from everstep.index.answer import Documents
 from everstep.index.run_queries import metric_names, metric_rows

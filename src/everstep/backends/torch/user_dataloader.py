@@ -72,13 +72,6 @@ class DataLoaderStream(Stream):
         self.holds_state = [d for d in [loader.dataset] if is_stateful(d) and not is_stateful(loader)]
 
     @property
-    def needs_trial(self) -> bool:  # type: ignore[override]
-        """Whether the loader's own state is used, which depends on what the dataset says of itself."""
-        dataset = self.loader.dataset
-        stateful = isinstance(dataset, IterableDataset) or is_stateful(dataset)
-        return stateful and is_stateful(self.loader) and self.loader.num_workers == 0
-
-    @property
     def keeps_place(self) -> Any:
         """Object with one place for all iterators: the loader or its dataset; None if neither has one."""
         loader = self.given

@@ -11,7 +11,7 @@ from everstep.contracts.group import Group
 from everstep.errors import GroupError
 from everstep.group import GroupNews, HangNews, NoNews
 from everstep.record import Journal
-from everstep.services.hang_watch import HangWatch
+from everstep.services.recovery import HangWatch
 from everstep.supervisor.leaving.last_words import LastWords, within
 from everstep.supervisor.threads.hang_thread import HangThread
 from everstep.supervisor.threads.stacks import stacks

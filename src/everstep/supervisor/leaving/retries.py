@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 from everstep import hazard
 from everstep.errors import TriedAgain
 from everstep.record import Journal
-from everstep.services.retry import Retry
+from everstep.services.recovery import Retry
 from everstep.supervisor.streams.run_streams import Streams
 from everstep.supervisor.voice import Voice
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from everstep.backends.describe_values import is_unknown, other_python
+from everstep.backends.describe_values import is_unknown
 from everstep.contracts.state import Json
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.opening.configuration import NONE, Configuration, Difference, differences
@@ -22,13 +22,11 @@ class Changes:
     Attributes:
         touching: differences that touch the training, so that a person must choose.
         free: differences that follow from the reason to continue the run: a raised limit, another stopper.
-        unknown: places that cannot be compared.
         by_entry: names of the options that differ, by entry.
     """
 
     touching: list[Difference] = field(default_factory=list)
     free: list[Difference] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
     by_entry: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -50,19 +48,11 @@ def changed_controllers(
     found = Changes()
     for name in sorted(stored.keys() | given.keys()):
         was, now = stored.get(name, NONE), given.get(name, NONE)
-        parts = differences({name: was}, {name: now}, sections=[name])
-        # another version of Python gives another digest of the same code: it cannot be compared
-        same_code = [each for each in parts if other_python(_bare(each.stored), _bare(each.given))]
-        found.unknown += [f"service {name!r}: {each.path}" for each in same_code]
-        if len(parts) > len(same_code):
+        if differences({name: was}, {name: now}, sections=[name]):
             is_reason = reopened_by is not None and reopened_by.kind == "service" and reopened_by.by == name
             listed = found.free if is_reason else found.touching
             listed.append(Difference(f"service {name!r}", was, now))
     return found
-
-
-def _bare(text: object) -> str:
-    return str(text).strip('"')
 
 
 def changed_options(
@@ -87,9 +77,6 @@ def changed_options(
             was, now = before.get(name, NONE), options.get(name, NONE)
             place = f"state {entry!r}: {name}"
             if was == now:
-                continue
-            if other_python(was, now):
-                found.unknown.append(place)
                 continue
             follows = raised and user.entries[entry].in_schedule(name) and _grew(was, now)
             (found.free if follows else found.touching).append(Difference(place, was, now))

@@ -401,8 +401,6 @@ class Opening:
         options = changed_options(redacted(meta["options"]), user, reopened_by, skip)
         found += [*controllers.touching, *options.touching]
         free = [*config.free, *controllers.free, *options.free]
-        for place in (*controllers.unknown, *options.unknown):
-            self._voice.say(f"not compared, as another version of Python wrote the checkpoint: {place}")
         if found and self._start.on_change == "error":
             raise refusal(self.run_dir.path, found)
         if found and progress.stop is not None:

@@ -10,7 +10,7 @@ from everstep.contracts.services import Action, Moment, Save, SaveBest, Service
 from everstep.errors import CheckpointError, DivergedRanksError, NonFiniteError, NotResumableError
 from everstep.services.best import Best
 from everstep.services.checkpoints import Checkpoints
-from everstep.services.nan_guard import NaNGuard
+from everstep.services.judges import NaNGuard
 from everstep.state import split
 from everstep.supervisor.saving.cadence import Cadence
 from everstep.supervisor.saving.replicas import difference, leaf_digests
@@ -84,9 +84,6 @@ class Saves:
         if not (best or whole) or not self._is_good():
             return
         self._forget_lost_best()
-        if engine.progress.step > engine.recovered.step:
-            # a trial needs a state that a step has changed
-            engine.trials.try_state()
         left = engine.loop.steps_left() if phase == "step" else None
         last = left is not None and left < 1 and self.one_before()
         if last:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from everstep.checkpoint import CheckpointName, Phase
 from everstep.record import Position
 from everstep.services.best import Best
-from everstep.services.nan_guard import NaNGuard
+from everstep.services.judges import NaNGuard
 from everstep.state import Encoded
 from everstep.supervisor.saving.rank_parts import own_paths
 from everstep.supervisor.saving.state_tree import whole_tree
@@ -60,7 +60,8 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
     rank, data = engine.ranks.group.rank, engine.ranks.group.data
     current.updates = engine.user.updates
     user = engine.user.save()
-    engine.trials.try_parts(user["user"])
+    for warning in engine.user.outgrown(user["user"]):
+        engine.voice.warn(warning)
     streams, words = engine.streams.tree()
     wall: dict[str, Any] = {"segment": engine.segment, "seconds": engine.seconds()}
     if words:

@@ -15,7 +15,6 @@ from everstep.contracts.state import Entry, Mismatch, Region, Regions, UpdateCou
 from everstep.errors import ConfigError, RestoreError, StateError, nearest
 from everstep.redaction import redacted
 from everstep.state import PerRank, Slot, array_name, array_paths, make_entry, undeclared
-from everstep.supervisor.checks.trials import StateTrial
 from everstep.supervisor.opening.wrapper_names import base_hint, hint
 
 
@@ -86,7 +85,7 @@ class UserState:
 
     def open(self, stack: ExitStack) -> None:
         """Start counting updates; the hooks are removed when `stack` closes."""
-        self.trial = StateTrial(self.entries)
+        self._expected = {name: each.expects() for name, each in self.entries.items()}
         for entry in self.entries.values():
             entry.enter()
             stack.callback(entry.leave)
@@ -95,6 +94,23 @@ class UserState:
             if counter is not None:
                 self._counters[backend.name] = counter
                 stack.callback(counter.close)
+
+    def outgrown(self, saved: Mapping[str, Any]) -> Iterator[str]:
+        """Yield warnings of entries with other parts than at the start, so that a resume would refuse them.
+
+        Args:
+            saved: the saved entries by name.  Each is named once.
+        """
+        for name, expects in list(self._expected.items()):
+            if name in saved and any(differing := expects(saved[name])):
+                del self._expected[name]
+                others = [*differing.unexpected, *differing.missing, *differing.reshaped]
+                some = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+                yield (
+                    f"state entry {name!r}: its parts are not those that it had at the start: {some}; a "
+                    "resume makes the object without them and is refused: make them before the loop opens, "
+                    f"or leave {name!r} out of state"
+                )
 
     @property
     def updates(self) -> int:

@@ -23,7 +23,7 @@ class Ledger:
     Attributes:
         drawn: digests of the batches that were handed out and not accounted for; None: nothing to digest.
         account: the batches of the open pass and their chain, as text for the state tree: equal runs have
-            equal accounts.  "-": unknown, as an older everstep had begun the pass.
+            equal accounts.
         entry: batches of the open pass that are accounted for and not in the journal; None: there are none.
         entries: those before, of passes that are over.
     """
@@ -45,17 +45,17 @@ class Ledger:
     def _begin_pass(self, pass_index: int) -> None:
         self._stand_at(pass_index, 0, ledger_format.first_link(self._name, pass_index))
 
-    def _stand_at(self, pass_index: int, place: int | None, chain: Chain) -> None:
+    def _stand_at(self, pass_index: int, place: int, chain: Chain) -> None:
         self._pass, self._place, self._chain = pass_index, place, chain
         self.entry: Entry | None = None
-        self.account = self._here().partition(" ")[2] or "-"
+        self.account = self._here().partition(" ")[2]
 
     def _here(self) -> str:
-        return "-" if self._place is None else str(Place(self._pass, self._place, self._chain))
+        return str(Place(self._pass, self._place, self._chain))
 
     def take(self, cursor: Cursor | None) -> None:
         """Account for what the open pass has handed out; all of it is in complete steps."""
-        drawn, place = self.drawn, self._place or 0
+        drawn, place = self.drawn, self._place
         if cursor is None:
             return
         end = place + len(drawn) if cursor.done is None else cursor.done
@@ -89,10 +89,25 @@ class Ledger:
             self.entry = Entry(self._pass, first, end, self._chain, False, tuple(left_out))
         drawn.clear()  # the same list: the verifier adds to it
 
+    def agrees(self, drawn: Sequence[int | None], left_out: Collection[int]) -> bool:
+        """Whether batches that were drawn again are those of the open pass, as far as these are known.
+
+        Args:
+            drawn: digests of all batches from the start of the pass to the place.
+            left_out: the numbers of those that no step got.
+        """
+        if self._chain is None or len(drawn) != self._place or None in drawn:
+            return True
+        chain = ledger_format.first_link(self._name, self._pass)
+        for number, digest in enumerate(drawn):
+            assert digest is not None
+            chain = link(LEFT_OUT if number in left_out else digest.to_bytes(8, "little"), chain)
+        return chain == self._chain
+
     def end_pass(self, cursor: Cursor | None) -> None:
         """End the account of a pass, which has come to its end or was left."""
         self.take(cursor)
-        place = self._place or 0
+        place = self._place
         entry = self.entry or Entry(self._pass, place, place, self._chain)
         self.entries.append(entry._replace(over=True))
         self._begin_pass(self._pass + 1)
@@ -102,18 +117,9 @@ class Ledger:
         self._begin_pass(self._pass)
         self._from = self._here()
 
-    def load(self, account: str | None, pass_index: int, *, in_pass: bool) -> None:
-        """Load an account.
-
-        Args:
-            account: None in the checkpoint of an everstep that kept no ledger.
-        """
-        if account == "-" or (account is None and in_pass):
-            self._stand_at(pass_index, None, None)
-        elif account is None:
-            self._begin_pass(pass_index)
-        else:
-            self._stand_at(*ledger_format.unpack_place(f"{pass_index} {account}"))
+    def load(self, account: str, pass_index: int) -> None:
+        """Load an account."""
+        self._stand_at(*ledger_format.unpack_place(f"{pass_index} {account}"))
         self._from = self._here()
 
     def give_other_data(self, before: dict[str, Any]) -> None:

@@ -9,8 +9,8 @@ from everstep.contracts.data import WHOLE, Cursor, Share, Stream
 from everstep.data.adapt import describe
 from everstep.data.order import pass_key
 from everstep.errors import DataError, NotResumableError, RestoreError
+from everstep.record import batch_digest
 from everstep.state import digest, encode, isolated, make_entry
-from everstep.supervisor.checks.stream_trial import KNOWN, SLOWEST, Verdict, pristine, try_stream
 from everstep.supervisor.streams import reused_data
 from everstep.supervisor.streams.generators import Generators, HeadWatch, states_of
 from everstep.supervisor.streams.ledger import Ledger
@@ -37,6 +37,7 @@ class RunStream:
         say: Callable[[str], None],
         generators: Generators,
         without_quarantined: Callable[[RunStream, Cursor], Cursor],
+        left_out: Callable[[RunStream], Collection[int]],
         head: HeadWatch,
         share: Share = WHOLE,
     ) -> None:
@@ -57,16 +58,13 @@ class RunStream:
         self._brought_back = False
         """Whether the generators were brought back before the head ran, because the data is declared."""
         self._generators, self.head = generators, head
-        self._seed, self._say, self._without_quarantined = seed, say, without_quarantined
+        self._seed, self._say = seed, say
+        self._without_quarantined, self._left_out = without_quarantined, left_out
         self.what: dict[str, Any] | None = None
         self._varies = False
         """Whether the description has changed in this run: the program gives other data from pass to pass."""
         self._resuming = False
         """Whether the program has yet to bind the data of the checkpoint."""
-        self._untried: Any = None
-        """Copy of a stream that is taken at its word, or the reason why there is none, until the trial."""
-        self._refusal: str | None = None
-        """Reason why no position inside a pass can be saved; None if one can."""
         self._where: object = ""
         """Checkpoint that the stream was loaded from, for messages."""
         self._saved_words: Collection[str] = ()
@@ -101,9 +99,7 @@ class RunStream:
         if self.what is not None and what != self.what:
             self.ledger.give_other_data(self.what)
         if stream is not self.stream:
-            # before the first batch is drawn: both look at the data as the program gave it
-            reused_data.enter(stream)
-            self._untried = pristine(stream) if stream.needs_trial else None
+            reused_data.enter(stream)  # before the first batch is drawn: as the program gave it
         self.stream, self.what, self._resuming = stream, what, False
         self._take_share(stream)
         return accepted
@@ -221,6 +217,8 @@ class RunStream:
 
     def _open_at(self, pass_index: int, position: Any) -> Cursor:
         assert self.stream is not None
+        source, drawn = self.stream.source, list[int | None]()
+        source.replayed = lambda batch: drawn.append(batch_digest(batch, pass_index))
         try:
             with isolated():
                 cursor = self.stream.open(self.name, pass_index, position, seed=self._seed)
@@ -231,6 +229,16 @@ class RunStream:
                 f"checkpoint {self._where} ({type(error).__name__}: {error}); mend the data if the error is "
                 "its own, or resume from another checkpoint: another program or version has written this"
             ) from error
+        finally:
+            source.replayed = None
+        if drawn and source is self.stream and not self.ledger.agrees(drawn, self._left_out(self)):
+            cursor.close()
+            raise RestoreError(
+                f"stream {self.name!r}: the {len(drawn)} batches that were drawn again are not those that "
+                f"the run was handed before checkpoint {self._where}: a new process gets other batches from "
+                "this data.  Give it a seed of its own and set_epoch(epoch), or state_dict and "
+                "load_state_dict; a checkpoint between two passes needs no batch again (resume=NAME)"
+            )
         if cursor.note:
             self._say(f"stream {self.name!r}: {cursor.note}")
         return cursor
@@ -342,49 +350,10 @@ class RunStream:
         self._varies, self._resuming = tree["varies"], True
         self._of_ranks = tree.get("of_ranks")
         self.head.load(tree)
-        # an older everstep kept none
-        self.ledger.load(tree.get("ledger"), self.pass_index, in_pass=self._saved is not None)
-
-    def try_word(self) -> Verdict | None:
-        """Try a stream that is taken at its word, once it has given a batch; None without anything to try."""
-        if self._untried is None or self.cursor is None or self.cursor.done == 0:
-            return None
-        # once a start, whatever comes of it
-        untried, self._untried = self._untried, None
-        if not self.cursor.needs_trial:
-            return None
-        assert self.stream is not None
-        verdict = self._tried(untried)
-        if verdict.kept is False and verdict.replays:
-            # drawing and discarding helps, so a resume does that
-            self.stream.source.resumes = "replay"
-        elif verdict.kept is False:
-            self._refusal = (
-                f"stream {self.name!r}: {verdict}; use everstep.data.arrays or everstep.data.loader, mend "
-                "its state_dict (everstep check tries it), or wrap it as everstep.data.replay(...) if every "
-                "iteration gives the same batches"
-            )
-        return verdict
-
-    def _tried(self, untried: Any) -> Verdict:
-        assert self.stream is not None and self.cursor is not None
-        took = self.cursor.first_took or 0.0
-        if self.stream.resumes == "replay":
-            return KNOWN
-        if isinstance(untried, str):
-            return Verdict(None, untried)
-        if took > SLOWEST:
-            return Verdict(None, f"its first batch took {took:.1f} s")
-        return try_stream(untried, self.name, self._seed)
+        self.ledger.load(tree["ledger"], self.pass_index)
 
     def _position(self) -> Any:
-        cursor = self.cursor
-        if cursor is None:
-            return self._saved
-        inside = cursor.done != 0 and not cursor.ended
-        if inside and self._refusal:
-            raise NotResumableError(self._refusal)
-        return cursor.position()
+        return self._saved if self.cursor is None else self.cursor.position()
 
 
 def _require_inside(cursor: Cursor) -> None:

@@ -14,7 +14,6 @@ from everstep.data.wrappers import CursorWrapper
 from everstep.errors import ConfigError, UsageError, nearest
 from everstep.group import Single
 from everstep.record import Batch
-from everstep.supervisor.checks.stream_trial import Verdict
 from everstep.supervisor.streams import reused_data
 from everstep.supervisor.streams.generators import Generators, HeadWatch
 from everstep.supervisor.streams.run_stream import RunStream
@@ -158,15 +157,26 @@ class Streams:
     def _new(self, name: str) -> RunStream:
         head = HeadWatch(name, self._generators, self._say, lambda name, head: self.noticed(name, head))
         made = RunStream(
-            name, self._seed, self._say, self._generators, self._without_quarantined, head, self._share
+            name,
+            self._seed,
+            self._say,
+            self._generators,
+            self._without_quarantined,
+            self._left_out,
+            head,
+            self._share,
         )
         self.drawn[name] = made.ledger.drawn
         return made
 
+    def _left_out(self, run_stream: RunStream) -> set[int]:
+        """Return the numbers of the quarantined batches of a stream's open pass."""
+        place = (run_stream.name, run_stream.pass_index)
+        return {batch for *where, batch in self._quarantined if (*where,) == place}
+
     def _without_quarantined(self, run_stream: RunStream, cursor: Cursor) -> Cursor:
         """Wrap the cursor, if batches of its pass are to be noted or left out."""
-        place = (run_stream.name, run_stream.pass_index)
-        out = {batch for *where, batch in self._quarantined if (*where,) == place}
+        out = self._left_out(run_stream)
         # the usual case: nothing stands between the program and its batches
         if self.drew is None and not out:
             return cursor
@@ -179,13 +189,9 @@ class Streams:
                 "attribute done, counted from the start of the pass also where it is opened at a "
                 f"position{otherwise}"
             )
+        place = (run_stream.name, run_stream.pass_index)
         drew = _unnoted if self.drew is None else partial(self.drew, *place)
         return QuarantineCursor(cursor, out, drew)
-
-    def try_words(self) -> list[tuple[str, Verdict]]:
-        """Try streams that are taken at their word; return the new verdicts by stream."""
-        found = [(name, run_stream.try_word()) for name, run_stream in self._by_name.items()]
-        return [(name, verdict) for name, verdict in found if verdict is not None]
 
     def sample_ids(self, name: str, pass_index: int, index: int) -> list[int] | None:
         """Return the numbers of the samples in a batch; None where the stream cannot tell them."""

@@ -1,0 +1,329 @@
+"""Columns of runs: a fact, the last or best value of a metric, a count over all starts, a recorded value."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, func, select, tuple_
+
+from everstep.contracts.metrics import better_when, phases_and_names
+from everstep.display.cells import flat
+from everstep.errors import ConfigError, alike, nearest
+from everstep.index.filters import Leaf, Node, kind_of, matcher, values_at
+from everstep.index.run_facts import COUNTS, FACTS, STATUSES
+from everstep.index.run_queries import (
+    badges_of,
+    by_phase,
+    finite,
+    last_of_series,
+    names_of,
+    newest_facts,
+    one_of,
+    run_rows,
+    short,
+    valid,
+)
+from everstep.index.sql_tables import facts, metrics, runs, segments, series, stored
+from everstep.labels import NAMES as LABELS
+
+if TYPE_CHECKING:
+    from everstep.record.badges import Start
+
+BEST = "best/"
+"""Beginning of the names of columns of best values: "best/valid_loss", "best/tail/valid_loss" for a phase."""
+
+RECORDED = frozenset(
+    (
+        *("config", "sweep", "parent", "git", "argv", "cwd", "packages", "services", "code", "controllers"),
+        *("host", "platform", "python", "pid", "fingerprint", "backends", "seed", "ranks", "ranks_before"),
+        *("data_ranks", "limits", "lock", "resume", "resumed_from", "imported", *LABELS),
+    )
+)
+"""Names with which the paths into a start's record begin: where a run has one, no metric hides it."""
+
+_MOST_READ = 100
+"""Most runs whose records are read for a hint."""
+_WORST_FIRST = ("diverged", "not verified", "verified")
+
+ByMetric = dict[int, dict[tuple[str, str], float]]
+"""Run -> (phase, name) -> value; the phase that a bare name means comes first."""
+
+
+class RunColumns:
+    """Columns of all runs, each read when it is first needed.
+
+    Args:
+        gone: keys of runs whose directories do not exist any more.
+
+    Attributes:
+        rows: key of a run -> its row in the table `runs`, the newest start last.
+    """
+
+    def __init__(self, connection: Connection, gone: Collection[int] = ()) -> None:
+        self._connection = connection
+        self.rows = run_rows(connection, gone)
+        self._columns: dict[str, dict[int, list[Any]]] = {}
+        self._facts: dict[str, dict[int, Any]] = {}
+
+    def find(self, node: Node) -> list[dict[str, Any]]:
+        """Return the rows of the runs for which a filter holds."""
+        holds = matcher(node)
+        return [
+            row
+            for run, row in self.rows.items()
+            if holds(lambda path, run=run: self.values(path).get(run, ()))  # type: ignore[misc]
+        ]
+
+    def values(self, name: str) -> Mapping[int, list[Any]]:
+        """Return run -> values of a name, of those runs that have any."""
+        if name not in self._columns:
+            self._columns[name] = self._read(name)
+        return self._columns[name]
+
+    def first(self, name: str) -> dict[int, Any]:
+        """Return run -> first value of a name; lists and objects as JSON."""
+        found = {run: values[0] for run, values in self.values(name).items()}
+        return {
+            run: json.dumps(value) if isinstance(value, list | dict) else value
+            for run, value in found.items()
+        }
+
+    def add(self, found: Iterable[dict[str, Any]], names: Iterable[str]) -> None:
+        """Give some rows the first values of some names."""
+        for name in dict.fromkeys(names):
+            if name not in FACTS:
+                column = self.first(name)
+                for row in found:
+                    row.update({name: column[row["id"]]} if row["id"] in column else {})
+
+    def _read(self, name: str) -> dict[int, list[Any]]:
+        if name in ("name", "run"):
+            return {run: names_of(row["name"]) for run, row in self.rows.items()}
+        if name in FACTS:
+            return {run: [row[name]] for run, row in self.rows.items()}
+        recorded = self._recorded(name)
+        if recorded and is_recorded(name):
+            return recorded
+        if last := last_values_of(self._connection, metric=name):
+            return {run: [next(iter(values.values()))] for run, values in last.items()}
+        if name in COUNTS:
+            counted = counts(self._connection)
+            return {run: [count[name]] for run, count in counted.items() if name in count}
+        if not recorded and name.startswith(BEST):
+            best = best_of(self._connection, metric=name.removeprefix(BEST))
+            return {run: [next(iter(values.values()))] for run, values in best.items()}
+        return recorded
+
+    def _recorded(self, path: str) -> dict[int, list[Any]]:
+        top = path.partition(".")[0]
+        if top not in self._facts:
+            rows = self._connection.execute(select(facts.c.run, facts.c.value).where(facts.c.name == top))
+            self._facts[top] = {run: stored(text, object) for run, text in rows}
+        found = {run: values_at({top: value}, path) for run, value in self._facts[top].items()}
+        return {run: values for run, values in found.items() if values}
+
+    # ---------------------------------------------------------------------------- checks
+
+    def require(self, conditions: Iterable[Leaf], names: Iterable[str] = (), *, strict: bool) -> None:
+        """Refuse a question that no run can answer, which most likely has a slip.
+
+        Args:
+            names: further names, to sort by or to show.
+            strict: whether a path below a recorded name must be there, but for conditions on missing values.
+
+        Raises:
+            ConfigError: names the nearest.
+        """
+        conditions = list(conditions)
+        asked = [leaf.path for leaf in conditions if not (strict and leaf.about_missing)]
+        for name in dict.fromkeys([*asked, *names]):
+            self._require_name(name, strict)
+        for leaf in conditions:
+            texts = [value for value in leaf.values if isinstance(value, str)]
+            if not texts or len(texts) < len(leaf.values) or leaf.operator == "$regex":
+                continue
+            kinds = {kind_of(value) for values in self.values(leaf.path).values() for value in values}
+            if kinds - {"null"} == {"number"}:
+                raise ConfigError(f"{leaf.path} is a number; compare it with a number, not with {texts[0]!r}")
+            unknown = [text for text in texts if text not in STATUSES]
+            if leaf.path == "status" and leaf.operator in ("$eq", "$in") and unknown:
+                raise ConfigError(f"there is no status {unknown[0]!r}; {nearest(unknown[0], STATUSES)}")
+
+    def _require_name(self, name: str, strict: bool) -> None:
+        if not self.rows or name in (*FACTS, *COUNTS, *LABELS) or self.values(name):
+            return
+        tops = set(self._connection.execute(select(facts.c.name).distinct()).scalars())
+        if name.partition(".")[0] in tops and not strict:
+            return
+        above = name.rpartition(".")[0]
+        while above and not self.values(above):
+            above = above.rpartition(".")[0]
+        if above and all(value is None for values in self.values(above).values() for value in values):
+            return  # as `git` of runs outside a repository
+        known = {*FACTS, *COUNTS, *tops, *self.metrics, *self._paths}
+        raise ConfigError(f"no run has {name!r}; {self._hint(name, known)}")
+
+    def _hint(self, name: str, known: set[str]) -> str:
+        meant = self.setting(name)
+        if meant is None and not alike(name, known):  # a slip in the last part, or a part of a metric's name
+            by_end = {path.rpartition(".")[2]: path for path in sorted(self._paths, reverse=True)}
+            near = re.search("'(.*)'", alike(name.rpartition(".")[2], by_end))
+            holding = sorted((one for one in known if len(name) > 2 and name.lower() in one.lower()), key=len)
+            meant = by_end[near[1]] if near else next(iter(holding), None)
+        return nearest(name, known) if meant is None else f"did you mean {meant!r}?"
+
+    @cached_property
+    def metrics(self) -> set[str]:
+        """Names of all metrics."""
+        return set(self._connection.execute(select(series.c.name).distinct()).scalars())
+
+    @cached_property
+    def _paths(self) -> set[str]:
+        """Paths into the records of the newest runs."""
+        found = newest_facts(self._connection, list(self.rows)[-_MOST_READ:])
+        return {path for tree in found.values() for path in _paths_in(tree)}
+
+    def setting(self, name: str) -> str | None:
+        """Return the shortest path that ends with a name, those of the config first; or None."""
+        found = [path for path in self._paths if path.endswith(f".{name}")]
+        return min(found, key=lambda path: (not path.startswith("config."), len(path), path), default=None)
+
+    def taken_for_metrics(self, names: Iterable[str]) -> list[str]:
+        """Say of each bare name that is both a metric and a setting how the setting is written."""
+        found = [
+            (name, setting)
+            for name in dict.fromkeys(names)
+            if "/" not in name and name not in FACTS and name in self.metrics
+            if (setting := self.setting(name)) is not None and setting.startswith("config.")
+        ]
+        return [taken_for_metric(name, setting) for name, setting in found]
+
+
+def _paths_in(tree: Mapping[str, Any]) -> Iterable[str]:
+    for path, value in flat(tree):
+        yield path
+        for item in value if isinstance(value, list) else ():
+            if isinstance(item, dict):
+                yield from (f"{path}.{below}" for below in _paths_in(item))
+
+
+def taken_for_metric(name: str, setting: str) -> str:
+    """Say that a name was taken for a metric, and how the setting of the same name is written."""
+    return f"{name} is the last value of the metric {name!r}; for the setting write {setting}"
+
+
+def is_recorded(name: str) -> bool:
+    """Whether a name is one that everstep records: where a run has it, no metric of another run hides it."""
+    return name.partition(".")[0] in RECORDED
+
+
+# ----------------------------------------------------------------------------- values of metrics
+
+
+def named_series(name: str) -> ColumnElement[bool]:
+    """Whether a row of `series` is of a metric, or of "PHASE/NAME"."""
+    pairs = [(short(phase), short(bare)) for phase, bare in phases_and_names(name)]
+    named = series.c.name == short(name)
+    return named | tuple_(series.c.phase, series.c.name).in_(pairs) if pairs else named
+
+
+def last_values_of(
+    connection: Connection, of: Collection[int] | None = None, metric: str | None = None
+) -> ByMetric:
+    """Return the last value of each metric.
+
+    Args:
+        of: keys of the runs; None for all.
+        metric: a metric, or "PHASE/NAME"; None for all.
+    """
+    last = last_of_series(metrics.c.step).label("step"), last_of_series(metrics.c.value).label("value")
+    chosen = _chosen(select(series.c.run, series.c.phase, series.c.name, *last), connection, of, metric)
+    found: ByMetric = {}
+    for run, phase, name, step, value in sorted(connection.execute(chosen), key=lambda row: by_phase(row[1])):
+        if step is not None:
+            found.setdefault(run, {})[phase, name] = math.nan if value is None else value
+    return found
+
+
+def best_of(connection: Connection, of: Collection[int] | None = None, metric: str | None = None) -> ByMetric:
+    """Return the best finite value of each metric whose name tells which value is better.
+
+    Metrics of single steps are left out: they do not measure a run.
+
+    Args:
+        of, metric: as of `last_values_of`.
+
+    Raises:
+        ConfigError: the name of the metric does not tell which value is better.
+    """
+    least, most = (function(metrics.c.value).filter(finite()) for function in (func.min, func.max))
+    chosen = select(series.c.run, series.c.phase, series.c.name, least.label("min"), most.label("max"))
+    chosen = chosen.join(metrics, metrics.c.series == series.c.id)
+    chosen = chosen.join(segments, valid() & (segments.c.run == series.c.run)).group_by(series.c.id)
+    chosen = chosen.where(series.c.phase.not_in(("step", "head")))
+    rows = connection.execute(_chosen(chosen, connection, of, metric)).all()
+    if rows and metric is not None and better_when(metric) is None:
+        raise ConfigError(
+            f"the name does not tell whether a smaller or a larger {metric!r} is better; "
+            f"names that end in loss, acc or accuracy do: give {metric!r} for the last value"
+        )
+    found: ByMetric = {}
+    for row in sorted(rows, key=lambda row: by_phase(row.phase)):
+        better = better_when(row.name)
+        if better is not None and row.min is not None:
+            found.setdefault(row.run, {})[row.phase, row.name] = row.min if better == "min" else row.max
+    return found
+
+
+def _chosen(chosen: Any, connection: Connection, of: Collection[int] | None, metric: str | None) -> Any:
+    if of is not None:
+        chosen = chosen.where(one_of(connection, series.c.run, of))
+    return chosen if metric is None else chosen.where(named_series(metric))
+
+
+# ------------------------------------------------------------------------------ counts of starts
+
+
+def counts(connection: Connection, of: Collection[int] | None = None) -> dict[int, dict[str, Any]]:
+    """Return run -> {starts, kills, verified}, for all runs or some.
+
+    `verified` is the worst that is known of the run's resumes: diverged, not verified, verified; without a
+    resume that executed a step it is missing.
+    """
+    begun = select(*(segments.c[name] for name in ("run", "number", "status", "step", "facts")))
+    begun = begun.add_columns(runs.c.status.label("now")).join(runs, runs.c.id == segments.c.run)
+    begun = begun.where(segments.c.begun == 1, func.coalesce(segments.c.status, "") != "accepted")
+    if of is not None:
+        begun = begun.where(one_of(connection, segments.c.run, of))
+    reported = badges_of(connection, of)
+    found: dict[int, list[RowMapping]] = {}
+    for row in connection.execute(begun.order_by(segments.c.run, segments.c.number)).mappings():
+        found.setdefault(row["run"], []).append(row)
+    return {run: _counted(starts, reported.get(run, {})) for run, starts in found.items()}
+
+
+def _counted(begun: list[RowMapping], reported: Mapping[int, Any]) -> dict[str, Any]:
+    from everstep.record.badges import judged
+
+    ends = [start["status"] or "killed" for start in begun[:-1]] + [begun[-1]["status"] or begun[-1]["now"]]
+    known = [_known(start, end) for start, end in zip(begun, ends, strict=True)]
+    if ends[-1] == "killed":
+        known[-1] = known[-1]._replace(reached=None)  # a trail in its directory may tell; the index does not
+    kinds = {badge.kind for _, badge in judged(known, reported)}
+    count: dict[str, Any] = {"starts": len(begun), "kills": ends.count("killed")}
+    worst = next((kind for kind in _WORST_FIRST if kind in kinds), None)
+    return count if worst is None else {**count, "verified": worst}
+
+
+def _known(start: RowMapping, end: str) -> Start:
+    from everstep.record.badges import Start
+    from everstep.record.segment_file import step_of
+
+    came = stored(start["facts"]).get("resumed_from")
+    began = None if came is None else step_of(came)
+    return Start(start["number"], began, start["step"], end == "running")

@@ -1,0 +1,607 @@
+"""Services that judge a metric or the run's progress, and stop the run, fail it, or set a value."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import operator
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from everstep.arguments import checked_init, integer, number, plain
+from everstep.backends.describe_values import described
+from everstep.contracts.services import (
+    Boundary,
+    Interrupt,
+    Moment,
+    Outcome,
+    RunView,
+    Service,
+    SetValue,
+    Stage,
+    Stop,
+)
+from everstep.contracts.state import Json
+from everstep.errors import BadStepError, ConfigError, GuardStop, LossBoundError, NonFiniteError
+from everstep.metrics import Stats
+from everstep.schedule import At, Every, Instant, Schedule
+from everstep.services.best import Mode, better, direction, latest, reaches
+
+NOT_MET = 4
+"""Exit status of a run that does not meet a requirement."""
+
+Policy = Literal["raise", "stop"]
+
+
+class Judge(Service):
+    """Service whose outcome may change training.
+
+    Parameters of `__init__` are kept as attributes of the same name (`every` as `schedule`), as in
+    scikit-learn; `config()` and `repr` are made of them.  A subclass of a judge has that judge's parameters.
+
+    Attributes:
+        settings: names of the parameters, without `name`.
+        memory: names of the attributes that are the service's state.
+    """
+
+    stage = Stage.DECIDE
+    controller = True
+    isolate = False
+    default_schedule = Every(epochs=1)
+    settings: ClassVar[tuple[str, ...]] = ()
+    memory: ClassVar[tuple[str, ...]] = ()
+    _run: RunView
+    """Set while the loop is open."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if Judge in cls.__bases__:
+            parameters = inspect.signature(cls.__init__).parameters
+            cls.settings = tuple(name for name in parameters if name not in ("self", "name"))
+
+    def __init__(
+        self, name: str | None, default: str, every: Schedule | None, metric: str | None = None
+    ) -> None:
+        super().__init__(default.replace("/", ".") if name is None else name, every)
+        if metric is not None:
+            self.metric, self.watches = metric, (metric,)
+
+    def open(self, run: RunView) -> None:
+        self._run = run
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        values = latest(boundary.readings, self.metric)
+        boundary.readings.clear()
+        return self.judge(values, boundary)
+
+    def judge(self, values: Sequence[float], boundary: Boundary) -> Outcome | None:
+        """Judge the metric: its values from outside steps since the last look, else the steps' mean."""
+        return None
+
+    def _options(self) -> dict[str, Any]:
+        """Map names to settings that are not None, so that a setting added later changes no run."""
+        values = {name: self.schedule if name == "every" else getattr(self, name) for name in self.settings}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def config(self) -> Json:
+        return {
+            name: repr(value) if isinstance(value, Schedule | SetValue | Stop) else value
+            for name, value in self._options().items()
+        }
+
+    def __repr__(self) -> str:
+        options = "".join(f", {name}={value!r}" for name, value in self._options().items())
+        return f"{type(self).__name__}(name={self.name!r}{options})"
+
+    def state_dict(self) -> Any:
+        values = {name: getattr(self, name) for name in self.memory}
+        return {k: list(v) if isinstance(v, deque) else v for k, v in values.items()} or None
+
+    def load_state_dict(self, state: Any) -> None:
+        for name in self.memory:
+            old = getattr(self, name)
+            setattr(self, name, deque(state[name], old.maxlen) if isinstance(old, deque) else state[name])
+
+
+class EarlyStop(Judge):
+    """Stop the run after a while without a better value, or at a value that is good enough.
+
+    The service judges the metric at its own boundaries: value by value if it was collected outside steps,
+    by the mean if inside.  The memory is part of the checkpoint.
+
+    Args:
+        metric: name of the metric.
+        mode: "min" or "max"; None infers the mode for names ending in loss, acc or accuracy.
+        patience: stop after n evaluations in a row without improvement, 1 or more.
+        patience_steps: stop at the first evaluation n or more steps after the last improvement, 1 or more.
+        threshold: stop at the first value that reaches the threshold.
+        baseline: only a better value than the baseline counts as an improvement.
+        min_delta: an improvement must be larger than this, 0 or more.
+        min_steps: no stop before this step, 0 or more.
+        every: when to judge; default `Every(epochs=1)`.
+    """
+
+    memory = ("best", "waited", "improved")
+
+    def __init__(
+        self,
+        metric: str,
+        mode: str | None = None,
+        *,
+        patience: int | None = None,
+        patience_steps: int | None = None,
+        threshold: float | None = None,
+        baseline: float | None = None,
+        min_delta: float = 0.0,
+        min_steps: int = 0,
+        every: Schedule | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, f"early stop {metric}", every, metric)
+        if patience is None and patience_steps is None and threshold is None:
+            raise ConfigError(
+                f"EarlyStop({metric!r}) has no reason to stop: give patience=, patience_steps= or threshold="
+            )
+        self.mode: Mode = direction(metric, mode)[0]
+        self.patience = integer("patience", patience, none="for no limit")
+        self.patience_steps = integer("patience_steps", patience_steps, none="for no limit")
+        self.threshold, self.baseline = threshold, baseline
+        self.min_delta = number("min_delta", min_delta, zero=True)
+        self.min_steps = integer("min_steps", min_steps, 0)
+        self.best = baseline
+        self.waited = 0
+        self.improved: int | None = None
+        """Step of the last improvement, or of the first value; None before the first value."""
+
+    def judge(self, values: Sequence[float], boundary: Boundary) -> Outcome | None:
+        for value in values:
+            if self.improved is None:
+                self.improved = boundary.step
+            if better(value, self.best, self.mode, self.min_delta):
+                self.best, self.waited, self.improved = value, 0, boundary.step
+            else:
+                self.waited += 1
+        # the memory is updated before `min_steps` is looked at: early values count for later judgements
+        reason = self._reason(values, boundary.step)
+        if reason is None or boundary.step < self.min_steps or boundary.stop is not None:
+            return None
+        return Outcome(actions=(Stop(f"early stop: {self.metric} {reason}"),))
+
+    def _reason(self, values: Sequence[float], step: int) -> str | None:
+        if self.threshold is not None:
+            for value in values:
+                if reaches(value, self.threshold, self.mode):
+                    return f"has reached {self.threshold} with {value:.6g}"
+        if self.patience is not None and self.waited >= self.patience:
+            return f"has not improved on {self.best} for {self.waited} evaluations"
+        if self.patience_steps is not None and self.improved is not None:
+            steps = step - self.improved
+            if steps >= self.patience_steps:
+                return f"has not improved on {self.best} for {steps} steps"
+        return None
+
+
+class Plateau(Judge):
+    """Act where the mean of a metric's last `short` values is not better than the mean of the last `long`.
+
+        Plateau("valid_loss", then=SetValue("optimizer.lr", times=0.1, least=1e-6))
+
+    The service judges like `EarlyStop`; NaN and infinities are passed over.  The memory is part of the
+    checkpoint.  A scheduler that computes the learning rate anew would undo the change: take one of the two.
+
+    Args:
+        metric, mode, every: as in `EarlyStop`.
+        then: `SetValue` or `Stop`.
+        long: number of values in the long mean; with fewer values nothing is judged.
+        short: number of values in the short mean, 1 or more and less than `long`.
+        cooldown: number of values after an action that cannot cause the next; default `long`.
+    """
+
+    memory = ("values", "resting")
+
+    def __init__(
+        self,
+        metric: str,
+        mode: str | None = None,
+        *,
+        then: SetValue | Stop,
+        long: int = 50,
+        short: int = 10,
+        cooldown: int | None = None,
+        every: Schedule | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, f"plateau of {metric}", every, metric)
+        if not isinstance(then, SetValue | Stop):
+            raise ConfigError(f"Plateau(then={then!r}): give SetValue(...) or Stop(...)")
+        self.long, self.short = integer("long", long), integer("short", short)
+        if self.short >= self.long:
+            raise ConfigError(f"Plateau(long={long}, short={short}): give a long that is larger than short")
+        self.mode: Mode = direction(metric, mode)[0]
+        self.then = then
+        self.sets = (then.target,) if isinstance(then, SetValue) else ()
+        self.cooldown = self.long if cooldown is None else integer("cooldown", cooldown, 0)
+        self.values: deque[float] = deque(maxlen=self.long)
+        self.resting = 0
+
+    def judge(self, values: Sequence[float], boundary: Boundary) -> Outcome | None:
+        # a list, not a generator: each value counts down the cooldown, also after a plateau
+        if not any([self._is_plateau(value) for value in values if math.isfinite(value)]):
+            return None
+        self._run.println(f"plateau of {self.metric} at step {boundary.step}: {self.then}")
+        return Outcome(actions=(self.then,))
+
+    def _is_plateau(self, value: float) -> bool:
+        self.values.append(value)
+        if self.resting:
+            self.resting -= 1
+            return False
+        values = list(self.values)
+        if len(values) < self.long or better(_mean(values[-self.short :]), _mean(values), self.mode):
+            return False
+        self.resting = self.cooldown
+        return True
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+class Require(Judge):
+    """End the run with exit status 4 where a metric has not reached a value by a step or an epoch.
+
+    The loop ends as written and its state is saved; a new start ends in the same way, until the requirement
+    is changed or taken away.  A run that ends before the deadline fails, too; the record has the run's own
+    reason for the end, and with a raised limit the run continues.  To stop as soon as the value is reached,
+    add `EarlyStop(..., threshold=)`.
+
+    Args:
+        metric, mode, every: as in `EarlyStop`.
+        value: the value that the metric must reach at least once.
+        step, epoch: the deadline; exactly one of them, 1 or more.
+    """
+
+    memory = ("best",)
+    moments = frozenset({Moment.AFTER_STEP, Moment.AFTER_EPOCH, Moment.EXIT_LOOP})
+
+    def __init__(
+        self,
+        metric: str,
+        value: float,
+        mode: str | None = None,
+        *,
+        step: int | None = None,
+        epoch: int | None = None,
+        every: Schedule | None = None,
+        name: str | None = None,
+    ) -> None:
+        if (step is None) == (epoch is None):
+            raise ConfigError(f"Require({metric!r}) needs one deadline: give step= or epoch=")
+        self.step = integer("step", step, none="for a deadline in epochs")
+        self.epoch = integer("epoch", epoch, none="for a deadline in steps")
+        deadline = Every(epochs=self.epoch) if self.step is None else At(self.step)
+        schedule = deadline | (self.default_schedule if every is None else every)
+        super().__init__(name, f"require {metric}", schedule, metric)
+        self.value = value
+        self.mode: Mode = direction(metric, mode)[0]
+        self.best: float | None = None
+
+    def judge(self, values: Sequence[float], boundary: Boundary) -> Outcome | None:
+        for value in values:
+            if better(value, self.best, self.mode):
+                self.best = value
+        if self.best is not None and reaches(self.best, self.value, self.mode):
+            return None
+        unmet = f"requirement not met: {self.metric} has not reached {self.value}"
+        best = "it has no value" if self.best is None else f"its best is {self.best:.6g}"
+        # judged after the loop, whose last boundary may have brought the value
+        if boundary.moment is Moment.EXIT_LOOP:
+            ending = boundary.payload
+            if ending.finished and not ending.reason.startswith(unmet):
+                reason = f"{unmet}, {best} ({ending.reason})"
+                self._run.println(reason)
+                raise GuardStop(NOT_MET, reason)
+        elif self._is_late(boundary):
+            by = f"step {self.step}" if self.epoch is None else f"epoch {self.epoch}"
+            return Outcome(actions=(Stop(f"{unmet} by {by}, {best}", code=NOT_MET),))
+        return None
+
+    def _is_late(self, boundary: Boundary) -> bool:
+        if self.step is not None:
+            return boundary.step >= self.step
+        return boundary.moment is Moment.AFTER_EPOCH and boundary.epoch >= (self.epoch or 0)
+
+
+def _checked(service: str, policy: Policy) -> Policy:
+    if policy not in ("raise", "stop"):
+        raise ConfigError(f'{service}(policy={policy!r}): give "raise" or "stop"')
+    return policy
+
+
+def _failed(policy: Policy, error: type[BadStepError], message: str, step: int | None) -> Outcome:
+    """End the run without saving its state, by the policy."""
+    if policy == "raise":
+        raise error(message, step=step)
+    return Outcome(actions=(Stop(message, failed=True, step=step),))
+
+
+class LossBound(Judge):
+    """End the run at a loss that is too large (or NaN), before its state is saved.
+
+    The service judges the largest single value since its last look, never a mean.  By default it looks, and
+    so waits for the device, after every step.  The memory is part of the checkpoint.
+
+    Args:
+        metric: name of the metric.
+        bound: the largest value allowed.
+        times: the largest value allowed, as a multiple of the median of the last `last` looks (of their
+            means, where a look has several values); judged after `last` looks; more than 1.
+        last: number of looks for the median, 1 or more.
+        policy: "raise" a `LossBoundError`, or "stop": the loop ends as written, exit status 1.
+            In both cases the state is not saved and the last good checkpoint stays.
+        every: when to look; default `Every(steps=1)`.  A save between two looks is not judged.
+    """
+
+    stage = Stage.GUARD
+    default_schedule = Every(steps=1)
+    memory = ("looks",)
+
+    def __init__(
+        self,
+        metric: str = "loss",
+        *,
+        bound: float | None = None,
+        times: float | None = None,
+        last: int = 100,
+        policy: Policy = "raise",
+        every: Schedule | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, f"bound of {metric}", every, metric)
+        if bound is None and times is None:
+            raise ConfigError(f"LossBound({metric!r}) has no bound: give bound= or times=")
+        self.bound, self.policy = bound, _checked("LossBound", policy)
+        self.times = number("times", times, none="for an absolute bound")
+        if self.times is not None and self.times <= 1:
+            raise ConfigError(f"LossBound(times={times!r}): give more than 1; the median itself exceeds less")
+        self.last = integer("last", last)
+        self.looks: deque[float] = deque(maxlen=self.last)
+        """Means of the last looks."""
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        stats = boundary.readings.stats(self.metric)
+        boundary.readings.clear()
+        if stats is None:
+            return None
+        broken = self._broken(stats)
+        if self.times is not None:  # after the judgement: a value is not part of its own median
+            self.looks.append(stats.mean)
+        if broken is None:
+            return None
+        how = f"above {broken}" if math.isfinite(stats.max) else "which is not finite"
+        message = (
+            f"{self.metric} is {stats.max:.6g} at step {boundary.step}, {how}; nothing after the "
+            "last checkpoint is saved. Lower the learning rate or look at that step's batch"
+        )
+        return _failed(self.policy, LossBoundError, message, boundary.step)
+
+    def _broken(self, stats: Stats) -> str | None:
+        """Describe the bound that the largest value exceeds; None if it exceeds none."""
+        if self.bound is not None and not stats.max <= self.bound:
+            return f"its bound {self.bound:g}"
+        if self.times is None:
+            return None
+        if not math.isfinite(stats.max):
+            return "any bound"  # also while there is no median yet: a NaN would spoil it
+        if len(self.looks) == self.last:
+            middle = float(np.median(self.looks))
+            if not stats.max <= self.times * middle:
+                return f"{self.times:g} times {middle:.6g}, the median of the last {len(self.looks)}"
+        return None
+
+
+class NaNGuard(Service):
+    """Watch losses, parameters and optimizer moments for NaN and infinities.
+
+    The guard costs nothing per step.  Metrics are checked when they are read, at the latest before every
+    save, and are named with the exact step.  Parameters and moments are checked in the background, on the
+    very bytes that would be committed.
+
+    Args:
+        policy: "raise" a `NonFiniteError`, or "stop": the loop ends as written, exit status 1.
+            In both cases the state is not saved and the last good checkpoint stays.
+        metrics: names or patterns of the metrics that must be finite.  Default: losses, and the norm of the
+            gradients; if your own gradient scaler lets the norm overflow, name the other metrics.
+        parameters: whether parameters and optimizer moments must be finite.
+    """
+
+    stage = Stage.GUARD
+    controller = True
+    isolate = False
+    window = "unsaved"
+
+    def __init__(
+        self,
+        policy: Policy = "raise",
+        *,
+        metrics: Sequence[str] = ("*loss", "*grad_norm"),
+        parameters: bool = True,
+    ) -> None:
+        super().__init__("nan_guard")
+        if isinstance(metrics, str):
+            raise ConfigError(f"NaNGuard(metrics={metrics!r}): give a list of names, [{metrics!r}]")
+        self.policy, self.metrics, self.parameters = _checked("NaNGuard", policy), tuple(metrics), parameters
+
+    def due(self, when: Instant) -> bool:
+        return True
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        readings = boundary.readings
+        guarded = [n for n in readings.names() if any(fnmatchcase(n, p) for p in self.metrics)]
+        bad = [(*first, name) for name in guarded if (first := readings.nonfinite(name)) is not None]
+        readings.clear()
+        if not bad:
+            return None
+        step, value, name = min(bad)
+        return self.tripped(
+            f"metric {name!r} is {value} at step {step}; nothing after the last checkpoint is saved. "
+            "Lower the learning rate or look at that step's batch; the run resumes from the last good "
+            "checkpoint",
+            step,
+        )
+
+    def tripped(self, message: str, step: int | None) -> Outcome:
+        """Act on a finding at a step by the policy."""
+        return _failed(self.policy, NonFiniteError, message, step)
+
+
+class StopAfter(Judge):
+    """End the run at a limit; the first limit reached wins.
+
+    Steps and epochs are totals of the run; these limits end the iterators, so the loop ends as written.
+    Seconds count from this start of the process; this limit interrupts: the state is saved at the next
+    boundary and the process ends with exit status 3, to be started again.
+
+    Args:
+        steps, epochs: positive integers.
+        seconds: a positive number.
+    """
+
+    window = "none"
+
+    def __init__(
+        self,
+        *,
+        steps: int | None = None,
+        epochs: int | None = None,
+        seconds: float | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.steps, self.epochs, self.seconds = plain(steps), plain(epochs), plain(seconds)
+        limits: list[Schedule] = [] if steps is None else [At(self.steps)]
+        limits += [] if epochs is None else [Every(epochs=self.epochs)]
+        limits += [] if seconds is None else [Every(seconds=self.seconds)]
+        if not limits:
+            raise ConfigError("StopAfter() needs a limit: give steps=, epochs= or seconds=")
+        super().__init__(name, "stop_after", functools.reduce(operator.or_, limits))
+        self._ends: float | None = None
+        """The clock's time at which the budget is used up; None without one."""
+        self._now = 0.0
+
+    def config(self) -> Json:
+        if self.steps is None and self.epochs is None:
+            return None  # a time budget does not change training, only the time of the next start
+        return {"steps": self.steps, "epochs": self.epochs}
+
+    def due(self, when: Instant) -> bool:
+        self._now = when.now  # of several ranks the writer's: all decide alike
+        return super().due(when) or (self.steps is not None and when.step >= self.steps)
+
+    def open(self, run: RunView) -> None:
+        # by the schedule, which began before other services were opened: both end at the same instant
+        self._run, self._ends = run, self.schedule.next_time()
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        if self.steps is not None and boundary.step >= self.steps:
+            return Outcome(actions=(Stop(f"stop after {self.steps} steps"),))
+        at_epoch_end = boundary.moment is Moment.AFTER_EPOCH
+        if self.epochs is not None and at_epoch_end and boundary.epoch >= self.epochs:
+            return Outcome(actions=(Stop(f"stop after {self.epochs} epochs"),))
+        late = self._late(self._now)
+        return None if late is None else Outcome(actions=(late,))
+
+    def overtime(self) -> Interrupt | None:
+        """Return an interrupt if the time is used up by now, else None."""
+        return None if self._ends is None else self._late(self._run.clock())
+
+    def _late(self, now: float) -> Interrupt | None:
+        if self._ends is None or now < self._ends:
+            return None
+        return Interrupt(f"time budget of {self.seconds:g} s is used up")
+
+
+@checked_init
+@dataclass(frozen=True)
+class Annealing:
+    """Value that is multiplied by `ratio` every n steps, or epochs: call it with the step's number.
+
+        temperature = Annealing(1.0, 0.5, every=1000, least=0.1)
+        for step, batch in loop.iter_steps(train):
+            temperature(step)  # 1.0 at steps 1 to 1000, 0.5 at steps 1001 to 2000
+
+    The value depends on that number alone, so step k has the same value in a fresh and in a resumed run.
+    The idea comes from TFSnippet's AnnealingScalar.
+
+    Args:
+        initial: the value of the first `every` steps, or epochs.
+        ratio: factor of the value.
+        every: number of steps, or epochs, between two multiplications, 1 or more.
+        least, most: limits of the value.
+    """
+
+    initial: float
+    ratio: float
+    every: int = 1
+    least: float = -math.inf
+    most: float = math.inf
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "every", integer("every", self.every))
+        if not self.least <= self.initial <= self.most:  # also true for NaN
+            raise ConfigError(
+                f"Annealing: initial={self.initial!r}, least={self.least!r}, most={self.most!r}: "
+                "give bounds so that the initial value lies between them"
+            )
+
+    def __call__(self, number: int) -> float:
+        """Return the value of a step, or of an epoch, by its number from 1; number 0 has the value of 1."""
+        value: float = self.initial * self.ratio ** (max(number - 1, 0) // self.every)
+        return min(max(value, self.least), self.most)
+
+
+class Scheduled(Judge):
+    """Set a number of the state to a function of the step: step k runs with `value(k)`.
+
+        Scheduled("optimizer.lr", lambda step: 0.1 * min(1, step / 1000))
+
+    Each change is a row of the record.  A scheduler of the state that computes the same learning rate
+    would undo the change: take one of the two.
+
+    Args:
+        target: the number to set, as in `SetValue`.
+        value: function of a step's number, from 1; it must depend on nothing else.
+        every: steps after which the value is set; default `Every(steps=1)`.  In between, the value stays.
+    """
+
+    isolate = True  # the function is the user's
+    moments = frozenset({Moment.ENTER_LOOP, Moment.AFTER_STEP})
+    window = "none"
+    default_schedule = Every(steps=1)
+
+    def __init__(
+        self,
+        target: str,
+        value: Callable[[int], float],
+        *,
+        every: Schedule | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, f"schedule of {target}", every)
+        if not callable(value):
+            raise ConfigError(f"Scheduled({target!r}, {value!r}): give a function of the step")
+        self.target, self.value, self.sets = target, value, (target,)
+        self._described = repr(value) if isinstance(value, Annealing) else described(value, "value")
+
+    def config(self) -> Json:
+        return {"target": self.target, "value": self._described, "every": repr(self.schedule)}
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        if boundary.moment is Moment.ENTER_LOOP and boundary.step:
+            return None  # a resume: the value is part of the state
+        return Outcome(actions=(SetValue(self.target, float(self.value(boundary.step + 1))),))

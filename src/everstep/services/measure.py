@@ -1,0 +1,334 @@
+"""Measurements beside the training: the machine's load, the speed, traces of steps, values at the end."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from everstep import backends
+from everstep.arguments import integer
+from everstep.contracts.services import Boundary, Outcome, RunView, Service
+from everstep.durable import require_no_link
+from everstep.metrics.collector import to_scalar
+from everstep.schedule import Every, Instant, Schedule
+
+
+class FinalValues(Service):
+    """Call a function at the clean end, keep its result in `values`, and record it as metrics.
+
+    A function that fails causes a warning; the training and its last checkpoint are complete by then.
+
+    Args:
+        compute: returns names and real numbers; must not change the state.
+
+    Attributes:
+        values: result of `compute`; empty before the end.
+    """
+
+    moments = frozenset()
+    window = "none"
+
+    def __init__(self, compute: Callable[[], Mapping[str, float]], *, name: str | None = None) -> None:
+        super().__init__(name or "final values")
+        self.compute = compute
+        self.values: dict[str, float] = {}
+
+    def finish(self, boundary: Boundary) -> Outcome:
+        self.values = {name: float(to_scalar(name, value)) for name, value in self.compute().items()}
+        return Outcome(self.values)
+
+
+class Throughput(Service):
+    """Record the speed since the last look, and the shares of the time, and print them in a line.
+
+    Metrics: steps_per_second and, with `samples`, samples_per_second; and data_share (waiting for
+    batches), step_share (the program's own lines), evaluation_share (`evaluation()` blocks) and
+    services_share (all that runs at boundaries), which add up to 1.  Each look waits for the device first.
+
+    Args:
+        samples: number of samples in a step, 1 or more; None if the number is not known.
+        every: when to look; default `Every(steps=100)`.
+    """
+
+    isolate = False
+    window = "none"
+    default_schedule = Every(steps=100)
+
+    def __init__(
+        self, samples: int | None = None, *, every: Schedule | None = None, name: str | None = None
+    ) -> None:
+        super().__init__(name or "throughput", every)
+        self.samples = integer("samples", samples, none="if it is not known")
+
+    def open(self, run: RunView) -> None:
+        self._run, self._step, self._spent = run, run.step, run.spent()
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        for backend in backends.active():
+            backend.synchronize()
+        spent = self._run.spent()
+        parts = {name: seconds - self._spent[name] for name, seconds in spent.items()}
+        steps, total = boundary.step - self._step, sum(parts.values())
+        if steps == 0 or total <= 0:
+            return None
+        self._step, self._spent = boundary.step, spent
+        speeds = {"steps_per_second": steps / total}
+        if self.samples is not None:
+            speeds["samples_per_second"] = self.samples * steps / total
+        shares = {name: seconds / total for name, seconds in parts.items()}
+        self._run.println(
+            ", ".join(f"{speed:.4g} {name.replace('_per_second', '/s')}" for name, speed in speeds.items())
+            + ": "
+            + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()),
+            with_tag=True,
+        )
+        return Outcome(speeds | {f"{name}_share": share for name, share in shares.items()}, wall=True)
+
+    def finish(self, boundary: Boundary) -> Outcome | None:
+        outcome = self.run(boundary)
+        spent = self._run.spent()
+        whole = sum(spent.values()) or 1.0
+        parts = ", ".join(f"{name} {time:.4g} s ({time / whole:.0%})" for name, time in spent.items())
+        self._run.println(f"time of this start: {parts}")
+        return outcome
+
+
+class Profile(Service):
+    """Record a few steps with torch.profiler, again and again, as Chrome traces.
+
+    The traces lie in `logs/profile/` of the run, named by the step after which they begin; Perfetto
+    (ui.perfetto.dev) and chrome://tracing show them.  A window that the run's end cuts short is dropped.
+
+    Args:
+        every: when a window begins (steps, epochs or seconds); default `Every(steps=1000)`.
+        steps: number of steps in a window, 1 or more.
+        keep: number of the newest traces that stay, 1 or more; None for all.
+    """
+
+    isolate = False
+    window = "none"
+
+    def __init__(
+        self,
+        every: Schedule | None = None,
+        *,
+        steps: int = 3,
+        keep: int | None = 5,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name or "profile", _Windows(Every(steps=1000) if every is None else every))
+        self.steps, self.keep = integer("steps", steps), integer("keep", keep, none="for all")
+        self._trace: Any = None
+        self._path = Path()
+
+    def open(self, run: RunView) -> None:
+        self._folder = Path(run.run_dir).absolute() / "logs" / "profile"
+        self._backend = importlib.import_module("everstep.backends.torch.profiling")
+
+    def run(self, boundary: Boundary) -> None:
+        if self._trace is None:
+            assert isinstance(self.schedule, _Windows)
+            self._path = self._folder / f"step-{boundary.step:08d}.json"
+            self.schedule.until = boundary.step + self.steps
+            self._trace = self._backend.Trace()
+            return
+        trace = self._trace
+        self.close()
+        require_no_link(self._folder, self._folder.parent.parent)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        unfinished = self._path.with_name("unfinished.json")
+        trace.export(unfinished)
+        os.replace(unfinished, self._path)
+        if self.keep is not None:
+            for old in sorted(self._folder.glob("step-*.json"))[: -self.keep]:
+                old.unlink()
+
+    def close(self) -> None:
+        assert isinstance(self.schedule, _Windows)
+        self.schedule.until = None
+        if self._trace is not None:
+            self._trace.stop()
+            self._trace = None
+
+
+class _Windows(Schedule):
+    """Schedule that is due where a window begins, and where the open window ends."""
+
+    def __init__(self, begin: Schedule) -> None:
+        self.begin = begin
+        self.until: int | None = None
+        """Step after which the open window ends; None if no window is open."""
+
+    def due(self, when: Instant) -> bool:
+        return self.begin.due(when) if self.until is None else when.step >= self.until
+
+    def next_step(self, step: int) -> int:
+        return self.begin.next_step(step) if self.until is None else self.until
+
+    def next_time(self) -> float | None:
+        return self.begin.next_time() if self.until is None else None
+
+    def start(self, now: float) -> None:
+        self.begin.start(now)
+
+    def fired(self, when: Instant) -> None:
+        self.begin.fired(when)
+
+    @property
+    def wall(self) -> bool:
+        return self.begin.wall
+
+    def __repr__(self) -> str:
+        return repr(self.begin)
+
+
+class System(Service):
+    """Record the load of the machine: how busy processor, GPUs and disk are, and how full memory and disk.
+
+    Metrics, which depend on the clock and are no part of any comparison; shares are from 0 to 1:
+
+    | metric | what |
+    |---|---|
+    | cpu_share | busy part of all processors of the machine since the last look (Linux) |
+    | process_cpus | processors that this process kept busy since the last look |
+    | memory_share | part of the machine's memory that is in use (Linux) |
+    | process_memory_gb | memory of this process (Linux) |
+    | gpu0_share, gpu0_memory_share | busy part and used memory of each visible NVIDIA GPU |
+    | disk_share, disk_free_gb | used part and free space of the disk with the run directory |
+    | disk_read_mb_per_s, disk_written_mb_per_s | what this process read and wrote meanwhile (Linux) |
+
+    A figure that the system does not give is left out.  Several ranks: the machine of rank 0.
+
+    Args:
+        every: when to look; default `Every(seconds=30)`.
+    """
+
+    isolate = False
+    window = "none"
+    default_schedule = Every(seconds=30)
+
+    def __init__(self, *, every: Schedule | None = None, name: str | None = None) -> None:
+        super().__init__(name or "system", every)
+        self._gpus: _Gpus | None = None
+
+    def open(self, run: RunView) -> None:
+        self._run_dir = Path(run.run_dir).absolute()
+        self._gpus = _Gpus()
+        self._last = dict(_counters())
+
+    def run(self, boundary: Boundary) -> Outcome:
+        now, before = dict(_counters()), self._last
+        self._last = now
+        risen = {name: now[name] - before[name] for name in now.keys() & before.keys()}
+        metrics = {**dict(_rates(risen)), **dict(_levels(self._run_dir))}
+        if self._gpus is not None:
+            metrics |= dict(self._gpus.read())
+        return Outcome(metrics, wall=True)
+
+    def close(self) -> None:
+        if self._gpus is not None:
+            self._gpus.close()
+            self._gpus = None
+
+
+def _text(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+def _table(path: str) -> dict[str, float]:
+    """Read a file of /proc with a name and a number on each line."""
+    lines = (line.split(":") for line in _text(path).splitlines())
+    return {name: float(value.split()[0]) for name, value in lines}
+
+
+_UNREADABLE = (OSError, ValueError, IndexError, KeyError)
+
+
+def _counters() -> Iterator[tuple[str, float]]:
+    """Yield what only rises: seconds, ticks and bytes."""
+    yield "seconds", time.monotonic()
+    yield "process seconds", time.process_time()
+    with suppress(*_UNREADABLE):
+        # user nice system idle iowait irq softirq steal; guests are part of user and nice
+        ticks = [float(each) for each in _text("/proc/stat").split("\n", 1)[0].split()[1:9]]
+        yield "ticks", sum(ticks)
+        yield "idle ticks", ticks[3] + ticks[4]
+    with suppress(*_UNREADABLE):
+        io = _table("/proc/self/io")
+        yield "read", io["read_bytes"]
+        yield "written", io["write_bytes"]
+
+
+def _rates(risen: dict[str, float]) -> Iterator[tuple[str, float]]:
+    if risen.get("ticks"):
+        # the kernel's count of idle ticks may fall back a little
+        yield "cpu_share", min(max(0.0, 1 - risen["idle ticks"] / risen["ticks"]), 1.0)
+    if seconds := risen["seconds"]:
+        yield "process_cpus", risen["process seconds"] / seconds
+        for name in ("read", "written"):
+            if name in risen:
+                yield f"disk_{name}_mb_per_s", risen[name] / seconds / 1e6
+
+
+def _levels(folder: Path) -> Iterator[tuple[str, float]]:
+    with suppress(*_UNREADABLE):
+        memory = _table("/proc/meminfo")
+        yield "memory_share", 1 - memory["MemAvailable"] / memory["MemTotal"]
+    with suppress(*_UNREADABLE):
+        pages = int(_text("/proc/self/statm").split()[1])
+        yield "process_memory_gb", pages * os.sysconf("SC_PAGE_SIZE") / 1e9
+    with suppress(*_UNREADABLE):
+        usage = shutil.disk_usage(folder)
+        yield "disk_share", usage.used / usage.total if usage.total else 0.0
+        yield "disk_free_gb", usage.free / 1e9
+
+
+class _Gpus:
+    """The NVIDIA GPUs that this process may use, by the driver's library (NVML); none without a driver.
+
+    Numbers are those of the bus, which are CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    """
+
+    def __init__(self) -> None:
+        self._handles: list[ctypes.c_void_p] = []
+        self._nvml: ctypes.CDLL | None = None
+        with suppress(OSError, AttributeError):
+            nvml = ctypes.CDLL("libnvidia-ml.so.1")
+            if nvml.nvmlInit_v2():
+                return
+            self._nvml, count = nvml, ctypes.c_uint()
+            nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            for name in map(str, range(count.value)) if visible is None else visible.split(","):
+                name, handle = name.strip(), ctypes.c_void_p()
+                if name.isdecimal():
+                    failed = nvml.nvmlDeviceGetHandleByIndex_v2(
+                        ctypes.c_uint(int(name)), ctypes.byref(handle)
+                    )
+                else:
+                    failed = nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
+                if failed:  # as CUDA does: the first name that is none ends the list
+                    break
+                self._handles.append(handle)
+
+    def read(self) -> Iterator[tuple[str, float]]:
+        """Yield the shares of each GPU that its driver gives."""
+        busy, memory = (ctypes.c_uint * 2)(), (ctypes.c_ulonglong * 3)()  # gpu, memory; total, free, used
+        for number, handle in enumerate(self._handles):
+            assert self._nvml is not None
+            if self._nvml.nvmlDeviceGetUtilizationRates(handle, busy) == 0:
+                yield f"gpu{number}_share", busy[0] / 100
+            if self._nvml.nvmlDeviceGetMemoryInfo(handle, memory) == 0 and memory[0]:
+                yield f"gpu{number}_memory_share", memory[2] / memory[0]
+
+    def close(self) -> None:
+        if self._nvml is not None:
+            self._nvml.nvmlShutdown()

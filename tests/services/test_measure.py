@@ -1,0 +1,296 @@
+"""Services that measure and tell: `LogVariables`, `FinalValues`, `Throughput`, `System`, `Profile`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from crashing import check_crashes, collecting
+
+import everstep
+from everstep import Every
+from everstep.record import RunJournal
+from everstep.services import FinalValues, LogVariables, Profile, System, Throughput
+from everstep.testing import ManualClock, nothing_left
+from tiny_runs import Boom, Tiny, boom_at, rows
+
+
+def printed(tiny: Tiny, word: str) -> list[str]:
+    return [line for line in tiny.lines if word in line]
+
+
+# ------------------------------------------------------------------------------ LogVariables
+
+
+def test_it_prints_what_was_asked_for_on_its_own_schedule(tmp_path: Path) -> None:
+    services = [LogVariables(["valid_*"]), LogVariables(["mine"], every=Every(steps=2), name="mine")]
+    tiny = Tiny(tmp_path / "run", max_epoch=2, services=services, show_eta=False)
+
+    def tail(loop: Any, epoch: int) -> None:
+        loop.collect_metrics(valid_loss=0.5 / epoch, valid_accuracy=0.75)
+        loop.print_logs()
+
+    tiny.train(lambda loop, step: loop.collect_metrics(mine=step), tail)
+    assert printed(tiny, "] valid loss") == [
+        "[Epoch 1/2, Step 4] valid loss: 0.5; valid accuracy: 0.75",
+        "[Epoch 2/2, Step 8] valid loss: 0.25; valid accuracy: 0.75",
+    ]
+    assert printed(tiny, "] mine") == [
+        "[Epoch 1/2, Step 2] mine: 1.5 (±0.5)",
+        "[Epoch 1/2, Step 4] mine: 3.5 (±0.5)",
+        "[Epoch 2/2, Step 6] mine: 5.5 (±0.5)",
+        "[Epoch 2/2, Step 8] mine: 7.5 (±0.5)",
+    ]
+
+
+def test_what_is_left_at_the_end_and_the_window_over_a_resume(tmp_path: Path) -> None:
+    def program() -> Tiny:
+        return Tiny(tmp_path / "run", max_epoch=1, services=[LogVariables(["mine"], every=Every(steps=3))])
+
+    def inside(loop: Any, step: int) -> None:
+        loop.collect_metrics(mine=step)
+        if step == 2:
+            loop.make_checkpoint()
+
+    def crashing(loop: Any, step: int) -> None:
+        inside(loop, step)
+        boom_at(3)(loop, step)
+
+    with pytest.raises(Boom):
+        program().train(crashing)
+    tiny = program().train(inside)
+    assert tiny.loop.ending.resumed_from == "step-00000002"
+    assert [line.partition("] ")[2] for line in printed(tiny, "] mine")] == ["mine: 2 (±0.816497)", "mine: 4"]
+
+
+# ------------------------------------------------------------------------------- FinalValues
+
+
+def test_values_computed_at_the_clean_end_are_in_the_record(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def start(crash: int = 0) -> FinalValues:
+        final = FinalValues(lambda: {"calls": float(calls.append(1) or len(calls))})
+        Tiny(tmp_path / "run", max_epoch=1, services=[final]).train(boom_at(crash))
+        return final
+
+    with pytest.raises(Boom):
+        start(crash=2)
+    assert calls == []
+    assert start().values == {"calls": 1.0}
+    assert [row for row in rows(tmp_path / "run") if row[3] == "calls"] == [
+        (1, 4, "eval/final values", "calls", 0, (1.0).hex(), 1)
+    ]
+    failing = Tiny(tmp_path / "failing", max_epoch=1, services=[FinalValues(lambda: {"a": 1 / 0})]).train()
+    assert failing.loop.ending.finished and "ZeroDivisionError" in failing.loop.ending.warnings[0]
+
+
+# -------------------------------------------------------------------------------- Throughput
+
+
+class Slow:
+    """Four batches, each of which takes a second."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(4):
+            self.clock.advance(1.0)
+            yield number
+
+
+def test_speed_and_shares_in_a_train_loop(tmp_path: Path) -> None:
+    clock = ManualClock()
+
+    def service(boundary: everstep.Boundary) -> None:
+        clock.advance(0.5)
+
+    speed = Throughput(32, every=Every(epochs=1))
+    lines: list[str] = []
+    console = everstep.Console(sink=lines.append)
+    loop = everstep.TrainLoop(tmp_path / "run", max_epoch=2, services=[speed, console], clock=clock)
+    loop.on(everstep.Moment.AFTER_STEP, service, every=2)
+    with loop:
+        for _ in loop.iter_epochs():
+            for _step, _batch in loop.iter_steps(Slow(clock)):
+                clock.advance(2.0)
+            with loop.evaluation():
+                clock.advance(7.0)
+    found = {row.name: row for row in RunJournal(tmp_path / "run").rows() if row.epoch == 2}
+    assert all(row.wall for row in found.values())
+    assert {name: row.value for name, row in found.items()} == {
+        "steps_per_second": 4 / 20,
+        "samples_per_second": 32 * 4 / 20,
+        "data_share": 4 / 20,
+        "step_share": 8 / 20,
+        "evaluation_share": 7 / 20,
+        "services_share": 1 / 20,
+    }
+
+
+def test_speed_and_shares_in_a_supervisor(tmp_path: Path) -> None:
+    clock = ManualClock()
+    speed = Throughput(every=Every(steps=5))
+    with everstep.Supervisor(tmp_path / "run", services=[speed], max_step=10, clock=clock) as sv:
+        batches = sv.stream(everstep.data.replay(Slow(clock)))
+        while not sv.should_stop():
+            next(batches)
+            clock.advance(3.0)
+            sv.advance()
+    found = {row.name: row.value for row in RunJournal(tmp_path / "run").rows()}
+    assert found["steps_per_second"] == 0.25
+    assert found["data_share"] == 0.25
+    assert found["step_share"] == 0.75
+
+
+# ----------------------------------------------------------------------------------- the laws
+
+
+@pytest.mark.campaign("long", gate="share")
+def test_they_change_nothing_after_any_crash(tmp_path: Path) -> None:
+    def services() -> list[everstep.Service]:
+        return [LogVariables(), FinalValues(lambda: {"one": 1.0}), Throughput(2, every=Every(steps=2))]
+
+    check_crashes(tmp_path, services, collecting("valid_loss", [1.0]), max_epoch=2)
+
+
+# ---- System
+
+LINUX = {"cpu_share", "memory_share", "process_memory_gb", "disk_read_mb_per_s", "disk_written_mb_per_s"}
+ANYWHERE = {"process_cpus", "disk_share", "disk_free_gb"}
+
+
+def recorded(run_dir: Path) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for row in RunJournal(run_dir).rows():
+        if row.phase == "eval/system":
+            assert row.wall
+            found.setdefault(row.name, []).append(row.value)
+    return found
+
+
+def work(seconds: float) -> None:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+
+@pytest.mark.campaign("timed")
+def test_what_it_records_is_so(tmp_path: Path) -> None:
+    """One step computes, one sleeps, one takes memory and writes to the disk."""
+    held: list[Any] = []
+
+    def inside(loop: Any, step: int) -> None:
+        if step == 1:
+            work(0.5)
+        if step == 2:
+            time.sleep(0.5)
+        if step == 3:
+            held.append(bytearray(os.urandom(1)) * 300_000_000)
+            (tmp_path / "large").write_bytes(bytes(20_000_000))
+        if step == 4:
+            time.sleep(0.1)  # the kernel counts in ticks of 10 ms: in a shorter time none may pass
+
+    Tiny(tmp_path / "run", max_epoch=1, services=[System(every=Every(steps=1))]).train(inside)
+    found = recorded(tmp_path / "run")
+    names = {name for name in found if not name.startswith("gpu")}
+    assert ANYWHERE <= names <= ANYWHERE | LINUX
+    assert {len(values) for values in found.values()} == {4}
+    busy = found["process_cpus"]
+    assert busy[0] > 0.05 and busy[1] < busy[0] / 2
+    usage = shutil.disk_usage(tmp_path)
+    assert found["disk_free_gb"][-1] == pytest.approx(usage.free / 1e9, abs=2)
+    for name, values in found.items():
+        assert all(value >= 0 for value in values)
+        assert not name.endswith("_share") or max(values) <= 1
+    if sys.platform == "linux":
+        assert names >= LINUX
+        memory = found["process_memory_gb"]
+        assert memory[2] - memory[1] > 0.25
+        assert found["cpu_share"][0] > 0
+
+
+def test_it_changes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    with nothing_left():
+        Tiny(tmp_path / "watched", max_epoch=2, services=[System(every=Every(steps=1))]).train()
+    Tiny(tmp_path / "alone", max_epoch=2).train()
+    assert rows(tmp_path / "watched") == rows(tmp_path / "alone") != []
+
+
+def test_a_figure_that_cannot_be_had_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> str:
+        raise PermissionError(path)
+
+    monkeypatch.setattr("everstep.services.measure._text", refuse)
+    Tiny(tmp_path, max_epoch=1, services=[System(every=Every(steps=1))]).train()
+    assert {name for name in recorded(tmp_path) if not name.startswith("gpu")} == ANYWHERE
+
+
+# ---- Profile
+
+
+def profiled(run_dir: Path, service: Profile, crash: int = 0, steps: int = 20) -> str | None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    with everstep.Supervisor(run_dir, {"model": model}, services=[service], max_step=steps, seed=1) as sv:
+        sv.stream(None)
+        while not sv.should_stop():
+            with torch.no_grad():
+                model.weight.copy_(model(model.weight).tanh())
+            if sv.step + 1 == crash:
+                raise Boom
+            sv.advance()
+    return sv.ending.digest
+
+
+def traces(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "logs" / "profile").iterdir())
+
+
+def test_traces_of_whole_windows_and_no_more_than_asked_for(tmp_path: Path) -> None:
+    digest = profiled(tmp_path / "run", Profile(Every(steps=4), steps=2, keep=2))
+    assert traces(tmp_path / "run") == ["step-00000012.json", "step-00000016.json"]
+    found = json.loads((tmp_path / "run" / "logs" / "profile" / "step-00000012.json").read_text())
+    calls = [event for event in found["traceEvents"] if event.get("name") == "aten::linear"]
+    assert len(calls) == 2
+    other = profiled(tmp_path / "without", Profile(Every(steps=999)))
+    assert digest == other
+
+
+def test_a_crash_inside_a_window(tmp_path: Path) -> None:
+    with pytest.raises(Boom):
+        profiled(tmp_path / "run", Profile(Every(steps=4)), crash=6)
+    digest = profiled(tmp_path / "run", Profile(Every(steps=8)))
+    assert traces(tmp_path / "run") == ["step-00000008.json", "step-00000016.json"]
+    assert digest == profiled(tmp_path / "whole", Profile(Every(steps=999)))
+
+
+@pytest.mark.campaign("long")
+def test_the_profiler_says_nothing_on_standard_error(tmp_path: Path) -> None:
+    program = """
+import os, sys, torch, everstep
+from everstep.services import Profile
+quiet = everstep.Console(sink=lambda line: None)
+services = [Profile(everstep.Every(steps=2), steps=1, keep=2), quiet]
+with everstep.Supervisor(sys.argv[1], services=services, max_step=8) as sv:
+    sv.stream(None)
+    while not sv.should_stop():
+        torch.ones(2).sum()
+        sv.advance()
+assert "KINETO_LOG_LEVEL" not in os.environ
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert len(traces(tmp_path / "run")) == 2

@@ -1,0 +1,122 @@
+"""What services refuse when they are made: the call, and words of the error with the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import everstep
+from everstep import EarlyStop, Every, Save, SetValue
+from everstep.errors import ConfigError
+from everstep.services import (
+    CSV,
+    Annealing,
+    Dump,
+    Export,
+    GlobalStepWaiter,
+    JSONLines,
+    LogVariables,
+    LossBound,
+    Notify,
+    OnBest,
+    Plateau,
+    Profile,
+    Require,
+    Retry,
+    Scheduled,
+    TensorBoard,
+    Throughput,
+    When,
+)
+
+LOWER = SetValue("optimizer.lr", times=0.5)
+NAN = float("nan")
+OWN = ["", ".", "run.json", ".run.json", "./checkpoint", "lock", "journal/segment-0001.evj", "logs/run.log"]
+A: Any = "an argument of another type"
+
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: EarlyStop("loss"), "no reason to stop: give patience=, patience_steps= or threshold="),
+    (lambda: EarlyStop("loss", patience=0), "patience=0: give an integer, 1 or more"),
+    (lambda: EarlyStop("loss", patience_steps=0), "patience_steps=0"),
+    (lambda: EarlyStop("a/b", patience=1, name="a/b"), "without '/'"),
+    (lambda: OnBest("score"), "whether a smaller or a larger"),
+    (lambda: Plateau("loss", then=A), "give SetValue"),
+    (lambda: Plateau("loss", then=LOWER, long=5, short=5), "give a long that is larger than short"),
+    (lambda: Plateau("loss", then=LOWER, cooldown=-1), "cooldown=-1"),
+    (lambda: Require("loss", 0.5), "give step= or epoch="),
+    (lambda: Require("loss", 0.5, step=1, epoch=1), "give step= or epoch="),
+    (lambda: Require("loss", 0.5, step=0), "step=0: give an integer"),
+    (lambda: LossBound(), "has no bound: give bound= or times="),
+    (lambda: LossBound(times=0.5), "give more than 1"),
+    (lambda: LossBound(times=2, last=0), "last=0"),
+    (lambda: LossBound(bound=1, policy=A), 'give "raise" or "stop"'),
+    (lambda: Annealing(1.0, 0.5, every=0), "every=0: give an integer, 1 or more"),
+    (
+        lambda: Annealing(1.0, 0.5, least=0.5, most=0.1),
+        r"initial=1\.0.*give bounds so that",
+    ),
+    (lambda: Annealing(1.0, 0.5, least=2.0), "give bounds"),
+    (lambda: Annealing(1.0, 0.5, most=0.5), "give bounds"),
+    (lambda: Annealing(1.0, 0.5, least=NAN), "give bounds"),
+    (lambda: Scheduled("settings.rate", A), "give a function of the step"),
+    (lambda: When(Every(steps=1), ["save"]), "'save' is not an action; give Save"),  # type: ignore[list-item]
+    (lambda: When(Every(steps=1), Save), "is not an action"),  # type: ignore[arg-type]
+    (lambda: When(A, Save()), "is not a condition; give a schedule"),
+    (lambda: Export(Every(epochs=1), every=Every(steps=1)), "leave out every="),
+    (lambda: Export(OnBest("loss"), every=Every(seconds=9)), "a schedule of steps or epochs"),
+    (lambda: Export(format="safetensor"), "did you mean 'safetensors'"),
+    (lambda: Export(format="torch.export"), "give inputs="),
+    (lambda: Export(inputs=(1,)), "only there"),
+    (lambda: Export(keep=0), "keep=0"),
+    (lambda: Export(name=".."), "without a leading"),
+    (lambda: Dump([]), "names of values that eval_step returns"),
+    (lambda: Dump("id", format=A), "known: csv, jsonl"),
+    (lambda: LogVariables("loss"), r"give a list of names, \['loss'\]"),
+    (lambda: CSV(metrics="loss"), r"CSV\(metrics='loss'\): give a list of names, \['loss'\]"),
+    (lambda: CSV(variables=["loss"]), r"CSV\(\) has no argument 'variables'; did you mean 'metrics'"),
+    *(
+        (lambda d=d: CSV(delimiter=d), r"CSV\(delimiter=.*give one character")
+        for d in ("", ", ", "\n", '"', A)
+    ),
+    *((lambda p=p: CSV(p), "inside the run directory") for p in ("/tmp/x", "../x", "a/../../x")),
+    *((lambda p=p: JSONLines(p), r"itself; give another path, as in \"logs/mine\"") for p in OWN),
+    (lambda: TensorBoard("best/x/y"), "itself; give another path"),
+    *((lambda t=t: TensorBoard(throttle=t), "1 or more") for t in (0, -1, 1.5, True, {"loss": 0})),
+    (lambda: everstep.services.TensorBord, "did you mean 'TensorBoard'"),
+    (lambda: SetValue("optimizer.lr"), "one of value= and times="),
+    (lambda: SetValue("optimizer.lr", 1.0, times=0.5), "one of value= and times="),
+    (lambda: SetValue("optimizer.lr", NAN), r"SetValue\(.*give a finite number"),
+    (lambda: SetValue("optimizer.lr", times=float("inf")), "give a finite number"),
+    (lambda: SetValue("optimizer.lr", A), "give a finite number"),
+    (lambda: Throughput(0), "samples=0"),
+    (lambda: Profile(keep=0), "keep=0: give an integer, 1 or more, or None for all"),
+    (lambda: Profile(steps=0), "steps=0"),
+    (lambda: everstep.Best("loss", keep=0), "keep=0: give an integer, 1 or more"),
+    (lambda: everstep.Recovery(0), "max_rollbacks=0"),
+    (lambda: everstep.Recovery(reset_after=0), "reset_after=0"),
+    (lambda: Retry(["ConnectionError"]), "is not a class of exceptions"),  # type: ignore[list-item]
+    (lambda: Retry([KeyboardInterrupt]), "is not a class of exceptions"),  # type: ignore[list-item]
+    (lambda: Retry(times=0), "times=0"),
+    (lambda: GlobalStepWaiter("other", 0), "step=0"),
+    (lambda: GlobalStepWaiter("other", 1, poll=0), "poll=0"),
+    (lambda: GlobalStepWaiter("other", 1, timeout=A), "timeout="),
+    *(
+        (lambda s=s: everstep.Console(plain_seconds=s), "a positive number")
+        for s in (0, -1.0, NAN, A, None, True)
+    ),
+    (lambda: Notify(), "give one of command"),
+    (lambda: Notify(command=["true"], url="http://a/b"), "give one of command"),
+    (lambda: Notify(command="mail me"), "give a list of strings"),
+    (lambda: Notify(url="ftp://example.org/x"), "http or https"),
+    (lambda: Notify(url="https://exa mple.org/x"), "http or https"),
+    (lambda: Notify(command=["true"], on=["fail"]), "did you mean 'failed'"),
+    (lambda: Notify(command=["true"], timeout=A), "timeout="),
+]
+
+
+def test_what_cannot_be_is_refused_with_the_remedy() -> None:
+    for call, words in REFUSED:
+        with pytest.raises((ConfigError, AttributeError), match=words):
+            call()
