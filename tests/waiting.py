@@ -29,11 +29,7 @@ def until(condition: Callable[[], T]) -> T:
 
 
 TREES = os.pathsep.join(map(str, {Path(__file__).resolve().parents[1], Path(sys.prefix).resolve().parent}))
-IN_TIME = (
-    "testing.stream_trial.SLOWEST",
-    "testing.stream_trial.SECONDS",
-    "record.provenance.GIT_SECONDS",
-)
+IN_TIME = ("record.provenance.GIT_SECONDS",)
 
 
 @pytest.fixture(autouse=True)

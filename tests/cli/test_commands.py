@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import pty
 import re
@@ -75,27 +74,11 @@ def test_help_imports_nothing_heavy() -> None:
         (["runs", "valid_loss<abc"], "valid_loss is a number"),
         (["runs", "--sort", "stpe"], "did you mean 'step'"),
         (["runs", "--where", '{"valid_los": 1}'], "did you mean 'valid_loss'"),
-        (["runs", "--where", '{"step": {"$gtt": 1}}'], "did you mean '$gt'"),
-        (["runs", "--where", '{"step": {"gt": 1}}'], "operators begin with $; give {'$gt': 1}"),
-        (["runs", "--where", '{"$or": [{"status": "finnished"}]}'], "did you mean 'finished'"),
-        (["runs", "--where", '{"step": {"$gt": "1"}}'], "step is a number"),
-        (["runs", "--where", '{"valid_loss": {"$in": ["1"]}}'], "valid_loss is a number"),
-        (["runs", "--where", '{"config.optimizer.lr": "0.1"}'], "config.optimizer.lr is a number"),
-        (["runs", "--where", '{"config.optimizer.lrr": {"$ne": 3}}'], "did you mean 'config.optimizer.lr'"),
-        (["runs", "status!=finnished"], "did you mean 'finished'"),
-        (["runs", "config.optimizer.lrr!=3"], "did you mean 'config.optimizer.lr'"),
-        (["runs", "config.optimizr.lr=3"], "did you mean 'config.optimizer'"),
-        (["runs", "config.optimizer.lr.value=3"], "did you mean 'config.optimizer.lr'"),
         (["runs", "--columns", "name,config.optimizer.lrr"], "did you mean 'config.optimizer.lr'"),
-        (["runs", "--sort", "-config.optimizer.lrr"], "did you mean 'config.optimizer.lr'"),
         (["prune", "config.optimizer.lrr!=3"], "did you mean 'config.optimizer.lr'"),
         (["runs", "--where", "step > 1"], "is not JSON"),
-        (["runs", "--where", "[" * 9999], "is not JSON"),
-        (["runs", "--where", '{"step": {"$gt": 1}, "step": {"$lt": 9}}'], "gives 'step' twice"),
-        (["runs", "--where", "[1]"], "a filter is an object"),
         (["runs", "--index", "mysql://host/runs"], "give a file, or postgresql://"),
         (["show", "goood"], "there is no run 'goood' in the index "),
-        (["show", "goood"], "everstep.db, and no run directory at that path; give the directory of a run"),
         (["report", "goood"], "everstep.db, and no run directory at that path; give the directory of a run"),
         (["query"], "everstep runs --where"),
         (["show", "good", "--metric", "valid_los"], "did you mean 'valid_loss'"),
@@ -103,11 +86,9 @@ def test_help_imports_nothing_heavy() -> None:
         (["show", "./runs"], "is not a run directory"),
         (["compare", "good"], "two runs or more"),
         (["checkpoints", "good", "pin"], "needs a NAME: give names"),
-        (["checkpoints", "good", "prune", "--keep-best", "loss"], "METRIC:min:N"),
         (["checkpoints", "good", "prune", "--keep-best", "valid_loss:mni:1"], "METRIC:min:N"),
         (["checkpoints", "good", "prune", "--keep-best", "valid_lss:min:1"], "did you mean 'valid_loss'"),
         (["checkpoints", "good", "verify", "good"], "no checkpoint 'good'"),
-        (["checkpoints", "good", "pin", "epoch-0009-step-00000004"], "did you mean 'epoch-000"),
         (["checkpoints", "good", "pin", "5"], "the nearest is epoch-0001-step-00000004"),
     ],
 )
@@ -191,26 +172,6 @@ def test_runs_are_asked_for_in_mongodbs_language(made: Path, server: Server) -> 
         assert [row["value"] for row in shown] == [1.0, 0.5]
 
 
-def test_runs_are_named_without_their_digits(made: Path) -> None:
-    assert names(as_json("runs", "name=good", cwd=made)) == ["good"]
-    said, _ = everstep("runs", "name=goo", cwd=made)
-    assert said.startswith("no run matches name=goo (") and "goo alone finds" in said
-    assert names(as_json("runs", "goo", cwd=made)) == ["good"]
-
-
-@pytest.mark.campaign("long")
-def test_a_filter_means_the_same_runs_by_a_name_as_a_comparison(made: Path, server: Server) -> None:
-    (whole,) = (run["name"] for run in as_json("runs", "name=good", cwd=made))
-    url = server.database()
-    everstep("sync", "--index", url, cwd=made)
-    for index in ([], ["--index", url]):
-        for name in ("good", whole):
-            for where in ({"name": name}, {"name": {"$in": [name, 3]}}, {"name": {"$not": {"$ne": name}}}):
-                assert names(as_json("runs", "--where", json.dumps(where), *index, cwd=made)) == ["good"]
-        assert as_json("runs", "--where", '{"name": "goo"}', *index, cwd=made) == []
-        assert len(as_json("runs", "--where", '{"name": {"$ne": "good"}}', *index, cwd=made)) == 4
-
-
 def test_columns_are_facts_metrics_and_paths_into_what_was_recorded(made: Path) -> None:
     (run,) = as_json(
         "runs", "name>good", "name<h", "--columns", "step,valid_loss,step/loss,packages.numpy", cwd=made
@@ -225,15 +186,6 @@ def test_columns_are_facts_metrics_and_paths_into_what_was_recorded(made: Path) 
     head, first, second = told.splitlines()
     assert head.split() == ["name", "status", "step", "epoch", "started", "valid_loss"]
     assert first.startswith("long-") and first.endswith("0.25") and second.endswith("0.5")
-
-
-def test_comparisons_columns_and_filters_speak_of_the_same_paths(made: Path) -> None:
-    for name, value in (("config.optimizer.betas.1", 0.99), ("config.optimizer.betas", 0.9)):
-        assert len(as_json("runs", f"{name}={value}", "--where", f'{{"{name}": {value}}}', cwd=made)) == 5
-        assert as_json("runs", f"{name}!={value}", cwd=made) == []
-    names = ("config.optimizer.betas.1", "config.optimizer.betas")
-    shown = as_json("runs", "--columns", ",".join(names), "--sort", f"-{names[0]}", "--limit", "1", cwd=made)
-    assert shown == [dict(zip(names, (0.99, "[0.9, 0.99]"), strict=True))]
 
 
 def test_the_index_is_found_by_folder_option_and_environment(here: Path) -> None:
@@ -429,17 +381,10 @@ for name, rate in ("slow", 0.01), ("fast", 0.1):
     return folder
 
 
-@pytest.mark.campaign("long")
-def test_compare_says_that_runs_of_different_seeds_differ(fitted: Path) -> None:
-    told, _ = everstep("compare", "slow", "fast", cwd=fitted)
-    assert told.endswith(
-        "the runs have different seeds: give both the same seed= to compare them to the bit\n"
-    )
-
-
 def test_compare_shows_options_and_cuts_what_is_long(fitted: Path) -> None:
     found = as_json("compare", "slow", "fast", "--all", cwd=fitted)
     assert list(found["facts"]["optimizer.lr"].values()) == ["0.01", "0.1"]
+    assert "the runs have different seeds" in everstep("compare", "slow", "fast", cwd=fitted)[0]
     assert all(len(services) > 3 for services in found["facts"]["services"].values())
     told, _ = everstep("compare", "slow", "fast", "--all", cwd=fitted)
     assert re.search(r"\n  optimizer.lr +0.01 +0.1\n", told)
@@ -488,21 +433,6 @@ def test_a_run_that_moved_away_is_gone_until_it_is_found_or_forgotten(here: Path
     assert re.search(r"\nforgotten: long-\w{6}, whose directory .*long is gone\n$", told)
     assert as_json("sync", "runs", cwd=here)["forgotten"] == []
     assert sorted(names(as_json("runs", cwd=here))) == ["failed", "good", "killed", "stopped"]
-
-
-@pytest.mark.campaign("long")
-def test_a_run_without_epochs_has_none_to_show(tmp_path: Path) -> None:
-    program = (
-        "import everstep\n"
-        "with everstep.Supervisor('runs/steps', state={'x': {'a': 1}}, max_step=2) as run:\n"
-        "    while not run.should_stop():\n"
-        "        run.advance(loss=1.0)\n"
-    )
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, check=True)
-    told, _ = everstep("runs", cwd=tmp_path)
-    assert told.splitlines()[1].split()[1:4] == ["finished", "2", "-"]
-    assert "stands at  step 2\n" in everstep("show", "steps", cwd=tmp_path)[0]
-    assert as_json("runs", cwd=tmp_path)[0]["epoch"] == 0
 
 
 # --------------------------------------------------------------------------------- checkpoints

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,7 @@ from cli_runs import as_json, everstep
 
 import everstep as house
 import warm
-from everstep.labels import Labels, add_tags, labels, set_note
-from everstep.record import RunDir, RunLock
+from everstep.labels import Labels, add_tags, labels
 from postgres_server import Server
 from tiny_runs import Tiny, rows
 
@@ -65,14 +62,6 @@ def test_what_is_taken_away_is_gone(here: Path) -> None:
 
 
 @pytest.mark.campaign("long")
-def test_an_index_that_was_lost_has_them_again(here: Path) -> None:
-    everstep("tag", "one", "kept", cwd=here)
-    (here / "runs" / "everstep.db").unlink()
-    everstep("sync", "runs", cwd=here)
-    assert names(here, "tags=kept") == ["one"]
-
-
-@pytest.mark.campaign("long")
 def test_labels_that_reached_the_file_alone_reach_the_index(here: Path) -> None:
     """Another machine wrote them, or the index was away."""
     assert names(here) == ["one", "two"]
@@ -89,17 +78,6 @@ def test_a_further_start_keeps_them_and_the_run_is_the_same(here: Path) -> None:
         Tiny(here / "runs" / name, max_epoch=2).train()
     assert names(here, "tags=kept") == ["one"]
     assert rows(here / "runs" / "one") == rows(here / "runs" / "two") != []
-
-
-@pytest.mark.campaign("long")
-def test_while_the_run_trains(here: Path) -> None:
-    lock = RunLock(here / "runs" / "one")
-    lock.acquire()
-    try:
-        everstep("tag", "one", "now", cwd=here)
-    finally:
-        lock.release()
-    assert names(here, "tags=now") == ["one"]
 
 
 def test_of_writers_at_once_none_undoes_another(here: Path) -> None:
@@ -180,30 +158,8 @@ def test_the_file_of_a_stranger_stops_nothing(here: Path, content: bytes) -> Non
 
 
 @pytest.mark.campaign("long")
-def test_a_damaged_file_is_not_written_over(here: Path) -> None:
-    path = here / "runs" / "one" / "labels.json"
-    path.write_text("{my own notes}")
-    assert "labels.json is damaged" in everstep("tag", "one", "x", cwd=here, status=1)[1]
-    assert path.read_text() == "{my own notes}"
-
-
-@pytest.mark.campaign("long")
 def test_a_link_is_not_followed(here: Path) -> None:
     (here / "mine").write_text("{}")
     (here / "runs" / "one" / "labels.json").symlink_to(here / "mine")
     assert "it is a link" in everstep("tag", "one", "x", cwd=here, status=1)[1]
     assert (here / "mine").read_text() == "{}"
-
-
-@pytest.mark.campaign("long")
-def test_a_run_that_is_sent_away_takes_them_along(here: Path, tmp_path: Path) -> None:
-    set_note(here / "runs" / "one", "packed")
-    shutil.copytree(here / "runs" / "one", here / "elsewhere" / "one")
-    assert as_json("show", "elsewhere/one", cwd=here)["note"] == "packed"
-    assert RunDir.open(here / "elsewhere" / "one", create=False).id
-
-
-@pytest.mark.campaign("long")
-def test_runs_without_labels_are_listed_without_numpy(here: Path) -> None:
-    program = "import sys, everstep.labels; print('numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"

@@ -190,17 +190,6 @@ def test_a_command_that_cannot_be_started(tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign("long")
-def test_a_directory_of_its_own_for_each_start_is_no_progress(
-    tmp_path: Path, program: Callable[..., list[str]]
-) -> None:
-    command = program("step == 3 and die()")
-    text = (tmp_path / "train.py").read_text().replace('TrainLoop("run"', 'TrainLoop(f"runs/{time.time()}"')
-    (tmp_path / "train.py").write_text(text)
-    run(tmp_path, *command, status=137)
-    assert len(list((tmp_path / "runs").iterdir())) == 3
-
-
-@pytest.mark.campaign("long")
 def test_people_are_told_of_a_process_that_was_killed(
     tmp_path: Path, program: Callable[..., list[str]]
 ) -> None:

@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
 from tiny_experiment import write
 
 from everstep.errors import ConfigError
-from everstep.experiment import as_yaml, open_config, open_run
+from everstep.experiment import as_yaml, open_run
 from everstep.experiment.config_layers import layered
-from everstep.experiment.sweep import Base, Between, Search, spaces, trials
+from everstep.experiment.sweep import Base, spaces, trials
 from everstep.record import RunJournal
 
 SMALL = ("tiny.yaml", "trainer.max_epoch=1")
@@ -162,21 +162,6 @@ def test_a_search_that_was_cut_off_goes_on(here: Path) -> None:
 
 
 @pytest.mark.campaign("long")
-@pytest.mark.parametrize("maximize", [False, True])
-def test_a_search_goes_where_the_metric_is_good(here: Path, maximize: bool) -> None:
-    base = Base([here / "tiny.yaml"], ["trainer.max_epoch=1"], here / "runs" / "tiny")
-    search = Search(base, {"task.scale": Between(0.0, 30.0)}, "valid/loss", maximize=maximize)
-    chosen = []
-    for _ in range(24):
-        (trial,) = search.ask(1)
-        open_config(here / "tiny.yaml", [*base.overrides, *trial.overrides], run_dir=trial.run_dir).train()
-        search.tell({str(trial.run_dir): True})
-        chosen.append(trial.settings["task.scale"])
-    late = sum(chosen[-8:]) / 8  # the loss grows with the scale of the steps
-    assert late > 20 if maximize else late < 10, chosen
-
-
-@pytest.mark.campaign("long")
 def test_a_trial_that_fails_is_left_out_of_the_search(here: Path) -> None:
     space = "streams.valid.batch_size=[0, 2]"
     line = ("sweep", *SMALL, "--optuna", space, "--minimize", "valid/loss", "-n", "4")
@@ -193,20 +178,12 @@ def test_a_trial_that_fails_is_left_out_of_the_search(here: Path) -> None:
         (["--optuna", "seed=[1]"], "--optuna needs a goal"),
         (["--optuna", "seed=[1]", "--minimize", "a", "--maximize", "b"], "--optuna needs a goal"),
         (["--optuna", "seed=[1]", "--minimize", "a", "--grid", "seed=[1]"], "leave out --grid and --random"),
-        (["--optuna", "seed=1", "--minimize", "a"], "--optuna 'seed=1': 1 is not a list of values"),
-        (["--optuna", "seed={low: 1}", "--minimize", "a"], "--optuna 'seed={low: 1}': give a range"),
         (["--optuna", "seed=[1]", "--optuna", "seed=[2]", "--minimize", "a"], "seed varies twice"),
     ],
 )
 def test_a_wrong_search_trains_nothing(here: Path, command: list[str], said: str) -> None:
     assert said in everstep("sweep", "tiny.yaml", *command, cwd=here, status=2)[1]
     assert not (here / "runs").exists()
-
-
-@pytest.mark.campaign("long")
-def test_a_search_by_a_metric_that_is_not_there_names_the_nearest(here: Path) -> None:
-    line = ("sweep", *SMALL, "--optuna", "seed=[1]", "--minimize", "valid/los", "-n", "2")
-    assert "did you mean 'valid/loss'" in everstep(*line, cwd=here, status=2)[1]
 
 
 @pytest.mark.campaign("long")
@@ -217,18 +194,6 @@ def test_a_failure_is_told_and_the_others_are_trained(here: Path) -> None:
     assert "-0-trainer.max_time-60: failed\n  " in beside
     assert "batch_size" in beside.partition("failed\n")[2]
     assert "failed" in said and "finished" in said
-
-
-@pytest.mark.campaign("long")
-def test_a_training_that_fails_is_reported_and_the_others_are_trained(here: Path) -> None:
-    leave = "import os, tiny_experiment\n\nclass Leave(tiny_experiment.TinyTask):\n"
-    leave += (
-        "    def train_step(self, batch):\n        if self.scale:\n            os._exit(int(self.scale))\n"
-    )
-    (here / "leave.py").write_text(leave + "        return super().train_step(batch)\n")
-    line = ("sweep", *SMALL, "task.call=leave:Leave", "--grid", "task.scale=[255, 193, 143, 0]", "-j", "2")
-    found = as_json(*line, cwd=here, status=1)
-    assert [row["status"] for row in found] == ["failed", "failed", "stopped by SIGTERM", "finished"]
 
 
 @pytest.mark.campaign("long")
@@ -298,9 +263,7 @@ def test_a_signal_stops_the_trainings_and_saves_them(
     [
         (["tiny.yaml"], "nothing varies"),
         (["--grid", "seed=[1]"], "give a config FILE"),
-        (["tiny.yaml", "--grid", "seed=1"], "1 is not a list of values"),
         (["tiny.yaml", "--grid", "optimizer.lr=[0.1, x]"], "'x' is a string"),
-        (["tiny.yaml", "--random", "seed={lo: 1, high: 2}"], "did you mean 'low'"),
         (["tiny.yaml", "--grid", "seed=[1]", "-j", "0"], "0 is not in the range"),
         (["tiny.yaml", "--grid", "seed=[1]", "--on-change", "kepe"], "keep"),
     ],
@@ -316,15 +279,12 @@ def test_wrong_input_trains_nothing(here: Path, command: list[str], said: str) -
         (["seed=[]"], [], "is not a list of values"),
         (["seed"], [], "is not an override"),
         (["seed=[1"], [], "correct the YAML"),
-        (["seed=[1]"], ["seed=[2]"], "seed varies twice"),
         (["seed=[1]", "seed=[2]"], [], "seed varies twice"),
         (["optimizer.lrr=[1]"], [], "did you mean 'lr'"),
         ([], ["seed={low: 1}"], "give a range"),
         ([], ["seed={low: 3, high: 2}"], "low < high"),
-        ([], ["seed={low: a, high: 2}"], "give a range"),
         ([], ["seed={low: 1, high: 2, log: 3}"], "low < high"),
         ([], ["optimizer.lr={low: 0, high: 2, log: true}"], "low > 0"),
-        ([], ["optimizer.lr={low: 0, high: .inf}"], "high: inf is not a number of JSON"),
         (["optimizer.lr=[0.1, .inf]"], [], "1: inf is not a number of JSON"),
     ],
 )

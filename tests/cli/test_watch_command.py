@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -89,18 +88,6 @@ def test_in_a_pipe_there_is_a_line_for_each_change_until_the_run_ends(tmp_path: 
 
 
 @pytest.mark.campaign("timed")
-def test_starts_and_whether_they_were_verified(tmp_path: Path) -> None:
-    assert train(tmp_path, kill=6).wait() == -signal.SIGKILL
-    process = watch(tmp_path)
-    said = process.communicate()[0]
-    assert process.returncode == 1 and said.splitlines()[-1].startswith("killed  step 5  ")
-    assert train(tmp_path).wait() == 0
-    said, _ = everstep("watch", "run", cwd=tmp_path)
-    assert re.search(r"start 2 from step-0000000\d, verified; finished", said)
-    assert re.search(r"finished: .*  step 16 of 16  epoch 2  loss \d", said)
-
-
-@pytest.mark.campaign("timed")
 def test_it_stays_when_a_start_ends_if_another_follows(tmp_path: Path) -> None:
     process = None
     for kill in (6, 0):
@@ -129,18 +116,6 @@ def test_it_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign("timed")
-def test_ctrl_c_ends_it_and_not_the_run(tmp_path: Path) -> None:
-    training = train(tmp_path, pause=0.2)
-    opened(tmp_path)
-    process = watch(tmp_path)
-    assert process.stdout is not None and process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    _, wrong = process.communicate()
-    assert process.returncode == 130 and "Traceback" not in wrong
-    assert training.wait() == 0
-
-
-@pytest.mark.campaign("timed")
 def test_a_run_on_another_machine_is_followed_through_the_server(tmp_path: Path, server: Any) -> None:
     """Here nothing of the run can be read."""
     url = server.database()
@@ -156,12 +131,6 @@ def test_a_run_on_another_machine_is_followed_through_the_server(tmp_path: Path,
     said = process.communicate()[0].splitlines()[-1]
     assert process.returncode == 0 and said.startswith("finished: ") and "step 16 of 16" in said
     assert training.wait() == 0
-
-
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize(("line", "status"), [(("nobody",), 1), (("run", "--every", "0"), 2)])
-def test_a_mistake_is_told(tmp_path: Path, line: tuple[str, ...], status: int) -> None:
-    assert everstep("watch", *line, cwd=tmp_path, status=status)[1]
 
 
 def test_a_run_whose_directory_is_gone_is_not_waited_for(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from everstep.data import as_stream
 from everstep.data.adapt import describe
 from everstep.errors import DataError
 from everstep.testing import check_stream
-from everstep.testing.stream_trial import try_stream
+from everstep.testing.object_checks import try_stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's
 

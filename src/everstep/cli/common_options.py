@@ -39,10 +39,7 @@ keep_option = click.option(
     "--keep", type=click.Path(path_type=Path), help="New folder to keep what is made in."
 )
 where_option = click.option(
-    "--where",
-    "filter_text",
-    metavar="JSON",
-    help="Filter in MongoDB's language; see docs/guide/queries.md.",
+    "--where", "filter_text", metavar="JSON", help="Filter in MongoDB's language; see docs/guide/queries.md."
 )
 trust_option = click.option(
     "--trust",
@@ -60,14 +57,11 @@ weights_option = click.option(
 def training_options(function: F) -> F:
     """Add the options of `train`, `resume` and `sweep`."""
     for option in (
-        click.option(
-            "--schedule", default="train", show_default=True, help="Schedule of the Experiment to run."
-        ),
+        click.option("--schedule", default="train", help="Schedule of the Experiment to run."),
         click.option(
             "--on-change",
             type=click.Choice(["error", "keep", "override", "fork"]),
             default="error",
-            show_default=True,
             help="If this config and that of the run differ in what changes training: error refuses, keep "
             "resumes with the run's config, override resumes with this config, fork continues with this "
             "config in a new run.",

@@ -236,10 +236,8 @@ def config_command(arguments: tuple[str, ...], profile: str | None, index: str |
 
 @click.command("data")
 @click.argument("arguments", nargs=-1, metavar="FILE... [PATH=VALUE...]")
-@click.option("--stream", default="train", show_default=True, metavar="NAME", help="Name of the stream.")
-@click.option(
-    "-n", "count", type=click.IntRange(min=1), default=2, show_default=True, help="Number of batches."
-)
+@click.option("--stream", default="train", metavar="NAME", help="Name of the stream.")
+@click.option("-n", "count", type=click.IntRange(min=1), default=2, help="Number of batches.")
 @profile_option
 def data_command(arguments: tuple[str, ...], stream: str, count: int, profile: str | None) -> None:
     """Print the first batches of a stream of config FILEs: shapes, types, values.  Nothing is trained."""

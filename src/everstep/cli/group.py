@@ -148,7 +148,11 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({file}:{place.lineno}); check the run's files"
 
 
-@click.command(cls=_Commands, epilog="Exit status: 0 done, 1 something is wrong or failed, 2 wrong usage.")
+@click.command(
+    cls=_Commands,
+    epilog="Exit status: 0 done, 1 something is wrong or failed, 2 wrong usage.",
+    context_settings={"show_default": True},
+)
 @click.version_option(package_name="everstep", prog_name="everstep")
 def commands(**_: Any) -> None:
     """Train from config files, look at runs of everstep, and prove that they resume exactly.

@@ -54,11 +54,7 @@ _COLUMNS = ("name", "step", "epoch", "phase", "bytes", "shared", "created", "pin
 @click.argument("action", type=click.Choice(_ACTIONS), default="list")
 @click.argument("names", nargs=-1)
 @click.option(
-    "--keep-last",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    help="prune: number of newest checkpoints to keep.",
+    "--keep-last", type=click.IntRange(min=1), default=3, help="prune: number of newest checkpoints to keep."
 )
 @click.option("--keep-best", metavar="METRIC:min|max:N", help="prune: also keep the N best by a metric.")
 @click.option("--to", type=click.Path(file_okay=False), help="copy: the folder that takes the copies.")
@@ -220,8 +216,8 @@ def _prune_checkpoints(run_dir: Path, keep_last: int, keep_best: str | None, del
 )
 @click.option("--best", metavar="METRIC", help="Best weights by this metric; default: the newest checkpoint.")
 @click.option("--checkpoint", metavar="NAME", help="Checkpoint with this name, or at this step.")
-@click.option("--entry", default="model", show_default=True, help="Entry of the run's state, such as ema.")
-@click.option("--format", default="safetensors", show_default=True, help="Or torch.distributed.checkpoint.")
+@click.option("--entry", default="model", help="Entry of the run's state, such as ema.")
+@click.option("--format", default="safetensors", help="Or torch.distributed.checkpoint.")
 @click.option(
     "--max-shard-size", metavar="SIZE", help="Largest safetensors file, as in 5GB; default: one file."
 )
@@ -358,7 +354,6 @@ def _pruned(database: Database, run: Mapping[str, Any], delete: bool, index: str
     "--into",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs"),
-    show_default=True,
     help="Folder for the run directories.",
 )
 @index_option

@@ -134,9 +134,7 @@ def _print_run(run: dict[str, Any]) -> None:
 @click.command("watch")
 @run_argument
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", help="Metric to show; may be repeated.")
-@click.option(
-    "--every", type=click.FloatRange(min=0.05), default=1.0, show_default=True, help="Seconds between looks."
-)
+@click.option("--every", type=click.FloatRange(min=0.05), default=1.0, help="Seconds between looks.")
 @click.option("--stay", is_flag=True, help="Stay when a start ends, until the run is finished.")
 @index_option
 def watch_command(run: str, metrics: tuple[str, ...], every: float, stay: bool, index: str | None) -> None:
@@ -381,7 +379,6 @@ def note_command(run: str, text: str | None, index: str | None) -> None:
     "-o",
     "--out",
     default="report.html",
-    show_default=True,
     type=click.Path(dir_okay=False, path_type=Path),
     help="File to write, which ends in .html; an earlier report there is replaced.",
 )
@@ -389,7 +386,6 @@ def note_command(run: str, text: str | None, index: str | None) -> None:
 @click.option(
     "--points",
     default=1000,
-    show_default=True,
     type=click.IntRange(10, 100_000),
     help="Most points of a line; all lines together have at most 100,000.",
 )

@@ -93,30 +93,15 @@ _NEW_FILE = NewFile(dir_okay=False, path_type=Path)
     "--ranks",
     type=click.IntRange(1),
     default=1,
-    show_default=True,
     help="Number of processes that train together, started by torchrun.",
 )
-@click.option(
-    "--kills",
-    type=click.IntRange(0),
-    default=3,
-    show_default=True,
-    help="Number of kills at random instants.",
-)
-@click.option(
-    "--seed",
-    type=int,
-    default=0,
-    show_default=True,
-    help="Seed of the instants; the same seed aims the same kills.",
-)
+@click.option("--kills", type=click.IntRange(0), default=3, help="Number of kills at random instants.")
+@click.option("--seed", type=int, default=0, help="Seed of the instants; the same seed aims the same kills.")
 @click.option("--budget", type=Duration(), metavar="TIME", help="Most time for the drill: 90s, 10m, 2h.")
 @click.option("--max-steps", type=click.IntRange(1), help="Step at which the drill leaves each run.")
 @click.option("--fail-fast", is_flag=True, help="End at the first resume that differs or fails.")
 @click.option("--hazard", "hazards", multiple=True, metavar="NAME", help="Only this hazard; may be repeated.")
-@click.option(
-    "--timeout", type=float, default=600.0, show_default=True, help="Seconds that one start may take."
-)
+@click.option("--timeout", type=float, default=600.0, help="Seconds that one start may take.")
 @keep_option
 @click.option("--json", "json_file", type=_NEW_FILE, help="File to write the report to, as JSON.")
 @click.option("--junit", "junit_file", type=_NEW_FILE, help="File to write a case per hazard to, for CI.")

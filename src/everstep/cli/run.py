@@ -71,14 +71,12 @@ signal N killed it, 128 + N.
     "--max-deaths",
     type=click.IntRange(min=1),
     default=3,
-    show_default=True,
     help="Number of starts in a row that may end without getting further.",
 )
 @click.option(
     "--back-off",
     type=click.FloatRange(min=0, max=_LONGEST_WAIT),
     default=1.0,
-    show_default=True,
     metavar="SECONDS",
     help="Wait before the start after a first crash.",
 )

@@ -58,22 +58,10 @@ _TAIL = 2000
 @click.option("--minimize", metavar="METRIC", help="Metric for --optuna to minimize.")
 @click.option("--maximize", metavar="METRIC", help="Metric for --optuna to maximize.")
 @click.option(
-    "-n",
-    "count",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Number of settings to draw or choose.",
+    "-n", "count", type=click.IntRange(min=1), default=10, help="Number of settings to draw or choose."
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the draws.")
-@click.option(
-    "-j",
-    "--jobs",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Number of trainings at once.",
-)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the draws.")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), default=1, help="Number of trainings at once.")
 @click.option(
     "--show",
     "shown",

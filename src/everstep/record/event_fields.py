@@ -164,8 +164,7 @@ _KINDS: dict[str, _Fields] = {
     "intermediate": {
         "validation": _is_text,
         "batch": is_count,
-        "results": partial(_is_object_of, {}),
-        "file": partial(_is_or_none, _is_text),
+        "file": _is_text,
     },
     "summary": {
         "name": _is_text,

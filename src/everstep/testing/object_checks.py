@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import copy
+import logging
 import tempfile
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from everstep import backends
 from everstep.checkpoint import CheckpointName, read_checkpoint, save_apart
+from everstep.contracts.data import Cursor, Stream
 from everstep.contracts.state import Entry, Stateful
 from everstep.data import as_stream
 from everstep.data.adapt import is_stream
 from everstep.data.adapters import IterableStream, is_stateful
-from everstep.errors import DataError, StateError
+from everstep.errors import DataError, NotResumableError, StateError
 from everstep.state import (
     Encoded,
     capture,
@@ -29,13 +34,27 @@ from everstep.state import (
     restore,
 )
 from everstep.state.entries import StatefulEntry
-from everstep.testing.stream_trial import Verdict, comparable, pristine, quiet, try_stream
+from everstep.testing.stream_checks import comparable
 
 T = TypeVar("T")
 
 _ROUNDS = 3
 """Number of changes to a state before it is saved, and again after."""
 _EXTRA = "not a part of this state"
+_BEFORE, _AFTER = 128, 2
+"""Most batches of data that are drawn before a position, and the number that is compared after it."""
+
+
+class Verdict(NamedTuple):
+    """Result of a trial.
+
+    Attributes:
+        kept: whether the data, or the object, comes back; None: it was not tried.
+        why: how that is known, or why there was no trial.
+    """
+
+    kept: bool | None
+    why: str
 
 
 @dataclass(frozen=True)
@@ -100,9 +119,77 @@ def _check_data(data: Any) -> Checked:
     return Checked("data", word, run)
 
 
-def _try_stream(stream: Any) -> Verdict:
-    copied = pristine(stream)
-    return Verdict(None, copied) if isinstance(copied, str) else try_stream(copied)
+def _try_stream(stream: Stream) -> Verdict:
+    if stream.spent or isinstance(stream.keeps_place, Iterator):
+        return Verdict(None, "it is an iterator, which can be read once only")
+    return try_stream(stream)
+
+
+def try_stream(stream: Stream) -> Verdict:
+    """Try a stream on copies: opened at a position, it must give the batches that came after it.
+
+    The position is one behind many batches: data that reads ahead in blocks tells the start of a block first.
+    """
+    with isolated(), quiet():
+        try:
+            first, second, third = copy.deepcopy(stream), copy.deepcopy(stream), copy.deepcopy(stream)
+        except Exception as error:
+            return Verdict(None, f"it cannot be copied ({type(error).__name__}: {error})")
+        try:
+            with _opened(first) as cursor:
+                count = len(_draw(cursor, _BEFORE + _AFTER))
+            if count < 2:
+                return Verdict(None, "it gave one batch only" if count else "it gave no batch")
+            with _opened(second) as cursor:
+                if not any(_draw(cursor, max(1, count - _AFTER))):
+                    return Verdict(None, "its batches hold nothing that can be compared")
+                try:
+                    position = cursor.position()
+                except NotResumableError as error:
+                    return Verdict(False, str(error))
+                except Exception as error:
+                    return Verdict(False, f"its state cannot be saved ({type(error).__name__}: {error})")
+                random_state = capture()
+                expected = _draw(cursor, _AFTER)
+            try:
+                again = _opened(third, position)
+            except NotResumableError as error:
+                return Verdict(False, str(error))
+            except Exception as error:
+                why = f"it cannot be opened at its position ({type(error).__name__}: {error})"
+                return Verdict(False, why)
+            with again as cursor:
+                # opened in another random state, as by a new process; the batches are drawn in the same one
+                restore(random_state)
+                if _draw(cursor, _AFTER) == expected:
+                    return Verdict(True, f"{_AFTER} batches drawn again were the same")
+            return Verdict(False, "batches drawn again from a position were others")
+        except NotResumableError as error:
+            return Verdict(False, str(error))
+        except Exception as error:
+            return Verdict(None, f"the trial failed ({type(error).__name__}: {error})")
+
+
+def _opened(stream: Stream, position: Any = None) -> closing[Cursor]:
+    return closing(stream.open("train", 0, position, seed=0))
+
+
+def _draw(cursor: Cursor, count: int) -> list[Any]:
+    """Draw batches, made comparable; None for one that holds nothing that can be compared."""
+    return [comparable(batch, lambda value: None) for batch in islice(cursor, count)]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence warnings and logs of data, which would be about the trial and not about the run."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _try_state(obj: Any, change: Callable[[Any], Any], entry_of: Callable[[Any], Entry]) -> Verdict:

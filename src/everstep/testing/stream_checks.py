@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from everstep import backends
 from everstep.contracts.data import Cursor, Share, Stream
 from everstep.data.adapt import as_stream
-from everstep.errors import DataError
+from everstep.errors import DataError, StateError
 from everstep.state.random_state import capture, restore, seed_all
-from everstep.testing.stream_trial import comparable
 
 _PURPOSE = "train"
 _PASSES = 3
@@ -81,6 +81,27 @@ def require_function(make: Any, check: str) -> None:
 def fingerprint(tree: Any) -> Any:
     """Make a value comparable; objects of unknown types are compared by their repr."""
     return comparable(tree, lambda value: (type(value).__name__, repr(value)))
+
+
+def comparable(tree: Any, other: Callable[[Any], Any] = lambda value: None) -> Any:
+    """Make a comparable copy of a tree of containers, arrays, tensors and plain values, equal bit for bit.
+
+    Args:
+        other: makes the stand-in for an object of another type.
+    """
+    if isinstance(tree, Mapping):
+        return [(str(key), comparable(tree[key], other)) for key in sorted(tree, key=str)]
+    if isinstance(tree, list | tuple):
+        return type(tree).__name__, [comparable(value, other) for value in tree]
+    home = backends.of(tree)
+    if home is not None and home.pack(tree) is None:
+        try:
+            host = home.to_host(tree, None)
+        except StateError:
+            return other(tree)
+        return type(tree).__name__, host.dtype, host.shape, host.data.tobytes()
+    plain = isinstance(tree, type(None) | bool | int | float | complex | str | bytes)
+    return (type(tree).__name__, repr(tree)) if plain else other(tree)
 
 
 class _Snapshot(NamedTuple):

@@ -304,11 +304,12 @@ def each_model(given: Given) -> Iterator[dict[str, Any]]:
 
 _ORIGIN = ("source", "version")
 """Keys of a function's origin, beside its import path under `CALL`."""
-_PATTERN = {"regex", "flags"}
+_FLAGS = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE, "a": re.ASCII}
+"""Flags of a regular expression, as it names them in itself."""
 
 
 class ParamsRecord:
-    """Tree of parameters as JSON; tuples are recorded as lists, and paths as strings.
+    """Tree of parameters as JSON; tuples are recorded as lists, paths and regular expressions as strings.
 
     Attributes:
         tree: the parameters as JSON values.
@@ -338,7 +339,8 @@ class ParamsRecord:
         if isinstance(value, Path):
             return str(value)
         if isinstance(value, re.Pattern) and isinstance(value.pattern, str):
-            return {"regex": value.pattern, "flags": value.flags}
+            flags = "".join(letter for letter, flag in _FLAGS.items() if value.flags & flag)
+            return f"(?{flags}){value.pattern}" if flags else value.pattern
         if callable(value) and hasattr(value, "__qualname__"):
             return self._function(value, place)
         raise ConfigError(
@@ -352,11 +354,6 @@ class ParamsRecord:
                 raise ConfigError(
                     f"{place} has the key {name!r}, which is not a string; give strings as keys"
                 )
-        if _is_function(value) or value.keys() == _PATTERN:
-            raise ConfigError(
-                f"{place} has the keys {', '.join(value)}, by which a function or a regular expression is "
-                "recorded; give that itself, or other keys"
-            )
         return {k: self._json(part, f"{place}.{k}" if place else k) for k, part in value.items()}
 
     def _function(self, function: Any, place: str) -> Json:
@@ -375,10 +372,6 @@ class ParamsRecord:
         return record
 
 
-def _is_function(tree: Mapping[str, Any]) -> bool:
-    return CALL in tree and tree.keys() <= {CALL, *_ORIGIN}
-
-
 def restored(tree: Any, place: str = "") -> Any:
     """Turn the JSON of a `ParamsRecord` into parameters again.
 
@@ -389,9 +382,7 @@ def restored(tree: Any, place: str = "") -> Any:
         return [restored(part, f"{place}.{at}") for at, part in enumerate(tree)]
     if not isinstance(tree, Mapping):
         return tree
-    if tree.keys() == _PATTERN:
-        return re.compile(str(tree["regex"]), tree["flags"])
-    if not _is_function(tree):
+    if not (CALL in tree and tree.keys() <= {CALL, *_ORIGIN}):
         return {k: restored(part, f"{place}.{k}" if place else str(k)) for k, part in tree.items()}
     if "<" in str(tree[CALL]):
         raise ConfigError(

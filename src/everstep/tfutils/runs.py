@@ -402,32 +402,21 @@ def _recording(
 
 
 def _keep(run_dir: Path, journal: Any, step: EvalStep) -> None:
-    """Keep the results of a batch: numbers in the journal, arrays in a file."""
-    numbers: dict[str, Any] = {}
-    arrays: dict[str, Any] = {}
+    """Keep the results of a batch in a file."""
+    arrays = {}
     for name, value in step.outputs.items():
-        if isinstance(value, bool | int | float):
-            numbers[name] = value
-            continue
-        host = value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
-        if host.dtype.kind not in "biufcUS":
+        arrays[name] = value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+        if arrays[name].dtype.kind not in "biufcUS":
             raise MetricError(
                 f"save_intermediate_freq keeps numbers and arrays of them, and {name!r} is a "
                 f"{type(value).__name__}"
             )
-        if host.ndim == 0 and host.dtype.kind in "biuf":
-            numbers[name] = host.item()
-        else:
-            arrays[name] = host
-    file = None
-    if arrays:
-        file = f"intermediate/{journal.segment:04d}/{step.stream}/batch-{step.number:08d}.npz"
-        path = run_dir / file
-        require_no_link(path, run_dir)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, npz(arrays), "intermediate")
-    facts = {"validation": step.stream, "batch": step.number, "results": numbers, "file": file}
-    journal.event("intermediate", facts)
+    file = f"intermediate/{journal.segment:04d}/{step.stream}/batch-{step.number:08d}.npz"
+    path = run_dir / file
+    require_no_link(path, run_dir)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, npz(arrays), "intermediate")
+    journal.event("intermediate", {"validation": step.stream, "batch": step.number, "file": file})
 
 
 def intermediate_results(run_dir: str | Path, validation: str | None = None) -> list[dict[str, Any]]:
@@ -451,9 +440,10 @@ def intermediate_results(run_dir: str | Path, validation: str | None = None) -> 
         facts = event.data
         if event.segment != newest or validation not in (None, facts["validation"]):
             continue
-        results = dict(facts["results"])
-        if facts["file"] is not None:
-            with np.load(journal.run_dir / facts["file"], allow_pickle=False) as arrays:
-                results |= {name: arrays[name] for name in arrays.files}
+        with np.load(journal.run_dir / facts["file"], allow_pickle=False) as arrays:
+            results = {name: arrays[name] for name in arrays.files}
+        results = {
+            n: each if each.ndim or each.dtype.kind in "US" else each.item() for n, each in results.items()
+        }
         batches.append({"validation": facts["validation"], "batch": facts["batch"], "results": results})
     return batches
