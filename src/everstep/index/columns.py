@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -165,16 +165,17 @@ class RunColumns:
             above = above.rpartition(".")[0]
         if above and all(value is None for values in self.values(above).values() for value in values):
             return  # as `git` of runs outside a repository
-        known = {*FACTS, *COUNTS, *tops, *self.metrics, *self._paths}
+        beside = {path for path in self._paths if above and path.startswith(f"{above}.")}
+        known = beside or {*FACTS, *COUNTS, *tops, *self.metrics, *([above] if above else [])}
         raise ConfigError(f"no run has {name!r}; {self._hint(name, known)}")
 
     def _hint(self, name: str, known: set[str]) -> str:
         meant = self.setting(name)
         if meant is None and not alike(name, known):  # a slip in the last part, or a part of a metric's name
             by_end = {path.rpartition(".")[2]: path for path in sorted(self._paths, reverse=True)}
-            near = re.search("'(.*)'", alike(name.rpartition(".")[2], by_end))
+            near = get_close_matches(name.rpartition(".")[2], by_end, n=1, cutoff=0.75)
             holding = sorted((one for one in known if len(name) > 2 and name.lower() in one.lower()), key=len)
-            meant = by_end[near[1]] if near else next(iter(holding), None)
+            meant = by_end[near[0]] if near else next(iter(holding), None)
         return nearest(name, known) if meant is None else f"did you mean {meant!r}?"
 
     @cached_property
