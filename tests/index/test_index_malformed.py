@@ -74,7 +74,7 @@ def no_database(path: Path) -> None:
 
 def other_tables(path: Path) -> None:
     connection = sqlite3.connect(path)
-    connection.executescript("DROP VIEW evaluations; DROP TABLE metrics")
+    connection.executescript("DROP VIEW evaluations; DROP VIEW valid_metrics; DROP TABLE metrics")
     connection.close()
 
 

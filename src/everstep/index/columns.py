@@ -26,9 +26,8 @@ from everstep.index.run_queries import (
     one_of,
     run_rows,
     short,
-    valid,
 )
-from everstep.index.sql_tables import facts, metrics, runs, segments, series, stored
+from everstep.index.sql_tables import facts, metrics, runs, segments, series, stored, valid_metrics
 from everstep.labels import NAMES as LABELS
 
 if TYPE_CHECKING:
@@ -262,10 +261,10 @@ def best_of(connection: Connection, of: Collection[int] | None = None, metric: s
     Raises:
         ConfigError: the name of the metric does not tell which value is better.
     """
-    least, most = (function(metrics.c.value).filter(finite()) for function in (func.min, func.max))
+    value = valid_metrics.c.value
+    least, most = func.min(value).filter(finite()), func.max(value).filter(finite())
     chosen = select(series.c.run, series.c.phase, series.c.name, least.label("min"), most.label("max"))
-    chosen = chosen.join(metrics, metrics.c.series == series.c.id)
-    chosen = chosen.join(segments, valid() & (segments.c.run == series.c.run)).group_by(series.c.id)
+    chosen = chosen.join(valid_metrics, valid_metrics.c.series == series.c.id).group_by(series.c.id)
     chosen = chosen.where(series.c.phase.not_in(("step", "head")))
     rows = connection.execute(_chosen(chosen, connection, of, metric)).all()
     if rows and metric is not None and better_when(metric) is None:
