@@ -67,7 +67,7 @@ class RunColumns:
         self._connection = connection
         self.rows = run_rows(connection, gone)
         self._columns: dict[str, dict[int, list[Any]]] = {}
-        self._facts: dict[str, dict[int, Any]] = {}
+        self._facts: dict[str, dict[int, dict[str, Any]]] = {}
 
     def find(self, node: Node) -> list[dict[str, Any]]:
         """Return the rows of the runs for which a filter holds."""
@@ -121,9 +121,8 @@ class RunColumns:
     def _recorded(self, path: str) -> dict[int, list[Any]]:
         top = path.partition(".")[0]
         if top not in self._facts:
-            rows = self._connection.execute(select(facts.c.run, facts.c.value).where(facts.c.name == top))
-            self._facts[top] = {run: stored(text, object) for run, text in rows}
-        found = {run: values_at({top: value}, path) for run, value in self._facts[top].items()}
+            self._facts[top] = newest_facts(self._connection, names=[top])
+        found = {run: values_at(tree, path) for run, tree in self._facts[top].items()}
         return {run: values for run, values in found.items() if values}
 
     # ---------------------------------------------------------------------------- checks
@@ -134,9 +133,6 @@ class RunColumns:
         Args:
             names: further names, to sort by or to show.
             strict: whether a path below a recorded name must be there, but for conditions on missing values.
-
-        Raises:
-            ConfigError: names the nearest.
         """
         conditions = list(conditions)
         asked = [leaf.path for leaf in conditions if not (strict and leaf.about_missing)]
@@ -257,9 +253,6 @@ def best_of(connection: Connection, of: Collection[int] | None = None, metric: s
 
     Args:
         of, metric: as of `last_values_of`.
-
-    Raises:
-        ConfigError: the name of the metric does not tell which value is better.
     """
     value = valid_metrics.c.value
     least, most = func.min(value).filter(finite()), func.max(value).filter(finite())

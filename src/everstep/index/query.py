@@ -158,8 +158,6 @@ def ask(
     Args:
         gone: keys of runs whose directories do not exist any more.
 
-    Raises:
-        ConfigError: there is no such collection, or no such field; names the nearest.
     """
     if collection in ("runs", "configs"):
         return _ask_runs(connection, collection, asked, set(gone))
@@ -264,11 +262,7 @@ def project(document: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]
 
 
 def index_place(index: str | None) -> Location:
-    """Find the index that a person names, or the default index.
-
-    Raises:
-        RunIndexError: the named index does not exist, and its name does not end in .db.
-    """
+    """Find the index that a person names, or the default index."""
     if index is None:
         return index_from_here()
     found = as_location(index)

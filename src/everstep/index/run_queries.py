@@ -25,7 +25,6 @@ from everstep.index.sql_tables import (
     stored,
     valid_metrics,
 )
-from everstep.labels import NAMES as LABELS
 from everstep.redaction import without_credentials
 
 if TYPE_CHECKING:
@@ -128,21 +127,21 @@ def finite() -> ColumnElement[bool]:
     return valid_metrics.c.value.between(-1.7976931348623157e308, 1.7976931348623157e308)
 
 
-def newest_facts(connection: Connection, of: Collection[int] | None = None) -> dict[int, dict[str, Any]]:
-    """Return run -> facts of its newest start and its labels, for all runs or some."""
+def newest_facts(
+    connection: Connection, of: Collection[int] | None = None, names: Collection[str] = ()
+) -> dict[int, dict[str, Any]]:
+    """Return run -> facts of its newest start and its labels.
+
+    Args:
+        of: keys of the runs; None for all.
+        names: of the facts; all if empty.
+    """
     chosen = select(facts.c.run, facts.c.name, facts.c.value)
     if of is not None:
         chosen = chosen.where(one_of(connection, facts.c.run, of))
+    if names:
+        chosen = chosen.where(facts.c.name.in_(names))
     found: dict[int, dict[str, Any]] = {}
-    for run, name, text in connection.execute(chosen):
-        found.setdefault(run, {})[name] = stored(text, object)
-    return found
-
-
-def labels_of(connection: Connection) -> dict[int, dict[str, Any]]:
-    """Return run -> name of a label -> its value; people change these while a start goes on."""
-    found: dict[int, dict[str, Any]] = {}
-    chosen = select(facts.c.run, facts.c.name, facts.c.value).where(facts.c.name.in_(LABELS))
     for run, name, text in connection.execute(chosen):
         found.setdefault(run, {})[name] = stored(text, object)
     return found
