@@ -20,7 +20,7 @@ import everstep
 from everstep.errors import RunIndexError
 from everstep.index import database
 from everstep.index.database import Database
-from everstep.index.index_errors import IndexBusyError, MalformedIndexError
+from everstep.index.run_facts import IndexBusyError, MalformedIndexError
 from everstep.index.shipping import ship, sync
 from everstep.index.shipping_thread import IndexWriter
 from everstep.record import Block, Journal, RunDir

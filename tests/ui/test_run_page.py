@@ -22,7 +22,7 @@ import everstep
 from everstep.checkpoint import CheckpointName, Store
 from everstep.index.columns import counts
 from everstep.index.database import Database
-from everstep.index.index_errors import MalformedIndexError
+from everstep.index.run_facts import MalformedIndexError
 from everstep.index.shipping import _forget, sync
 from everstep.index.sql_tables import runs
 from everstep.labels import add_tags, set_note

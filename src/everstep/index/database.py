@@ -24,13 +24,13 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.pool import NullPool
 
 from everstep.errors import ConfigError, RunIndexError
-from everstep.index.index_errors import (
+from everstep.index.location import FILE, Location, lacks_credential
+from everstep.index.run_facts import (
     IndexBusyError,
     MalformedIndexError,
     RefusedError,
     UnwritableIndexError,
 )
-from everstep.index.location import FILE, Location, lacks_credential
 from everstep.index.sql_tables import VERSION, UnknownContentError, metadata
 from everstep.redaction import without_credentials
 from everstep.untrusted_files import open_regular

@@ -13,9 +13,8 @@ from everstep.arguments import integer
 from everstep.errors import ConfigError, RunIndexError, alike, nearest
 from everstep.index.answer import Documents
 from everstep.index.filters import Group, Leaf, Node, leaves, ordered, parse, paths, sql_condition
-from everstep.index.index_errors import IndexBusyError, UnwritableIndexError, again_if_malformed
 from everstep.index.location import FILE, Location, as_location, index_from_here, runs_of
-from everstep.index.run_facts import FACTS, SHOWN
+from everstep.index.run_facts import FACTS, SHOWN, IndexBusyError, UnwritableIndexError, again_if_malformed
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -21,8 +21,8 @@ from sqlalchemy import Connection, Table, delete, insert, select, update
 from everstep.durable import TMP
 from everstep.errors import EverstepError, RunDirError, RunIndexError
 from everstep.index.database import Database
-from everstep.index.index_errors import RefusedError
 from everstep.index.readers import confine, id_at, is_run, refusal, stored_seed
+from everstep.index.run_facts import RefusedError
 from everstep.index.run_queries import clean, lost_parent, newest_facts, short
 from everstep.index.sql_tables import (
     blocks,
