@@ -35,6 +35,7 @@ def look(finished: RunDir) -> Look:
     database, journals = Database(None), Journals([finished.path.parent], named=False)
 
     def looked() -> dict[str, Any]:
+        assert journals.ship(database, only=[]).runs == 0
         assert journals.ship(database).problems == []
         with database.read() as connection:
             found = find_run(connection, finished.id)

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Table, delete, insert, select, update
 from everstep.durable import TMP
 from everstep.errors import EverstepError, RunDirError, RunIndexError
 from everstep.index.database import Database
-from everstep.index.readers import confine, id_at, is_run, refusal, stored_seed
+from everstep.index.readers import confine, id_at, is_run, is_strangers, refusal, stored_seed
 from everstep.index.run_facts import RefusedError
 from everstep.index.run_queries import clean, lost_parent, newest_facts, short
 from everstep.index.sql_tables import (
@@ -111,19 +111,20 @@ class Journals:
         Args:
             only: the run directories to look at; None for all.
         """
-        asked = only or [part for each in self._folders for run in run_dirs(each) for part in parts_of(run)]
         if not self._marks:
             self._running = _running(database)
-        looked = [*asked, *(path for path in self._running if only is None)]
+        if only is None:
+            found = [run for folder in self._folders for run in run_dirs(folder)]
+            only = [*(part for run in found for part in parts_of(run)), *self._running]
         # Before the index is read: what changes after that is then seen as a change.
-        marks = {path: self._mark(path) for path in looked}
+        marks = {path: self._mark(path) for path in only}
         changed = [
             path for path, mark in marks.items() if self._marks.get(path, ...) != mark and is_run(path)
         ]
         total = Shipped(runs=len(marks))
         known = _known(database) if changed else {}
         changed = [path for path in changed if path in self._marks or not _unchanged(path, known)]
-        changed.sort(key=lambda path: os.stat(path).st_uid != os.geteuid())  # of two copies one's own counts
+        changed.sort(key=is_strangers)  # of two copies one's own counts
         origins = {row["name"]: (row["created"], row["seed"]) for row in known.values()}
         with database.kept_open() if changed else nullcontext():
             for path in changed:
