@@ -84,7 +84,7 @@ def test_help_imports_nothing_heavy() -> None:
         (["runs", "--where", '{"config.optimizer.lrr": {"$ne": 3}}'], "did you mean 'config.optimizer.lr'"),
         (["runs", "status!=finnished"], "did you mean 'finished'"),
         (["runs", "config.optimizer.lrr!=3"], "did you mean 'config.optimizer.lr'"),
-        (["runs", "config.optimizr.lr=3"], "did you mean 'config.optimizer'"),
+        (["runs", "config.optimizr.lr=3"], "did you mean 'config.optimizer.lr'"),
         (["runs", "config.optimizer.lr.value=3"], "did you mean 'config.optimizer.lr'"),
         (["runs", "--columns", "name,config.optimizer.lrr"], "did you mean 'config.optimizer.lr'"),
         (["runs", "--sort", "-config.optimizer.lrr"], "did you mean 'config.optimizer.lr'"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping
-from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, func, select, tupl
 
 from everstep.contracts.metrics import better_when, phases_and_names
 from everstep.display.cells import flat
-from everstep.errors import ConfigError, alike, nearest
+from everstep.errors import ConfigError, nearest
 from everstep.index.filters import Leaf, Node, kind_of, matcher, values_at
 from everstep.index.run_facts import COUNTS, FACTS, STATUSES
 from everstep.index.run_queries import (
@@ -162,16 +161,9 @@ class RunColumns:
             return  # as `git` of runs outside a repository
         beside = {path for path in self._paths if above and path.startswith(f"{above}.")}
         known = beside or {*FACTS, *COUNTS, *tops, *self.metrics, *([above] if above else [])}
-        raise ConfigError(f"no run has {name!r}; {self._hint(name, known)}")
-
-    def _hint(self, name: str, known: set[str]) -> str:
         meant = self.setting(name)
-        if meant is None and not alike(name, known):  # a slip in the last part, or a part of a metric's name
-            by_end = {path.rpartition(".")[2]: path for path in sorted(self._paths, reverse=True)}
-            near = get_close_matches(name.rpartition(".")[2], by_end, n=1, cutoff=0.75)
-            holding = sorted((one for one in known if len(name) > 2 and name.lower() in one.lower()), key=len)
-            meant = by_end[near[0]] if near else next(iter(holding), None)
-        return nearest(name, known) if meant is None else f"did you mean {meant!r}?"
+        hint = nearest(name, known) if meant is None else f"did you mean {meant!r}?"
+        raise ConfigError(f"no run has {name!r}; {hint}")
 
     @cached_property
     def metrics(self) -> set[str]:

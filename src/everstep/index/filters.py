@@ -111,12 +111,14 @@ def parse_json(text: str) -> Node:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ConfigError(
-            f"the filter gives a key of {sorted(found)} twice in one object; put its conditions together, as "
-            'in {"step": {"$gt": 100, "$lt": 200}}, or use $and'
-        )
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ConfigError(
+                f"the filter gives {key!r} twice in one object; put its conditions together, as in "
+                '{"step": {"$gt": 100, "$lt": 200}}, or use $and'
+            )
+        found[key] = value
     return found
 
 

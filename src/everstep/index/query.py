@@ -293,35 +293,20 @@ def open_index(index: str | None) -> tuple[Database, list[str]]:
     if isinstance(found, Path) and not found.exists() and not (folder.is_dir() and run_dirs(folder)):
         raise RunIndexError(f"there are no runs in {folder}: change to a folder with runs, or pass --index")
     database, folders = Database(found), [folder] if folder.is_dir() else []
-    owner = _linked_folder(found) if isinstance(found, Path) else None
     try:
-        if owner is not None:
-            raise UnwritableIndexError(
-                f"{found} is a link to the index of {owner}, which has runs of its own, and which --index "
-                f"{owner} names"
-            )
         problems = sync(database, folders, named=False).problems
         if not database.exists():  # no run could be shipped: an empty list, and the problems
             with database.write():
                 pass
         return database, problems
     except (IndexBusyError, UnwritableIndexError) as error:
-        if owner is None and _readable(database):
+        if _readable(database):
             return database, [f"the index may lack the newest rows: {error}"]
         if database.shared:
             raise
         alone = Database(None)
         problems = [f"{error}; the journals in {folder} are read instead"]
         return alone, problems + sync(alone, folders, named=False).problems
-
-
-def _linked_folder(index: Path) -> Path | None:
-    """Return the folder of runs whose index another folder's index is a link to; None if there is none."""
-    from everstep.index.shipping import run_dirs
-
-    folder = index.resolve().parent
-    linked = index.is_symlink() and folder != index.parent.resolve()
-    return folder if linked and folder.is_dir() and run_dirs(folder) else None
 
 
 def _readable(database: Database) -> bool:
