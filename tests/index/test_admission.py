@@ -174,18 +174,6 @@ def test_runs_in_a_folder_that_is_a_run_itself_are_found(tmp_path: Path) -> None
     assert len(names(folder / "everstep.db")) == 4
 
 
-def test_an_index_that_is_a_link_to_that_of_other_runs_gets_none(tmp_path: Path) -> None:
-    own = indexed(tmp_path / "own")
-    written(tmp_path / "sent" / "run")
-    (tmp_path / "sent" / "everstep.db").symlink_to("../own/everstep.db")
-    with pytest.warns(RuntimeWarning, match="is a link to the index of"):
-        assert len(everstep.query("runs", index=tmp_path / "sent")) == 1
-    assert len(names(own / "everstep.db")) == 1
-    (own / "everstep.db").rename(tmp_path / "local.db")  # on another disk, and with no runs beside it
-    (own / "everstep.db").symlink_to(tmp_path / "local.db")
-    assert len(everstep.query("runs", index=own)) == 1
-
-
 def test_labels_and_best_weights_are_not_read_through_a_link(tmp_path: Path) -> None:
     run = written(tmp_path / "sent")
     (tmp_path / "secret" / "id_rsa").mkdir(parents=True)

@@ -14,7 +14,7 @@ from index_runs import indexed
 import everstep
 import warm
 from everstep.index.database import Database
-from everstep.index.index_errors import MalformedIndexError, UnwritableIndexError
+from everstep.index.run_facts import MalformedIndexError, UnwritableIndexError
 from everstep.index.run_queries import newest_facts
 from everstep.index.shipping import sync
 from waiting import PATIENCE

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import shutil
 import sqlite3
-import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ import everstep
 from everstep.errors import RunIndexError
 from everstep.index import database
 from everstep.index.database import Database
-from everstep.index.index_errors import IndexBusyError, MalformedIndexError
+from everstep.index.run_facts import IndexBusyError, MalformedIndexError
 from everstep.index.shipping import ship, sync
 from everstep.index.shipping_thread import IndexWriter
 from everstep.record import Block, Journal, RunDir
@@ -74,7 +73,7 @@ def no_database(path: Path) -> None:
 
 def other_tables(path: Path) -> None:
     connection = sqlite3.connect(path)
-    connection.executescript("DROP VIEW evaluations; DROP TABLE metrics")
+    connection.executescript("DROP VIEW evaluations; DROP VIEW valid_metrics; DROP TABLE metrics")
     connection.close()
 
 
@@ -102,18 +101,6 @@ def test_an_index_is_made_beside_nothing_stale(left_behind: Path) -> None:
     assert {(run["status"], run["reason"]) for run in found} == {("finished", "done")}
     for name in ("a", "b", "c"):
         assert index_rows(Database(left_behind / "everstep.db"), name) == journal_rows(left_behind / name)
-
-
-def test_a_stale_wal_that_an_older_version_mixed_in_is_noticed(left_behind: Path) -> None:
-    """The old pages lie over those of a new index, as they did for who had deleted only the file."""
-    path, fresh = left_behind / "everstep.db", left_behind / "fresh.db"
-    sync(Database(fresh), [left_behind / "a"])
-    fresh.rename(path)
-    with pytest.warns(RuntimeWarning, match="was malformed"):
-        assert names(left_behind) == ["a", "b", "c"]
-    assert names(left_behind) == ["a", "b", "c"]
-    for name in ("a", "b", "c"):
-        assert index_rows(Database(path), name) == journal_rows(left_behind / name)
 
 
 @pytest.mark.parametrize("how", [damage, truncate, no_database, other_tables])
@@ -244,28 +231,3 @@ def test_a_folder_that_cannot_be_written_is_listed_all_the_same(
     with pytest.warns(RuntimeWarning, match="cannot be made: Permission denied.*the journals in .* are read"):
         assert names(folder) == ["a", "b", "c"]
     assert not (folder / "everstep.db").exists()
-
-
-@pytest.mark.campaign("random")
-def test_a_reader_opens_while_the_last_connection_closes(tmp_path: Path) -> None:
-    """SQLite deletes the files beside the index then: a reader that looks at them finds them gone."""
-    place = tmp_path / "everstep.db"
-    with Database(place).write():
-        pass
-    faults: list[Exception] = []
-
-    def read() -> None:
-        mine = Database(place)
-        try:
-            for _ in range(300):
-                with mine.read():
-                    pass
-        except Exception as error:
-            faults.append(error)
-
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not faults

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,12 +14,11 @@ from index_runs import index_rows, journal_rows, start
 from sqlalchemy import make_url
 
 import everstep
-from everstep.errors import RunIndexError
 from everstep.index import shipping_thread
 from everstep.index.database import SCHEMA, Database
-from everstep.index.shipping import ship, sync
-from everstep.record import Block, Journal, RunDir
-from postgres_server import NOBODY, Server, running_server
+from everstep.index.shipping import sync
+from everstep.record import RunDir
+from postgres_server import Server, running_server
 from tiny_runs import Tiny
 
 
@@ -167,69 +163,6 @@ def test_another_process_that_has_the_run_is_not_waited_for(
     assert "everstep sync" in line
     sync(other, [tmp_path])
     assert index_rows(other, "run") == journal_rows(tmp_path / "run")
-
-
-@pytest.fixture
-def small_disk() -> Iterator[Path]:
-    """A file system with room for a server and little more, where one may be mounted."""
-    folder = Path(tempfile.mkdtemp(prefix="pg-"))
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64m,mode=755", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("no file system may be mounted here; the other outages test the same path")
-    yield folder
-    # lazily: a process that the test has ended may not be gone, and holds the disk until it is
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-    folder.rmdir()
-
-
-@pytest.mark.campaign("machine")
-def test_a_server_whose_disk_is_full(
-    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether it refuses or falls over: afterwards every row is there once."""
-    straight = Tiny(tmp_path / "a" / "run", max_epoch=2).train().result()
-    with running_server(small_disk) as full:
-        url = full.database()
-        monkeypatch.setenv("EVERSTEP_INDEX", url)
-        Tiny(tmp_path / "b" / "first", max_epoch=1).train()
-        big_run(tmp_path / "b" / "big", 20_000)
-        ballast = small_disk / "ballast"
-        fill(ballast)
-        with pytest.raises(RunIndexError, match="run everstep sync"):
-            ship(Database(url), tmp_path / "b" / "big")
-        fill(ballast)
-        run = Tiny(tmp_path / "b" / "run", max_epoch=2).train()
-        assert run.result() == straight
-        assert len(warnings(run.lines)) <= 1
-        ballast.unlink()
-        if not full.running():
-            full.start()
-        database = Database(url)
-        sync(database, [tmp_path / "b"])
-        for name in ("first", "big", "run"):
-            assert index_rows(database, name) == journal_rows(tmp_path / "b" / name)
-        assert len(index_rows(database, "big")) == 20_000
-
-
-def big_run(run_dir: Path, rows: int) -> None:
-    run = RunDir.open(run_dir, seed=1)
-    journal = Journal.open(run.path, 1, None, {})
-    steps = list(range(1, rows + 1))
-    ones = [1] * rows
-    journal.append(Block(1, "step", "loss", False, steps, [float(step) for step in steps], ones, [0] * rows))
-    journal.close()
-
-
-def fill(ballast: Path) -> None:
-    """Take all the room that is left."""
-    with ballast.open("ab", buffering=0) as file:
-        for size in (1 << 20, 1 << 12, 1):
-            try:
-                while file.write(b"\1" * size) == size:
-                    pass
-            except OSError:
-                pass
-    os.chown(ballast, NOBODY, NOBODY)
 
 
 def test_who_may_only_read_gets_his_list_with_a_note(

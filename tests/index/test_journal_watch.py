@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from everstep.index.database import Database
-from everstep.index.run_queries import find_run, labels_of
+from everstep.index.run_queries import find_run, newest_facts
 from everstep.index.shipping import Journals
+from everstep.labels import NAMES as LABELS
 from everstep.labels import add_tags
 from everstep.record import ACCEPTED, Block, Journal, Position, RunDir, RunLock
 
@@ -34,10 +35,11 @@ def look(finished: RunDir) -> Look:
     database, journals = Database(None), Journals([finished.path.parent], named=False)
 
     def looked() -> dict[str, Any]:
+        assert journals.ship(database, only=[]).runs == 0
         assert journals.ship(database).problems == []
         with database.read() as connection:
             found = find_run(connection, finished.id)
-            return {**found, "labels": labels_of(connection)}
+            return {**found, "labels": newest_facts(connection, names=LABELS)}
 
     return looked
 

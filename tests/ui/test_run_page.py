@@ -22,7 +22,7 @@ import everstep
 from everstep.checkpoint import CheckpointName, Store
 from everstep.index.columns import counts
 from everstep.index.database import Database
-from everstep.index.index_errors import MalformedIndexError
+from everstep.index.run_facts import MalformedIndexError
 from everstep.index.shipping import _forget, sync
 from everstep.index.sql_tables import runs
 from everstep.labels import add_tags, set_note
@@ -484,17 +484,16 @@ def test_a_name_of_a_metric_may_have_a_slash_and_a_comma(tmp_path: Path) -> None
             assert [column["name"] for column in answer["columns"]] == ["a,b", "loss", "name"]
 
 
-def read_away(database: Database, stored: StoredRows) -> list[Rows]:
-    """Read a metric of all runs, as of runs on another machine."""
+def read_all(database: Database, stored: StoredRows) -> list[Rows]:
+    """Read a metric of all runs."""
     with database.read() as connection:
         rows = connection.execute(select(runs).order_by(runs.c.name)).mappings().all()
-        away = [{**row, "path": "/nowhere"} for row in rows]
-        return stored.read(database, connection, away, "step", "loss")
+        return stored.read(database, connection, rows, "step", "loss")
 
 
 @pytest.mark.campaign("long")
-def test_rows_from_the_index_are_those_of_the_journals_while_they_grow(tmp_path: Path) -> None:
-    """Read piece by piece, as long as other machines train; one is forgotten and comes again."""
+def test_rows_are_the_same_piece_by_piece_and_at_once(tmp_path: Path) -> None:
+    """One is forgotten and comes again."""
     database, stored = Database(tmp_path / "everstep.db"), StoredRows()
     journals = {}
     for name, first in (("a", 1), ("a", 3), ("b", 1), ("a", 5), ("c", 1), ("b", 3), ("b", 5)):
@@ -504,10 +503,8 @@ def test_rows_from_the_index_are_those_of_the_journals_while_they_grow(tmp_path:
         journals[name].append(block([float(first), 2.0], first=first))
         journals[name].flush()
         sync(database, [tmp_path])
-        found = read_away(database, stored)
-        with database.read() as connection:
-            here = connection.execute(select(runs).order_by(runs.c.name)).mappings().all()
-            expected = StoredRows().read(database, connection, here, "step", "loss")
+        found = read_all(database, stored)
+        expected = read_all(database, StoredRows())
         assert len(found) == len(journals)
         for one, other in zip(found, expected, strict=True):
             assert [column.tolist() for column in one] == [column.tolist() for column in other]
@@ -517,7 +514,7 @@ def test_rows_from_the_index_are_those_of_the_journals_while_they_grow(tmp_path:
     with database.write() as connection:
         _forget(connection, 1)
     sync(database, [tmp_path])
-    assert [len(rows.steps) for rows in read_away(database, stored)] == [6, 6, 2]
+    assert [len(rows.steps) for rows in read_all(database, stored)] == [6, 6, 2]
 
 
 @pytest.mark.campaign("long", gate=1)
@@ -531,7 +528,7 @@ def test_a_block_that_everstep_does_not_write_is_a_malformed_index(tmp_path: Pat
         connection.exec_driver_sql("CREATE TABLE blocks AS SELECT * FROM strict")
         connection.exec_driver_sql(f"UPDATE blocks SET {change}")
     with pytest.raises(MalformedIndexError, match="a block"):
-        read_away(database, StoredRows())
+        read_all(database, StoredRows())
 
 
 @pytest.mark.campaign("long")

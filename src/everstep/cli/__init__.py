@@ -66,7 +66,7 @@ def _run() -> int:
     from everstep.cli.output import note, say
     from everstep.display.cells import shown
     from everstep.errors import ConfigError, EverstepError
-    from everstep.index.index_errors import again_if_malformed
+    from everstep.index.run_facts import again_if_malformed
     from everstep.unattended import tell_error
 
     def run() -> int:

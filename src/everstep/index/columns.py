@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, func, select, tupl
 
 from everstep.contracts.metrics import better_when, phases_and_names
 from everstep.display.cells import flat
-from everstep.errors import ConfigError, alike, nearest
+from everstep.errors import ConfigError, nearest
 from everstep.index.filters import Leaf, Node, kind_of, matcher, values_at
 from everstep.index.run_facts import COUNTS, FACTS, STATUSES
 from everstep.index.run_queries import (
@@ -26,9 +25,8 @@ from everstep.index.run_queries import (
     one_of,
     run_rows,
     short,
-    valid,
 )
-from everstep.index.sql_tables import facts, metrics, runs, segments, series, stored
+from everstep.index.sql_tables import facts, metrics, runs, segments, series, stored, valid_metrics
 from everstep.labels import NAMES as LABELS
 
 if TYPE_CHECKING:
@@ -68,7 +66,7 @@ class RunColumns:
         self._connection = connection
         self.rows = run_rows(connection, gone)
         self._columns: dict[str, dict[int, list[Any]]] = {}
-        self._facts: dict[str, dict[int, Any]] = {}
+        self._facts: dict[str, dict[int, dict[str, Any]]] = {}
 
     def find(self, node: Node) -> list[dict[str, Any]]:
         """Return the rows of the runs for which a filter holds."""
@@ -122,9 +120,8 @@ class RunColumns:
     def _recorded(self, path: str) -> dict[int, list[Any]]:
         top = path.partition(".")[0]
         if top not in self._facts:
-            rows = self._connection.execute(select(facts.c.run, facts.c.value).where(facts.c.name == top))
-            self._facts[top] = {run: stored(text, object) for run, text in rows}
-        found = {run: values_at({top: value}, path) for run, value in self._facts[top].items()}
+            self._facts[top] = newest_facts(self._connection, names=[top])
+        found = {run: values_at(tree, path) for run, tree in self._facts[top].items()}
         return {run: values for run, values in found.items() if values}
 
     # ---------------------------------------------------------------------------- checks
@@ -135,9 +132,6 @@ class RunColumns:
         Args:
             names: further names, to sort by or to show.
             strict: whether a path below a recorded name must be there, but for conditions on missing values.
-
-        Raises:
-            ConfigError: names the nearest.
         """
         conditions = list(conditions)
         asked = [leaf.path for leaf in conditions if not (strict and leaf.about_missing)]
@@ -165,17 +159,11 @@ class RunColumns:
             above = above.rpartition(".")[0]
         if above and all(value is None for values in self.values(above).values() for value in values):
             return  # as `git` of runs outside a repository
-        known = {*FACTS, *COUNTS, *tops, *self.metrics, *self._paths}
-        raise ConfigError(f"no run has {name!r}; {self._hint(name, known)}")
-
-    def _hint(self, name: str, known: set[str]) -> str:
+        beside = {path for path in self._paths if above and path.startswith(f"{above}.")}
+        known = beside or {*FACTS, *COUNTS, *tops, *self.metrics, *([above] if above else [])}
         meant = self.setting(name)
-        if meant is None and not alike(name, known):  # a slip in the last part, or a part of a metric's name
-            by_end = {path.rpartition(".")[2]: path for path in sorted(self._paths, reverse=True)}
-            near = re.search("'(.*)'", alike(name.rpartition(".")[2], by_end))
-            holding = sorted((one for one in known if len(name) > 2 and name.lower() in one.lower()), key=len)
-            meant = by_end[near[1]] if near else next(iter(holding), None)
-        return nearest(name, known) if meant is None else f"did you mean {meant!r}?"
+        hint = nearest(name, known) if meant is None else f"did you mean {meant!r}?"
+        raise ConfigError(f"no run has {name!r}; {hint}")
 
     @cached_property
     def metrics(self) -> set[str]:
@@ -257,14 +245,11 @@ def best_of(connection: Connection, of: Collection[int] | None = None, metric: s
 
     Args:
         of, metric: as of `last_values_of`.
-
-    Raises:
-        ConfigError: the name of the metric does not tell which value is better.
     """
-    least, most = (function(metrics.c.value).filter(finite()) for function in (func.min, func.max))
+    value = valid_metrics.c.value
+    least, most = func.min(value).filter(finite()), func.max(value).filter(finite())
     chosen = select(series.c.run, series.c.phase, series.c.name, least.label("min"), most.label("max"))
-    chosen = chosen.join(metrics, metrics.c.series == series.c.id)
-    chosen = chosen.join(segments, valid() & (segments.c.run == series.c.run)).group_by(series.c.id)
+    chosen = chosen.join(valid_metrics, valid_metrics.c.series == series.c.id).group_by(series.c.id)
     chosen = chosen.where(series.c.phase.not_in(("step", "head")))
     rows = connection.execute(_chosen(chosen, connection, of, metric)).all()
     if rows and metric is not None and better_when(metric) is None:

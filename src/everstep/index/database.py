@@ -24,13 +24,13 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.pool import NullPool
 
 from everstep.errors import ConfigError, RunIndexError
-from everstep.index.index_errors import (
+from everstep.index.location import FILE, Location, lacks_credential
+from everstep.index.run_facts import (
     IndexBusyError,
     MalformedIndexError,
     RefusedError,
     UnwritableIndexError,
 )
-from everstep.index.location import FILE, Location, lacks_credential
 from everstep.index.sql_tables import VERSION, UnknownContentError, metadata
 from everstep.redaction import without_credentials
 from everstep.untrusted_files import open_regular
@@ -74,10 +74,6 @@ class Database:
         place: the file, or the URL.
         name: the place for messages, without a password.
         shared: whether the index may have other machines' runs: it is not a file.
-
-    Raises:
-        ConfigError: the URL cannot be read.
-        RunIndexError: the database needs a package that is not installed.
     """
 
     def __init__(self, place: Location | None, patience: float = BUSY_SECONDS) -> None:
@@ -101,11 +97,7 @@ class Database:
             self._engine = _sqlite(self._file, patience)
 
     def exists(self) -> bool:
-        """Whether there is an index: no empty file is one, and PostgreSQL's tables are made when used.
-
-        Raises:
-            RunIndexError: the name belongs to something that is not a file.
-        """
+        """Whether there is an index: no empty file is one, and PostgreSQL's tables are made when used."""
         if self.shared:
             return True
         found = _status(self._file)
@@ -115,11 +107,7 @@ class Database:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
-        """Open a transaction that only reads the database as it is at one instant.
-
-        Raises:
-            RunIndexError: there is no index, or it cannot be read.
-        """
+        """Open a transaction that only reads the database as it is at one instant."""
         if not self.exists():
             raise RunIndexError(f"there is no index {self.name}; run everstep sync to make it")
         with self._explained(), self._transaction(writes=False) as connection:
@@ -130,7 +118,6 @@ class Database:
         """Open a transaction that writes; no other process writes `run` (a name) meanwhile.
 
         Raises:
-            RunIndexError: the index cannot be written.
             IndexBusyError: another process has been writing for longer than `patience`.
             UnwritableIndexError: this user may not write the index.
             MalformedIndexError: (reading, too) the file was damaged, and is set aside.
@@ -364,11 +351,7 @@ def _sqlite(path: Path, patience: float, mode: str = "rw") -> Engine:
 
 
 def _require_own_files(path: Path) -> None:
-    """Refuse files beside the index that everstep does not make: SQLite acts on what they say.
-
-    Raises:
-        UnwritableIndexError: there is such a file.  The journals of the runs can be read all the same.
-    """
+    """Refuse files beside the index that everstep does not make: SQLite acts on what they say."""
     index = os.path.realpath(path)  # SQLite looks beside the file, not beside a link to the file
     if os.path.lexists(index + "-journal"):
         raise UnwritableIndexError(

@@ -91,11 +91,7 @@ def paths(node: Node) -> list[str]:
 
 
 def parse(where: Mapping[str, Any]) -> Node:
-    """Read a filter.
-
-    Raises:
-        ConfigError: the value is not a filter; an unknown operator is named with the nearest.
-    """
+    """Read a filter; an unknown operator is an error that names the nearest."""
     try:
         return _filter(where)
     except RecursionError:
@@ -103,11 +99,7 @@ def parse(where: Mapping[str, Any]) -> Node:
 
 
 def parse_json(text: str) -> Node:
-    """Read a filter that a person wrote as JSON.
-
-    Raises:
-        ConfigError: the string is not JSON, gives a key twice, or is not a filter.
-    """
+    """Read a filter that a person wrote as JSON."""
     try:
         return parse(json.loads(text, object_pairs_hook=_object))
     except (ValueError, RecursionError) as error:
@@ -119,12 +111,14 @@ def parse_json(text: str) -> Node:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ConfigError(
-            f"the filter gives a key of {sorted(found)} twice in one object; put its conditions together, as "
-            'in {"step": {"$gt": 100, "$lt": 200}}, or use $and'
-        )
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ConfigError(
+                f"the filter gives {key!r} twice in one object; put its conditions together, as in "
+                '{"step": {"$gt": 100, "$lt": 200}}, or use $and'
+            )
+        found[key] = value
     return found
 
 
@@ -220,9 +214,6 @@ def parse_words(text: str) -> Group:
     """Read comparisons that must all hold, separated by blanks, commas or "and".
 
     A bare word means the runs whose name contains it.
-
-    Raises:
-        ConfigError: a part is neither a comparison nor a word.
     """
     parts: list[Node] = []
     at = 0

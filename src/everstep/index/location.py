@@ -21,11 +21,7 @@ Location: TypeAlias = Path | str
 
 
 def as_location(text: str) -> Location:
-    """Read a person's name for the index: a file's path, made absolute, or a URL.
-
-    Raises:
-        ConfigError: a URL of another scheme than PostgreSQL's, or a string that is meant as a URL and is not.
-    """
+    """Read a person's name for the index: a file's path, made absolute, or a URL."""
     scheme, separator, _ = text.partition("://")
     if not separator and _NO_FILE.search(text):
         raise ConfigError(
@@ -50,9 +46,6 @@ def index_of(run_dir: Path, given: Location | None = None) -> Location | None:
     """Return the index of a run: that of EVERSTEP_INDEX, else the given index, else a file beside the run.
 
     EVERSTEP_INDEX is a file, the URL of a PostgreSQL database, or "off" for no index (then None is returned).
-
-    Raises:
-        ConfigError: a URL of another scheme than PostgreSQL's.
     """
     said = os.environ.get(INDEX_VARIABLE, "")
     if said == "off":
@@ -69,9 +62,6 @@ def index_from_here() -> Location:
     """Return a command's default index: EVERSTEP_INDEX, ./everstep.db, or ./runs/everstep.db.
 
     If none exists, return the index that the runs in ./runs would have, or those here without such a folder.
-
-    Raises:
-        ConfigError: EVERSTEP_INDEX is a URL of another scheme than PostgreSQL's.
     """
     if is_said():
         return as_location(os.environ[INDEX_VARIABLE])

@@ -13,9 +13,8 @@ from everstep.arguments import integer
 from everstep.errors import ConfigError, RunIndexError, alike, nearest
 from everstep.index.answer import Documents
 from everstep.index.filters import Group, Leaf, Node, leaves, ordered, parse, paths, sql_condition
-from everstep.index.index_errors import IndexBusyError, UnwritableIndexError, again_if_malformed
 from everstep.index.location import FILE, Location, as_location, index_from_here, runs_of
-from everstep.index.run_facts import FACTS, SHOWN
+from everstep.index.run_facts import FACTS, SHOWN, IndexBusyError, UnwritableIndexError, again_if_malformed
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -158,8 +157,6 @@ def ask(
     Args:
         gone: keys of runs whose directories do not exist any more.
 
-    Raises:
-        ConfigError: there is no such collection, or no such field; names the nearest.
     """
     if collection in ("runs", "configs"):
         return _ask_runs(connection, collection, asked, set(gone))
@@ -212,28 +209,22 @@ def _ask_runs(connection: Connection, collection: str, asked: Asked, gone: set[i
 def _ask_rows(connection: Connection, collection: str, asked: Asked) -> list[dict[str, Any]]:
     from sqlalchemy import select, true
 
-    from everstep.index.run_queries import valid
-    from everstep.index.sql_tables import checkpoints, metrics, runs, segments, series
+    from everstep.index.sql_tables import checkpoints, runs, valid_metrics
 
-    table = checkpoints if collection == "checkpoints" else metrics
-    named = {"run": runs.c.name, "phase": series.c.phase}
-    named |= {"name": checkpoints.c.name if table is checkpoints else series.c.name}
-    columns = {name: named[name] if name in named else table.c[name] for name in _FIELDS[collection]}
+    source: Any = valid_metrics
+    columns = {name: valid_metrics.c[name] for name in _ROW}
+    written = tuple(valid_metrics.c[name] for name in ("run", "phase", "name", "segment", "offset", "row"))
+    if collection == "checkpoints":
+        source = checkpoints.join(runs, runs.c.id == checkpoints.c.run)
+        columns = {name: checkpoints.c[name] for name in _FIELDS[collection]} | {"run": runs.c.name}
+        written = runs.c.name, checkpoints.c.segment, checkpoints.c.offset
     for name in asked.names:
         if name not in columns:
             raise ConfigError(f"{collection} have no field {name!r}; {nearest(name, columns)}")
     kinds = dict.fromkeys(("run", "phase", "name"), "text") | {"wall": "bool"}
-    source = checkpoints.join(runs, runs.c.id == checkpoints.c.run)
-    written: tuple[Any, ...] = (runs.c.name, checkpoints.c.segment, checkpoints.c.offset)
-    if table is metrics:
-        source = metrics.join(series, series.c.id == metrics.c.series)
-        source = source.join(segments, (segments.c.run == series.c.run) & valid())
-        source = source.join(runs, runs.c.id == series.c.run)
-        place = metrics.c.segment, metrics.c.offset, metrics.c.row
-        written = (runs.c.name, series.c.phase, series.c.name, *place)
     chosen = select(*(columns[name].label(name) for name in dict.fromkeys(asked.fields or columns)))
     chosen = chosen.select_from(source).where(
-        series.c.phase.not_in(("head", "step")) if collection == "evaluations" else true(),
+        columns["phase"].not_in(("head", "step")) if collection == "evaluations" else true(),
         sql_condition(connection, asked.where, lambda name: (columns[name], kinds.get(name, "number"))),
     )
     # A missing value, such as NaN, comes last either way.
@@ -248,50 +239,29 @@ def _ask_rows(connection: Connection, collection: str, asked: Asked) -> list[dic
     return found
 
 
-def project(document: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return some fields of a document; "a.b" gives the part of `a` that has `b`."""
+def project(document: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return some fields of a document; "a.b" gives the part of `a` that has `b`, or a list on the way."""
     found: dict[str, Any] = {}
-    asked = set(names := list(names))
     for name in names:
-        parts = name.split(".")
-        if name not in document and any(".".join(parts[:end]) in asked for end in range(1, len(parts))):
-            continue  # the whole field above is requested, too
-        if name in document:
-            found[name] = document[name]
-        elif len(parts) > 1 and parts[0] in document:
-            _merge(found, parts[0], _dig(document[parts[0]], ".".join(parts[1:])))
+        parts = [name] if name in document else name.split(".")
+        value: Any = document
+        into = found
+        for part in parts:
+            if part not in value or into.get(part, value) is value[part]:
+                break  # missing; or the whole field above is asked for, too
+            value = value[part]
+            if part is parts[-1] or not isinstance(value, dict):
+                into[part] = value
+                break
+            into = into.setdefault(part, {})
     return found
-
-
-def _dig(value: Any, path: str) -> Any:
-    """Return the part of a tree that lies on a path; in a list, the part of each object."""
-    if isinstance(value, list):
-        return [_dig(item, path) for item in value if isinstance(item, dict)]
-    return project(value, [path]) if isinstance(value, dict) else None
-
-
-def _merge(into: dict[str, Any], key: str, value: Any) -> None:
-    there = into.get(key)
-    if isinstance(there, dict) and isinstance(value, dict):
-        for name, item in value.items():
-            _merge(there, name, item)
-    elif isinstance(there, list) and isinstance(value, list):
-        for old, new in zip(there, value, strict=True):  # parts of the same objects, by two paths
-            for name, item in new.items():
-                _merge(old, name, item)
-    elif value is not None:
-        into[key] = value
 
 
 # ------------------------------------------------------------------------------ the index
 
 
 def index_place(index: str | None) -> Location:
-    """Find the index that a person names, or the default index.
-
-    Raises:
-        RunIndexError: the named index does not exist, and its name does not end in .db.
-    """
+    """Find the index that a person names, or the default index."""
     if index is None:
         return index_from_here()
     found = as_location(index)
@@ -323,35 +293,20 @@ def open_index(index: str | None) -> tuple[Database, list[str]]:
     if isinstance(found, Path) and not found.exists() and not (folder.is_dir() and run_dirs(folder)):
         raise RunIndexError(f"there are no runs in {folder}: change to a folder with runs, or pass --index")
     database, folders = Database(found), [folder] if folder.is_dir() else []
-    owner = _linked_folder(found) if isinstance(found, Path) else None
     try:
-        if owner is not None:
-            raise UnwritableIndexError(
-                f"{found} is a link to the index of {owner}, which has runs of its own, and which --index "
-                f"{owner} names"
-            )
         problems = sync(database, folders, named=False).problems
         if not database.exists():  # no run could be shipped: an empty list, and the problems
             with database.write():
                 pass
         return database, problems
     except (IndexBusyError, UnwritableIndexError) as error:
-        if owner is None and _readable(database):
+        if _readable(database):
             return database, [f"the index may lack the newest rows: {error}"]
         if database.shared:
             raise
         alone = Database(None)
         problems = [f"{error}; the journals in {folder} are read instead"]
         return alone, problems + sync(alone, folders, named=False).problems
-
-
-def _linked_folder(index: Path) -> Path | None:
-    """Return the folder of runs whose index another folder's index is a link to; None if there is none."""
-    from everstep.index.shipping import run_dirs
-
-    folder = index.resolve().parent
-    linked = index.is_symlink() and folder != index.parent.resolve()
-    return folder if linked and folder.is_dir() and run_dirs(folder) else None
 
 
 def _readable(database: Database) -> bool:

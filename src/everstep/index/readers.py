@@ -96,6 +96,14 @@ def refusal(
     )
 
 
+def is_strangers(path: Path) -> bool:
+    """Whether a path belongs to another user."""
+    try:
+        return os.stat(path).st_uid != os.geteuid()
+    except OSError:
+        return True
+
+
 def _is_strangers_link(path: Path) -> bool:
     """Whether a path is a link that another user made to something that is not that user's."""
     try:

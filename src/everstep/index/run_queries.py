@@ -15,8 +15,16 @@ from sqlalchemy import ColumnElement, Connection, Integer, Text, cast, false, fu
 
 from everstep.errors import ConfigError, nearest
 from everstep.index.run_facts import GONE
-from everstep.index.sql_tables import events, facts, metrics, runs, segments, series, stored
-from everstep.labels import NAMES as LABELS
+from everstep.index.sql_tables import (
+    events,
+    facts,
+    metrics,
+    runs,
+    segments,
+    series,
+    stored,
+    valid_metrics,
+)
 from everstep.redaction import without_credentials
 
 if TYPE_CHECKING:
@@ -105,7 +113,7 @@ def last_of_series(column: ColumnElement[Any]) -> Any:
     """Select the last valid value of a column of `metrics`, for the series of the outer query."""
     return (
         select(column)
-        .join(segments, valid())
+        .join(segments, (segments.c.number == metrics.c.segment) & (metrics.c.offset < segments.c.valid_to))
         .where(metrics.c.series == series.c.id, segments.c.run == series.c.run)
         .order_by(metrics.c.segment.desc(), metrics.c.offset.desc(), metrics.c.row.desc())
         .limit(1)
@@ -115,30 +123,25 @@ def last_of_series(column: ColumnElement[Any]) -> Any:
 
 
 def finite() -> ColumnElement[bool]:
-    """Whether the value of a row of `metrics` is finite; infinities are stored, NaN is NULL."""
-    return metrics.c.value.between(-1.7976931348623157e308, 1.7976931348623157e308)
+    """Whether a value of `valid_metrics` is finite; infinities are stored, NaN is NULL."""
+    return valid_metrics.c.value.between(-1.7976931348623157e308, 1.7976931348623157e308)
 
 
-def valid() -> ColumnElement[bool]:
-    """Whether a row of `metrics` is valid, joined to the row of its segment in `segments`."""
-    return (segments.c.number == metrics.c.segment) & (metrics.c.offset < segments.c.valid_to)
+def newest_facts(
+    connection: Connection, of: Collection[int] | None = None, names: Collection[str] = ()
+) -> dict[int, dict[str, Any]]:
+    """Return run -> facts of its newest start and its labels.
 
-
-def newest_facts(connection: Connection, of: Collection[int] | None = None) -> dict[int, dict[str, Any]]:
-    """Return run -> facts of its newest start and its labels, for all runs or some."""
+    Args:
+        of: keys of the runs; None for all.
+        names: of the facts; all if empty.
+    """
     chosen = select(facts.c.run, facts.c.name, facts.c.value)
     if of is not None:
         chosen = chosen.where(one_of(connection, facts.c.run, of))
+    if names:
+        chosen = chosen.where(facts.c.name.in_(names))
     found: dict[int, dict[str, Any]] = {}
-    for run, name, text in connection.execute(chosen):
-        found.setdefault(run, {})[name] = stored(text, object)
-    return found
-
-
-def labels_of(connection: Connection) -> dict[int, dict[str, Any]]:
-    """Return run -> name of a label -> its value; people change these while a start goes on."""
-    found: dict[int, dict[str, Any]] = {}
-    chosen = select(facts.c.run, facts.c.name, facts.c.value).where(facts.c.name.in_(LABELS))
     for run, name, text in connection.execute(chosen):
         found.setdefault(run, {})[name] = stored(text, object)
     return found
@@ -193,32 +196,21 @@ def metric_rows(connection: Connection, run: int, name: str, phase: str | None =
     """
     from everstep.record import Row
 
-    mine = select(series.c.id, series.c.phase, series.c.name).where(series.c.run == run)
-    known = [(key, in_phase, called) for key, in_phase, called in connection.execute(mine)]
-    chosen = [one for one in known if name in (one[2], f"{one[1]}/{one[2]}") and phase in (None, one[1])]
+    known = metric_names(connection, run)
+    chosen = [one for one in known if name in (one[1], "/".join(one)) and phase in (None, one[0])]
     if not chosen:
         where = "" if phase is None else f" in phase {phase!r}"
-        names = {called for _, in_phase, called in known} | {f"{p}/{n}" for _, p, n in known}
+        names = {name for _, name in known} | {"/".join(one) for one in known}
         raise ConfigError(f"the run has no metric {name!r}{where}; {nearest(name, names)}")
+    m = valid_metrics.c
+    written = m.segment, m.offset, m.row
+    columns = m.segment, m.epoch, m.step, m.phase, m.name, m.seq, m.value, m["count"], m.wall
     rows = []
-    for key, in_phase, called in sorted(chosen, key=lambda one: by_phase(one[1])):
-        for row in connection.execute(
-            select(
-                metrics.c.segment,
-                metrics.c.epoch,
-                metrics.c.step,
-                metrics.c.seq,
-                metrics.c.value,
-                metrics.c["count"],
-                metrics.c.wall,
-            )
-            .join(segments, valid())
-            .where(metrics.c.series == key, segments.c.run == run)
-            .order_by(metrics.c.segment, metrics.c.offset, metrics.c.row)
-        ):
-            segment, epoch, step, seq, value, count, wall = row
-            value = math.nan if value is None else value
-            rows.append(Row(segment, epoch, step, in_phase, called, seq, value, count, bool(wall)))
+    for one in chosen:
+        mine = (m.run_id == run) & (m.phase == one[0]) & (m.name == one[1])
+        for row in connection.execute(select(*columns).where(mine).order_by(*written)):
+            value = math.nan if row.value is None else row.value
+            rows.append(Row(*row)._replace(value=value, wall=bool(row.wall)))
     return rows
 
 
@@ -226,45 +218,29 @@ def extreme(
     connection: Connection, run: int, phase: str, name: str, *, smallest: bool
 ) -> tuple[float, int] | None:
     """Return a metric's smallest or largest finite value, and the step of its first valid row."""
-    value = metrics.c.value
-    row = connection.execute(
-        select(value, metrics.c.step)
-        .join(series, metrics.c.series == series.c.id)
-        .join(segments, valid() & (segments.c.run == series.c.run))
-        .where(series.c.run == run, series.c.phase == phase, series.c.name == name, finite())
-        .order_by(value if smallest else value.desc(), metrics.c.segment, metrics.c.offset, metrics.c.row)
-        .limit(1)
-    ).one_or_none()
+    m = valid_metrics.c
+    mine = (m.run_id == run) & (m.phase == phase) & (m.name == name) & finite()
+    order = m.value if smallest else m.value.desc(), m.segment, m.offset, m.row
+    row = connection.execute(select(m.value, m.step).where(mine).order_by(*order).limit(1)).one_or_none()
     return None if row is None else (float(row.value), int(row.step))
 
 
 def summaries(connection: Connection, run: int) -> list[Summary]:
     """Summarise the metrics of a run, those measured outside steps first."""
-    found = connection.execute(
-        select(
-            series.c.phase,
-            series.c.name,
-            func.count(metrics.c.step),
-            last_of_series(metrics.c.step),
-            last_of_series(metrics.c.value),
-            func.min(metrics.c.value).filter(finite()),
-            func.max(metrics.c.value).filter(finite()),
-        )
-        .join(metrics, metrics.c.series == series.c.id)
-        .join(segments, valid() & (segments.c.run == series.c.run))
-        .where(series.c.run == run)
-        .group_by(series.c.id)
-    )
-    rows = [
-        Summary(p, n, k, s, math.nan if v is None else v, low, high) for p, n, k, s, v, low, high in found
-    ]
-    return sorted(rows, key=lambda one: (_PHASES.get(one.phase, 2), one.phase, one.name))
+    value = valid_metrics.c.value
+    extremes = func.min(value).filter(finite()), func.max(value).filter(finite())
+    last = last_of_series(metrics.c.step), last_of_series(metrics.c.value)
+    chosen = select(series.c.phase, series.c.name, func.count(valid_metrics.c.step), *last, *extremes)
+    chosen = chosen.join(valid_metrics, valid_metrics.c.series == series.c.id)
+    found = connection.execute(chosen.where(series.c.run == run).group_by(series.c.id))
+    rows = [Summary._make([*row[:4], math.nan if row[4] is None else row[4], *row[5:]]) for row in found]
+    return sorted(rows, key=lambda one: (by_phase(one.phase), one.name))
 
 
 def metric_names(connection: Connection, run: int) -> list[tuple[str, str]]:
     """List (phase, name) of every metric of a run, those measured outside steps first."""
     found = connection.execute(select(series.c.phase, series.c.name).where(series.c.run == run))
-    return sorted(((p, n) for p, n in found), key=lambda one: (_PHASES.get(one[0], 2), one))
+    return sorted(((p, n) for p, n in found), key=lambda one: (by_phase(one[0]), one[1]))
 
 
 def starts(connection: Connection, run: int) -> list[dict[str, Any]]:

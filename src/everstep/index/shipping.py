@@ -21,9 +21,9 @@ from sqlalchemy import Connection, Table, delete, insert, select, update
 from everstep.durable import TMP
 from everstep.errors import EverstepError, RunDirError, RunIndexError
 from everstep.index.database import Database
-from everstep.index.index_errors import RefusedError
-from everstep.index.readers import confine, id_at, is_run, refusal, stored_seed
-from everstep.index.run_queries import clean, labels_of, lost_parent, short
+from everstep.index.readers import confine, id_at, is_run, is_strangers, refusal, stored_seed
+from everstep.index.run_facts import RefusedError
+from everstep.index.run_queries import clean, lost_parent, newest_facts, short
 from everstep.index.sql_tables import (
     blocks,
     checkpoints,
@@ -86,10 +86,6 @@ def sync(database: Database, folders: Iterable[Path], *, named: bool = True) -> 
     Args:
         named: whether a person has named the folders.  Otherwise nothing is shipped to readers who may not
             read the run (`refusal`).
-
-    Raises:
-        RunDirError: a folder cannot be read.
-        RunIndexError: the index cannot be used.
     """
     return Journals(folders, named=named).ship(database)
 
@@ -115,19 +111,20 @@ class Journals:
         Args:
             only: the run directories to look at; None for all.
         """
-        asked = only or [part for each in self._folders for run in run_dirs(each) for part in parts_of(run)]
         if not self._marks:
             self._running = _running(database)
-        looked = [*asked, *(path for path in self._running if only is None)]
+        if only is None:
+            found = [run for folder in self._folders for run in run_dirs(folder)]
+            only = [*(part for run in found for part in parts_of(run)), *self._running]
         # Before the index is read: what changes after that is then seen as a change.
-        marks = {path: self._mark(path) for path in looked}
+        marks = {path: self._mark(path) for path in only}
         changed = [
             path for path, mark in marks.items() if self._marks.get(path, ...) != mark and is_run(path)
         ]
         total = Shipped(runs=len(marks))
         known = _known(database) if changed else {}
         changed = [path for path in changed if path in self._marks or not _unchanged(path, known)]
-        changed.sort(key=lambda path: os.stat(path).st_uid != os.geteuid())  # of two copies one's own counts
+        changed.sort(key=is_strangers)  # of two copies one's own counts
         origins = {row["name"]: (row["created"], row["seed"]) for row in known.values()}
         with database.kept_open() if changed else nullcontext():
             for path in changed:
@@ -164,9 +161,6 @@ def forget_gone(database: Database, folders: Iterable[Path]) -> dict[str, str]:
     """Forget the runs below some folders whose directories do not exist any more; returns name -> path.
 
     Call this after `sync` of the folders, which finds runs that moved inside them.
-
-    Raises:
-        RunIndexError: the index cannot be used.
     """
     if not database.exists():
         return {}
@@ -200,10 +194,7 @@ def _ship_noting(total: Shipped, database: Database, run_dir: Path) -> None:
 
 
 def run_dirs(folder: Path) -> list[Path]:
-    """Return a folder itself if it is a run directory, and the run directories in it, by name.
-
-    The evaluations in a run directory are a part of that run: `parts_of`.
-    """
+    """Return a folder itself if it is a run directory, and the run directories in it, by name."""
     itself = [folder] if is_run(folder) else []
     try:
         with os.scandir(folder) as entries:
@@ -256,10 +247,10 @@ def _known(database: Database) -> dict[tuple[str, str], dict[str, Any]]:
     if not database.exists():
         return {}
     with database.read() as connection:
-        told = labels_of(connection)
+        known = newest_facts(connection, names=LABELS)
         rows = {row["id"]: dict(row) for row in connection.execute(select(runs)).mappings()}
         for row in rows.values():
-            row |= {"sizes": {}, "labels": told.get(row["id"], {})}
+            row |= {"sizes": {}, "labels": known.get(row["id"], {})}
         sizes = select(segments.c.run, segments.c.number, segments.c.size)
         for run, number, size in connection.execute(sizes):
             rows[run]["sizes"][number] = size

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from everstep.index.index_errors import IndexBusyError, again_if_malformed
 from everstep.index.location import Location
+from everstep.index.run_facts import IndexBusyError, again_if_malformed
 
 SECONDS = 30.0
 """Seconds between two shippings, which are also the heartbeat that shows that the run is alive."""

@@ -6,7 +6,7 @@
     series       one per metric and phase of a run
     metrics      one per value; NaN is NULL
     blocks       one per block of values, as the journal packs it: for charts, which want all values at once
-    evaluations  (a view) the valid values measured outside steps
+    valid_metrics, evaluations   (views) the valid values with their names, and those measured outside steps
     checkpoints  one per commit in the journal; the run directory decides which are still on the disk
     events       one per event
 
@@ -33,7 +33,9 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    column,
     event,
+    table,
 )
 
 VERSION = 5
@@ -155,15 +157,22 @@ events = Table(
     sqlite_with_rowid=False,
 )
 
-event.listen(
-    metadata,
-    "after_create",
-    DDL(  # type: ignore[no-untyped-call]
-        "CREATE VIEW evaluations AS SELECT r.name AS run, m.epoch, m.step, s.phase, s.name, m.seq, m.value "
-        "FROM metrics m JOIN series s ON s.id = m.series JOIN runs r ON r.id = s.run "
-        "JOIN segments g ON g.run = s.run AND g.number = m.segment "
-        "WHERE m.offset < g.valid_to AND s.phase NOT IN ('head', 'step')"
-    ),
+_VIEWS = (
+    "CREATE VIEW valid_metrics AS SELECT r.name AS run, s.phase, s.name, m.epoch, m.step, m.seq, m.value, "
+    'm."count", m.wall, m.segment, m."offset", m."row", s.run AS run_id, m.series '
+    "FROM metrics m JOIN series s ON s.id = m.series JOIN runs r ON r.id = s.run "
+    'JOIN segments g ON g.run = s.run AND g.number = m.segment WHERE m."offset" < g.valid_to',
+    "CREATE VIEW evaluations AS SELECT run, epoch, step, phase, name, seq, value FROM valid_metrics "
+    "WHERE phase NOT IN ('head', 'step')",
+)
+for _view in _VIEWS:
+    event.listen(metadata, "after_create", DDL(_view))  # type: ignore[no-untyped-call]
+
+valid_metrics = table(
+    "valid_metrics",
+    *map(column, ("run", "phase", "name", "epoch", "step", "seq")),
+    column("value", Float),
+    *map(column, ("count", "wall", "segment", "offset", "row", "run_id", "series")),
 )
 
 

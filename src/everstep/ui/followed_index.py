@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from everstep.index import query
 from everstep.index.database import Database
-from everstep.index.index_errors import IndexBusyError, UnwritableIndexError
 from everstep.index.location import Location, runs_of
 from everstep.index.readers import is_run
+from everstep.index.run_facts import IndexBusyError, UnwritableIndexError
 from everstep.index.shipping import Journals, gone_runs, is_here
 from everstep.record import Watch
 from everstep.ui.runs_table import RunsTable, run_id

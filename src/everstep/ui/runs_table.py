@@ -16,8 +16,9 @@ from sqlalchemy import Connection, func, select
 from everstep.display.cells import finite, flat
 from everstep.index.columns import BEST, best_of, counts, is_recorded, last_values_of, taken_for_metric
 from everstep.index.run_facts import FACTS, TEXTS
-from everstep.index.run_queries import labels_of, newest_facts, one_of, run_rows
+from everstep.index.run_queries import newest_facts, one_of, run_rows
 from everstep.index.sql_tables import runs, segments
+from everstep.labels import NAMES as LABELS
 from everstep.record.trust import MARKS
 from everstep.views.progress import LOOKS
 
@@ -83,7 +84,7 @@ class RunsTable:
         changed = [run for run, row in rows.items() if before.get(run) != row]
         grown = [run for run in rows if sizes.get(run) != sizes_before.get(run)]
         begun = [run for run in changed if before.get(run, {}).get("started") != rows[run]["started"]]
-        labels = labels_of(connection)
+        labels = newest_facts(connection, names=LABELS)
         labelled = [run for run in rows if labels.get(run) != self._labels.get(run)]
         changed, begun = (list(dict.fromkeys([*some, *labelled])) for some in (changed, begun))
         lost = before.keys() - rows.keys()

@@ -1,17 +1,16 @@
-"""Rows of metrics as arrays: from the journal of a run where it is on this machine, else from the index.
+"""Rows of metrics as arrays, from the index.
 
-Both hold the values of a block as packed numbers, so reading them takes no time per row.  Both are
-append-only, and what was read is kept: later calls read what is new.
+It holds the values of a block as packed numbers, so reading them takes no time per row; and what was read is
+kept: later calls read what is new.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,16 +18,13 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, select, tuple_
 
 from everstep.index.database import Database
-from everstep.index.readers import id_at
-from everstep.index.run_queries import one_of, short
-from everstep.index.shipping import is_here
+from everstep.index.run_queries import one_of
 from everstep.index.sql_tables import UnknownContentError, blocks, segments, series
-from everstep.record import read_segment
-from everstep.record.journal_format import block_columns, block_names, is_block
-from everstep.record.segment_file import StoredBlock, segment_path
+from everstep.record.journal_format import block_columns, is_block
+from everstep.record.segment_file import StoredBlock
 
 LARGEST = 512 << 20
-"""Most bytes of journals and rows that are kept."""
+"""Most bytes of rows that are kept."""
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -67,8 +63,7 @@ class StoredRows:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._files: OrderedDict[tuple[str, str], _File] = OrderedDict()
-        self._shipped: OrderedDict[tuple[str, str, str], _Shipped] = OrderedDict()
+        self._read: OrderedDict[tuple[str, str, str], _Blocks] = OrderedDict()
 
     def read(
         self,
@@ -85,43 +80,14 @@ class StoredRows:
         """
         starts = _starts(connection, [run["id"] for run in runs])
         with self._lock:
-            away = [
-                run
-                for run in runs
-                if not (is_here(database, run["host"]) and id_at(run["path"]) == run["name"])
-            ]
-            shipped: dict[int, _Shipped] = {
-                run["id"]: self._kept(self._shipped, (run["name"], phase, name), _Shipped) for run in away
-            }
-            _read_shipped(connection, shipped, starts, phase, name)
-            return [
-                _rows(
-                    shipped[run["id"]].pieces
-                    if run["id"] in shipped
-                    else [
-                        one
-                        for start in starts[run["id"]]
-                        for one in self._file(run, start).pieces(phase, name)
-                    ],
-                    starts[run["id"]],
-                )
-                for run in runs
-            ]
+            found = {run["id"]: self._kept((database.name, run["name"], f"{phase}/{name}")) for run in runs}
+            _read_on(connection, found, starts, phase, name)
+            return [_rows(found[run["id"]].pieces, starts[run["id"]]) for run in runs]
 
-    def _file(self, run: Mapping[str, Any], start: Start) -> _File:
-        path = segment_path(Path(run["path"]), start.number)
-        # With the name: another run may lie in the directory now, with a journal that is not shorter.
-        found: _File = self._kept(
-            self._files, (run["name"], str(path)), lambda: _File(path, start.number, run["name"])
-        )
-        found.read_on()
-        return found
-
-    def _kept(self, kept: OrderedDict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
-        found = kept.pop(key, None)
-        kept[key] = found = make() if found is None else found
-        while len(kept) > 1 and sum(one.bytes for one in kept.values()) > LARGEST:
-            kept.popitem(last=False)
+    def _kept(self, key: tuple[str, str, str]) -> _Blocks:
+        self._read[key] = found = self._read.pop(key, None) or _Blocks()
+        while len(self._read) > 1 and sum(one.bytes for one in self._read.values()) > LARGEST:
+            self._read.popitem(last=False)
         return found
 
 
@@ -142,46 +108,7 @@ class _Piece(NamedTuple):
     ends: Floats
 
 
-class _File:
-    """File of a journal, read up to `size`; its blocks are unpacked when somebody asks for them."""
-
-    def __init__(self, path: Path, number: int, run: str) -> None:
-        self._path, self._number, self._run = path, number, run
-        self._size = 0
-        self._blocks: dict[tuple[str, str], list[StoredBlock]] = {}
-        """Blocks that nobody has asked for."""
-        self._unpacked: dict[tuple[str, str], _Piece] = {}
-        self.bytes = 0
-
-    def read_on(self) -> None:
-        try:
-            size = self._path.stat().st_size
-            if size < self._size:  # replaced
-                self.__init__(self._path, self._number, self._run)  # type: ignore[misc]
-            if size == self._size:
-                return
-            found = read_segment(self._path, self._size, self._run)
-        except OSError:
-            return  # removed meanwhile: the next look at the runs notes it
-        for stored in found.blocks:
-            phase, name = block_names(stored.payload)
-            self._blocks.setdefault((short(phase), short(name)), []).append(stored)
-        self._size = found.size
-        self.bytes = 2 * self._size
-
-    def pieces(self, phase: str, name: str) -> list[_Piece]:
-        key = phase, name
-        if key in self._blocks:
-            new = _unpacked(self._number, self._blocks[key])
-            self._unpacked[key] = _joined([*self._kept(key), new])
-            del self._blocks[key]
-        return self._kept(key)
-
-    def _kept(self, key: tuple[str, str]) -> list[_Piece]:
-        return [self._unpacked[key]] if key in self._unpacked else []
-
-
-class _Shipped:
+class _Blocks:
     """Blocks of a metric in the index, those up to `place`."""
 
     def __init__(self) -> None:
@@ -201,21 +128,19 @@ class _Shipped:
         self.bytes += sum(2 * len(one.payload) for one in found)
 
 
-def _read_shipped(
+def _read_on(
     connection: Connection,
-    shipped: dict[int, _Shipped],
+    known: dict[int, _Blocks],
     starts: dict[int, list[Start]],
     phase: str,
     name: str,
 ) -> None:
     """Read the blocks of a metric that are new in the index, for all runs at once."""
-    if not shipped:
-        return
-    mine = one_of(connection, series.c.run, shipped) & (series.c.phase == phase) & (series.c.name == name)
+    mine = one_of(connection, series.c.run, known) & (series.c.phase == phase) & (series.c.name == name)
     keys = {run: key for run, key in connection.execute(select(series.c.run, series.c.id).where(mine))}
-    sizes = {run: {start.number: start.size for start in starts[run]} for run in shipped}
-    grown: dict[tuple[int, int], dict[int, _Shipped]] = {}
-    for run, one in shipped.items():
+    sizes = {run: {start.number: start.size for start in starts[run]} for run in known}
+    grown: dict[tuple[int, int], dict[int, _Blocks]] = {}
+    for run, one in known.items():
         if one.series != keys.get(run) or any(sizes[run].get(n, 0) < size for n, size in one.sizes.items()):
             one.__init__()  # type: ignore[misc]  # the index was made again
             one.series = keys.get(run)
@@ -228,7 +153,7 @@ def _read_shipped(
         rows = connection.execute(chosen.order_by(*order)).cursor.fetchall()
         for (key, number), found in groupby(rows, itemgetter(0, 1)):
             group[key].add(number, [_stored(offset, packed) for _, _, offset, packed in found])
-    for run, one in shipped.items():
+    for run, one in known.items():
         one.sizes = sizes[run]
 
 

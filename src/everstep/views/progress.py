@@ -46,11 +46,10 @@ def _last_end(connection: Connection, run: int) -> tuple[int, int] | None:
     """Return (epoch, step) of the last epoch that ended with a value of a metric."""
     from sqlalchemy import select
 
-    from everstep.index.run_queries import valid
-    from everstep.index.sql_tables import metrics, segments, series
+    from everstep.index.sql_tables import valid_metrics
 
-    ends = select(metrics.c.epoch, metrics.c.step).join(series, metrics.c.series == series.c.id)
-    ends = ends.join(segments, valid() & (segments.c.run == series.c.run))
-    mine = ends.where(series.c.run == run, series.c.phase.in_(("epoch", "tail")), metrics.c.epoch > 0)
-    row = connection.execute(mine.order_by(metrics.c.epoch.desc(), metrics.c.step.desc()).limit(1)).first()
+    m = valid_metrics.c
+    mine = (m.run_id == run) & m.phase.in_(("epoch", "tail")) & (m.epoch > 0)
+    ends = select(m.epoch, m.step).where(mine).order_by(m.epoch.desc(), m.step.desc())
+    row = connection.execute(ends.limit(1)).first()
     return None if row is None else (row.epoch, row.step)
