@@ -306,11 +306,10 @@ def count_all(plants: Mapping[str, Plant]) -> dict[str, dict[str, Counts]]:
     gc.disable()  # its work depends on what the program did before
     watches = [Watch("as it is", way) for way in (calls, operations, memory)]
     watches += [Watch(name, each.way, each.plant) for name, each in plants.items()]
-    shared = "/dev/shm"  # the trail of a step is written by system calls on some disks
     with (
         open(os.devnull, "w") as nowhere,
         redirect_stdout(nowhere),
-        tempfile.TemporaryDirectory(dir=shared if Path(shared).is_dir() else None) as folder,
+        tempfile.TemporaryDirectory() as folder,
     ):
         return count(Path(folder), watches)
 

@@ -6,7 +6,6 @@
 | EVERSTEP_DRILL_FILES | file for the paths of the files that the process writes |
 | EVERSTEP_DRILL_SEED | seed of a run that was given none |
 | EVERSTEP_DRILL_LIMIT | steps after which a run is left, see `everstep.services.witness` |
-| EVERSTEP_DRILL_DRAWS | step whose random draws are traced, see `everstep.services.witness` |
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import sys
 from typing import Any, TypeVar
 
 FILES, SEED, LIMIT = "EVERSTEP_DRILL_FILES", "EVERSTEP_DRILL_SEED", "EVERSTEP_DRILL_LIMIT"
-DRAWS = "EVERSTEP_DRILL_DRAWS"
 
 S = TypeVar("S")
 

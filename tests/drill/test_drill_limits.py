@@ -227,38 +227,3 @@ def test_the_earliest_difference_wins_over_a_later_touch() -> None:
     assert not first.note and first.step < 21
     assert "a learning rate in a variable" in first.cause
     assert "later, weights (w) changed between two steps as step 21 begins" in first.cause
-
-
-# --------------------------------------------------------------------------- the line that draws
-
-
-@pytest.mark.campaign("long")
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("kind", "source", "hazard"),
-    [
-        ("dropout", "torch", "last step"),
-        ("helper", "python", "last step"),
-        ("head", "numpy", "head"),
-        ("tail", "numpy", "last step"),
-        ("count", "python", "SIGTERM"),
-    ],
-)
-def test_the_line_that_draws_in_one_run_alone_is_named(kind: str, source: str, hazard: str) -> None:
-    lines = (SCRIPTS / "draws.py").read_text().splitlines()
-    number = 1 + next(index for index, line in enumerate(lines) if line.endswith(f"# here: {kind}"))
-    report = drilled("draws", "run", kind, hazards=[hazard])
-    first = report.first_divergence
-    assert report.exit_code == 1 and first is not None, report
-    assert (first.component, first.name) == ("random state", source)
-    alone = "draws in both, but more, fewer or other" if kind == "count" else f"draws numbers ({source})"
-    assert f"draws.py:{number} {alone}" in first.cause, first.cause
-
-
-@pytest.mark.campaign("long")
-def test_a_line_that_cannot_be_found_is_said() -> None:
-    """The program traces its lines itself, as a measurement of coverage does."""
-    report = drilled("draws", "run", "traced", hazards=["last step"])
-    first = report.first_divergence
-    assert first is not None and first.component == "random state"
-    assert "the line that draws was not found" in report.verdict()

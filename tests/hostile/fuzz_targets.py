@@ -30,7 +30,7 @@ from everstep.formats.pickled import read_pickle
 from everstep.mirror.contents import Contents, Holder, Part, parse
 from everstep.proof.audit import audit
 from everstep.record import RunDir, RunJournal, RunLock, failures, journal_format, ledger_format, rundir
-from everstep.record.trail_format import HEADER, MAGIC, STATE, STATES, VERSION, checksum, read_trail
+from everstep.record.trail import MAGIC, _frames, read_trail
 from everstep.views import checkpoint_tables
 
 Input = bytes
@@ -318,18 +318,15 @@ def _ledger() -> Target:
 def _trail(place: Place) -> Target:
     path = max((place.run / "journal").glob("*.trail"))
     raw = path.read_bytes()
-    state = max(STATE.unpack_from(raw, at) for at in STATES)
-    records = raw[96 : state[0]]
+    records = b"".join(records for _, _, records in _frames(path))
     other = place.run / "other.trail"
 
     def make(rng: Random) -> Input:
-        body = harmed(records, rng)
         if _rarely(rng):
-            return harmed(raw[: state[0]], rng)
-        words = [rng.choice((n, n, n, 0, 2**63, 2**64 - 1)) for n in (96 + len(body), *state[1:3])]
-        digest = xxhash.xxh3_64_intdigest(body[: max(0, words[0] - 96)])
-        packed = STATE.pack(*words, checksum(*words, digest))
-        return HEADER.pack(MAGIC, VERSION, 1) + packed + bytes(STATE.size) + bytes(16) + body
+            return harmed(raw, rng)
+        body = harmed(records, rng)
+        words = struct.pack("=3Q", *(rng.choice((n, n, n, 0, 2**63, 2**64 - 1)) for n in (9, 0, len(body))))
+        return MAGIC + struct.pack("=Q", xxhash.xxh3_64_intdigest(words + body)) + words + body
 
     def read(data: Input) -> bool:
         other.write_bytes(data)

@@ -43,7 +43,7 @@ class Cuts:
     """The states that a power cut may leave of one start of a run."""
 
     def __init__(self, server: ForkServer, folder: Path, kind: str) -> None:
-        self._runs, self._kind = Runs(server, folder, kind, "victim_unmapped"), kind
+        self._runs, self._kind = Runs(server, folder, kind), kind
         self.calls = self._runs.record()
         self._rows = rows_of(self._runs.undisturbed)
 

@@ -14,7 +14,7 @@ from everstep.cli.group import commands
 from everstep.durable import temporary
 from everstep.errors import CheckpointError, RunDirError
 from everstep.record import RunDir, remove
-from everstep.record.trail_format import trail_path
+from everstep.record.trail import trail_path
 from everstep.services import CSV, Export
 from tiny_runs import Tiny
 

@@ -14,10 +14,8 @@ from random import Random
 from typing import Any
 
 from everstep.arguments import integer, number
-from everstep.checkpoint import CheckpointName
 from everstep.drill.coverage import Aims, window
 from everstep.drill.divergence import DrillDivergence, Undisturbed
-from everstep.drill.draw_lines import line_that_draws, resumed_before
 from everstep.drill.outside_files import changed, listing, outside
 from everstep.drill.owned_folder import owned_folder
 from everstep.drill.program import Program, ProgramStart, Strike, command
@@ -139,8 +137,6 @@ class _Drill:
         """Arguments of `everstep.services.witness.DrillLimit`."""
         self.number = 0
         self.aims = Aims()
-        self.resumed: dict[DrillDivergence, CheckpointName | None] = {}
-        """Checkpoint from which the start resumed in which a difference was found."""
 
     def run(self, names: list[str]) -> DrillReport:
         """Run the program twice undisturbed, then try each hazard."""
@@ -175,14 +171,12 @@ class _Drill:
         )
         if (difference := self._difference(second)) is not None:
             report.nondeterminism = self._hash_order(difference, [first, second])
-            self.resumed[report.nondeterminism] = None
         self.say(report.header())
         for name in names:
             for turn in range(plan.kills if name == "random instant" else 1):
                 if report.nondeterminism is None:
                     self._try(name, turn)
         self._require_struck()
-        self._name_line()
         self.say(f"\n{report.verdict()}")
         return report
 
@@ -356,7 +350,6 @@ class _Drill:
         divergence = None if last.status else self._difference(program)
         if divergence is not None:
             self._exclude_chance()
-            self.resumed[divergence] = resumed_before(program, divergence)
         verdict: Verdict = "failed" if last.status else "differs" if divergence else "exact"
         again = executed_again(program.starts, self.place)
         self.report.steps_again |= set(again)
@@ -387,20 +380,6 @@ class _Drill:
         report.undisturbed += 1
         if (first := self._difference(third)) is not None:
             report.nondeterminism = replace(first, note=CHANCE)
-
-    def _name_line(self) -> None:
-        """Name the line that draws in one program alone, where the random state is what differs first."""
-        report, plan = self.report, self.plan
-        first = report.first_divergence
-        if first is None or first.component != "random state" or first.note or plan.ranks > 1:
-            return
-        if self._left() < 3 * report.seconds or first not in self.resumed:
-            return
-        try:
-            found = line_that_draws(first, self.resumed[first], self.undisturbed, self.program, self._start)
-        except DrillError:  # the budget has ended, or it takes too long to trace
-            found = ""
-        report.blame(first, found or f"{first.cause}; the line that draws was not found")
 
 
 def _trace(program: Program) -> Path:

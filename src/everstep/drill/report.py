@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import textwrap
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -206,15 +206,6 @@ class DrillReport:
         """Sort key: runs in the order in which the program opens them, then as `DrillDivergence.order`."""
         run = f"/{one.run}"
         return self.runs.index(run) if run in self.runs else len(self.runs), *one.order
-
-    def blame(self, found: DrillDivergence, cause: str) -> None:
-        """Give a difference the cause that was seen."""
-        told = replace(found, note=cause)
-        if self.nondeterminism == found:
-            self.nondeterminism = told
-        self.ordeals = [
-            replace(one, divergence=told) if one.divergence == found else one for one in self.ordeals
-        ]
 
     def header(self) -> str:
         """Lines above the table."""

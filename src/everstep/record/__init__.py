@@ -32,8 +32,7 @@ from everstep.record.rollback import Batch, Rollback, shared_samples
 from everstep.record.rundir import RunDir, located, new_id, to_read
 from everstep.record.segment_file import Event, Item, read_segment, segment_number
 from everstep.record.step_comparison import Divergence, StepComparison
-from everstep.record.trail import Trail
-from everstep.record.trail_format import last_step, newest_step, read_trail, trail_path
+from everstep.record.trail import Trail, last_step, newest_step, read_trail, trail_path
 from everstep.record.watching import Watch
 from everstep.redaction import redact
 

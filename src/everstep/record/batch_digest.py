@@ -8,7 +8,7 @@ objects of user-defined classes are left out: the digest waits for no device, an
 could be a mistake.
 
 Each step comes through `batch_digest`, `_of_items` and the backend's `digest_small`, with cold caches: a call
-there costs a fifth of a microsecond.  Whoever changes what a digest is changes `trail_format.VERSION`.
+there costs a fifth of a microsecond.  Whoever changes what a digest is changes `trail.MAGIC`.
 """
 
 from __future__ import annotations

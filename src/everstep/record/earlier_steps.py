@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from everstep.record.journal_format import Position, bits_float, float_bits
 from everstep.record.journal_reader import Key, RunJournal
-from everstep.record.trail_format import ABSENT, FOLDED, Mark, TrailContent, read_trail, trail_path
+from everstep.record.trail import ABSENT, FOLDED, Mark, TrailContent, read_trail, trail_path
 
 Found = tuple[int, int]
 """(bits of a value, count of the values folded into it)."""

@@ -132,7 +132,7 @@ class Verifier:
         Raises:
             DivergenceError: a step came out otherwise, and this is to stop the run.
         """
-        self._trail.tidy()
+        self._trail.boundary(step)
         if not self._comparison.done:
             self._comparison.reached(step)
             if self._comparison.done:
