@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from everstep import backends
 from everstep.arguments import checked_keywords
-from everstep.backends.python import python_state, set_python_state
+from everstep.backends.numpy import GeneratorEntry
 from everstep.contracts.state import Declaration, Entry, Mismatch, OwnEntry, Stateful
 from everstep.errors import ConfigError, RestoreError, StateError
 from everstep.state.codec import PLAIN, SAVEABLE, array_paths
@@ -172,8 +172,10 @@ def _entry(obj: Any) -> Entry | None:
         return SlotEntry(obj)
     if isinstance(obj, Stateful):
         return StatefulEntry(obj)
+    if isinstance(obj, random.SystemRandom):
+        raise StateError("a random.SystemRandom has no state to save: use random.Random(seed)")
     if isinstance(obj, random.Random):
-        return PythonRandomEntry(obj)
+        return GeneratorEntry(obj)
     if isinstance(obj, (dict, list)):
         return ContainerEntry(obj)
     return None
@@ -238,31 +240,6 @@ class SlotEntry(_AsSavedEntry):
         in_place = slot._assigned or not (tree["replaced"] or slot._replaced)
         slot._value = _restored(slot._value, tree["value"]) if in_place else tree["value"]
         slot._replaced, slot._assigned = tree["replaced"], False
-
-
-class PythonRandomEntry(Entry):
-    """Entry of a `random.Random`."""
-
-    is_random = True
-
-    def __init__(self, generator: random.Random) -> None:
-        if isinstance(generator, random.SystemRandom):
-            raise StateError("a random.SystemRandom has no state to save: use random.Random(seed)")
-        self.generator = generator
-
-    def save(self) -> Any:
-        """Return the generator's state."""
-        return python_state(self.generator)
-
-    def check(self, tree: Any) -> Mismatch:
-        """Compare the keys with those of such a state."""
-        ours = isinstance(tree, dict) and tree.keys() == self.save().keys()
-        return Mismatch([], [], [] if ours else [f"a {type(tree).__name__} -> a random.Random"])
-
-    def load(self, tree: Any) -> None:
-        """Set the generator's state."""
-        self.check(tree).require_none()
-        set_python_state(self.generator, tree)
 
 
 class ContainerEntry(_AsSavedEntry):

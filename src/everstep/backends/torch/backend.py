@@ -26,8 +26,7 @@ from everstep.backends.torch.sharded import is_sharded, local
 from everstep.backends.torch.tensor_memory import digest_small, host_view
 from everstep.backends.torch.torch_entries import make_entry
 from everstep.backends.torch.update_counter import TorchUpdateCounter, flatten
-from everstep.contracts.group import DataRanks
-from everstep.contracts.state import ArrayFacts, Entry, HostArray, LazyArray, Region, Unread, UpdateCounter
+from everstep.contracts.state import ArrayFacts, Backend, HostArray, LazyArray, Unread
 from everstep.errors import MetricError, StateError
 
 _NAMES = {
@@ -69,13 +68,20 @@ class _Host(HostArray):
     elements: Tensor = field(default_factory=torch.Tensor, repr=False)
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """Backend for torch's objects; its global random state is that of the CPU and of every CUDA device."""
 
     name = "torch"
     array_types: tuple[type, ...] = (Tensor,)
     digest_small = staticmethod(digest_small)
     host_view = staticmethod(host_view)
+    region = staticmethod(sharded.region)
+    mesh = staticmethod(sharded.place_in_mesh)
+    entry = staticmethod(make_entry)
+    update_counter = staticmethod(TorchUpdateCounter)
+    require_synchronised = staticmethod(exact_ddp.require_synchronised)
+    exact_on_any_ranks = staticmethod(exact_ddp.exact_on_any_ranks)
+    prepare_ranks = staticmethod(exact_ddp.prepare)
 
     def random_state(self) -> Any:
         """Return {"cpu": state}; once CUDA is in use, "cuda" with a state for each device, and "device".
@@ -110,7 +116,6 @@ class TorchBackend:
         return {"cpu": state["cpu"], "cuda": [state["cuda"][state["device"]]], "device": _CURRENT}
 
     def seed(self, seed: int) -> None:
-        """Seed the generators of the CPU and of all devices."""
         torch.manual_seed(seed)
 
     def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
@@ -173,15 +178,12 @@ class TorchBackend:
         return tensor.requires_grad_(extra.get("requires_grad", False))
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Tensor | None:
-        """Make a tensor of zeros on the CPU; None for a type that is not torch's."""
         return torch.zeros(shape, dtype=dtype) if isinstance(dtype, torch.dtype) else None
 
     def late(self, array: Unread) -> Tensor:
-        """Make a tensor whose elements are read by the operation that needs them."""
         return LateTensor.of(array, _dtype(array.dtype), lambda: self.from_host(array.read()))
 
     def facts(self, array: Any) -> ArrayFacts:
-        """Return the facts of a tensor."""
         return ArrayFacts(dtype_name(array.dtype), place_of(array))
 
     def pack(self, value: Any) -> tuple[str, Any] | None:
@@ -201,7 +203,6 @@ class TorchBackend:
         return None
 
     def unpack(self, kind: str, tree: Any) -> Any:
-        """Make the value that `pack` described."""
         if kind == "sparse":
             parts = (tree["indices"], tree["values"], tree["shape"])
             return torch.sparse_coo_tensor(*parts, is_coalesced=tree["coalesced"], check_invariants=True)
@@ -210,10 +211,6 @@ class TorchBackend:
         if kind == "device":
             return torch.device(tree)
         return _dtype(tree)
-
-    def region(self, array: Any) -> Region | None:
-        """Return the box that this process holds of a DTensor; None if it holds all of it."""
-        return sharded.region(array)
 
     def scalar(self, value: Any) -> Any:
         """Return a CPU tensor as a float; copy a device's tensor, to be read later, without waiting."""
@@ -264,14 +261,6 @@ class TorchBackend:
             return True
         return torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
 
-    def entry(self, value: Any) -> Entry | None:
-        """Make the entry of a module, optimizer, scheduler, scaler, tensor or generator; None for others."""
-        return make_entry(value)
-
-    def update_counter(self, objects: Mapping[str, Any]) -> UpdateCounter | None:
-        """Watch the optimizers among the objects, and others that should be among them."""
-        return TorchUpdateCounter(objects)
-
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
         """List the parameters: name, shape, whether it is trained.
 
@@ -304,40 +293,20 @@ class TorchBackend:
                 module.training = training
 
     def synchronize(self) -> None:
-        """Wait for the current GPU, if the program uses one."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
 
     def processes(self) -> int:
-        """Number of processes in torch.distributed's group; 1 without a group."""
         group = torch.distributed
         return group.get_world_size() if group.is_available() and group.is_initialized() else 1
 
-    def mesh(self, value: Any) -> tuple[int | None, list[int]] | None:
-        """Return this process's place in a `DeviceMesh`, and its ranks in the order of the mesh."""
-        return sharded.place_in_mesh(value)
-
-    def require_synchronised(self, objects: Mapping[str, Any], data: DataRanks) -> None:
-        """Refuse stepped parameters that no DistributedDataParallel averages, and what is not exact there."""
-        exact_ddp.require_synchronised(objects, data)
-
-    def exact_on_any_ranks(self, objects: Mapping[str, Any]) -> bool:
-        """Whether `VirtualShards` give the gradients of all that the state's optimizers step."""
-        return exact_ddp.exact_on_any_ranks(objects)
-
-    def prepare_ranks(self, objects: Mapping[str, Any], data: DataRanks) -> None:
-        """Fix the buckets of each DistributedDataParallel, and share buffers after each forward pass."""
-        exact_ddp.prepare(objects, data)
-
     def describe(self) -> dict[str, str]:
-        """Return torch's version, its threads, and CUDA's devices if the program uses CUDA."""
         facts = {"torch": str(torch.__version__), "torch_threads": str(torch.get_num_threads())}
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             facts |= {"cuda": str(torch.version.cuda), "cuda_devices": ", ".join(cuda_devices())}
         return facts
 
     def fingerprint(self, objects: Mapping[str, Any]) -> dict[str, str]:
-        """Return versions, the CPU's capability, threads and flags; CUDA's facts if the state lies there."""
         devices = {tensor.device for tensor in _tensors(objects)} - {torch.device("cpu")}
         kinds = sorted({_device_name(device) for device in devices})
         facts = _cpu_facts()

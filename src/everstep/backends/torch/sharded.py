@@ -120,11 +120,11 @@ def layout(tensor: Any) -> Placed:
     return _layout(tensor.device_mesh, tuple(tensor.placements), tuple(tensor.shape), tuple(tensor.stride()))
 
 
-def region(tensor: Any) -> Placed | None:
+def region(array: Any) -> Placed | None:
     """Return the region of a tensor that this process holds; None where every process holds all of it."""
-    if not is_sharded(tensor):
+    if not is_sharded(array):
         return None
-    placed = layout(tensor)
+    placed = layout(array)
     return None if len(placed.holders) == dist.get_world_size() else placed
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from everstep.backends.host_memory import WHOLE, layout_number, small_digest
+from everstep.backends.numpy import WHOLE, layout_number, small_digest
 from everstep.backends.torch.older_torch import FLOAT8
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -37,17 +37,14 @@ _SPANS: dict[tuple[torch.dtype, torch.Size], _Span] = {}
 _MOST_SPANS = 1024
 
 
-def digest_small(tensors: Sequence[Any], seed: int) -> tuple[int, int]:
+def digest_small(arrays: Sequence[Any], seed: int) -> tuple[int, int]:
     """Fold the elements of small, contiguous, plain CPU tensors into a digest.
 
     Each step comes here with its batch: all is done in one loop.
-
-    Returns:
-        The digest so far, and the number of tensors in it: the next one is of another kind.
     """
     done = 0
     try:
-        for tensor in tensors:
+        for tensor in arrays:
             if type(tensor) not in _PLAIN:
                 break
             layout = (tensor.dtype, tensor.shape)
@@ -76,19 +73,19 @@ def _span(dtype: torch.dtype, shape: torch.Size) -> _Span:
     return span
 
 
-def host_view(tensor: Any) -> NDArray[Any] | None:
+def host_view(array: Any) -> NDArray[Any] | None:
     """View a plain dense CPU tensor as an array, without a copy; else None.
 
     Elements of bfloat16 and 8-bit floats are shown as integers.
     """
-    if type(tensor) not in _PLAIN or not tensor.is_cpu or (dtype := _NUMPY.get(tensor.dtype)) is None:
+    if type(array) not in _PLAIN or not array.is_cpu or (dtype := _NUMPY.get(array.dtype)) is None:
         return None
     try:
-        if tensor.is_conj() or tensor.is_neg():  # the memory has other values
+        if array.is_conj() or array.is_neg():  # the memory has other values
             return None
-        if not (address := tensor.data_ptr()):
-            return np.empty(tensor.shape, dtype) if tensor.numel() == 0 else None
-        return np.asarray(_Memory(address, tuple(tensor.shape), tensor.stride(), dtype))
+        if not (address := array.data_ptr()):
+            return np.empty(array.shape, dtype) if array.numel() == 0 else None
+        return np.asarray(_Memory(address, tuple(array.shape), array.stride(), dtype))
     except RuntimeError:  # sparse, nested ...
         return None
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
+from everstep.backends.numpy import GeneratorEntry
 from everstep.backends.torch import module_attributes, options
 from everstep.backends.torch.late_tensor import raise_failure
 from everstep.backends.torch.model_wrappers import BareNames, bare
@@ -407,32 +408,17 @@ class TensorEntry(Entry):
         return self.tensor.is_floating_point() or self.tensor.is_complex()
 
 
-class TorchGeneratorEntry(Entry):
+class TorchGeneratorEntry(GeneratorEntry):
     """Entry of a `torch.Generator` on any device."""
-
-    is_random = True
 
     def as_seeded(self) -> bool:
         """Whether the state is the one that the seed gives."""
         anew = torch.Generator(self.generator.device).manual_seed(self.generator.initial_seed())
         return torch.equal(anew.get_state(), self.generator.get_state())
 
-    def __init__(self, generator: torch.Generator) -> None:
-        self.generator = generator
-
-    def save(self) -> Any:
-        """Return the generator's state, a uint8 tensor on the CPU."""
-        return self.generator.get_state()
-
-    def check(self, tree: Any) -> Mismatch:
-        """Compare sizes: the states of CPU and CUDA generators differ there."""
-        saved, live = _shape(tree), _shape(self.generator.get_state())
-        return Mismatch([], [], [] if saved == live else [f"generator state {saved} -> {live}"])
-
-    def load(self, tree: Any) -> None:
-        """Set the generator's state."""
-        self.check(tree).require_none()
-        self.generator.set_state(tree)
+    def form(self, tree: Any) -> str:
+        """Name the size: the states of CPU and CUDA generators differ there."""
+        return f"generator state {_shape(tree)}"
 
 
 _CLASS = "class"

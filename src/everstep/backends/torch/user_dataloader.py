@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
-from everstep.backends.python import same_state
+from everstep.backends.numpy import same_state, set_state_of, state_of
 from everstep.backends.torch import data_rng
 from everstep.backends.torch.data_rng import Generator
 from everstep.backends.torch.loader_workers import WorkerBatches, end_persistent, start
@@ -285,12 +285,12 @@ class _Saved:
 
 
 def _states(generators: list[Generator]) -> list[Any]:
-    return [data_rng.state_of(generator) for generator in generators]
+    return [state_of(generator) for generator in generators]
 
 
 def _set_all(generators: list[Generator], states: list[Any]) -> None:
     for generator, state in zip(generators, states, strict=True):
-        data_rng.set_state_of(generator, state)
+        set_state_of(generator, state)
 
 
 def _indices(source: Any) -> Iterator[Any]:
