@@ -19,11 +19,10 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from everstep.backends.torch import exact_ddp, sharded
-from everstep.backends.torch.late_tensor import LateTensor, place_of
 from everstep.backends.torch.model_wrappers import bare, named_parameters
 from everstep.backends.torch.older_torch import FLOAT8, fp32_precision
 from everstep.backends.torch.sharded import is_sharded, local
-from everstep.backends.torch.tensor_memory import digest_small, host_view
+from everstep.backends.torch.tensor_memory import LateTensor, digest_small, host_view, place_of
 from everstep.backends.torch.torch_entries import make_entry
 from everstep.backends.torch.update_counter import TorchUpdateCounter, flatten
 from everstep.contracts.state import ArrayFacts, Backend, HostArray, LazyArray, Unread

@@ -16,8 +16,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from everstep.backends.torch.launcher import launched, launched_number
-from everstep.backends.torch.parallel import PAUSE
+from everstep.backends.torch.parallel import PAUSE, launched, launched_number
 from everstep.errors import ConfigError, StoreLostError
 
 FOREVER = timedelta(days=20)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from everstep.arguments import checked_init, checked_keywords, integer, number
 from everstep.backends.torch.older_torch import total_norm
-from everstep.backends.torch.rank_means import Ranks
+from everstep.backends.torch.parallel import Ranks
 from everstep.backends.torch.sharded import by_mesh, gathered, local
 from everstep.errors import ConfigError
 

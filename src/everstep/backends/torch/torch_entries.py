@@ -13,10 +13,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from everstep.backends.numpy import GeneratorEntry
 from everstep.backends.torch import module_attributes, options
-from everstep.backends.torch.late_tensor import raise_failure
 from everstep.backends.torch.model_wrappers import BareNames, bare
 from everstep.backends.torch.optimizers import WINDOW, Around, innermost, layers
 from everstep.backends.torch.sharded import held_alike, is_sharded, laid_like, precision, reshard
+from everstep.backends.torch.tensor_memory import raise_failure
 from everstep.contracts.state import BESIDE, Entry, Mismatch
 from everstep.errors import StateError
 

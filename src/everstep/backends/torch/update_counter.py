@@ -15,10 +15,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from everstep.backends.torch.model_wrappers import named_parameters
 from everstep.backends.torch.optimizers import layers
-from everstep.backends.torch.sharded import fsdp_modules, is_sharded, layout, local, reshard, unmade_sums
+from everstep.backends.torch.sharded import (
+    fsdp_modules,
+    is_sharded,
+    layout,
+    load_window,
+    local,
+    reshard,
+    unmade_sums,
+    window,
+)
 from everstep.backends.torch.unsaved_modules import TorchUnsavedObjects
 from everstep.backends.torch.virtual_shards import require_saved
-from everstep.backends.torch.window import load_window, window
 from everstep.contracts.state import BASE, Declaration
 from everstep.errors import RestoreError
 
