@@ -98,7 +98,6 @@ class NumpyBackend(Backend):
         np.random.seed(seed % 2**32)
 
     def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
-        """Copy an array, into the buffer of `reuse` if it fits."""
         _refuse_array(array)
         name, extra = _describe(array)
         if reuse is not None and (reuse.dtype, reuse.shape, reuse.extra) == (name, array.shape, extra):
@@ -112,7 +111,6 @@ class NumpyBackend(Backend):
         return host
 
     def in_place(self, array: Any) -> HostArray:
-        """Describe an array without a copy of it, but for one that does not lie in C order."""
         _refuse_array(array)
         name, extra = _describe(array)
         if not array.flags.c_contiguous or array.dtype.char in "gG":
@@ -141,7 +139,6 @@ class NumpyBackend(Backend):
         return array
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any] | None:
-        """Make an array of zeros; None for a type that NumPy does not know, or of Python objects."""
         try:
             kind = None if dtype is None else np.dtype(dtype)
         except TypeError:
@@ -154,7 +151,6 @@ class NumpyBackend(Backend):
         return ArrayFacts(_NAMES.get(array.dtype.name, array.dtype.str), place)
 
     def pack(self, value: Any) -> tuple[str, Any] | None:
-        """Describe a NumPy scalar by its dtype (the kind) and its bytes (the tree); None for other values."""
         if type(value) is np.str_:
             return "str", str(value)
         if type(value) is np.bytes_:
@@ -174,7 +170,6 @@ class NumpyBackend(Backend):
         return np.frombuffer(tree, np.dtype(kind))[0]
 
     def scalar(self, value: Any) -> float:
-        """Return a NumPy scalar, or an array of one element, as a float."""
         if value.size != 1:
             raise MetricError(
                 f"a metric is one number, got an array of shape {value.shape}: reduce it, "
@@ -200,15 +195,12 @@ class NumpyBackend(Backend):
         return seed, done
 
     def host_view(self, array: Any) -> NDArray[Any] | None:
-        """Return the array; None for a masked array, whose masked elements may be anything."""
         return None if isinstance(array, np.ma.MaskedArray) else np.asarray(array)
 
     def rows(self, array: Any, order: NDArray[np.int64]) -> Callable[[slice], Any]:
-        """Return a function that copies rows: an index array copies also where rows are adjacent."""
         return lambda places: array[order[places]]
 
     def entry(self, value: Any) -> Entry | None:
-        """Make the entry of an array, `np.random.Generator` or `np.random.RandomState`; None for others."""
         if isinstance(value, np.ndarray):
             return ArrayEntry(value)
         if isinstance(value, np.random.Generator):
@@ -218,7 +210,6 @@ class NumpyBackend(Backend):
         return None
 
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
-        """List the arrays that are entries of their own; each counts as trainable."""
         return [(name, value.shape, True) for name, value in objects.items() if isinstance(value, np.ndarray)]
 
     def describe(self) -> dict[str, str]:
@@ -261,7 +252,6 @@ class ArrayEntry(Entry):
         np.copyto(self.array, tree)
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
-        """Whether the array holds floats or complex numbers: an entry of its own counts as a parameter."""
         return bool(np.issubdtype(self.array.dtype, np.inexact))
 
 
@@ -305,7 +295,6 @@ class NumpyGeneratorEntry(GeneratorEntry):
         return chosen and same_state(type(bits)(seeds).state, bits.state)
 
     def save(self) -> Any:
-        """Return the bit generator's state, and the seed sequence from which `spawn` continues."""
         bits = self.generator.bit_generator
         seeds = bits.seed_seq
         state = getattr(seeds, "state", None) if isinstance(seeds, np.random.SeedSequence) else None

@@ -46,11 +46,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _dtype(name: str) -> torch.dtype:
-    """Return the element type of a name that `dtype_name` gives.
-
-    Raises:
-        StateError: this torch has no such type.
-    """
+    """Return the element type of a name that `dtype_name` gives."""
     found = _DTYPES.get(name) or getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise StateError(
@@ -95,7 +91,6 @@ class TorchBackend(Backend):
         return state
 
     def set_random_state(self, state: Any) -> None:
-        """Restore a result of `random_state` or `portable_random`; warn of devices that are not here."""
         torch.default_generator.set_state(state["cpu"])
         devices = state.get("cuda", [])
         here = torch.cuda.device_count() if devices else 0
@@ -109,7 +104,6 @@ class TorchBackend(Backend):
             )
 
     def portable_random(self, state: Any) -> Any:
-        """Return the states of the CPU and of the device that was current; an older state has all devices."""
         if type(state.get("device")) is not int:
             return state
         return {"cpu": state["cpu"], "cuda": [state["cuda"][state["device"]]], "device": _CURRENT}
@@ -118,7 +112,6 @@ class TorchBackend(Backend):
         torch.manual_seed(seed)
 
     def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
-        """Copy a tensor's elements in C order, into the buffer of `reuse` if it fits."""
         region = None
         # by its exact type: a tensor of a framework's own kind may be sharded
         if type(array) not in (Tensor, torch.nn.Parameter) and is_sharded(array):
@@ -142,7 +135,6 @@ class TorchBackend(Backend):
         return host
 
     def in_place(self, array: Any) -> HostArray:
-        """Describe a tensor without a copy of it; one on a device is fetched when it is asked for."""
         region = None
         if type(array) not in (Tensor, torch.nn.Parameter) and is_sharded(array):
             region, array = sharded.region(array), local(array)
@@ -156,7 +148,6 @@ class TorchBackend(Backend):
         return _Host(name, shape, view.reshape(-1).view(np.uint8), self.name, extra, region, tensor)
 
     def from_host(self, host: HostArray) -> Tensor:
-        """Make a tensor with memory of its own, on the saved device, or on the CPU if that is missing."""
         extra = host.extra
         dtype = _dtype(extra.get("dtype", host.dtype))
         if dtype.itemsize * math.prod(host.shape) != host.nbytes:
@@ -186,7 +177,6 @@ class TorchBackend(Backend):
         return ArrayFacts(dtype_name(array.dtype), place_of(array))
 
     def pack(self, value: Any) -> tuple[str, Any] | None:
-        """Describe a sparse tensor, size, dtype or device by its kind and a tree; None for other values."""
         if isinstance(value, Tensor):
             if value.layout is not torch.sparse_coo:
                 return None
@@ -212,7 +202,6 @@ class TorchBackend(Backend):
         return _dtype(tree)
 
     def scalar(self, value: Any) -> Any:
-        """Return a CPU tensor as a float; copy a device's tensor, to be read later, without waiting."""
         if value.is_cpu:
             try:
                 return float(value.item())
@@ -244,7 +233,6 @@ class TorchBackend(Backend):
         return floats
 
     def rows(self, array: Any, order: NDArray[np.int64]) -> Callable[[slice], Any]:
-        """Return a function that copies rows; the order is copied to the tensor's device once, here."""
         index = torch.from_numpy(order).to(array.device)
         if array.is_contiguous():  # twice as fast as an index in brackets; of other tensors it copies all
             return lambda places: array.index_select(0, index[places])

@@ -68,9 +68,6 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
 
     Args:
         data: which part of each batch every rank reads.
-
-    Raises:
-        ConfigError: says what to change.
     """
     size = len(data.of)
     _require_group(objects, data)
@@ -389,11 +386,7 @@ def prove_first_update(optimizer: Optimizer, names: Mapping[int, str]) -> None:
 
 
 def _require_equal(parameters: Sequence[Tensor], names: Sequence[str]) -> None:
-    """Refuse gradients that are not equal where they have to be; all ranks raise.
-
-    Raises:
-        DisagreementError: names the first parameter, and the ranks whose gradients differ.
-    """
+    """Refuse gradients that are not equal where they have to be; all ranks raise."""
     device = parameters[0].device
     rows = [[_digest_of_gradient(parameter), _first_holder(parameter)] for parameter in parameters]
     mine = torch.tensor(rows, dtype=torch.int64, device=device)

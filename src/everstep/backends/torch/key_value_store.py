@@ -43,10 +43,6 @@ def connect(limit: float) -> tuple[int, int, TorchStore]:
 
     Returns:
         rank, size, and a connection; nobody blocks it.
-
-    Raises:
-        ConfigError: neither a process group, nor all variables of a launcher.
-        StoreLostError: nobody hosts a store at the address within `limit`.
     """
     if dist.is_initialized():
         rank, size = dist.get_rank(), dist.get_world_size()

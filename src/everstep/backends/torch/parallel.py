@@ -223,11 +223,7 @@ class Ranks:
         return torch.full((), value, dtype=torch.float64, device=self._device)
 
     def average_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Average gradients that `no_sync` has kept from it; one that no rank has stays None.
-
-        Raises:
-            ConfigError: `set_requires_gradient_sync` has kept gradients from a sharded model's average.
-        """
+        """Average gradients that `no_sync` has kept from it; one that no rank has stays None."""
         if self._models:
             if window(self._models):
                 raise ConfigError(

@@ -34,9 +34,6 @@ def read_saved(file: Path | BinaryIO, where: str) -> Any:
     Args:
         file: path of the file, whose tensors stay on disk until they are read; or the file's content.
         where: place of the file, for messages.
-
-    Raises:
-        CheckpointError: the file has other things than tensors and plain values, or is damaged.
     """
     size = file.stat().st_size if isinstance(file, Path) else file.seek(0, 2)
     if not isinstance(file, Path):

@@ -84,11 +84,7 @@ def is_sharded(value: Any) -> bool:
 
 
 def refuse_sharded(tensor: Tensor, what: str, remedy: str) -> None:
-    """Refuse a DTensor.
-
-    Raises:
-        StateError: the tensor is a DTensor; names `what`, and says what to do.
-    """
+    """Refuse a DTensor."""
     if is_sharded(tensor):
         raise StateError(f"{what} is sharded over processes (fully_shard, parallelize_module): {remedy}")
 
@@ -112,11 +108,7 @@ def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 
 def layout(tensor: Any) -> Placed:
-    """Return the region of a DTensor that this process holds, whether others hold the same one or not.
-
-    Raises:
-        StateError: the tensor cannot be put together from what all ranks hold.
-    """
+    """Return the region of a DTensor that this process holds, whether others hold the same one or not."""
     return _layout(tensor.device_mesh, tuple(tensor.placements), tuple(tensor.shape), tuple(tensor.stride()))
 
 
@@ -148,9 +140,6 @@ def unmade_sums(gradient: Tensor, parameter: Tensor) -> list[int] | None:
     """Return the dimensions of the mesh over which a gradient is still to be summed; None: there are none.
 
     That of a parameter which all ranks hold may be such a sum (SequenceParallel): the optimizer makes it.
-
-    Raises:
-        StateError: the gradient is laid out otherwise than its parameter, and not as a sum.
     """
     if not is_sharded(gradient) or not is_sharded(parameter):
         return None
@@ -211,9 +200,6 @@ def _grid(mesh: Any, placements: tuple[Any, ...]) -> tuple[Tensor, list[bool]]:
 
     A tensor on a part of a larger mesh (FSDP beside tensor parallelism, for a parameter that the latter
     leaves alone) is repeated along the other dimensions; that its copies are equal is compared at each save.
-
-    Raises:
-        StateError: the mesh is no part of one over all ranks.
     """
     size, divides = dist.get_world_size(), [not placement.is_replicate() for placement in placements]
     if mesh.size() == size:
@@ -338,11 +324,7 @@ def window(models: Iterable[Module]) -> dict[str, Tensor]:
 
 
 def load_window(models: Iterable[Module], saved: dict[str, Tensor]) -> None:
-    """Give back what `window` returned; what is not there is cleared.
-
-    Raises:
-        RestoreError: the saved gradients belong to nothing.
-    """
+    """Give back what `window` returned; what is not there is cleared."""
     rest = dict(saved)
     for place, group in _groups(models):
         group._partial_reduce_output = _copied(rest.pop(place, None), group.device)
@@ -376,11 +358,7 @@ def _gradient(parameter: Any) -> Tensor | None:
 
 
 def _own_part(parameter: Any, gradient: Tensor) -> Tensor:
-    """Return what this process holds of a gradient.
-
-    Raises:
-        StateError: under tensor parallelism it is laid out otherwise than its parameter.
-    """
+    """Return what this process holds of a gradient."""
     if not is_sharded(gradient):
         return gradient
     spec = parameter._unsharded_dtensor_spec

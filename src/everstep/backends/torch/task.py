@@ -447,11 +447,7 @@ class Task(tasks.Task):
         return optimizer.metrics() if isinstance(optimizer, Around) else {}
 
     def require_optimizer(self) -> None:
-        """Require, before a training, the optimizer that `train_step` steps; another step may need none.
-
-        Raises:
-            ConfigError: the task has no optimizer, or several.
-        """
+        """Require, before a training, the optimizer that `train_step` steps; another step may need none."""
         if type(self).train_step is Task.train_step and not isinstance(self.optimizer, Optimizer):
             raise self._without_optimizer()
 
