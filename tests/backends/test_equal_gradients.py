@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from everstep.backends.torch.backend import BACKEND
-from everstep.backends.torch.equal_gradients import prove_first_update
+from everstep.backends.torch.exact_ddp import prove_first_update
 from everstep.contracts.group import DataRanks
 from everstep.errors import ConfigError
 

@@ -153,7 +153,7 @@ def test_a_numpy_generator_goes_on_spawning() -> None:
 def test_a_generator_of_another_kind_is_refused() -> None:
     entry = make_entry("g", np.random.default_rng(0))
     tree = saved(np.random.Generator(np.random.MT19937(5)))
-    assert entry.check(tree).reshaped == ["bit generator MT19937 -> PCG64"]
+    assert entry.check(tree).reshaped == ["bit generator MT19937 -> bit generator PCG64"]
     with pytest.raises(RestoreError):
         entry.load(tree)
 

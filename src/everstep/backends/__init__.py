@@ -26,11 +26,7 @@ def active() -> list[Backend]:
 
 
 def get(name: str) -> Backend:
-    """Return the backend called `name`; imports its framework.
-
-    Raises:
-        ConfigError: the name is unknown, or the framework is not installed.
-    """
+    """Return the backend called `name`; imports its framework."""
     backend = _loaded.get(name)
     if backend is None:
         if name not in _HOMES:

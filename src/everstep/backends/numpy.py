@@ -1,21 +1,26 @@
-"""Backend for NumPy: arrays, scalars, and three kinds of random state."""
+"""Backend for NumPy: arrays, scalars, and random state, Python's, too."""
 
 from __future__ import annotations
 
 import math
 import os
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
-from everstep.backends.host_memory import WHOLE, layout_number, small_digest
-from everstep.backends.python import same_state
-from everstep.contracts.group import DataRanks
-from everstep.contracts.state import ArrayFacts, Entry, HostArray, LazyArray, Mismatch, Unread, UpdateCounter
-from everstep.errors import MetricError, StateError
+from everstep.contracts.state import ArrayFacts, Backend, Entry, HostArray, LazyArray, Mismatch
+from everstep.errors import MetricError, RestoreError, StateError
+
+WHOLE = 1 << 16
+"""Size in bytes up to which all elements of an array count in its digest: 2 us of a step."""
+
+small_digest: Callable[[Any, int], int] = xxhash.xxh3_64_intdigest
+"""(buffer of an array's elements in C order, seed ^ `layout_number`) -> the digest of a small array."""
 
 _NAMES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32",
@@ -26,30 +31,73 @@ _NAMES = {
 _DTYPES = {name: np.dtype(numpy_name) for numpy_name, name in _NAMES.items()}
 
 
-class NumpyBackend:
+@lru_cache(maxsize=1024)
+def layout_number(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int | None:
+    """Digest an element type and a shape; None if elements have bytes beside their values."""
+    if dtype.kind not in "biufc" or dtype.char in "gG":  # long doubles have unused bytes
+        return None
+    return xxhash.xxh3_64_intdigest(f"{dtype.str}{tuple(shape)}".encode())
+
+
+def python_state(source: Any) -> dict[str, Any]:
+    """Return the state of Python's generator (the module, or a `random.Random`), 625 words as an array."""
+    version, words, gauss = source.getstate()
+    return {"version": version, "words": np.array(words, np.uint32), "gauss": gauss}
+
+
+def set_python_state(target: Any, tree: dict[str, Any]) -> None:
+    """Restore what `python_state` returned."""
+    if tree["version"] != 3:
+        raise RestoreError(
+            f"Python's random state is saved in version {tree['version']}, this Python has 3: "
+            "resume with the Python that wrote it"
+        )
+    target.setstate((3, tuple(tree["words"].tolist()), tree["gauss"]))
+
+
+def state_of(generator: Any) -> Any:
+    """Return the state of Python's, NumPy's or torch's generator as a tree that a checkpoint can hold."""
+    if isinstance(generator, random.Random):
+        return python_state(generator)
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state(**{"legacy": False} if isinstance(generator, np.random.RandomState) else {})
+
+
+def set_state_of(generator: Any, state: Any) -> None:
+    """Restore what `state_of` returned."""
+    if isinstance(generator, random.Random):
+        set_python_state(generator, state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+def same_state(a: Any, b: Any) -> bool:
+    """Whether two states of a generator, Python's or a framework's, are equal."""
+    if isinstance(a, dict):
+        return all(same_state(value, b[key]) for key, value in a.items())
+    return bool(np.array_equal(a, b))
+
+
+class NumpyBackend(Backend):
     """Backend for NumPy arrays and scalars; the global random state is that of `np.random`'s functions."""
 
     name = "numpy"
     array_types: tuple[type, ...] = (np.ndarray, np.generic)
 
     def random_state(self) -> Any:
-        """Return the state of `np.random`'s module-level functions, whichever bit generator they use."""
         return np.random.get_state(legacy=False)
 
     def set_random_state(self, state: Any) -> None:
-        """Restore what `random_state` returned."""
         np.random.set_state(state)
-
-    def portable_random(self, state: Any) -> Any:
-        """Return what `random_state` returned: there are no devices."""
-        return state
 
     def seed(self, seed: int) -> None:
         """Seed `np.random`'s module-level functions, with the seed's lower 32 bits."""
         np.random.seed(seed % 2**32)
 
     def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
-        """Copy an array, into the buffer of `reuse` if it fits."""
         _refuse_array(array)
         name, extra = _describe(array)
         if reuse is not None and (reuse.dtype, reuse.shape, reuse.extra) == (name, array.shape, extra):
@@ -63,7 +111,6 @@ class NumpyBackend:
         return host
 
     def in_place(self, array: Any) -> HostArray:
-        """Describe an array without a copy of it, but for one that does not lie in C order."""
         _refuse_array(array)
         name, extra = _describe(array)
         if not array.flags.c_contiguous or array.dtype.char in "gG":
@@ -79,7 +126,6 @@ class NumpyBackend:
         return HostArray(name, array.shape, array.reshape(-1).view(np.uint8), self.name, extra)
 
     def from_host(self, host: HostArray) -> NDArray[Any]:
-        """Make an array with memory of its own."""
         described = host.extra.get("dtype")
         dtype = _DTYPES[host.dtype] if described is None else _dtype(described)
         if dtype.hasobject or dtype.itemsize * math.prod(host.shape) != host.nbytes:
@@ -93,25 +139,18 @@ class NumpyBackend:
         return array
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any] | None:
-        """Make an array of zeros; None for a type that NumPy does not know, or of Python objects."""
         try:
             kind = None if dtype is None else np.dtype(dtype)
         except TypeError:
             return None
         return None if kind is None or kind.hasobject or not kind.itemsize else np.zeros(shape, kind)
 
-    def late(self, array: Unread) -> NDArray[Any]:
-        """Read an array now: NumPy has no arrays that are read later."""
-        return self.from_host(array.read())
-
     def facts(self, array: Any) -> ArrayFacts:
-        """Return the facts of an array."""
         interface = array.__array_interface__
         place = (interface["data"], array.shape, array.strides, array.dtype.str) if array.size else None
         return ArrayFacts(_NAMES.get(array.dtype.name, array.dtype.str), place)
 
     def pack(self, value: Any) -> tuple[str, Any] | None:
-        """Describe a NumPy scalar by its dtype (the kind) and its bytes (the tree); None for other values."""
         if type(value) is np.str_:
             return "str", str(value)
         if type(value) is np.bytes_:
@@ -124,18 +163,13 @@ class NumpyBackend:
         return None
 
     def unpack(self, kind: str, tree: Any) -> Any:
-        """Make the NumPy scalar that `pack` described."""
         if kind == "str":
             return np.str_(tree)
         if kind == "bytes":
             return np.bytes_(tree)
         return np.frombuffer(tree, np.dtype(kind))[0]
 
-    def region(self, array: Any) -> None:
-        """Return None: each process has its arrays whole."""
-
     def scalar(self, value: Any) -> float:
-        """Return a NumPy scalar, or an array of one element, as a float."""
         if value.size != 1:
             raise MetricError(
                 f"a metric is one number, got an array of shape {value.shape}: reduce it, "
@@ -149,12 +183,7 @@ class NumpyBackend:
             )
         return float(value.item())
 
-    def read_scalars(self, values: Sequence[Any]) -> list[float]:
-        """Return the values, which are floats already."""
-        return [float(value) for value in values]
-
     def digest_small(self, arrays: Sequence[Any], seed: int) -> tuple[int, int]:
-        """Fold small, contiguous, plain arrays into a digest; also return their number."""
         done = 0
         for array in arrays:
             if type(array) is not np.ndarray or array.nbytes > WHOLE or not array.flags.c_contiguous:
@@ -166,65 +195,27 @@ class NumpyBackend:
         return seed, done
 
     def host_view(self, array: Any) -> NDArray[Any] | None:
-        """Return the array; None for a masked array, whose masked elements may be anything."""
         return None if isinstance(array, np.ma.MaskedArray) else np.asarray(array)
 
     def rows(self, array: Any, order: NDArray[np.int64]) -> Callable[[slice], Any]:
-        """Return a function that copies rows: an index array copies also where rows are adjacent."""
         return lambda places: array[order[places]]
 
-    def is_deterministic(self) -> bool:
-        """Return True: NumPy computes the same each time."""
-        return True
-
     def entry(self, value: Any) -> Entry | None:
-        """Make the entry of an array, `np.random.Generator` or `np.random.RandomState`; None for others."""
         if isinstance(value, np.ndarray):
             return ArrayEntry(value)
         if isinstance(value, np.random.Generator):
             return NumpyGeneratorEntry(value)
         if isinstance(value, np.random.RandomState):
-            return RandomStateEntry(value)
-        return None
-
-    def update_counter(self, objects: Mapping[str, Any]) -> UpdateCounter | None:
-        """Return None: NumPy has no optimizers."""
+            return GeneratorEntry(value)
         return None
 
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
-        """List the arrays that are entries of their own; each counts as trainable."""
         return [(name, value.shape, True) for name, value in objects.items() if isinstance(value, np.ndarray)]
 
-    def evaluation_mode(self, objects: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Do nothing in the block: NumPy's arrays have no modes."""
-        return nullcontext()
-
-    def synchronize(self) -> None:
-        """Do nothing: NumPy waits by itself."""
-
-    def processes(self) -> int:
-        """Return 1: NumPy computes in a single process."""
-        return 1
-
-    def mesh(self, value: Any) -> None:
-        """Return None: NumPy has no meshes."""
-
-    def require_synchronised(self, objects: Mapping[str, Any], data: DataRanks) -> None:
-        """Refuse nothing: NumPy has no optimizers."""
-
-    def exact_on_any_ranks(self, objects: Mapping[str, Any]) -> bool:
-        """Return False: NumPy does not know how a program sums over processes."""
-        return False
-
-    def prepare_ranks(self, objects: Mapping[str, Any], data: DataRanks) -> None:
-        """Do nothing: NumPy does not communicate."""
-
     def describe(self) -> dict[str, str]:
-        """Return NumPy's version."""
         return {"numpy": np.__version__}
 
     def fingerprint(self, objects: Mapping[str, Any]) -> dict[str, str]:
-        """Return NumPy's version, its BLAS with the number of threads, and the processor's features."""
         built: Any = np.show_config(mode="dicts")
         blas = built.get("Build Dependencies", {}).get("blas", {})
         return {
@@ -249,32 +240,49 @@ class ArrayEntry(Entry):
         self.array = array
 
     def save(self) -> Any:
-        """Return the array itself."""
         return self.array
 
     def check(self, tree: Any) -> Mismatch:
-        """Compare shape and dtype."""
         saved = f"{tree.dtype} {tree.shape}" if isinstance(tree, np.ndarray) else f"a {type(tree).__name__}"
         live = f"{self.array.dtype} {self.array.shape}"
         return Mismatch([], [], [] if saved == live else [f"{saved} -> {live}"])
 
     def load(self, tree: Any) -> None:
-        """Copy the saved elements into the array."""
         self.check(tree).require_none()
         np.copyto(self.array, tree)
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
-        """Whether the array holds floats or complex numbers: an entry of its own counts as a parameter."""
         return bool(np.issubdtype(self.array.dtype, np.inexact))
 
 
-class NumpyGeneratorEntry(Entry):
-    """Entry of a `np.random.Generator`: its bit generator's state, and the number of children spawned."""
+class GeneratorEntry(Entry):
+    """Entry of a generator of random numbers; a state of another form is refused."""
 
     is_random = True
 
-    def __init__(self, generator: np.random.Generator) -> None:
+    def __init__(self, generator: Any) -> None:
         self.generator = generator
+
+    def save(self) -> Any:
+        return state_of(self.generator)
+
+    def form(self, tree: Any) -> str:
+        """Name what two states of one kind of generator have in common."""
+        if not isinstance(tree, dict):
+            return f"a {type(tree).__name__}"
+        return f"bit generator {tree['bit_generator']}" if "bit_generator" in tree else f"keys {list(tree)}"
+
+    def check(self, tree: Any) -> Mismatch:
+        saved, live = self.form(tree), self.form(self.save())
+        return Mismatch([], [], [] if saved == live else [f"{saved} -> {live}"])
+
+    def load(self, tree: Any) -> None:
+        self.check(tree).require_none()
+        set_state_of(self.generator, tree)
+
+
+class NumpyGeneratorEntry(GeneratorEntry):
+    """Entry of a `np.random.Generator`: its bit generator's state, and the number of children spawned."""
 
     def as_seeded(self) -> bool:
         """Whether the state is the one that the seed gives, and a person chose that seed."""
@@ -287,51 +295,22 @@ class NumpyGeneratorEntry(Entry):
         return chosen and same_state(type(bits)(seeds).state, bits.state)
 
     def save(self) -> Any:
-        """Return the bit generator's state, and the seed sequence from which `spawn` continues."""
         bits = self.generator.bit_generator
         seeds = bits.seed_seq
         state = getattr(seeds, "state", None) if isinstance(seeds, np.random.SeedSequence) else None
         return {"state": bits.state, "seed_sequence": state}
 
-    def check(self, tree: Any) -> Mismatch:
-        """Compare the kinds of bit generator."""
+    def form(self, tree: Any) -> str:
         whole = isinstance(tree, dict) and tree.keys() >= {"state", "seed_sequence"}
-        saved = tree["state"].get("bit_generator") if whole else f"of a {type(tree).__name__}"
-        live = type(self.generator.bit_generator).__name__
-        return Mismatch([], [], [] if saved == live else [f"bit generator {saved} -> {live}"])
+        return super().form(tree["state"] if whole else tree)
 
     def load(self, tree: Any) -> None:
-        """Set the state of the bit generator and of its seed sequence."""
         self.check(tree).require_none()
-        bits: Any = self.generator.bit_generator
+        bits = self.generator.bit_generator
         if tree["seed_sequence"] is None:
             bits.state = tree["state"]
         else:
             bits.__setstate__((tree["state"], np.random.SeedSequence(**tree["seed_sequence"])))
-
-
-class RandomStateEntry(Entry):
-    """Entry of a `np.random.RandomState`, the older generator."""
-
-    is_random = True
-
-    def __init__(self, generator: np.random.RandomState) -> None:
-        self.generator = generator
-
-    def save(self) -> Any:
-        """Return the generator's state as a dictionary."""
-        return self.generator.get_state(legacy=False)
-
-    def check(self, tree: Any) -> Mismatch:
-        """Compare the kinds of bit generator."""
-        saved = tree.get("bit_generator") if isinstance(tree, dict) else f"of a {type(tree).__name__}"
-        live = self.save()["bit_generator"]
-        return Mismatch([], [], [] if saved == live else [f"bit generator {saved} -> {live}"])
-
-    def load(self, tree: Any) -> None:
-        """Set the generator's state."""
-        self.check(tree).require_none()
-        self.generator.set_state(tree)
 
 
 def _blas_threads() -> str:

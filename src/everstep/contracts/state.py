@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -315,7 +315,10 @@ class UpdateCounter(Protocol):
 
 
 class Backend(Protocol):
-    """Framework (NumPy, torch ...): the only code that touches its arrays and its random state."""
+    """Framework (NumPy, torch ...): the only code that touches its arrays and its random state.
+
+    What has a body here is right for a framework without optimizers, devices and processes of its own.
+    """
 
     name: str
     array_types: tuple[type, ...]
@@ -331,6 +334,7 @@ class Backend(Protocol):
 
         It is equal on ranks that have drawn the same numbers, whatever the number of their device.
         """
+        return state
 
     def seed(self, seed: int) -> None:
         """Seed the framework's global generators."""
@@ -352,10 +356,8 @@ class Backend(Protocol):
         """Make an array of zeros in host memory; None for an element type that is not the framework's."""
 
     def late(self, array: Unread) -> Any:
-        """Make an array on the host whose elements are read by the operation that needs them, and not kept.
-
-        A framework that has no such arrays reads the elements now.
-        """
+        """Make an array on the host; its elements may be read anew by each operation that needs them."""
+        return self.from_host(array.read())
 
     def facts(self, array: Any) -> ArrayFacts:
         """Return the facts of an array; never waits."""
@@ -368,6 +370,7 @@ class Backend(Protocol):
 
     def region(self, array: Any) -> Region | None:
         """Return the region of a larger array that this process holds; None if it holds all of it."""
+        return None
 
     def scalar(self, value: Any) -> Any:
         """Keep a metric value for later: a float where that needs no waiting, else a detached copy.
@@ -378,12 +381,13 @@ class Backend(Protocol):
 
     def read_scalars(self, values: Sequence[Any]) -> list[float]:
         """Return the floats of values that `scalar` kept, in one transfer."""
+        return [float(value) for value in values]
 
     def digest_small(self, arrays: Sequence[Any], seed: int) -> tuple[int, int]:
-        """Fold arrays of at most `host_memory.WHOLE` bytes in host memory into a digest, while they last.
+        """Fold arrays of at most `numpy.WHOLE` bytes in host memory into a digest, while they last.
 
-        Each is folded by `host_memory.small_digest`.  A step asks this of its batch, so it must be fast; it
-        never waits, and changes nothing that the arrays can do.
+        Each is folded by `numpy.small_digest`.  A step asks this of its batch, so it must be fast; it never
+        waits, and changes nothing that the arrays can do.
 
         Returns:
             The digest, and the number of arrays in it: the next one is not small, not plain or elsewhere.
@@ -397,42 +401,37 @@ class Backend(Protocol):
         """
 
     def rows(self, array: Any, order: NDArray[np.int64]) -> Callable[[slice], Any]:
-        """Return a function from places in an order of rows to a copy of these rows, in a new array.
-
-        Args:
-            array: shape (rows, ...).
-            order: numbers of rows.
-        """
+        """Return a function from places in `order`, numbers of rows, to a copy of these rows of an array."""
 
     def is_deterministic(self) -> bool:
         """Whether, by the settings, the same operations on the same values give the same bits."""
+        return True
 
     def entry(self, value: Any) -> Entry | None:
         """Make the entry for one of this framework's own objects; None for any other object."""
 
     def update_counter(self, objects: Mapping[str, Any]) -> UpdateCounter | None:
-        """Watch the optimizers among the state's objects, and strangers that should be among them.
-
-        Returns None for a framework without optimizers.
-        """
+        """Watch the optimizers among the state's objects, and strangers that should be among them."""
+        return None
 
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
         """List (name, shape, trainable) of each parameter of the state's models, for the summary table."""
 
     def evaluation_mode(self, objects: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Switch the state's models to evaluation inside the block; afterwards every flag is as before."""
+        return nullcontext()
 
     def synchronize(self) -> None:
         """Wait until the device has done all its work; a device that nobody has used is left alone."""
+        return
 
     def processes(self) -> int:
         """Count the processes that compute together by the framework's own means, this process included."""
+        return 1
 
     def mesh(self, value: Any) -> tuple[int | None, list[int]] | None:
-        """Return this process's place in a mesh of processes, and their ranks; None for other objects.
-
-        The place is None for a process that is not in the mesh.
-        """
+        """Return the own place in a mesh (None outside it) and its ranks; None for other objects."""
+        return None
 
     def require_synchronised(self, objects: Mapping[str, Any], data: DataRanks) -> None:
         """Refuse objects of the state that several processes would train each by itself, or inexactly.
@@ -445,12 +444,11 @@ class Backend(Protocol):
         Raises:
             ConfigError: names what is trained, and the line to add.
         """
+        return
 
     def exact_on_any_ranks(self, objects: Mapping[str, Any]) -> bool:
-        """Whether a step has the same bits, and gradients are equal, on any number of processes.
-
-        False where that is not known.
-        """
+        """Whether a step is known to have the same bits, and equal gradients, on any number of processes."""
+        return False
 
     def prepare_ranks(self, objects: Mapping[str, Any], data: DataRanks) -> None:
         """Make training on several processes exact: a step has the same bits in every start of the run.
@@ -459,6 +457,7 @@ class Backend(Protocol):
         at a resume after the state is loaded.  It may communicate.  Values of the state, gradients and random
         state stay as they are, but for buffers that the framework shares, which become the writer's.
         """
+        return
 
     def describe(self) -> dict[str, str]:
         """Describe the version and the devices, for the run's record."""

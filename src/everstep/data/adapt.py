@@ -84,11 +84,7 @@ def stateful(data: Iterable[Any]) -> Stream:
 
 
 def named(streams: Any) -> Mapping[str, Any]:
-    """Check a mapping of names to data, and return it.
-
-    Raises:
-        ConfigError: `streams` is not a mapping, or a name is empty or holds "/".
-    """
+    """Check a mapping of names to data, and return it."""
     if not isinstance(streams, Mapping):
         raise ConfigError(
             f"streams is a {type(streams).__name__}; give names to data, as in "

@@ -140,7 +140,6 @@ class IterableStream(OwnStream):
 
     @contextmanager
     def place_kept(self) -> Iterator[None]:
-        """Put data with a state back to its place after the block, whatever the block draws."""
         before = self.own_state(0) if self._stateful else None
         try:
             yield
@@ -271,9 +270,6 @@ def skip(
 
     Returns:
         A sentence for the user, with the number of batches and the time.
-
-    Raises:
-        DataError: the data ends before `count` batches.
     """
     start = time.perf_counter()
     for done in range(count):

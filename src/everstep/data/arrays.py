@@ -76,7 +76,6 @@ class Arrays(SampledStream):
         return SampledCursor(plan, _batches(self._arrays, plan, start), start)
 
     def describe(self, seed: int) -> dict[str, Any]:
-        """Describe what decides the batches in a run of this seed."""
         return {**super().describe(seed), "arrays": len(self._arrays)}
 
     def __repr__(self) -> str:

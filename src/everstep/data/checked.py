@@ -88,11 +88,7 @@ class _Checks:
         return any(self.policies[kind] != "error" for kind in asked)
 
     def of(self, share: Share) -> _Checks:
-        """Return the checks of one rank's part of each batch.
-
-        Raises:
-            DataError: some ranks could leave out a batch that others are handed.
-        """
+        """Return the checks of one rank's part of each batch."""
         if share.size > 1 and self.leaves_out:
             raise DataError(
                 f"checked(...) may leave out a batch on one of {share.size} ranks alone, and the others "
@@ -102,11 +98,7 @@ class _Checks:
         return _Checks(self.sources, size, self.policies)
 
     def passes(self, batch: Any, where: str) -> bool:
-        """Whether the batch is handed out.
-
-        Raises:
-            DataError: the batch has a problem whose policy is "error".
-        """
+        """Whether the batch is handed out."""
         found = list(self._problems(batch))
         for kind, problem in found:
             self.report(kind, f"{where}: {problem}")
@@ -176,7 +168,6 @@ class CheckedStream(StreamWrapper):
 
     @property
     def may_be_empty(self) -> bool:  # type: ignore[override]
-        """Whether a pass may have no batch."""
         return self._checks.policies["empty_stream"] != "error"
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
@@ -187,7 +178,6 @@ class CheckedStream(StreamWrapper):
         return CheckedCursor(cursor, self._checks, what, fresh=position is None)
 
     def split(self, share: Share) -> Stream:
-        """Return checks of one rank's part of the other stream."""
         return CheckedStream(self.stream.split(share), self._checks.of(share))
 
 
@@ -227,6 +217,5 @@ class CheckedCursor(CursorWrapper):
         return found
 
     def remaining(self) -> int | None:
-        """Batches left in the source; None where batches may be left out."""
         left = self.cursor.remaining()
         return left if not left or not self._checks.leaves_out else None

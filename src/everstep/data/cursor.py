@@ -111,7 +111,6 @@ class SampledCursor(PassCursor):
 
     @property
     def weight(self) -> float:  # type: ignore[override]
-        """Weight of the mean over the batch handed out last; computed when it is asked for."""
         return self._plan.weight(self._count - 1) if self._count else 1.0
 
     def position(self) -> dict[str, Any]:
@@ -133,17 +132,14 @@ class SampledStream(Stream):
         self._sampling = sampling
 
     def describe(self, seed: int) -> dict[str, Any]:
-        """Describe what decides the batches in a run of this seed."""
         return self._sampling.describe(seed)
 
     def split(self, share: Share) -> Self:
-        """Return the stream of one rank's part of each batch."""
         part = copy(self)
         part._sampling = replace(self._sampling, share=share)
         return part
 
     def sample_ids(self, purpose: str, pass_index: int, index: int, *, seed: int) -> list[int]:
-        """List the numbers of the samples in one batch of a pass, those of all ranks."""
         samples: list[int] = self._sampling.plan(purpose, pass_index, seed).indices(index).tolist()
         return samples
 

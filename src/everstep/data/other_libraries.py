@@ -44,11 +44,7 @@ def ranks_said(data: Any) -> tuple[int, int] | None:
 
 
 def require_ranks(data: Any, share: Share) -> None:
-    """Require that data says that it splits itself as `share` does.
-
-    Raises:
-        DataError: it says nothing of ranks, or another rank or number of ranks.
-    """
+    """Require that data says that it splits itself as `share` does."""
     kind, said = type(data).__name__, ranks_said(data)
     if said is None:
         raise DataError(

@@ -53,7 +53,6 @@ class Prefetched(StreamWrapper):
         return PrefetchCursor(f"data {purpose!r}", cursor, self._buffer)
 
     def describe(self, seed: int) -> dict[str, Any]:
-        """Describe the source: fetching ahead changes no batch."""
         return describe(self.stream, seed)
 
     def __repr__(self) -> str:

@@ -243,15 +243,12 @@ class _RingEntry(Entry):
         self.memory = memory
 
     def save(self) -> Any:
-        """Return the state; its arrays have stamps."""
         return self.memory.state_dict()
 
     def check(self, tree: Any) -> Mismatch:
-        """Compare capacity and fields."""
         return self.memory.compare(tree)
 
     def load(self, tree: Any) -> None:
-        """Hand the saved state to the memory."""
         self.memory.load_state_dict(tree)
 
 

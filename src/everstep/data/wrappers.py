@@ -49,7 +49,6 @@ class StreamWrapper(Stream):
     kind = Stream.kind  # not forwarded: the wrapper is part of what the run reads
 
     def split(self, share: Share) -> Stream:
-        """Return this wrapper around one rank's part of the other stream."""
         part = copy(self)
         part.stream = self.stream.split(share)
         return part
@@ -81,7 +80,6 @@ class AdaptedStream(Stream):
         return cursor if isinstance(cursor, Cursor) else AdaptedCursor(cursor)
 
     def split(self, share: Share) -> Stream:
-        """Return the part that the object's own `split` returns; refused where it has none."""
         own = getattr(self.given, "split", None)
         if own is None:
             return super().split(share)

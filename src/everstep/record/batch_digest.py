@@ -24,7 +24,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from everstep import backends
-from everstep.backends.host_memory import WHOLE, layout_number
+from everstep.backends.numpy import WHOLE, layout_number
 from everstep.contracts.state import Backend
 
 EDGE = 2048

@@ -116,7 +116,7 @@ class Export(Conditional):
         obj = run.live_object(self.entry)
         if self.format == "torch.export":
             # refused at the start, not after hours at the first export
-            importlib.import_module("everstep.backends.torch.model_export").require_module(self.entry, obj)
+            importlib.import_module("everstep.backends.torch.saved_files").require_module(self.entry, obj)
         if self.schedule.wall:  # such a schedule is not part of the state, so the folder says what is kept
             self._kept = sorted(p.name for p in self.folder.glob("*") if CheckpointName.matches(p.name))
         super().open(run)
@@ -150,7 +150,7 @@ class Export(Conditional):
     def _export(self, boundary: Boundary) -> None:
         obj = self._run.live_object(self.entry)
         if "torch" in sys.modules:  # the model inside the wrappers of training
-            obj = importlib.import_module("everstep.backends.torch.model_export").unwrapped(obj)
+            obj = importlib.import_module("everstep.backends.torch.saved_files").unwrapped(obj)
         entry = make_entry(self.entry, obj)
         saved = entry.save()
         arrays = {n: a for n, a in encode(saved).arrays.items() if not BESIDE & {*n.split("/")}}
@@ -182,7 +182,7 @@ class Export(Conditional):
     def _contents(self, obj: Any, arrays: Mapping[str, HostArray]) -> Write:
         if self.format == "safetensors":
             return lambda folder: write_shards(folder, arrays, None)
-        exporting = importlib.import_module("everstep.backends.torch.model_export")
+        exporting = importlib.import_module("everstep.backends.torch.saved_files")
         data = exporting.program(obj, self._inputs, self._dynamic_shapes)
         return lambda folder: files.write_new(folder / "model.pt2", data)
 

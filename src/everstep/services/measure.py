@@ -130,7 +130,7 @@ class Profile(Service):
 
     def open(self, run: RunView) -> None:
         self._folder = Path(run.run_dir).absolute() / "logs" / "profile"
-        self._backend = importlib.import_module("everstep.backends.torch.profiling")
+        self._backend = importlib.import_module("everstep.backends.torch.saved_files")
 
     def run(self, boundary: Boundary) -> None:
         if self._trace is None:

@@ -73,11 +73,7 @@ class Encoded:
 
 
 def encode(tree: Tree, buffers: Buffers | None = None) -> Encoded:
-    """Take a snapshot of a tree: arrays are copied, into the kept buffers if those fit.
-
-    Raises:
-        StateError: a value in the tree cannot be saved; names its path and type, and the types that can be.
-    """
+    """Take a snapshot of a tree: arrays are copied, into the kept buffers if those fit."""
     encoder = _Encoder({} if buffers is None else buffers.kept, buffers is None or buffers.copy)
     try:
         structure = encoder.node(tree, "")
@@ -108,11 +104,7 @@ def _left_alone(home: Backend, array: Any, kept: HostArray) -> HostArray:
 
 
 def decode(encoded: Encoded) -> Tree:
-    """Make the tree again, in memory of its own.
-
-    Raises:
-        StateError: the structure holds a kind that this version does not know.
-    """
+    """Make the tree again, in memory of its own."""
     return _decode(encoded.structure, encoded.arrays)
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from everstep import backends
 from everstep.arguments import checked_keywords
-from everstep.backends.python import python_state, set_python_state
+from everstep.backends.numpy import GeneratorEntry
 from everstep.contracts.state import Declaration, Entry, Mismatch, OwnEntry, Stateful
 from everstep.errors import ConfigError, RestoreError, StateError
 from everstep.state.codec import PLAIN, SAVEABLE, array_paths
@@ -128,11 +128,7 @@ _CONTAINERS = PLAIN - {type(None), bool, int, float, complex, str, bytes, tuple,
 
 
 def make_entry(name: str, obj: Any) -> Entry:
-    """Make the entry of an object.
-
-    Raises:
-        StateError: `obj` cannot be saved or restored; says why and what to pass instead.
-    """
+    """Make the entry of an object."""
     try:
         entry = _entry(obj)
     except StateError as error:
@@ -172,8 +168,10 @@ def _entry(obj: Any) -> Entry | None:
         return SlotEntry(obj)
     if isinstance(obj, Stateful):
         return StatefulEntry(obj)
+    if isinstance(obj, random.SystemRandom):
+        raise StateError("a random.SystemRandom has no state to save: use random.Random(seed)")
     if isinstance(obj, random.Random):
-        return PythonRandomEntry(obj)
+        return GeneratorEntry(obj)
     if isinstance(obj, (dict, list)):
         return ContainerEntry(obj)
     return None
@@ -186,7 +184,6 @@ class _AsSavedEntry(Entry):
     """Entry whose saved tree has the object's own arrays."""
 
     def layouts(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        """Yield the arrays of the tree."""
         tree = self.save()
         yield from ((path, reduce(getitem, path, tree)) for path in array_paths(tree))
 
@@ -198,11 +195,9 @@ class StatefulEntry(_AsSavedEntry):
         self.obj = obj
 
     def save(self) -> Any:
-        """Return the object's state_dict."""
         return self.obj.state_dict()
 
     def load(self, tree: Any) -> None:
-        """Hand the saved state to the object."""
         self.obj.load_state_dict(tree)
 
 
@@ -218,11 +213,9 @@ class SlotEntry(_AsSavedEntry):
         self.slot = slot
 
     def save(self) -> Any:
-        """Return the value, and whether it was replaced."""
         return {"value": self.slot._value, "replaced": self.slot._replaced}
 
     def check(self, tree: Any) -> Mismatch:
-        """Compare the keys; any value fits."""
         if not isinstance(tree, dict):
             return Mismatch([], [], [f"a {type(tree).__name__} -> a Slot"])
         return Mismatch(
@@ -232,37 +225,11 @@ class SlotEntry(_AsSavedEntry):
         )
 
     def load(self, tree: Any) -> None:
-        """Hold the saved value."""
         self.check(tree).require_none()
         slot = self.slot
         in_place = slot._assigned or not (tree["replaced"] or slot._replaced)
         slot._value = _restored(slot._value, tree["value"]) if in_place else tree["value"]
         slot._replaced, slot._assigned = tree["replaced"], False
-
-
-class PythonRandomEntry(Entry):
-    """Entry of a `random.Random`."""
-
-    is_random = True
-
-    def __init__(self, generator: random.Random) -> None:
-        if isinstance(generator, random.SystemRandom):
-            raise StateError("a random.SystemRandom has no state to save: use random.Random(seed)")
-        self.generator = generator
-
-    def save(self) -> Any:
-        """Return the generator's state."""
-        return python_state(self.generator)
-
-    def check(self, tree: Any) -> Mismatch:
-        """Compare the keys with those of such a state."""
-        ours = isinstance(tree, dict) and tree.keys() == self.save().keys()
-        return Mismatch([], [], [] if ours else [f"a {type(tree).__name__} -> a random.Random"])
-
-    def load(self, tree: Any) -> None:
-        """Set the generator's state."""
-        self.check(tree).require_none()
-        set_python_state(self.generator, tree)
 
 
 class ContainerEntry(_AsSavedEntry):
@@ -277,7 +244,6 @@ class ContainerEntry(_AsSavedEntry):
         self.container = container
 
     def save(self) -> Any:
-        """Return a container of the same type, with each object replaced by what its entry saves."""
         try:
             tree = copy.copy(self.container)
             for key, entry in self.inner():
@@ -287,11 +253,9 @@ class ContainerEntry(_AsSavedEntry):
         return tree
 
     def check(self, tree: Any) -> Mismatch:
-        """Compare the objects inside: each must be saved, and must fit."""
         return self.expects()(tree)
 
     def expects(self) -> Callable[[Any], Mismatch]:
-        """Note the present objects and their expectations; returns a function that compares a tree."""
         kind = type(self.container)
         objects = [(key, type(entry) is ContainerEntry, entry.expects()) for key, entry in self.inner()]
 
@@ -309,7 +273,6 @@ class ContainerEntry(_AsSavedEntry):
         return check
 
     def load(self, tree: Any) -> None:
-        """Restore the container in place."""
         found = self.check(tree)
         if type(tree) is not type(self.container):
             found.reshaped.append(f"a {type(tree).__name__} -> a {type(self.container).__name__}")
@@ -325,20 +288,17 @@ class ContainerEntry(_AsSavedEntry):
                 self.container[key] = value
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
-        """Ask the entry at the path; bare arrays in a container may hold anything."""
         value = self.container.get(path[0]) if isinstance(self.container, dict) else self.container[path[0]]
         entry = _object_entry(value)
         return entry is not None and entry.guarded(path[1:])
 
     def inner(self) -> Iterator[tuple[Any, Entry]]:
-        """Yield the entries of the objects inside, without arrays."""
         for key, value in _pairs(self.container):
             entry = _object_entry(value)
             if entry is not None:
                 yield key, entry
 
     def proof(self) -> Callable[[], None] | None:
-        """Return a function that tries what the objects inside claim."""
         found = [proof for _, entry in self.inner() if (proof := entry.proof())]
 
         def prove() -> None:
@@ -348,23 +308,19 @@ class ContainerEntry(_AsSavedEntry):
         return prove if found else None
 
     def enter(self) -> None:
-        """Let each object inside note its given values."""
         for _, entry in self.inner():
             entry.enter()
 
     def leave(self) -> None:
-        """Let each object inside note the values that training has left."""
         for _, entry in self.inner():
             entry.leave()
 
     def options(self) -> dict[str, str]:
-        """Return the options of the objects inside, named "KEY/NAME"."""
         return {
             f"{key}/{name}": text for key, entry in self.inner() for name, text in entry.options().items()
         }
 
     def in_schedule(self, option: str) -> bool:
-        """Ask the object that has the option."""
         return any(
             entry.in_schedule(option.removeprefix(f"{key}/"))
             for key, entry in self.inner()
@@ -372,7 +328,6 @@ class ContainerEntry(_AsSavedEntry):
         )
 
     def use_options(self, names: Collection[str]) -> None:
-        """Let each object inside use its own options as given."""
         for key, entry in self.inner():
             entry.use_options([name.removeprefix(f"{key}/") for name in names if name.startswith(f"{key}/")])
 

@@ -34,11 +34,7 @@ def within(paths: Iterable[Path]) -> Callable[[str], bool]:
 
 
 def merge(common: Encoded, own: Encoded) -> Encoded:
-    """Put the two results of `split` together; only the order of keys may differ from before.
-
-    Raises:
-        RestoreError: both have the same part; names the part.
-    """
+    """Put the two results of `split` together; only the order of keys may differ from before."""
     if own.structure == {}:
         return common
     structure = _merge(common.structure, own.structure, ())

@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 from everstep import backends
-from everstep.backends.python import python_state, set_python_state
+from everstep.backends.numpy import python_state, set_python_state
 
 
 def capture() -> dict[str, Any]:

@@ -19,15 +19,13 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from everstep.backends.torch import exact_ddp, sharded
-from everstep.backends.torch.late_tensor import LateTensor, place_of
 from everstep.backends.torch.model_wrappers import bare, named_parameters
 from everstep.backends.torch.older_torch import FLOAT8, fp32_precision
 from everstep.backends.torch.sharded import is_sharded, local
-from everstep.backends.torch.tensor_memory import digest_small, host_view
+from everstep.backends.torch.tensor_memory import LateTensor, digest_small, host_view, place_of
 from everstep.backends.torch.torch_entries import make_entry
 from everstep.backends.torch.update_counter import TorchUpdateCounter, flatten
-from everstep.contracts.group import DataRanks
-from everstep.contracts.state import ArrayFacts, Entry, HostArray, LazyArray, Region, Unread, UpdateCounter
+from everstep.contracts.state import ArrayFacts, Backend, HostArray, LazyArray, Unread
 from everstep.errors import MetricError, StateError
 
 _NAMES = {
@@ -48,11 +46,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _dtype(name: str) -> torch.dtype:
-    """Return the element type of a name that `dtype_name` gives.
-
-    Raises:
-        StateError: this torch has no such type.
-    """
+    """Return the element type of a name that `dtype_name` gives."""
     found = _DTYPES.get(name) or getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise StateError(
@@ -69,13 +63,20 @@ class _Host(HostArray):
     elements: Tensor = field(default_factory=torch.Tensor, repr=False)
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """Backend for torch's objects; its global random state is that of the CPU and of every CUDA device."""
 
     name = "torch"
     array_types: tuple[type, ...] = (Tensor,)
     digest_small = staticmethod(digest_small)
     host_view = staticmethod(host_view)
+    region = staticmethod(sharded.region)
+    mesh = staticmethod(sharded.place_in_mesh)
+    entry = staticmethod(make_entry)
+    update_counter = staticmethod(TorchUpdateCounter)
+    require_synchronised = staticmethod(exact_ddp.require_synchronised)
+    exact_on_any_ranks = staticmethod(exact_ddp.exact_on_any_ranks)
+    prepare_ranks = staticmethod(exact_ddp.prepare)
 
     def random_state(self) -> Any:
         """Return {"cpu": state}; once CUDA is in use, "cuda" with a state for each device, and "device".
@@ -90,7 +91,6 @@ class TorchBackend:
         return state
 
     def set_random_state(self, state: Any) -> None:
-        """Restore a result of `random_state` or `portable_random`; warn of devices that are not here."""
         torch.default_generator.set_state(state["cpu"])
         devices = state.get("cuda", [])
         here = torch.cuda.device_count() if devices else 0
@@ -104,17 +104,14 @@ class TorchBackend:
             )
 
     def portable_random(self, state: Any) -> Any:
-        """Return the states of the CPU and of the device that was current; an older state has all devices."""
         if type(state.get("device")) is not int:
             return state
         return {"cpu": state["cpu"], "cuda": [state["cuda"][state["device"]]], "device": _CURRENT}
 
     def seed(self, seed: int) -> None:
-        """Seed the generators of the CPU and of all devices."""
         torch.manual_seed(seed)
 
     def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
-        """Copy a tensor's elements in C order, into the buffer of `reuse` if it fits."""
         region = None
         # by its exact type: a tensor of a framework's own kind may be sharded
         if type(array) not in (Tensor, torch.nn.Parameter) and is_sharded(array):
@@ -138,7 +135,6 @@ class TorchBackend:
         return host
 
     def in_place(self, array: Any) -> HostArray:
-        """Describe a tensor without a copy of it; one on a device is fetched when it is asked for."""
         region = None
         if type(array) not in (Tensor, torch.nn.Parameter) and is_sharded(array):
             region, array = sharded.region(array), local(array)
@@ -152,7 +148,6 @@ class TorchBackend:
         return _Host(name, shape, view.reshape(-1).view(np.uint8), self.name, extra, region, tensor)
 
     def from_host(self, host: HostArray) -> Tensor:
-        """Make a tensor with memory of its own, on the saved device, or on the CPU if that is missing."""
         extra = host.extra
         dtype = _dtype(extra.get("dtype", host.dtype))
         if dtype.itemsize * math.prod(host.shape) != host.nbytes:
@@ -173,19 +168,15 @@ class TorchBackend:
         return tensor.requires_grad_(extra.get("requires_grad", False))
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Tensor | None:
-        """Make a tensor of zeros on the CPU; None for a type that is not torch's."""
         return torch.zeros(shape, dtype=dtype) if isinstance(dtype, torch.dtype) else None
 
     def late(self, array: Unread) -> Tensor:
-        """Make a tensor whose elements are read by the operation that needs them."""
         return LateTensor.of(array, _dtype(array.dtype), lambda: self.from_host(array.read()))
 
     def facts(self, array: Any) -> ArrayFacts:
-        """Return the facts of a tensor."""
         return ArrayFacts(dtype_name(array.dtype), place_of(array))
 
     def pack(self, value: Any) -> tuple[str, Any] | None:
-        """Describe a sparse tensor, size, dtype or device by its kind and a tree; None for other values."""
         if isinstance(value, Tensor):
             if value.layout is not torch.sparse_coo:
                 return None
@@ -201,7 +192,6 @@ class TorchBackend:
         return None
 
     def unpack(self, kind: str, tree: Any) -> Any:
-        """Make the value that `pack` described."""
         if kind == "sparse":
             parts = (tree["indices"], tree["values"], tree["shape"])
             return torch.sparse_coo_tensor(*parts, is_coalesced=tree["coalesced"], check_invariants=True)
@@ -211,12 +201,7 @@ class TorchBackend:
             return torch.device(tree)
         return _dtype(tree)
 
-    def region(self, array: Any) -> Region | None:
-        """Return the box that this process holds of a DTensor; None if it holds all of it."""
-        return sharded.region(array)
-
     def scalar(self, value: Any) -> Any:
-        """Return a CPU tensor as a float; copy a device's tensor, to be read later, without waiting."""
         if value.is_cpu:
             try:
                 return float(value.item())
@@ -248,7 +233,6 @@ class TorchBackend:
         return floats
 
     def rows(self, array: Any, order: NDArray[np.int64]) -> Callable[[slice], Any]:
-        """Return a function that copies rows; the order is copied to the tensor's device once, here."""
         index = torch.from_numpy(order).to(array.device)
         if array.is_contiguous():  # twice as fast as an index in brackets; of other tensors it copies all
             return lambda places: array.index_select(0, index[places])
@@ -263,14 +247,6 @@ class TorchBackend:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return True
         return torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
-
-    def entry(self, value: Any) -> Entry | None:
-        """Make the entry of a module, optimizer, scheduler, scaler, tensor or generator; None for others."""
-        return make_entry(value)
-
-    def update_counter(self, objects: Mapping[str, Any]) -> UpdateCounter | None:
-        """Watch the optimizers among the objects, and others that should be among them."""
-        return TorchUpdateCounter(objects)
 
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
         """List the parameters: name, shape, whether it is trained.
@@ -304,40 +280,20 @@ class TorchBackend:
                 module.training = training
 
     def synchronize(self) -> None:
-        """Wait for the current GPU, if the program uses one."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
 
     def processes(self) -> int:
-        """Number of processes in torch.distributed's group; 1 without a group."""
         group = torch.distributed
         return group.get_world_size() if group.is_available() and group.is_initialized() else 1
 
-    def mesh(self, value: Any) -> tuple[int | None, list[int]] | None:
-        """Return this process's place in a `DeviceMesh`, and its ranks in the order of the mesh."""
-        return sharded.place_in_mesh(value)
-
-    def require_synchronised(self, objects: Mapping[str, Any], data: DataRanks) -> None:
-        """Refuse stepped parameters that no DistributedDataParallel averages, and what is not exact there."""
-        exact_ddp.require_synchronised(objects, data)
-
-    def exact_on_any_ranks(self, objects: Mapping[str, Any]) -> bool:
-        """Whether `VirtualShards` give the gradients of all that the state's optimizers step."""
-        return exact_ddp.exact_on_any_ranks(objects)
-
-    def prepare_ranks(self, objects: Mapping[str, Any], data: DataRanks) -> None:
-        """Fix the buckets of each DistributedDataParallel, and share buffers after each forward pass."""
-        exact_ddp.prepare(objects, data)
-
     def describe(self) -> dict[str, str]:
-        """Return torch's version, its threads, and CUDA's devices if the program uses CUDA."""
         facts = {"torch": str(torch.__version__), "torch_threads": str(torch.get_num_threads())}
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             facts |= {"cuda": str(torch.version.cuda), "cuda_devices": ", ".join(cuda_devices())}
         return facts
 
     def fingerprint(self, objects: Mapping[str, Any]) -> dict[str, str]:
-        """Return versions, the CPU's capability, threads and flags; CUDA's facts if the state lies there."""
         devices = {tensor.device for tensor in _tensors(objects)} - {torch.device("cpu")}
         kinds = sorted({_device_name(device) for device in devices})
         facts = _cpu_facts()

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from everstep.backends.python import python_state, set_python_state
+from everstep.backends.numpy import python_state, set_python_state
 
 Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
@@ -66,24 +66,3 @@ def held_by(holders: Iterable[Any]) -> list[Generator]:
     """List the generators that are attributes of some objects, each once, in a fixed order."""
     values = [value for holder in holders for value in getattr(holder, "__dict__", {}).values()]
     return list({id(value): value for value in values if isinstance(value, Generator)}.values())
-
-
-def state_of(generator: Generator) -> Any:
-    """Return the state of a generator as a tree that a checkpoint can hold."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state(legacy=False)
-    return python_state(generator)
-
-
-def set_state_of(generator: Generator, state: Any) -> None:
-    """Restore what `state_of` returned."""
-    if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, random.Random):
-        set_python_state(generator, state)
-    else:
-        generator.set_state(state)

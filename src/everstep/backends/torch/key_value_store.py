@@ -16,8 +16,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from everstep.backends.torch.launcher import launched, launched_number
-from everstep.backends.torch.parallel import PAUSE
+from everstep.backends.torch.parallel import PAUSE, launched, launched_number
 from everstep.errors import ConfigError, StoreLostError
 
 FOREVER = timedelta(days=20)
@@ -44,10 +43,6 @@ def connect(limit: float) -> tuple[int, int, TorchStore]:
 
     Returns:
         rank, size, and a connection; nobody blocks it.
-
-    Raises:
-        ConfigError: neither a process group, nor all variables of a launcher.
-        StoreLostError: nobody hosts a store at the address within `limit`.
     """
     if dist.is_initialized():
         rank, size = dist.get_rank(), dist.get_world_size()

@@ -123,11 +123,7 @@ def _grow(root: Module, saved: Collection[str]) -> None:
 
 
 def load(root: Module, saved: dict[str, dict[str, Any]]) -> None:
-    """Undo `save`: restore the saved attributes, and set all others to their given values.
-
-    Raises:
-        RestoreError: the given value is lost, because a loop of this process has changed it in place.
-    """
+    """Undo `save`: restore the saved attributes, and set all others to their given values."""
     # The modules that a tracker makes here are among those that the loop below restores.
     _grow(root, saved)
     for path, module in _keeping(root):

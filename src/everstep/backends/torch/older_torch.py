@@ -37,9 +37,6 @@ def require_readable_shards() -> None:
 
     Nothing replaces what is read: the box of another rank (2.8), the mesh of which a mesh is a part (2.10),
     and the groups of parameters that `fully_shard` gathers together (2.12).
-
-    Raises:
-        StateError: torch is older than 2.12.
     """
     if torch.__version__ < "2.12":
         raise StateError(

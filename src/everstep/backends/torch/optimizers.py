@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from everstep.arguments import checked_init, checked_keywords, integer, number
 from everstep.backends.torch.older_torch import total_norm
-from everstep.backends.torch.rank_means import Ranks
+from everstep.backends.torch.parallel import Ranks
 from everstep.backends.torch.sharded import by_mesh, gathered, local
 from everstep.errors import ConfigError
 
@@ -114,24 +114,19 @@ class Around(Optimizer):
         return getattr(self.optimizer, name)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Delegate to the wrapped optimizer."""
         self.optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Delegate to the wrapped optimizer."""
         self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Delegate to the wrapped optimizer."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the wrapped optimizer; the findings of a failed step are dropped."""
         self._told = {}
         self.optimizer.load_state_dict(state_dict)
 
     def options(self) -> dict[str, str]:
-        """Return the wrapper's own arguments that change training, as strings."""
         return {}
 
     def metrics(self) -> dict[str, Any]:
@@ -188,7 +183,6 @@ class ClipOptimizer(Around):
         self.clip = clip
 
     def options(self) -> dict[str, str]:
-        """Return the limit as a string."""
         return {"clip": repr(self.clip)}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -280,7 +274,6 @@ class MinibatchOptimizer(Around):
         """Sum of the losses over the elements."""
 
     def options(self) -> dict[str, str]:
-        """Return the size of the window as a string."""
         return {"num_minibatches": str(self.num_minibatches)}
 
     def weighted(self, loss: Tensor, elements: float | Tensor) -> Tensor:
@@ -330,17 +323,14 @@ class MinibatchOptimizer(Around):
         self.optimizer.zero_grad()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zero the gradients, unless a window is open whose gradients are still to be used."""
         if not self._steps:
             self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the wrapped optimizer, and the open window."""
         window = {"steps": self._steps, "elements": self._elements, "loss": self._loss}
         return {**self.optimizer.state_dict(), WINDOW: window}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` returned; a state without a window leaves none open."""
         window = state_dict.get(WINDOW, {"steps": 0, "elements": 0.0, "loss": 0.0})
         self._steps, self._elements, self._loss = window["steps"], window["elements"], window["loss"]
         self._weight = 1.0

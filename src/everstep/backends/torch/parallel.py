@@ -8,16 +8,17 @@ import inspect
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from everstep.backends.torch.launcher import launched, launched_number
 from everstep.backends.torch.model_wrappers import layers
-from everstep.backends.torch.sharded import refuse_sharded
+from everstep.backends.torch.sharded import refuse_sharded, window
 from everstep.errors import ConfigError, nearest
 
 PAUSE = 0.05
@@ -96,6 +97,24 @@ def _require_trainable(model: Module) -> None:
         )
 
 
+def launched(name: str) -> str:
+    """Return a variable that launchers such as torchrun set; refuse a process without it."""
+    value = os.environ.get(name)
+    if not value:
+        raise ConfigError(
+            f"{name} is not set in one of several processes: set it as torchrun does, or start with torchrun"
+        )
+    return value
+
+
+def launched_number(name: str) -> int:
+    """Return such a variable as a number, 0 or more."""
+    value = launched(name)
+    if not value.isdecimal():
+        raise ConfigError(f"{name}={value!r} is not a number: set it as torchrun does")
+    return int(value)
+
+
 def processes() -> int:
     """Number of processes, from the process group or else from the launcher."""
     if dist.is_available() and dist.is_initialized():
@@ -166,3 +185,56 @@ def _on_one_device(model: Module) -> dict[str, Any]:
     devices = {parameter.device for parameter in model.parameters()}
     only = devices.pop()
     return {"device_ids": [only.index]} if only.type == "cuda" and not devices else {}
+
+
+class Ranks:
+    """The ranks that train one model; all of them call each method at the same place.
+
+    Args:
+        device: where the gradients are.
+        group: the process group that averages them; None for all processes.
+        models: the models that `fully_shard` divides, which average their gradients in each backward pass.
+    """
+
+    def __init__(
+        self, device: torch.device, group: dist.ProcessGroup | None = None, models: Sequence[Module] = ()
+    ) -> None:
+        self._group, self._device, self._models = group, device, models
+        self.size = dist.get_world_size(self._group)
+
+    @classmethod
+    def of(cls, ddp: DistributedDataParallel) -> Ranks:
+        """Return the ranks over which a wrapper averages."""
+        return cls(ddp.device, ddp.process_group)
+
+    def means(self, values: Sequence[float | Tensor]) -> list[float] | list[Tensor]:
+        """Return the mean over ranks of each number, in float64: equal bits on all ranks.
+
+        Numbers on a GPU are returned as tensors there: reading them would wait for it.
+        """
+        both = torch.stack([self._number(value) for value in values])
+        dist.all_reduce(both, group=self._group)
+        both /= self.size
+        return both.tolist() if both.is_cpu else list(both)
+
+    def _number(self, value: float | Tensor) -> Tensor:
+        if isinstance(value, Tensor):
+            return value.detach().reshape(()).to(self._device, torch.float64)
+        return torch.full((), value, dtype=torch.float64, device=self._device)
+
+    def average_gradients(self, parameters: Sequence[Tensor]) -> None:
+        """Average gradients that `no_sync` has kept from it; one that no rank has stays None."""
+        if self._models:
+            if window(self._models):
+                raise ConfigError(
+                    "a short window ends, and its gradients were not averaged: leave out "
+                    "model.set_requires_gradient_sync(False), or flush no MinibatchOptimizer"
+                )
+            return
+        having = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32).to(self._device)
+        dist.all_reduce(having, dist.ReduceOp.MAX, group=self._group)
+        for parameter, anywhere in zip(parameters, having.tolist(), strict=True):
+            if anywhere:
+                grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                dist.all_reduce(grad, group=self._group)
+                parameter.grad = grad.div_(self.size)

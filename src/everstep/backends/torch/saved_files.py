@@ -1,24 +1,31 @@
-"""Files of torch.save, read without running anything in them, and folders of torch.distributed.checkpoint."""
+"""Files of torch: those of torch.save are read without running anything in them; others are written."""
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from operator import length_hint
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
+from torch.profiler import ProfilerActivity, profile
 
 from everstep.backends.torch.backend import BACKEND
 from everstep.backends.torch.backend import dtype_name as _name
+from everstep.backends.torch.model_wrappers import bare
 from everstep.backends.torch.older_torch import save_alone
 from everstep.contracts.state import HostArray, Unread
-from everstep.errors import CheckpointError
+from everstep.errors import CheckpointError, ConfigError
 
 
 def read_saved(file: Path | BinaryIO, where: str) -> Any:
@@ -27,9 +34,6 @@ def read_saved(file: Path | BinaryIO, where: str) -> Any:
     Args:
         file: path of the file, whose tensors stay on disk until they are read; or the file's content.
         where: place of the file, for messages.
-
-    Raises:
-        CheckpointError: the file has other things than tensors and plain values, or is damaged.
     """
     size = file.stat().st_size if isinstance(file, Path) else file.seek(0, 2)
     if not isinstance(file, Path):
@@ -46,26 +50,10 @@ def read_saved(file: Path | BinaryIO, where: str) -> Any:
         raise CheckpointError(
             f"{where} is damaged, or is not a file of torch.save ({first}); give another copy"
         ) from error
-    _require_tree(tree, size, where)
-    return _unread(tree, size, where)
-
-
-def _require_tree(tree: Any, most: int, where: str) -> None:
-    """Refuse values that contain themselves, or that a small file shows a great many times."""
-    left, count = [tree], 0
-    while left:
-        value = left.pop()
-        count += 1
-        if count > most:  # each value of its own takes a byte
-            raise CheckpointError(
-                f"{where} has a value that contains itself, or is there too often; save model.state_dict()"
-            )
-        if isinstance(value, Tensor) and value.is_nested:
-            raise CheckpointError(f"{where} has a nested tensor; save its parts")
-        if isinstance(value, Mapping):
-            left.extend(value.values())
-        elif type(value) in (list, tuple):
-            left.extend(value)
+    try:
+        return _unread(tree, where, iter(range(size)))
+    except RecursionError:
+        raise CheckpointError(f"{where} has a value that contains itself; save model.state_dict()") from None
 
 
 def _refusal(told: str) -> str:
@@ -80,23 +68,28 @@ def _refusal(told: str) -> str:
     )
 
 
-def _unread(value: Any, most: int, where: str) -> Any:
+def _unread(value: Any, where: str, room: Iterator[int]) -> Any:
     """Return a tree with an `Unread` in place of each tensor.
 
     Args:
-        most: number of bytes of the file; a tensor with more shows some bytes many times.
+        room: the bytes of the file, of which each value and each element has one: a small file may show the
+            same ones a great many times.
     """
+    if next(room, None) is None:
+        raise CheckpointError(f"{where} has a value that is there too often; save model.state_dict()")
     if isinstance(value, Tensor):
-        if value.numel() * value.element_size() > most:
+        if value.is_nested:
+            raise CheckpointError(f"{where} has a nested tensor; save its parts")
+        if value.numel() > length_hint(room):
             raise CheckpointError(
                 f"{where} has a tensor of {tuple(value.shape)}, which is larger than the file; save it with "
                 ".contiguous()"
             )
         return Unread(_name(value.dtype), tuple(value.shape), lambda: _host(value))
     if isinstance(value, Mapping):
-        return type(value)((key, _unread(each, most, where)) for key, each in value.items())  # type: ignore[call-arg]
+        return type(value)((key, _unread(each, where, room)) for key, each in value.items())  # type: ignore[call-arg]
     if type(value) in (list, tuple):
-        return type(value)(_unread(each, most, where) for each in value)
+        return type(value)(_unread(each, where, room) for each in value)
     return value
 
 
@@ -125,3 +118,76 @@ def write_distributed(folder: Path, arrays: Mapping[str, HostArray]) -> None:
 
 def _of_host(array: HostArray) -> Unread:
     return Unread(array.extra.get("dtype", array.dtype), array.shape, lambda: array)
+
+
+# ------------------------------------------------------- for the services Export and Profile
+
+
+def unwrapped(obj: Any) -> Any:
+    """Return the model inside an average, a compiled or a parallel model."""
+    if isinstance(obj, torch.nn.Module):
+        obj = bare(obj)
+    return unwrapped(obj.module) if isinstance(obj, AveragedModel) else obj
+
+
+def require_module(entry: str, obj: Any) -> None:
+    """Refuse an object that torch.export cannot take."""
+    if not isinstance(obj, torch.nn.Module):
+        raise ConfigError(
+            f"state entry {entry!r} is a {type(obj).__name__}, which torch.export cannot take; give that "
+            "of a torch.nn.Module"
+        )
+
+
+def program(model: torch.nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any) -> bytes:
+    """Return a file's bytes for `torch.export.load`: the model in evaluation mode, with its weights."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            exported = torch.export.export(model, inputs, dynamic_shapes=dynamic_shapes)
+        file = io.BytesIO()
+        torch.export.save(exported, file)
+        return file.getvalue()
+    finally:
+        for module in training:
+            module.training = True
+
+
+_LEVEL = "KINETO_LOG_LEVEL"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the profiler's messages on standard error, unless the user has set their level.
+
+    The profiler reads the variable once, when it is first used.
+    """
+    if _LEVEL in os.environ:
+        yield
+        return
+    os.environ[_LEVEL] = "6"
+    try:
+        yield
+    finally:
+        del os.environ[_LEVEL]
+
+
+class Trace:
+    """Recording that begins when it is made."""
+
+    def __init__(self) -> None:
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            activities.append(ProfilerActivity.CUDA)
+        with _quiet():
+            self._profile = profile(activities=activities)
+            self._profile.start()
+
+    def stop(self) -> None:
+        """End the recording."""
+        self._profile.stop()
+
+    def export(self, path: Path) -> None:
+        """Write the recording as a Chrome trace; called after `stop`."""
+        self._profile.export_chrome_trace(str(path))

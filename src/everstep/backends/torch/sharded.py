@@ -22,7 +22,7 @@ from torch.nn import Module
 
 from everstep.backends.torch.older_torch import HOME_OF_DTENSORS, require_readable_shards
 from everstep.contracts.state import Region
-from everstep.errors import StateError
+from everstep.errors import RestoreError, StateError
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,7 @@ def is_sharded(value: Any) -> bool:
 
 
 def refuse_sharded(tensor: Tensor, what: str, remedy: str) -> None:
-    """Refuse a DTensor.
-
-    Raises:
-        StateError: the tensor is a DTensor; names `what`, and says what to do.
-    """
+    """Refuse a DTensor."""
     if is_sharded(tensor):
         raise StateError(f"{what} is sharded over processes (fully_shard, parallelize_module): {remedy}")
 
@@ -112,19 +108,15 @@ def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 
 def layout(tensor: Any) -> Placed:
-    """Return the region of a DTensor that this process holds, whether others hold the same one or not.
-
-    Raises:
-        StateError: the tensor cannot be put together from what all ranks hold.
-    """
+    """Return the region of a DTensor that this process holds, whether others hold the same one or not."""
     return _layout(tensor.device_mesh, tuple(tensor.placements), tuple(tensor.shape), tuple(tensor.stride()))
 
 
-def region(tensor: Any) -> Placed | None:
+def region(array: Any) -> Placed | None:
     """Return the region of a tensor that this process holds; None where every process holds all of it."""
-    if not is_sharded(tensor):
+    if not is_sharded(array):
         return None
-    placed = layout(tensor)
+    placed = layout(array)
     return None if len(placed.holders) == dist.get_world_size() else placed
 
 
@@ -148,9 +140,6 @@ def unmade_sums(gradient: Tensor, parameter: Tensor) -> list[int] | None:
     """Return the dimensions of the mesh over which a gradient is still to be summed; None: there are none.
 
     That of a parameter which all ranks hold may be such a sum (SequenceParallel): the optimizer makes it.
-
-    Raises:
-        StateError: the gradient is laid out otherwise than its parameter, and not as a sum.
     """
     if not is_sharded(gradient) or not is_sharded(parameter):
         return None
@@ -211,9 +200,6 @@ def _grid(mesh: Any, placements: tuple[Any, ...]) -> tuple[Tensor, list[bool]]:
 
     A tensor on a part of a larger mesh (FSDP beside tensor parallelism, for a parameter that the latter
     leaves alone) is repeated along the other dimensions; that its copies are equal is compared at each save.
-
-    Raises:
-        StateError: the mesh is no part of one over all ranks.
     """
     size, divides = dist.get_world_size(), [not placement.is_replicate() for placement in placements]
     if mesh.size() == size:
@@ -316,3 +302,81 @@ def precision(module: Module) -> str:
     if len(found) < 2:
         return "".join(found)
     return "; ".join(f"{told or 'none'} for {', '.join(of)}" for told, of in found.items())
+
+
+# ------------------------------------------------------------------------ windows of accumulation
+#
+# With `set_requires_gradient_sync(False)` a backward pass leaves each rank the gradients of its own samples,
+# of whole parameters; with `set_requires_all_reduce(False)` those that only a part of the ranks have summed.
+# torch keeps both beside the parameters, until the pass that ends the window reduces them.
+
+
+def window(models: Iterable[Module]) -> dict[str, Tensor]:
+    """Return the gradients of open windows, by the place of what has them; empty outside a window."""
+    found: dict[str, Tensor] = {}
+    for place, group in _groups(models):
+        if group._partial_reduce_output is not None:
+            found[place] = group._partial_reduce_output
+        for index, parameter in enumerate(group.fsdp_params):
+            if (gradient := _gradient(parameter)) is not None:
+                found[f"{place}.{index}"] = _own_part(parameter, gradient)
+    return found
+
+
+def load_window(models: Iterable[Module], saved: dict[str, Tensor]) -> None:
+    """Give back what `window` returned; what is not there is cleared."""
+    rest = dict(saved)
+    for place, group in _groups(models):
+        group._partial_reduce_output = _copied(rest.pop(place, None), group.device)
+        for index, parameter in enumerate(group.fsdp_params):
+            gradient = _copied(rest.pop(f"{place}.{index}", None), group.device)
+            if getattr(parameter, "_unsharded_param", None) is not None:
+                parameter._unsharded_param.grad = None
+            if gradient is not None and parameter.is_dtensor:
+                gradient = _as_gathered(parameter, gradient)
+            # where a pass of another dtype leaves its sum; the next pass adds to it, in the same order
+            parameter.unsharded_accumulated_grad = gradient
+    if rest:
+        raise RestoreError(
+            "saved gradients of an open window belong to no parameter: shard the model as before",
+            unexpected=list(rest),
+        )
+
+
+def _groups(models: Iterable[Module]) -> Iterable[tuple[str, Any]]:
+    for number, model in enumerate(models):
+        for index, group in enumerate(param_groups(model)):
+            yield f"{number}.{index}", group
+
+
+def _gradient(parameter: Any) -> Tensor | None:
+    if parameter.unsharded_accumulated_grad is not None:
+        summed: Tensor = parameter.unsharded_accumulated_grad
+        return summed
+    gathered = getattr(parameter, "_unsharded_param", None)
+    return None if gathered is None else gathered.grad
+
+
+def _own_part(parameter: Any, gradient: Tensor) -> Tensor:
+    """Return what this process holds of a gradient."""
+    if not is_sharded(gradient):
+        return gradient
+    spec = parameter._unsharded_dtensor_spec
+    if tuple(gradient.placements) != tuple(spec.placements):  # type: ignore[attr-defined]
+        raise StateError(
+            f"the gradient of {parameter._param_fqn!r} in an open window is not laid out as its parameter, "
+            "so it cannot be saved: save where no window is open, as with Checkpoints(Every(steps=...))"
+        )
+    return local(gradient)
+
+
+def _as_gathered(parameter: Any, gradient: Tensor) -> Tensor:
+    spec = parameter._unsharded_dtensor_spec
+    made: Tensor = _home().DTensor.from_local(
+        gradient, spec.mesh, spec.placements, run_check=False, shape=spec.shape, stride=spec.stride
+    )
+    return made
+
+
+def _copied(gradient: Tensor | None, device: Any) -> Tensor | None:
+    return None if gradient is None else gradient.to(device, copy=True)

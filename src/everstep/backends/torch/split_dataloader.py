@@ -56,12 +56,7 @@ class Part(NamedTuple):
 
 
 def split(loader: DataLoader[Any], share: Share) -> Part:
-    """Split a loader.
-
-    Raises:
-        DataError: the loader's sampler, or its `IterableDataset`, does not say that it splits itself, or
-            splits itself otherwise; or `share` has no rule for a last batch that does not divide.
-    """
+    """Split a loader."""
     place = chosen_at(loader)
     sampler = getattr(loader, place)
     iterable = isinstance(loader.dataset, IterableDataset)

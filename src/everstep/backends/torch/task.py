@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
 
 from everstep.arguments import checked_keywords, integer, number, positive
-from everstep.backends.torch.average import Average
 from everstep.backends.torch.model_wrappers import bare, layers
+from everstep.backends.torch.older_torch import accelerators
 from everstep.backends.torch.optimizers import (
     Around,
     Clip,
@@ -23,17 +24,37 @@ from everstep.backends.torch.optimizers import (
     MinibatchOptimizer,
     ScaledOptimizer,
 )
-from everstep.backends.torch.parallel import open_group
+from everstep.backends.torch.parallel import Ranks, open_group
 from everstep.backends.torch.parallel import parallel as parallel_model
-from everstep.backends.torch.rank_means import Ranks
 from everstep.backends.torch.sharded import is_sharded
-from everstep.backends.torch.task_checks import loss_in, require_device
 from everstep.backends.torch.update_counter import flatten
 from everstep.backends.torch.virtual_shards import VirtualShards
 from everstep.contracts import tasks
-from everstep.errors import ConfigError, StateError
+from everstep.errors import ConfigError, MetricError, StateError
 
 _PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Average(AveragedModel):
+    """Exponential average of a model's weights; torch's own would wait for the device."""
+
+    def __init__(self, model: torch.nn.Module, decay: float) -> None:
+        super().__init__(model)
+        self.decay = decay
+
+    @torch.no_grad()
+    def update_parameters(self, model: torch.nn.Module) -> None:
+        """Add the weights to the average; the first update copies them, and buffers are always copied."""
+        copied = list(zip(self.module.buffers(), model.buffers(), strict=True))
+        averaged = list(zip(self.module.parameters(), model.parameters(), strict=True))
+        if self.n_averaged:  # a tensor on the CPU, so that reading it waits for no device
+            ours, theirs = map(list, zip(*averaged, strict=True))
+            torch._foreach_lerp_(ours, theirs, 1 - self.decay)
+        else:
+            copied += averaged
+        for our, their in copied:
+            our.copy_(their)
+        self.n_averaged += 1
 
 
 class Task(tasks.Task):
@@ -173,7 +194,7 @@ class Task(tasks.Task):
         if not isinstance(self.model, torch.nn.Module):
             raise ConfigError(f"the model is {self.model!r}: return a torch.nn.Module from build_model")
         if self.device is not None:
-            require_device(self.device)
+            _require_device(self.device)
             if self._parallel is not False or self._count is not None:
                 open_group(on_cuda=self.device.type == "cuda")  # which chooses this process's device
             self.model.to(self.device)
@@ -327,13 +348,13 @@ class Task(tasks.Task):
         with self.accumulating():
             with self.precision():
                 metrics = self.forward(batch)
-            self.backward(loss_in(type(self).__name__, metrics), count)
+            self.backward(_loss_in(type(self).__name__, metrics), count)
         return {**metrics, **self.update()}
 
     def _forward(self, batch: Any) -> Mapping[str, Any]:
         with self.precision():
             metrics = self.forward(batch)
-        loss_in(type(self).__name__, metrics)
+        _loss_in(type(self).__name__, metrics)
         return metrics
 
     def _counted(self, batch: Any) -> float | Tensor:
@@ -426,11 +447,7 @@ class Task(tasks.Task):
         return optimizer.metrics() if isinstance(optimizer, Around) else {}
 
     def require_optimizer(self) -> None:
-        """Require, before a training, the optimizer that `train_step` steps; another step may need none.
-
-        Raises:
-            ConfigError: the task has no optimizer, or several.
-        """
+        """Require, before a training, the optimizer that `train_step` steps; another step may need none."""
         if type(self).train_step is Task.train_step and not isinstance(self.optimizer, Optimizer):
             raise self._without_optimizer()
 
@@ -461,3 +478,35 @@ class Task(tasks.Task):
     def _device_type(self) -> str:
         first: Tensor = next(self.model.parameters())
         return first.device.type
+
+
+def _require_device(device: torch.device) -> None:
+    """Refuse a device on which no tensor can be made."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"device={str(device)!r} cannot be used here ({reason}); torch finds "
+            f'{accelerators()} accelerators: give one of them, or "cpu"'
+        ) from error
+
+
+def _loss_in(name: str, metrics: Any) -> Tensor:
+    """Find the loss in what `forward` returned, and check that it has gradients."""
+    loss = metrics.get("loss") if isinstance(metrics, Mapping) else None
+    if not isinstance(loss, Tensor):
+        raise MetricError(
+            f"{name}.forward returned {metrics!r}; return a mapping with the loss, a tensor, "
+            'as in {"loss": loss}'
+        )
+    if loss.numel() != 1:
+        raise MetricError(
+            f"the loss of {name}.forward has the shape {tuple(loss.shape)}: return its mean, loss.mean()"
+        )
+    if not loss.requires_grad:
+        raise MetricError(
+            f"the loss of {name}.forward depends on no parameter that is trained: compute it from "
+            "self.model(...), without detach() or item(), and leave something to be trained"
+        )
+    return loss

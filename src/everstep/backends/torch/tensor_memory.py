@@ -1,4 +1,4 @@
-"""Elements of CPU tensors, read by their address.
+"""Elements of CPU tensors, read by their address; tensors of a file, read by the operation that needs them.
 
 `Tensor.numpy()` is not used: it takes eight times as long as the address, and it marks the tensor's memory as
 fixed, so that the program could not `resize_()` its own batch any more.
@@ -7,16 +7,18 @@ fixed, so that the program could not `resize_()` its own batch any more.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
-from everstep.backends.host_memory import WHOLE, layout_number, small_digest
+from everstep.backends.numpy import WHOLE, layout_number, small_digest
 from everstep.backends.torch.older_torch import FLOAT8
+from everstep.contracts.state import Unread
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 """Types whose memory holds their elements; a subclass may keep them elsewhere."""
@@ -37,17 +39,14 @@ _SPANS: dict[tuple[torch.dtype, torch.Size], _Span] = {}
 _MOST_SPANS = 1024
 
 
-def digest_small(tensors: Sequence[Any], seed: int) -> tuple[int, int]:
+def digest_small(arrays: Sequence[Any], seed: int) -> tuple[int, int]:
     """Fold the elements of small, contiguous, plain CPU tensors into a digest.
 
     Each step comes here with its batch: all is done in one loop.
-
-    Returns:
-        The digest so far, and the number of tensors in it: the next one is of another kind.
     """
     done = 0
     try:
-        for tensor in tensors:
+        for tensor in arrays:
             if type(tensor) not in _PLAIN:
                 break
             layout = (tensor.dtype, tensor.shape)
@@ -76,19 +75,19 @@ def _span(dtype: torch.dtype, shape: torch.Size) -> _Span:
     return span
 
 
-def host_view(tensor: Any) -> NDArray[Any] | None:
+def host_view(array: Any) -> NDArray[Any] | None:
     """View a plain dense CPU tensor as an array, without a copy; else None.
 
     Elements of bfloat16 and 8-bit floats are shown as integers.
     """
-    if type(tensor) not in _PLAIN or not tensor.is_cpu or (dtype := _NUMPY.get(tensor.dtype)) is None:
+    if type(array) not in _PLAIN or not array.is_cpu or (dtype := _NUMPY.get(array.dtype)) is None:
         return None
     try:
-        if tensor.is_conj() or tensor.is_neg():  # the memory has other values
+        if array.is_conj() or array.is_neg():  # the memory has other values
             return None
-        if not (address := tensor.data_ptr()):
-            return np.empty(tensor.shape, dtype) if tensor.numel() == 0 else None
-        return np.asarray(_Memory(address, tuple(tensor.shape), tensor.stride(), dtype))
+        if not (address := array.data_ptr()):
+            return np.empty(array.shape, dtype) if array.numel() == 0 else None
+        return np.asarray(_Memory(address, tuple(array.shape), array.stride(), dtype))
     except RuntimeError:  # sparse, nested ...
         return None
 
@@ -106,3 +105,54 @@ class _Memory:
             "strides": tuple(stride * dtype.itemsize for stride in strides),
             "data": (address, True),  # not to be written
         }
+
+
+class LateTensor(Tensor):
+    """Tensor of a file: its shape and type are known, its elements are read at each operation, and not kept.
+
+    A model's `load_state_dict` copies one tensor after the other, so one array at a time is in memory.
+    """
+
+    _reader: Callable[[], Tensor]
+    _failure: Exception | None
+
+    @classmethod
+    def of(cls, array: Unread, dtype: torch.dtype, read: Callable[[], Tensor]) -> LateTensor:
+        """Make the tensor of an array.
+
+        Args:
+            read: reads the array, as a tensor with memory of its own.
+        """
+        made: LateTensor = Tensor._make_wrapper_subclass(cls, array.shape, dtype=dtype)
+        made._reader, made._failure = read, None
+        return made
+
+    def _read(self) -> Tensor:
+        try:
+            return self._reader()
+        except Exception as error:
+            self._failure = error
+            raise
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation on the elements."""
+        given = tree_map_only(LateTensor, lambda tensor: tensor._read(), (args, kwargs or {}))
+        return func(*given[0], **given[1])
+
+
+def raise_failure(tensors: Iterable[Any]) -> None:
+    """Raise the error at which a tensor could not be read: `load_state_dict` makes a string of errors."""
+    for tensor in tensors:
+        if isinstance(tensor, LateTensor) and tensor._failure is not None:
+            raise tensor._failure from None
+
+
+def place_of(tensor: Tensor) -> Any:
+    """Return what is equal for two tensors with the same elements in memory; None where this is not known."""
+    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    if not plain or not tensor.numel() or tensor.is_meta:
+        return None
+    return (str(tensor.device), tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
+from everstep.backends.numpy import GeneratorEntry
 from everstep.backends.torch import module_attributes, options
-from everstep.backends.torch.late_tensor import raise_failure
 from everstep.backends.torch.model_wrappers import BareNames, bare
 from everstep.backends.torch.optimizers import WINDOW, Around, innermost, layers
 from everstep.backends.torch.sharded import held_alike, is_sharded, laid_like, precision, reshard
+from everstep.backends.torch.tensor_memory import raise_failure
 from everstep.contracts.state import BESIDE, Entry, Mismatch
 from everstep.errors import StateError
 
@@ -31,11 +32,7 @@ _ATTRIBUTES = "_attributes"
 
 
 def make_entry(value: Any) -> Entry | None:
-    """Make the entry of a module, optimizer, scheduler, scaler, tensor or generator; None for other values.
-
-    Raises:
-        StateError: a lazy module has not seen a batch yet, or a tensor cannot be restored.
-    """
+    """Make the entry of one of torch's objects; None for other values."""
     if isinstance(value, torch.nn.Module):
         return ModuleEntry(value)
     if isinstance(value, torch.optim.Optimizer):
@@ -76,7 +73,6 @@ class ModuleEntry(Entry):
         self._made = self._flags()
 
     def options(self) -> dict[str, str]:
-        """Return the precision in which `fully_shard` computes and reduces, where one is given."""
         told = precision(self.module) if self._sharded else ""
         return {"mp_policy": told} if told else {}
 
@@ -89,11 +85,7 @@ class ModuleEntry(Entry):
         return {name for name, parameter in self.module.named_parameters() if is_sharded(parameter)}
 
     def _require_as_made(self) -> None:
-        """Refuse a module that was sharded since the loop was made: its optimizer steps other tensors.
-
-        Raises:
-            StateError: names a parameter.
-        """
+        """Refuse a module that was sharded since the loop was made: its optimizer steps other tensors."""
         reshard(self.module)
         if changed := sorted(self._now_sharded() ^ self._sharded):
             raise StateError(
@@ -102,12 +94,10 @@ class ModuleEntry(Entry):
             )
 
     def layouts(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        """Yield the names of the tensors, and the tensors."""
         names = self._look()
         yield from (((names.bare(name),), tensor) for name, tensor in self.module.state_dict().items())
 
     def save(self) -> Any:
-        """Return names to tensors, and the parts that torch's state_dict lacks under keys of their own."""
         names = self._look()
         state = self.module.state_dict()
         # by the types, as each call costs every save: plain tensors that were plain need no look
@@ -134,11 +124,9 @@ class ModuleEntry(Entry):
         }
 
     def check(self, tree: Any) -> Mismatch:
-        """Compare names, shapes and dtypes."""
         return self.expects()(tree)
 
     def expects(self) -> Callable[[Any], Mismatch]:
-        """Note the present names, shapes and dtypes; returns a function that compares a tree with them."""
         kind = type(self.module).__name__
         names = self._look()
         live = {name: _shape(value) for name, value in self.module.state_dict().items()}
@@ -162,7 +150,6 @@ class ModuleEntry(Entry):
         return check
 
     def load(self, tree: Any) -> None:
-        """Copy a saved tree into the live tensors, attributes and flags."""
         self._require_as_made()
         self.check(tree).require_none()
         names, present = self._look(), self.module.state_dict()
@@ -200,15 +187,12 @@ class ModuleEntry(Entry):
             setattr(self.module.get_submodule(owner), key, saved.to(buffers[name].device))
 
     def enter(self) -> None:
-        """Note the plain attributes as given."""
         module_attributes.enter(self.module)
 
     def leave(self) -> None:
-        """Note the plain attributes as training has left them."""
         module_attributes.leave(self.module)
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
-        """Whether a path leads to a parameter; buffers are not guarded, as a mask may hold -inf."""
         owner, _, name = self._names.live(str(path[0])).rpartition(".")
         try:
             return name in self.module.get_submodule(owner)._parameters
@@ -230,7 +214,6 @@ class OptimizerEntry(Entry):
         self._sharded = any(map(is_sharded, self._parameters()))
 
     def save(self) -> Any:
-        """Return the state_dict and the class."""
         if self._sharded:
             self._require_restorable()
         return {**self.optimizer.state_dict(), _CLASS: self._class}
@@ -239,15 +222,10 @@ class OptimizerEntry(Entry):
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def layouts(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        """Yield the path of each parameter's state, and the parameter: the state may not exist yet."""
         yield from ((("state", index), parameter) for index, parameter in enumerate(self._parameters()))
 
     def _require_restorable(self) -> None:
-        """Refuse state of a sharded parameter that is held otherwise than the parameter.
-
-        Raises:
-            StateError: names the state.
-        """
+        """Refuse state of a sharded parameter that is held otherwise than the parameter."""
         for index, parameter in enumerate(self._parameters()):
             for name, value in self.optimizer.state.get(parameter, {}).items():
                 if is_sharded(value) and not held_alike(value, parameter):
@@ -263,7 +241,6 @@ class OptimizerEntry(Entry):
         return type(innermost(self.optimizer)).__qualname__
 
     def check(self, tree: Any) -> Mismatch:
-        """Compare the class, the number of groups, and the number of parameters in each."""
         wanted = ("state", "param_groups", _CLASS)
         missing = [key for key in wanted if not isinstance(tree, dict) or key not in tree]
         if missing:
@@ -276,7 +253,6 @@ class OptimizerEntry(Entry):
         return Mismatch([], [], reshaped)
 
     def load(self, tree: Any) -> None:
-        """Restore bit for bit: torch's own loading casts moments to their parameter's dtype."""
         self.check(tree).require_none()
         parameters = self._parameters()
         tree = {**tree, "state": {index: _laid(parameters, index, s) for index, s in tree["state"].items()}}
@@ -291,17 +267,14 @@ class OptimizerEntry(Entry):
                 live.update(_uncast(live, saved))
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
-        """Whether a path leads to the state of a parameter, such as a moment."""
         return bool(path) and path[0] == "state"
 
     def options(self) -> dict[str, str]:
-        """Return the groups' given options as strings; named "1.lr" if there are several groups."""
         found = options.told(self.optimizer)
         around = [layer.options() for layer in layers(self.optimizer) if isinstance(layer, Around)]
         return {name: text for own in (found, *around) for name, text in own.items()}
 
     def use_options(self, names: Collection[str]) -> None:
-        """Use options as given; for a rate with a scheduler, set the rate with which the schedule begins."""
         for name in names:
             index, _, key = name.rpartition(".")
             group = self.optimizer.param_groups[int(index or 0)]
@@ -311,11 +284,9 @@ class OptimizerEntry(Entry):
                 options.put(group, key, made[key])
 
     def enter(self) -> None:
-        """Note the options of the groups as given."""
         options.enter(self.optimizer)
 
     def leave(self) -> None:
-        """Note the options of the groups as training has left them."""
         options.leave(self.optimizer)
 
 
@@ -326,32 +297,25 @@ class SchedulerEntry(Entry):
         self.scheduler = scheduler
 
     def save(self) -> Any:
-        """Return the state_dict."""
         return self.scheduler.state_dict()
 
     def load(self, tree: Any) -> None:
-        """Hand the saved state to the scheduler."""
         self.scheduler.load_state_dict(tree)
 
     def options(self) -> dict[str, str]:
-        """Return the class and the constructor's arguments as strings; inner schedulers' as "0.T_max"."""
         return dict(options.told(self.scheduler))
 
     def in_schedule(self, option: str) -> bool:
-        """Whether an option decides the schedule's course; the rates with which it begins do not."""
         return not option.endswith("base_lrs")
 
     def use_options(self, names: Collection[str]) -> None:
-        """Bring the schedule, as given, to the number of steps that it has made."""
         if names:
             options.replay(self.scheduler)
 
     def enter(self) -> None:
-        """Note the schedule's state as given."""
         options.enter(self.scheduler)
 
     def leave(self) -> None:
-        """Note the schedule's state as training has left it."""
         options.leave(self.scheduler)
 
 
@@ -362,11 +326,9 @@ class ScalerEntry(Entry):
         self.scaler = scaler
 
     def save(self) -> Any:
-        """Return the state_dict."""
         return self.scaler.state_dict()
 
     def load(self, tree: Any) -> None:
-        """Load the saved state, and bring the scaler between two steps, wherever an error has left it."""
         self.scaler.load_state_dict(tree)
         if self.scaler.is_enabled():
             # Without this, the gradients of the next step in this process would count as unscaled already.
@@ -384,55 +346,35 @@ class TensorEntry(Entry):
         self.tensor = tensor
 
     def save(self) -> Any:
-        """Return the tensor without its graph."""
         return self.tensor.detach()
 
     def layouts(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        """Yield the tensor."""
         yield (), self.tensor
 
     def check(self, tree: Any) -> Mismatch:
-        """Compare shape and dtype."""
         saved, live = _shape(tree), _shape(self.tensor)
         return Mismatch([], [], [] if saved == live else [f"{saved} -> {live}"])
 
     def load(self, tree: Any) -> None:
-        """Copy the saved elements into the tensor."""
         self.check(tree).require_none()
         with torch.no_grad():
             self.tensor.copy_(laid_like(self.tensor, tree))
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
-        """Whether the tensor holds floats or complex numbers: an entry of its own counts as a parameter."""
         return self.tensor.is_floating_point() or self.tensor.is_complex()
 
 
-class TorchGeneratorEntry(Entry):
+class TorchGeneratorEntry(GeneratorEntry):
     """Entry of a `torch.Generator` on any device."""
-
-    is_random = True
 
     def as_seeded(self) -> bool:
         """Whether the state is the one that the seed gives."""
         anew = torch.Generator(self.generator.device).manual_seed(self.generator.initial_seed())
         return torch.equal(anew.get_state(), self.generator.get_state())
 
-    def __init__(self, generator: torch.Generator) -> None:
-        self.generator = generator
-
-    def save(self) -> Any:
-        """Return the generator's state, a uint8 tensor on the CPU."""
-        return self.generator.get_state()
-
-    def check(self, tree: Any) -> Mismatch:
-        """Compare sizes: the states of CPU and CUDA generators differ there."""
-        saved, live = _shape(tree), _shape(self.generator.get_state())
-        return Mismatch([], [], [] if saved == live else [f"generator state {saved} -> {live}"])
-
-    def load(self, tree: Any) -> None:
-        """Set the generator's state."""
-        self.check(tree).require_none()
-        self.generator.set_state(tree)
+    def form(self, tree: Any) -> str:
+        """Name the size: the states of CPU and CUDA generators differ there."""
+        return f"generator state {_shape(tree)}"
 
 
 _CLASS = "class"

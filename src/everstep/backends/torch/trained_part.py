@@ -59,7 +59,6 @@ class Trainable(Declaration):
         self._notes = _Notes()
 
     def entry(self) -> Entry:
-        """Make an entry; all entries of a declaration, such as a container makes, know the same."""
         return TrainableEntry(self.value, self._notes)
 
     def __repr__(self) -> str:
@@ -103,7 +102,6 @@ class TrainableEntry(ModuleEntry):
         self._notes = notes
 
     def save(self) -> Any:
-        """Return the tree of the module without the base, whose descriptions are in it."""
         tree = super().save()
         notes, base = self._notes, {}
         notes.claims = []
@@ -121,7 +119,6 @@ class TrainableEntry(ModuleEntry):
         return {**saved, BASE: base}
 
     def proof(self) -> Callable[[], None]:
-        """Return a function that reads the base, and raises StateError where it is not what `save` says."""
         claims = self._notes.claims
 
         def prove() -> None:
@@ -137,13 +134,11 @@ class TrainableEntry(ModuleEntry):
         return prove
 
     def expects(self) -> Callable[[Any], Mismatch]:
-        """Note the present names, shapes and dtypes; returns a function that compares a tree with them."""
         compare = super().expects()
         parts, persistent = dict(self._parts()), self._persistent()
         return lambda tree: compare(_whole(tree, parts, persistent))
 
     def check(self, tree: Any) -> Mismatch:
-        """Compare names, shapes and dtypes, and the values of the base."""
         found = self.expects()(tree)
         parts = dict(self._parts())
         base = tree.get(BASE, {}) if isinstance(tree, Mapping) else {}
@@ -153,7 +148,6 @@ class TrainableEntry(ModuleEntry):
         return found
 
     def load(self, tree: Any) -> None:
-        """Copy the trained part into the live tensors; the base stays."""
         self.check(tree).require_none()
         base: dict[str, str] = tree.get(BASE, {})
         super().load(_whole(tree, dict(self._parts()), self._persistent()))

@@ -15,10 +15,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from everstep.backends.torch.model_wrappers import named_parameters
 from everstep.backends.torch.optimizers import layers
-from everstep.backends.torch.sharded import fsdp_modules, is_sharded, layout, local, reshard, unmade_sums
+from everstep.backends.torch.sharded import (
+    fsdp_modules,
+    is_sharded,
+    layout,
+    load_window,
+    local,
+    reshard,
+    unmade_sums,
+    window,
+)
 from everstep.backends.torch.unsaved_modules import TorchUnsavedObjects
 from everstep.backends.torch.virtual_shards import require_saved
-from everstep.backends.torch.window import load_window, window
 from everstep.contracts.state import BASE, Declaration
 from everstep.errors import RestoreError
 
@@ -122,9 +130,6 @@ class TorchUpdateCounter:
         """List descriptions of the parameters that the state's optimizers step, and that the state lacks.
 
         A user's own object may save copies of parameters: a copy is recognised by its shape alone.
-
-        Raises:
-            StateError: the state lacks the `VirtualShards` of its model.
         """
         stepped = [p for watched in self._own.values() for p in _parameters(watched.optimizer)]
         require_saved((value for _, value in flatten(self._objects)), stepped)
@@ -202,11 +207,7 @@ class TorchUpdateCounter:
         return found or None
 
     def load_gradients(self, tree: Any) -> None:
-        """Set each parameter's gradient to the saved one, or to None.
-
-        Raises:
-            RestoreError: the saved gradients belong to parameters that are missing.
-        """
+        """Set each parameter's gradient to the saved one, or to None."""
         tree = tree or {"grad": {}, "reused": {}}
         saved = {(owner, key): grad for owner, grads in tree["grad"].items() for key, grad in grads.items()}
         summed = tree.get("summed", {})

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
-from everstep.backends.python import same_state
+from everstep.backends.numpy import same_state, set_state_of, state_of
 from everstep.backends.torch import data_rng
 from everstep.backends.torch.data_rng import Generator
 from everstep.backends.torch.loader_workers import WorkerBatches, end_persistent, start
@@ -82,7 +82,6 @@ class DataLoaderStream(Stream):
 
     @contextmanager
     def place_kept(self) -> Iterator[None]:
-        """Restore a dataset's state after the block: the batches that the block draws are drawn again."""
         dataset: Any = self.loader.dataset
         if not is_stateful(dataset):
             yield
@@ -110,9 +109,6 @@ class DataLoaderStream(Stream):
         """Return random state by the rank; rank 0 keeps its own, and generators that were equal stay equal.
 
         The global state is that of the workers and of collate functions; a `DistributedSampler` has none.
-
-        Raises:
-            DataError: a dataset's own state was another on each rank.
         """
         if what == "own" or (len(saved) == 1 and what in ("generators", "now")):
             return super().of_other_ranks(what, saved, key)
@@ -124,11 +120,9 @@ class DataLoaderStream(Stream):
         return [data_rng.keyed_state_of(each, key_at(own, i)) for i, each in enumerate(self.generators)]
 
     def weight(self, batch: int) -> float:
-        """Return the weight of the mean over this rank's part of a batch; see `Cursor.weight`."""
         return 1.0 if self._part.sampling is None else self._part.sampling.weight(batch)
 
     def end_workers(self) -> None:
-        """End the workers that persist from pass to pass; the next pass starts others."""
         end_persistent(self.loader)
 
     @property
@@ -153,7 +147,6 @@ class DataLoaderStream(Stream):
         return DataLoaderCursor(what, self, saved)
 
     def describe(self, seed: int) -> dict[str, Any]:
-        """Settings that decide which batches come; the number of workers counts inside a pass only."""
         loader = self.given
         iterable = isinstance(loader.dataset, IterableDataset)
         facts = {
@@ -285,12 +278,12 @@ class _Saved:
 
 
 def _states(generators: list[Generator]) -> list[Any]:
-    return [data_rng.state_of(generator) for generator in generators]
+    return [state_of(generator) for generator in generators]
 
 
 def _set_all(generators: list[Generator], states: list[Any]) -> None:
     for generator, state in zip(generators, states, strict=True):
-        data_rng.set_state_of(generator, state)
+        set_state_of(generator, state)
 
 
 def _indices(source: Any) -> Iterator[Any]:
@@ -379,7 +372,6 @@ class DataLoaderCursor(PassCursor):
 
     @property
     def weight(self) -> float:  # type: ignore[override]
-        """Weight of the mean over the batch handed out last."""
         return self._stream.weight(self._count - 1) if self._count else 1.0
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,7 +19,6 @@ from everstep.arguments import checked_keywords, integer
 from everstep.backends.torch.data_rng import get_state, seed_all, set_state
 from everstep.backends.torch.model_wrappers import bare, layers
 from everstep.backends.torch.parallel import open_group, processes
-from everstep.backends.torch.shard_buffers import ShardBuffers
 from everstep.backends.torch.sharded import refuse_sharded
 from everstep.contracts.tasks import counted
 from everstep.errors import ConfigError, DataError, StateError
@@ -35,6 +33,9 @@ _REMEDY = (
 )
 _CHUNK = 1 << 22
 """Elements that the ranks exchange at a time; each rank holds as many of each other rank."""
+
+_ODD = -7046029254386353131
+"""Odd constant of xxHash, as a signed 64-bit integer; torch multiplies without a check for overflow."""
 
 _alive: weakref.WeakSet[VirtualShards] = weakref.WeakSet()
 """All that a program holds, for the checks of its state."""
@@ -93,7 +94,8 @@ class VirtualShards:
                 f"no parameter of the {type(model).__name__} is trained (requires_grad), so there is "
                 "nothing to average: leave out VirtualShards"
             )
-        open_group(on_cuda=self._device.type == "cuda")
+        device = self.parameters()[0].device
+        open_group(on_cuda=device.type == "cuda")
         self.ranks = processes()
         self._rank = dist.get_rank() if self.ranks > 1 else 0
         if self.count % self.ranks:
@@ -103,26 +105,17 @@ class VirtualShards:
             )
         self._passes = 0
         self._seed = torch.initial_seed() & (2**63 - 1)
-        self._begin_alike()
+        if self.ranks > 1:  # all ranks begin with the weights, the buffers and the seed of rank 0
+            seed = torch.tensor([self._seed], device=device)
+            with torch.no_grad():
+                for tensor in (seed, *self._model.parameters(), *self._model.buffers()):
+                    dist.broadcast(tensor.detach(), 0)
+            self._seed = int(seed)
         _alive.add(self)
 
     def parameters(self) -> list[Tensor]:
         """List the parameters that are trained now."""
         return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-
-    @property
-    def _device(self) -> torch.device:
-        return self.parameters()[0].device
-
-    def _begin_alike(self) -> None:
-        """Give all ranks the weights, the buffers and the seed of rank 0."""
-        if self.ranks == 1:
-            return
-        seed = torch.tensor([self._seed], device=self._device)
-        with torch.no_grad():
-            for tensor in (seed, *self._model.parameters(), *self._model.buffers()):
-                dist.broadcast(tensor.detach(), 0)
-        self._seed = int(seed)
 
     def state_dict(self) -> dict[str, int]:
         """Return the number of shards, the seed and the number of passes."""
@@ -140,8 +133,6 @@ class VirtualShards:
                 f"{self.count}, which gives other bits: give {state['count']}, or start in another directory"
             )
         self._seed, self._passes = state["seed"], state["passes"]
-
-    # -------------------------------------------------------------------------------- one pass
 
     def backward(
         self,
@@ -169,41 +160,50 @@ class VirtualShards:
                 changed in another way for each shard.
         """
         own = self.count // self.ranks
-        parts = _divided(batch, own)
-        parameters, buffers = self.parameters(), ShardBuffers(self._model)
-        tree, single = _Tree(), False
-        metrics: Values = {}
+        parameters, buffers = self.parameters(), _Buffers(self._model)
+        names: list[str] = []
+        single = False
+
+        def run(shard: int, part: Any) -> dict[str, Tensor]:
+            nonlocal names, single
+            buffers.reset()
+            key = xxhash.xxh3_64_intdigest(f"{self._seed}/{self._passes}/{shard}".encode()) >> 1
+            seed_all(key)
+            torch.manual_seed(key)  # devices, too
+            metrics, single = _metrics(forward(part))
+            names = list(metrics)
+            loss = metrics["loss"] if scale is None else scale(metrics["loss"])
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            # the mean of a number and that of its square: by both it is seen whether all shards have the same
+            alike = [each for n in (counted(part) or 0, *buffers.changes()) for each in (n, n * n)]
+            used = [float(gradient is not None) for gradient in gradients]
+            return _flat(parameters, gradients, buffers.averaged(), [*metrics.values(), *alike, *used])
+
         with _own_random_state():
-            for index, part in enumerate(parts):
-                buffers.reset()
-                _seed(self._key(self._rank * own + index))
-                metrics, single = _metrics(forward(part))
-                loss = metrics["loss"] if scale is None else scale(metrics["loss"])
-                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-                alike = [*_squared(counted(part) or 0), *chain(*map(_squared, buffers.changes()))]
-                facts = [*metrics.values(), *alike, *_used(gradients)]
-                tree.add(_flat(parameters, gradients, buffers.averaged(), facts))
+            parts = enumerate(_divided(batch, own), self._rank * own)
+            total = _summed((run(shard, part) for shard, part in parts), own)
         self._passes += 1
-        total = tree.total
         for flat in total.values():
             self._across_ranks(flat)
             flat.mul_(1 / self.count)  # a power of two: exact
         told = total.pop(_FACTS)
-        values, (mean, square, *rest) = told[: len(metrics)], told[len(metrics) :].tolist()
+        values, (mean, square, *rest) = told[: len(names)], told[len(names) :].tolist()
         if square != mean**2:
             raise DataError(
                 f"the ranks have parts of different lengths of a batch of {mean * self.count:.0f} samples, "
                 f"which cannot be divided into {self.count} shards of equal size; {_REMEDY}"
             )
-        counters = buffers.counters()
-        _require_alike(counters, rest[: 2 * len(counters)])
-        buffers.put(_hand_out(total, parameters, rest[2 * len(counters) :], buffers.averaged()))
-        found = {name: values[index].clone() for index, name in enumerate(metrics)}
-        return found["loss"] if single else found
-
-    def _key(self, shard: int) -> int:
-        text = f"{self._seed}/{self._passes}/{shard}".encode()
-        return xxhash.xxh3_64_intdigest(text) >> 1
+        for name in buffers.counters():
+            mean, square, *rest = rest
+            if square != mean**2:
+                raise ConfigError(
+                    f"the shards of a batch change the buffer {name!r} of the model in different ways, and "
+                    "only buffers of floating-point numbers are averaged over the shards: make it a float64 "
+                    "tensor"
+                )
+        _hand_out(total, parameters, rest, buffers)
+        metrics = {name: values[index].clone() for index, name in enumerate(names)}
+        return metrics["loss"] if single else metrics
 
     def _across_ranks(self, flat: Tensor) -> None:
         """Replace the sum over this rank's shards by that over all: the upper levels of the tree."""
@@ -212,10 +212,7 @@ class VirtualShards:
         for chunk in torch.split(flat, _CHUNK):
             parts = [torch.empty_like(chunk) for _ in range(self.ranks)]
             dist.all_gather(parts, chunk)
-            tree = _Tree()
-            for part in parts:
-                tree.add({"": part})
-            chunk.copy_(tree.total[""])
+            chunk.copy_(_summed(({"": part} for part in parts), self.ranks)[""])
 
 
 @contextmanager
@@ -231,32 +228,73 @@ def _own_random_state() -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda)
 
 
-def _seed(key: int) -> None:
-    seed_all(key)
-    torch.manual_seed(key)  # devices, too
+def _summed(parts: Iterator[dict[str, Tensor]], count: int) -> dict[str, Tensor]:
+    """Sum tensors by name as a binary tree over their order, of which one sum for each level is held."""
+    if count == 1:
+        return next(parts)
+    left, right = _summed(parts, count // 2), _summed(parts, count // 2)
+    return {name: left[name].add_(value) for name, value in right.items()}
 
 
-class _Tree:
-    """Sum of tensors by name, as a binary tree over the order in which they come; as many as a power of two.
+class _Buffers:
+    """The buffers of a model by their places, since a program may put another tensor into a place."""
 
-    At most one sum for each level is held.
-    """
+    def __init__(self, model: Module) -> None:
+        self._places = [
+            (part._buffers, key, f"{path}.{key}".lstrip("."), tensor)
+            for path, part in model.named_modules()
+            for key, tensor in part._buffers.items()
+        ]
+        self._begun = [None if tensor is None else tensor.detach().clone() for *_, tensor in self._places]
+        self._versions: list[int] = []
 
-    def __init__(self) -> None:
-        self._sums: list[tuple[int, dict[str, Tensor]]] = []
+    def reset(self) -> None:
+        """Give the model the buffers with which the first shard began."""
+        for (holder, key, _, tensor), value in zip(self._places, self._begun, strict=True):
+            holder[key] = tensor
+            if tensor is not None and value is not None:
+                tensor.copy_(value)
+        self._versions = [0 if tensor is None else tensor._version for *_, tensor in self._places]
 
-    def add(self, values: dict[str, Tensor]) -> None:
-        level = 0
-        while self._sums and self._sums[-1][0] == level:
-            _, left = self._sums.pop()
-            values = {name: left[name].add_(value) for name, value in values.items()}
-            level += 1
-        self._sums.append((level, values))
+    def _held(self, inexact: bool) -> list[tuple[int, str, Tensor]]:
+        """List number, name and tensor of the buffers of inexact numbers, or of the others."""
+        held = [(index, name, holder.get(key)) for index, (holder, key, name, _) in enumerate(self._places)]
+        return [
+            (index, name, tensor)
+            for index, name, tensor in held
+            if tensor is not None and (tensor.is_floating_point() or tensor.is_complex()) == inexact
+        ]
 
-    @property
-    def total(self) -> dict[str, Tensor]:
-        ((_, values),) = self._sums
-        return values
+    def averaged(self) -> list[Tensor]:
+        """List the buffers of which the mean over the shards is made: those of inexact numbers."""
+        return [tensor for *_, tensor in self._held(inexact=True)]
+
+    def put(self, means: Iterator[Tensor]) -> None:
+        """Give the means to the buffers that `averaged` lists: in place, unless the program replaces them."""
+        for (index, _, now), mean in zip(self._held(inexact=True), means, strict=True):
+            holder, key, _, tensor = self._places[index]
+            if now is tensor:
+                now.copy_(mean)
+            else:
+                holder[key] = mean.clone()
+
+    def counters(self) -> list[str]:
+        """Names of the other buffers (counters, masks), which each shard has to change alike."""
+        return [name for _, name, _ in self._held(inexact=False)]
+
+    def changes(self) -> Iterator[Tensor | int]:
+        """Yield for each of `counters` a digest of 20 bits of its change by the shard, 0 for none."""
+        for index, _, now in self._held(inexact=False):
+            begun = self._begun[index]
+            # a large mask that nobody writes to is not read
+            if now is self._places[index][3] and now._version == self._versions[index]:
+                yield 0
+                continue
+            change = now.detach().to(torch.int64)
+            if begun is not None and begun.shape == now.shape:
+                change = change - begun.to(torch.int64)
+            places = torch.arange(1, 2 * now.numel(), 2, device=now.device)
+            yield (change.reshape(-1) * places * _ODD).sum() >> 44
 
 
 def _flat(
@@ -286,16 +324,9 @@ def _kind(tensor: Tensor) -> str:
 
 
 def _hand_out(
-    total: Mapping[str, Tensor],
-    parameters: Sequence[Tensor],
-    used: Sequence[float],
-    buffers: Sequence[Tensor],
-) -> list[Tensor]:
-    """Give the means to gradients, and return those of buffers.
-
-    A parameter that no shard has used gets no gradient, as always.
-    """
-    rest = dict(total)
+    rest: dict[str, Tensor], parameters: Sequence[Tensor], used: Sequence[float], buffers: _Buffers
+) -> None:
+    """Give the means to gradients and buffers; a parameter that no shard has used gets none, as always."""
 
     def taken(like: Tensor) -> Tensor:
         kind = _kind(like)
@@ -304,34 +335,16 @@ def _hand_out(
 
     for parameter, anywhere in zip(parameters, used, strict=True):
         gradient = taken(parameter)
-        if anywhere and parameter.grad is None:
+        if not anywhere:
+            continue
+        if parameter.grad is None:
             parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
-        elif anywhere:
-            parameter.grad.add_(gradient)  # type: ignore[union-attr]
-        if anywhere:
-            # as a backward pass does: an optimizer may step in such a hook
-            for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
-                hook(parameter)
-    return [taken(buffer) for buffer in buffers]
-
-
-def _require_alike(names: Sequence[str], told: Sequence[float]) -> None:
-    """Require that each shard has made the same of the buffers that have no mean."""
-    for name, mean, square in zip(names, told[::2], told[1::2], strict=True):
-        if square != mean**2:
-            raise ConfigError(
-                f"the shards of a batch change the buffer {name!r} of the model in different ways, and only "
-                "buffers of floating-point numbers are averaged over the shards: make it a float64 tensor"
-            )
-
-
-def _used(gradients: Sequence[Tensor | None]) -> list[float]:
-    return [float(gradient is not None) for gradient in gradients]
-
-
-def _squared(number: Tensor | float) -> list[Tensor | float]:
-    """Return a number and its square: by the means of both it is seen whether all shards have the same."""
-    return [number, number * number]
+        else:
+            parameter.grad.add_(gradient)
+        # as a backward pass does: an optimizer may step in such a hook
+        for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
+            hook(parameter)
+    buffers.put(taken(buffer) for buffer in buffers.averaged())
 
 
 def _metrics(result: Any) -> tuple[Values, bool]:
@@ -354,17 +367,13 @@ def _metrics(result: Any) -> tuple[Values, bool]:
 
 def _aligned(part: Any) -> Any:
     """Copy a part to memory of its own: kernels choose by the address, and a part of more begins anywhere."""
-    if isinstance(part, np.ndarray):
-        own = np.empty_like(part, order="C") if part.dtype.hasobject else _aligned_like(part)
-        own[...] = part
-        return own
-    return part.clone(memory_format=torch.preserve_format)
-
-
-def _aligned_like(part: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Make an array whose memory begins where torch would let it begin; NumPy's may begin elsewhere."""
-    memory = torch.empty(part.nbytes, dtype=torch.uint8).numpy()
+    if not isinstance(part, np.ndarray):
+        return part.clone(memory_format=torch.preserve_format)
+    if part.dtype.hasobject:
+        return part.copy()
+    memory = torch.empty(part.nbytes, dtype=torch.uint8).numpy()  # begins where torch lets it begin
     own: np.ndarray[Any, Any] = memory.view(part.dtype).reshape(part.shape)
+    own[...] = part
     return own
 
 
@@ -392,11 +401,7 @@ def _divided(batch: Any, count: int) -> list[Any]:
 
 
 def require_saved(objects: Iterable[Any], parameters: Iterable[Tensor]) -> None:
-    """Require that all that train the parameters are among the objects of the state.
-
-    Raises:
-        StateError: one is missing; says what to add.
-    """
+    """Require that all that train the parameters are among the objects of the state."""
     if not _alive:
         return
     held, trained = set(map(id, objects)), set(map(id, parameters))
