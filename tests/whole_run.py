@@ -24,7 +24,6 @@ FIXED = 1 << 13
 KINDS = {
     "best/*/manifest.json": "manifest of best weights",
     "best/*": "best weights",
-    "checkpoint": "pointer",
     "checkpoints/*/manifest.json": "manifest",
     "checkpoints/*/*.safetensors": "arrays",
     "damaged/*": "damaged checkpoint",

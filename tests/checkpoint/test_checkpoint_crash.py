@@ -109,20 +109,6 @@ def test_a_failed_save_leaves_no_bytes_on_the_full_disk(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [str(at(10))]
 
 
-def test_a_pointer_that_cannot_be_written_does_not_undo_the_commit(tmp_path: Path) -> None:
-    said: list[str] = []
-    store = store_in(tmp_path, said=said)
-    commit(store, at(10))
-    points = points_of("save_twice", tmp_path / "traced")
-    renames = sum(point == "checkpoint.rename" for point, _ in points)
-    assert renames >= 4
-    hazard.arm("EIO:checkpoint.rename:2")  # the first is the checkpoint's own
-    commit(store, at(20))
-    hazard.arm(None)
-    assert "could not be written" in said[0]
-    assert seed_of(store.find(True)[0]) == 20
-
-
 def test_order_of_operations_data_then_rename_then_folder(tmp_path: Path) -> None:
     store = store_in(tmp_path / "run")
     commit(store, at(10))
@@ -139,7 +125,6 @@ def test_order_of_operations_data_then_rename_then_folder(tmp_path: Path) -> Non
         *("open", "write", "fsync"),  # manifest
         "fsync_folder",
         *("rename", "fsync_folder"),  # now it exists
-        *("open", "write", "fsync", "rename", "fsync_folder"),  # the pointer
     ]
 
 

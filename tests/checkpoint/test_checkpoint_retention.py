@@ -109,7 +109,7 @@ def test_metrics_come_from_the_manifests(store: Store) -> None:
     assert store.names() == [at(10), at(40)]
 
 
-def test_pinned_and_pointed_ones_stay(store: Store) -> None:
+def test_pinned_and_chosen_ones_stay(store: Store) -> None:
     store.pin(at(0))
     (store.run_dir / "checkpoint").write_text(f"{at(20)}\n")
     store.retain(Retention(1))

@@ -194,31 +194,11 @@ def test_fault_16_all_checkpoints_are_damaged(
 
 
 @pytest.mark.campaign("long", gate=1)
-def test_fault_17_the_pointer_or_a_manifest_is_torn(
-    passed_over: Callable[[Harm, str], None],
-    stopped: Run,
-    another: Another,
-    undisturbed: Undisturbed,
-    tally: Tally,
-    door: str,
+def test_fault_17_a_manifest_is_torn(
+    passed_over: Callable[[Harm, str], None], tally: Tally, door: str
 ) -> None:
-    whole = (stopped.run_dir / "checkpoint").read_bytes()
-    line = whole.index(b"\n")
-    torn = (b"", whole[:3], whole[: line - 2], whole[: line + 5], bytes(len(whole)), whole[::-1])
-    for number, content in enumerate(torn):
-        run = stopped.copied_to(another(f"pointer {number}"))
-        (run.run_dir / "checkpoint").write_bytes(content)
-        said = run.ends(0)
-        assert str(run.run_dir / "checkpoint") in said and "again" in said, f"{content!r}\n{said}"
-        assert run.last_bodies() == list(range(NEWEST + 1, STEPS + 1)), f"{content!r}\n{said}"
-        run.require_equal(undisturbed())
-
-    def both(folder: Path) -> None:
-        write(MANIFEST, lambda content: content[: len(content) // 2])(folder)
-        (folder.parent.parent / "checkpoint").write_bytes(whole[:9])
-
-    passed_over(both, MANIFEST)
-    tally("damages", len(torn) + 1, fault="17", door=door, file="checkpoint")
+    passed_over(write(MANIFEST, lambda content: content[: len(content) // 2]), MANIFEST)
+    tally("damages", 1, fault="17", door=door, file="checkpoint")
 
 
 @pytest.mark.campaign("long")

@@ -288,7 +288,7 @@ def test_killed_anywhere_in_a_save_it_is_the_newest_or_the_previous_whole(tmp_pa
     [
         (0, "kill:checkpoint.tell_folder:2"),
         (0, "kill:checkpoint.heard_part:2"),
-        (0, "kill:checkpoint.rename:3"),
+        (0, "kill:checkpoint.rename:2"),
         (0, "kill:checkpoint.tell_done:2"),
         (1, "kill:checkpoint.write:5"),
         (1, "kill:checkpoint.tell_part:2"),

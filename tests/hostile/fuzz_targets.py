@@ -20,7 +20,7 @@ from hostile_values import harmed, mutated, value_of
 
 import everstep
 from everstep import labels
-from everstep.checkpoint import Store, manifest, pointer, read_checkpoint
+from everstep.checkpoint import Store, manifest, read_checkpoint
 from everstep.checkpoint.array_file import ALL, read_arrays
 from everstep.checkpoint.retention import Facts
 from everstep.contracts.state import Unread
@@ -47,7 +47,7 @@ NAMES = {
     "journal segment": 1,
     "ledger": 1,
     "trail": 1,
-    "pointer": 1,
+    "choice": 1,
     "run.json": 1,
     "notes": 1,
     "failure page": 1,
@@ -111,7 +111,7 @@ def targets(place: Place) -> Mapping[str, Target]:
         "journal segment": _segment(place),
         "ledger": _ledger(),
         "trail": _trail(place),
-        "pointer": _pointer(place),
+        "choice": _choice(place),
         "run.json": _run_json(place),
         "notes": _notes(place),
         "failure page": _failure(place),
@@ -335,14 +335,14 @@ def _trail(place: Place) -> Target:
     return Target(make, read)
 
 
-def _pointer(place: Place) -> Target:
-    path = place.run / "checkpoint"
-    raw = path.read_bytes()
+def _choice(place: Place) -> Target:
+    path, store = place.run / "checkpoint", Store(place.run)
+    raw = f"{store.names()[-1]}\n".encode()
     known = ["step-00000007", "step-00000009", "epoch-0002-step-00000008"]
 
     def read(data: Input) -> bool:
         place.put(path, data)
-        return pointer.read(path, known).kind is not pointer.PointerKind.DAMAGED
+        return bool(store.chosen_by_hand())
 
     return Target(lambda rng: harmed(raw, rng) if rng.random() < 0.9 else mutated([known], rng), read)
 

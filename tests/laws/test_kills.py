@@ -22,14 +22,14 @@ STRIKES = {
     "body": ("law.body:5",),
     "evaluation": ("law.evaluation:2",),
     "tail": ("loop.tail_end:1",),
-    "save, before its rename": ("checkpoint.rename:3",),
-    "save, between its rename and the pointer's": ("checkpoint.rename:4",),
+    "save, before its rename": ("checkpoint.rename:2",),
+    "a later save, before its rename": ("checkpoint.rename:4",),
     "journal": ("journal.fsync:3",),
     "retention": ("checkpoint.rmtree:1",),
     "a file of a service": ("sink.rename:4",),
     "shutdown": ("loop.exit:1",),
 }
-"""Where the starts of a run are killed; renames 1 and 2 are those of the checkpoint at step 0."""
+"""Where the starts of a run are killed; rename 1 is that of the checkpoint at step 0."""
 
 KILLS = {
     "loader, 2 workers": ("start-up", "body", "evaluation", "save, before its rename", "retention", "tail"),
@@ -37,7 +37,7 @@ KILLS = {
         "start-up",
         "body",
         "evaluation",
-        "save, between its rename and the pointer's",
+        "a later save, before its rename",
         "journal",
         "tail",
     ),
@@ -45,7 +45,7 @@ KILLS = {
         "start-up",
         "body",
         "save, before its rename",
-        "save, between its rename and the pointer's",
+        "a later save, before its rename",
         "retention",
         "shutdown",
     ),

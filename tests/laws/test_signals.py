@@ -92,7 +92,7 @@ def test_a_second_signal_inside_a_save_leaves_it_whole_or_absent(
     server: ForkServer, tmp_path: Path, undisturbed: Any
 ) -> None:
     program = Program(server, tmp_path, *OPTIONS["arrays"])
-    for point in ("checkpoint.rename:3", "checkpoint.rename:2", "checkpoint.fsync:2"):
+    for point in ("checkpoint.rename:2", "checkpoint.rename:1", "checkpoint.fsync:2"):
         status = program.run("--group", f"SIGTERM,SIGINT@{point}")
         assert status in (-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGTERM, 128 + signal.SIGINT)
     program.finish()
@@ -103,7 +103,7 @@ def test_sigterm_and_sigkill_before_its_save_has_ended(
     server: ForkServer, tmp_path: Path, undisturbed: Any
 ) -> None:
     program = Program(server, tmp_path, *OPTIONS["loader"])
-    for body, then in (4, "checkpoint.write:1"), (3, "checkpoint.rename:1"), (2, "checkpoint.rename:2"):
+    for body, then in (4, "checkpoint.write:1"), (3, "checkpoint.rename:1"), (2, "checkpoint.fsync:1"):
         status = program.run(hazard=f"SIGTERM:law.body:{body} then kill:{then}")
         assert status == -signal.SIGKILL, program.said()
     program.finish()

@@ -237,7 +237,6 @@ def _told(how: str, damage: Damage, text: str, else_: str = "") -> str:
 UNPROTECTED = {
     "labels.json": ("tags", "note"),
     "pins.json": ("checkpoints",),
-    "pointer": ("checkpoints",),
     "failure page": ("failures",),
     "trail": ("segments",),
     "lock.json": ("status", "segments"),

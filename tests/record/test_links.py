@@ -163,7 +163,6 @@ def test_what_is_prepared_beside_a_file_is_not_prepared_through_a_link(tmp_path:
     beside = [
         temporary(trail_path(evil, 2)),
         evil / "logs" / ".table.csv.tmp",
-        temporary(evil / "checkpoint"),
     ]
     for place in beside:
         place.symlink_to(victim / "run.json")

@@ -116,7 +116,7 @@ def test_the_undisturbed_run_is_written_whole(undisturbed: Path) -> None:
 KILLS = [
     "step:4", "hazard:sink.create:3", "step:12", "hazard:sink.rename:1", "tail:1",
     "hazard:sink.rename:3", "hazard:media.rename:2", "step:43", "hazard:sink.write:7",
-    "hazard:journal.write:4", "step:51", "hazard:sink.write:9", "hazard:checkpoint.pointer.rename:1",
+    "hazard:journal.write:4", "step:51", "hazard:sink.write:9", "hazard:checkpoint.rename:4",
     "tail:3", "hazard:sink.create:2", "step:80",
 ]  # fmt: skip
 

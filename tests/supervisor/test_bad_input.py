@@ -189,7 +189,7 @@ def test_a_trial_save_that_fails_refuses_at_the_first_step(tmp_path: Path, point
 def test_a_last_save_that_fails_is_an_error_and_the_run_goes_on_from_before(tmp_path: Path) -> None:
     straight = Tiny(tmp_path / "straight", max_epoch=3).train()
     with (
-        armed("ENOSPC:checkpoint.rename:7-1000"),
+        armed("ENOSPC:checkpoint.rename:4-1000"),
         pytest.raises(CheckpointError, match="free space and start"),
     ):
         Tiny(tmp_path / "run", max_epoch=3).train()

@@ -17,7 +17,6 @@ import torch
 
 import everstep
 from everstep import Every, InitFrom, Supervisor, hazard
-from everstep.checkpoint import CheckpointName, pointer
 from everstep.errors import (
     CheckpointError,
     ConfigError,
@@ -351,7 +350,7 @@ def test_an_edited_checkpoint_file_wins(tmp_path: Path) -> None:
     crashed(tmp_path / "run")
     (tmp_path / "run" / "checkpoint").write_text("step-00000002\n")
     tiny = crashed(tmp_path / "run", at=4)
-    assert any("was edited: resuming from step-00000002" in line for line in tiny.lines)
+    assert any("resuming from step-00000002, as" in line for line in tiny.lines)
     again = stepwise(tmp_path / "run").train()
     assert again.seen[0][1] == 4  # from what came after the edit, not from it once more
     assert again.result() == straight.result()
@@ -361,17 +360,9 @@ def test_an_edited_checkpoint_file_that_names_nothing(tmp_path: Path) -> None:
     crashed(tmp_path / "run")
     (tmp_path / "run" / "checkpoint").write_text("step-00000052\n")
     before = checkpoints(tmp_path / "run")
-    with pytest.raises(
-        NoCheckpointError, match=r"edited to name 'step-00000052'.*did you mean 'step-0000000\d'"
-    ):
+    with pytest.raises(NoCheckpointError, match=r"names 'step-00000052'.*did you mean 'step-0000000\d'"):
         stepwise(tmp_path / "run").train()
     assert checkpoints(tmp_path / "run") == before
-    (tmp_path / "run" / "checkpoint").unlink()
-    assert stepwise(tmp_path / "run").train().seen[0][1] == 6
-
-
-def test_a_missing_checkpoint_file_is_no_matter(tmp_path: Path) -> None:
-    crashed(tmp_path / "run")
     (tmp_path / "run" / "checkpoint").unlink()
     assert stepwise(tmp_path / "run").train().seen[0][1] == 6
 
@@ -474,7 +465,6 @@ def test_the_run_of_a_warm_start_is_left_as_it_is(tmp_path: Path, source: Source
     other = tmp_path / "other"
     shutil.copytree(source[0], other)
     names = checkpoints(other)
-    (other / "checkpoint").write_text("step-")  # as a kill may leave it
     with open(other / "checkpoints" / names[-1] / "arrays.safetensors", "r+b") as file:
         file.truncate(10)
 
@@ -485,15 +475,6 @@ def test_the_run_of_a_warm_start_is_left_as_it_is(tmp_path: Path, source: Source
     net = entered(Net(tmp_path / "run", seed=9, init_from=other))
     assert files() == before
     assert any("init_from" in line and names[-1] in line and "passed over" in line for line in net.lines)
-    for name in names[:-1]:
-        shutil.rmtree(other / "checkpoints" / name)
-    held = other / "superseded" / f"{names[-2]}.segment-1"
-    shutil.copytree(source[0] / "checkpoints" / names[-2], held)
-    shutil.rmtree(other / "checkpoints" / names[-1])
-    pointer.write(other / "checkpoint", CheckpointName.parse(names[-2]))
-    before = files()
-    entered(Net(tmp_path / "run2", seed=9, init_from=other))
-    assert files() == before
 
 
 def test_a_second_launch_ignores_it_and_says_so(tmp_path: Path, source: Source) -> None:

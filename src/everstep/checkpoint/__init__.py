@@ -7,7 +7,6 @@ from everstep.checkpoint.exchange import RankExchange, WriterExchange
 from everstep.checkpoint.files import forecast, trial_write
 from everstep.checkpoint.finite import finite
 from everstep.checkpoint.format import Checkpoint, Phase
-from everstep.checkpoint.lookup import find_checkpoint
 from everstep.checkpoint.manifest import FORMAT
 from everstep.checkpoint.manifest import read_body as read_manifest
 from everstep.checkpoint.rank_store import RankStore, leading_apart
@@ -17,6 +16,7 @@ from everstep.checkpoint.reading import read_own as read_own_tree
 from everstep.checkpoint.reading import verify as verify_checkpoint
 from everstep.checkpoint.retention import Retention, is_interim, names_inside
 from everstep.checkpoint.save_errors import first_error
+from everstep.checkpoint.saved_checkpoints import find_checkpoint
 from everstep.checkpoint.store import Store
 from everstep.checkpoint.writer import Writer, disk_failed
 

@@ -1,4 +1,4 @@
-"""Checkpoints in one run directory as they are read: names, facts, content.  Nothing changes here."""
+"""Checkpoints in one run directory as they are read: choice, names, facts, content.  Nothing changes here."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from everstep.checkpoint import pins, pointer, reading
+from everstep.checkpoint import reading
 from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.format import Checkpoint
 from everstep.checkpoint.manifest import MANIFEST, check_sizes, read_body
 from everstep.checkpoint.retention import Facts
+from everstep.checkpoint.shared import Flaw
 from everstep.contracts.state import Json, Regions
 from everstep.errors import (
     CheckpointError,
+    ConfigError,
     DamagedCheckpointError,
     ForeignCheckpointError,
     NoCheckpointError,
     nearest,
 )
+from everstep.untrusted_files import open_regular, read_note
+
+_LONGEST = 4096  # bytes of the file `checkpoint` that are read: more than the longest path
 
 
 class SavedCheckpoints:
@@ -31,8 +36,8 @@ class SavedCheckpoints:
 
     Attributes:
         folder: the folder of the checkpoints.
-        pointer_file: the file that names the checkpoint to resume from, see `pointer`.
-        pins_file: the file of the pinned names, see `pins`.
+        choice_file: the file `checkpoint`, in which a person names the checkpoint to resume from.
+        pins_file: the file of the pinned names.
         regions: which part of each array is kept in memory; see `reading.read`.
         damaged: names that were found damaged, and have not moved to damaged/ yet.
     """
@@ -44,7 +49,7 @@ class SavedCheckpoints:
     ) -> None:
         self.run_dir, self.run, self.wanted = Path(run_dir), run, wanted
         self.folder = self.run_dir / "checkpoints"
-        self.pointer_file = self.run_dir / "checkpoint"
+        self.choice_file = self.run_dir / "checkpoint"
         self.damaged: set[CheckpointName] = set()
         self.pins_file = self.run_dir / "pins.json"
         self._facts: dict[CheckpointName, Facts] = {}
@@ -68,6 +73,101 @@ class SavedCheckpoints:
             told = f"{self.folder} cannot be read ({error.strerror}); move it away or restore it"
             raise CheckpointError(told) from error
         return sorted(CheckpointName.parse(entry) for entry in entries if CheckpointName.matches(entry))
+
+    # ------------------------------------------------------------------------------ where to resume from
+
+    def find(
+        self, which: bool | int | str | Path, *, interim: bool = True
+    ) -> tuple[Checkpoint | None, list[str]]:
+        """Find the checkpoint to resume from; returns it with notes on the choice, for the user.
+
+        Args:
+            which: True for the newest whole checkpoint, or the one that the file `checkpoint` names; a step
+                (of two at one step, the checkpoint after the epoch); a name; or the path of a checkpoint's
+                folder anywhere.
+            interim: with `which=True`, whether the checkpoint may be an interim one.
+
+        Returns:
+            None for the checkpoint only if the run has none.
+
+        Raises:
+            NoCheckpointError: no checkpoint has that step, name or path; names the nearest.
+            DamagedCheckpointError: the chosen checkpoint is damaged.
+            CheckpointError: all checkpoints are damaged; says how, for each.
+            CheckpointVersionError: another everstep wrote the checkpoint in a format that is not read here.
+            ForeignCheckpointError: another run wrote the checkpoint.
+        """
+        if which is False:
+            raise ConfigError("which=False finds nothing: give True, a step, a name or a path")
+        notes: list[str] = []
+        found: Checkpoint | None
+        if isinstance(which, Path):
+            found = self._elsewhere(which)
+        elif which is not True:
+            found = self._read_chosen(self.at_step(which) if isinstance(which, int) else self.named(which))
+        elif chosen := self.chosen_by_hand():
+            found = self._by_hand(chosen, notes)
+        else:
+            found = self._newest_whole(interim, notes)
+        # the files of another run are left as they are
+        flaws = () if found is None else found.flaws
+        notes += [flaw.how if isinstance(which, Path) else self._treat(flaw) for flaw in flaws]
+        return found, notes
+
+    def _treat(self, flaw: Flaw) -> str:
+        """Return a sentence on a damaged copy, which a reader leaves as it is."""
+        return flaw.how
+
+    def _elsewhere(self, path: Path) -> Checkpoint:
+        if not (path / MANIFEST).exists():
+            around = [path.parent, path, path / "checkpoints"]
+            known = [other.parent for folder in around for other in folder.glob(f"*/{MANIFEST}")]
+            raise NoCheckpointError(
+                f"no checkpoint in {path} (it has no {MANIFEST}): {nearest(str(path), map(str, known))}"
+            )
+        return reading.read(path, regions=self.regions)
+
+    def _read_chosen(self, name: CheckpointName) -> Checkpoint:
+        """Read the checkpoint that a person chose; an error lists the others, and none takes its place."""
+        try:
+            return self.read(name)
+        except DamagedCheckpointError as error:
+            others = ", ".join(str(other) for other in self.names() if other != name)
+            raise DamagedCheckpointError(
+                f"{error}; choose another one: {others or 'there is no other'}"
+            ) from error
+
+    def _by_hand(self, chosen: str, notes: list[str]) -> Checkpoint:
+        names = self.names()
+        if chosen not in map(str, names):
+            raise NoCheckpointError(
+                f"{self.choice_file} names {chosen!r:.1000}, which is not in {self.folder}: name another one "
+                f"in its first line, or delete the file for the newest "
+                f"({nearest(chosen[:100], map(str, names))})"
+            )
+        notes.append(f"resuming from {chosen}, as {self.choice_file} says (the newest is {names[-1]})")
+        return self._read_chosen(CheckpointName.parse(chosen))
+
+    def _newest_whole(self, interim: bool, notes: list[str]) -> Checkpoint | None:
+        there = self.names()
+        # where there is no other, an interim checkpoint is better than none
+        names = [name for name in there if interim or not self.is_interim(name)] or there
+        wrong: list[str] = []
+        for name in reversed(names):
+            try:
+                newest = self.read(name)
+            except DamagedCheckpointError as error:
+                self.damaged.add(name)  # supersede_after moves it to damaged/, not to superseded/
+                wrong.append(str(error))
+                continue
+            notes += [f"{problem}; passed over" for problem in wrong]
+            return newest
+        if not wrong:
+            return None
+        raise CheckpointError(
+            f"all {len(names)} checkpoints in {self.folder} are damaged: restore them from a copy, or move "
+            "them away to start from nothing\n  " + "\n  ".join(wrong)
+        )
 
     def read(self, name: CheckpointName, rank: int = 0) -> Checkpoint:
         """Read and verify one checkpoint, as `rank` resumes from it; rank 0 verifies every byte of all ranks.
@@ -171,16 +271,37 @@ class SavedCheckpoints:
         Raises:
             CheckpointError: the file of pins is not a list of names.
         """
-        return pins.read(self.pins_file)
+        try:
+            return {CheckpointName.parse(text) for text in read_note(self.pins_file)}
+        except FileNotFoundError:
+            return set()
+        except (ValueError, TypeError, OSError) as error:
+            raise CheckpointError(
+                f"{self.pins_file} is not a JSON list of checkpoint names ({error}): correct or delete it"
+            ) from error
 
-    def pointed(self) -> pointer.Pointer:
-        """Read the `checkpoint` file."""
-        return pointer.read(self.pointer_file, [str(name) for name in self._on_disk()])
+    def chosen_by_hand(self) -> str:
+        """Return the name in the first line of the file `checkpoint`; "" without a file or a line.
 
-    def name_in(self, text: str) -> str:
-        """Return the name in a line of the `checkpoint` file; a person may have written a folder's path."""
+        Who wrote the path of a checkpoint's folder there means its name.
+
+        Raises:
+            CheckpointError: the file cannot be read.
+        """
+        try:
+            with open_regular(self.choice_file) as file:
+                raw = file.read(_LONGEST).removeprefix(b"\xef\xbb\xbf")  # some editors put this mark first
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.choice_file} cannot be read ({error.strerror}): delete it, or name a checkpoint there"
+            ) from error
+        text = raw.split(b"\n")[0].decode("utf-8", "replace").strip()
         folder, name = os.path.split(text.rstrip("/"))
-        here = not folder or (self.run_dir / folder).resolve() == self.folder.resolve()
+        here = not folder or (
+            "\0" not in folder and (self.run_dir / folder).resolve() == self.folder.resolve()
+        )
         return name if here else text
 
     # ---------------------------------------------------------------------------------- best weights
@@ -212,3 +333,60 @@ class SavedCheckpoints:
 def best_folder(run_dir: Path, metric: str) -> Path:
     """Folder of a run's best weights by `metric`."""
     return run_dir / "best" / metric.replace("/", ".")
+
+
+def find_checkpoint(
+    path: Path,
+    say: Callable[[str], None],
+    *,
+    interim: bool = True,
+    wanted: Callable[[str], bool] = reading.every,
+) -> Checkpoint | None:
+    """Read the checkpoint that `path` means, without changing anything there; None if there is none.
+
+    Args:
+        path: a checkpoint's folder, `RUN/best/METRIC`, or a run directory for its newest whole checkpoint.
+        say: takes notes on the choice, for the user.
+        interim: whether the newest checkpoint of a run may be an interim one.
+        wanted: whether an array is read, by its name; see `reading.read`.
+
+    Raises:
+        NoCheckpointError: the run's newest checkpoint names none of the best weights.
+        CheckpointError: as `SavedCheckpoints.find`.
+    """
+    if not path.is_dir():
+        path = _of_metric(path)
+    if not path.is_dir():
+        return None
+    if not (path / MANIFEST).exists() and path.absolute().parent.name == "best":
+        path = _best_in(path.absolute())
+    if (path / MANIFEST).exists():
+        one = reading.read(path, wanted=wanted)
+        for flaw in one.flaws:
+            say(flaw.how)
+        return one
+    found, notes = SavedCheckpoints(path, wanted=wanted).find(True, interim=interim)
+    for note in notes:
+        say(note)
+    return found
+
+
+def _of_metric(path: Path) -> Path:
+    """Return the folder of best weights by their metric: `RUN/best/valid.loss` for `RUN/best/valid/loss`."""
+    run_dir, best, metric = path.as_posix().rpartition("/best/")
+    return Path(f"{run_dir}{best}{metric.replace('/', '.')}") if best else path
+
+
+def _best_in(folder: Path) -> Path:
+    """Find the weights in `RUN/best/METRIC` that the run's newest checkpoint names as the best."""
+    run_dir = folder.parent.parent
+    saved = SavedCheckpoints(run_dir)
+    for metric, path in saved.best().items():
+        if saved.best_folder(metric) == folder:
+            return path
+    there = sorted(str(path.parent) for path in folder.glob(f"*/{MANIFEST}"))
+    raise NoCheckpointError(
+        f"the newest checkpoint of the run in {run_dir} names the best of the weights in {folder}, and none "
+        f"of those that it names is there; give the folder of the weights that you want: "
+        f"{', '.join(there) or 'the folder has none'}"
+    )

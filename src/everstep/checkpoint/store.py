@@ -1,7 +1,7 @@
 """Store of the checkpoints in one run directory: commit, set aside, retain; `SavedCheckpoints` reads them.
 
-checkpoint              the name to resume from, and a checksum by which an edit is noticed
-checkpoints/NAME/       the checkpoints
+checkpoints/NAME/       the checkpoints; the newest whole one wins
+checkpoint              a person's choice of another one, followed once; see `supersede_after`
 damaged/, superseded/   NAME.segment-N: set aside by the run's N-th start, never resumed from
 pins.json               names that retention never deletes
 shared/                 files to which several checkpoints refer, see `shared`
@@ -10,13 +10,14 @@ shared/                 files to which several checkpoints refer, see `shared`
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from everstep.checkpoint import files, format, pins, pointer, reading, shared
+from everstep.checkpoint import files, format, reading, shared
 from everstep.checkpoint.best_weights import BestWeights
 from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.commit import (
@@ -33,11 +34,9 @@ from everstep.checkpoint.content import Known, Sharing
 from everstep.checkpoint.exchange import WriterExchange
 from everstep.checkpoint.format import Checkpoint, Phase
 from everstep.checkpoint.manifest import MANIFEST, read_body
-from everstep.checkpoint.pointer import PointerKind
 from everstep.checkpoint.rank_store import leading
 from everstep.checkpoint.retention import Retention, expendable
 from everstep.checkpoint.saved_checkpoints import SavedCheckpoints
-from everstep.checkpoint.search import Search
 from everstep.contracts.state import HostArray, Json
 from everstep.durable import TMP, remedy, require_no_link
 from everstep.errors import (
@@ -49,6 +48,8 @@ from everstep.errors import (
     nearest,
 )
 from everstep.state import Encoded
+
+_REPLACED = ".replaced"
 
 
 class Store(SavedCheckpoints):
@@ -84,15 +85,35 @@ class Store(SavedCheckpoints):
         self._shared = self.run_dir / shared.FOLDER
         self._sharing = Sharing(self.run_dir, self._known, say if warn is None else warn)
         self.best_weights = BestWeights(self, segment, say)
-        self._said_edit = ""
         self._chosen: Checkpoint | None = None
 
-    def find(self, which: bool | int | str | Path) -> tuple[Checkpoint | None, list[str]]:
-        """Find the checkpoint to resume from, and repair what a kill left unfinished; see `Search.find`.
+    def find(
+        self, which: bool | int | str | Path, *, interim: bool = True
+    ) -> tuple[Checkpoint | None, list[str]]:
+        """Find the checkpoint to resume from, and repair what a kill left unfinished; see the base class.
 
         After a resume from it, call `continue_from`: a later checkpoint must not win at the next start.
         """
-        return Search(self, mend=True).find(which)
+        if self.segment:
+            self._finish_replacements()
+        return super().find(which, interim=interim)
+
+    def _treat(self, flaw: shared.Flaw) -> str:
+        return shared.heal(flaw) if self.segment else flaw.how
+
+    def _finish_replacements(self) -> None:
+        """Give checkpoints their names back that a kill caught while they were replaced, see `_put`."""
+        for old in sorted(self.folder.glob(f"*{_REPLACED}*")):
+            text = old.name.partition(_REPLACED)[0]
+            if not CheckpointName.matches(text):
+                continue
+            name = CheckpointName.parse(text)
+            if self.path(name).exists():
+                self._supersede(old, name)
+            else:
+                require_no_link(old, self.run_dir)
+                files.rename(old, self.path(name))
+                files.fsync_folder(self.folder)
 
     def clean(self) -> None:
         """Delete unfinished files of dead processes; to be called before the first commit."""
@@ -201,8 +222,11 @@ class Store(SavedCheckpoints):
             nonlocal moved
             # as late as possible: a process that was stopped may wake up at any instruction
             self._require_newest()
-            if self.path(name).exists():
-                moved = self._set_aside(name, "damaged" if held is None else "superseded")
+            if self.path(name).exists() and held is None:
+                self._set_aside(name, "damaged")
+            elif held is not None:
+                # a kill here leaves it where the next start finds it: it may be the only checkpoint
+                moved = files.move(self.path(name), self.folder, f"{name}{_REPLACED}", top=self.run_dir)
             return moved
 
         size = 0
@@ -210,12 +234,12 @@ class Store(SavedCheckpoints):
             files.make_dir(self.folder)
             size = place(self.path(name), write, make_room, token)
             self._forget(name)
-        # after the folder is in place: the pointer names what is there; a kill may have come in between
-        self._point_to(name)
-        if moved is not None and held is not None and _is_open(held):
-            with contextlib.suppress(OSError):
-                # the new checkpoint is of the same boundary, run to its end
-                files.retire(moved, top=self.run_dir)
+        if moved is not None and held is not None:
+            with contextlib.suppress(OSError):  # the commit stands; the next start tries again
+                if _is_open(held):  # the new checkpoint is of the same boundary, run to its end
+                    files.retire(moved, top=self.run_dir)
+                else:
+                    self._supersede(moved, name)
         return size
 
     def _held(self, name: CheckpointName) -> Checkpoint | None:
@@ -266,30 +290,13 @@ class Store(SavedCheckpoints):
         place_apart(target, lambda new: format.copy(self.path(name), new), top=folder.absolute())
         return target
 
-    def _point_to(self, name: CheckpointName) -> None:
-        """Write the newest name into the `checkpoint` file; an edit by a person stays for the next start."""
-        found = self.pointed()
-        if found.kind is PointerKind.EDITED:
-            if found.text != self._said_edit:  # said once for each edit, not at each save
-                self._said_edit = found.text
-                self._say(f"{self.pointer_file} was edited: the next start resumes from {found.text}")
-            return
-        if found.kind is PointerKind.DAMAGED:
-            self._say(f"{self.pointer_file} was damaged ({found.stands!r}); it now names {name}")
-        try:
-            pointer.write(self.pointer_file, name)
-        except OSError as error:  # the commit stands: a start finds the newest whole checkpoint anyway
-            self._say(
-                f"{self.pointer_file} could not be written ({error.strerror}); {name} is committed "
-                "nevertheless"
-            )
-
-    def _set_aside(self, name: CheckpointName, where: str) -> Path:
-        moved = files.move(
-            self.path(name), self.run_dir / where, f"{name}.segment-{self.segment}", top=self.run_dir
-        )
+    def _set_aside(self, name: CheckpointName, where: str) -> None:
+        target = f"{name}.segment-{self.segment}"
+        files.move(self.path(name), self.run_dir / where, target, top=self.run_dir)
         self._forget(name)
-        return moved
+
+    def _supersede(self, folder: Path, name: CheckpointName) -> None:
+        files.move(folder, self.run_dir / "superseded", f"{name}.segment-{self.segment}", top=self.run_dir)
 
     def _forget(self, name: CheckpointName) -> None:
         self._facts.pop(name, None)
@@ -341,18 +348,21 @@ class Store(SavedCheckpoints):
     def supersede_after(self, name: CheckpointName) -> None:
         """Let later starts continue from `name`: later checkpoints go to superseded/, or damaged/.
 
-        After a kill in the middle, the next start still resumes from `name`: until all have moved, the
-        `checkpoint` file counts as edited.
+        The file `checkpoint` names it until all have moved, so that a start after a kill in between still
+        resumes from `name`; then the file goes, as it was followed.
         """
         self._require(name)
         later = [other for other in self._on_disk() if other > name]
         if later:
-            pointer.write(self.pointer_file, name, as_edit=True)
+            files.write_whole(self.choice_file, f"{name}\n".encode())
         for other in reversed(later):
             self._set_aside(other, "damaged" if other in self.damaged else "superseded")
-        # last: until all have moved, the edited pointer makes every start choose `name`
-        if self.pointed()[:2] != (PointerKind.OURS, str(name)):
-            pointer.write(self.pointer_file, name)
+        self._forget_choice()
+
+    def _forget_choice(self) -> None:
+        if os.path.lexists(self.choice_file):
+            files.unlink(self.choice_file)
+            files.fsync_folder(self.run_dir)
 
     def abandon(self, step: int, segment: int) -> None:
         """Set aside the checkpoints of `step` and later steps that starts up to `segment` saved.
@@ -365,27 +375,20 @@ class Store(SavedCheckpoints):
         gone = [one.name for one in self.facts() if one.name.step >= step and one.segment <= segment]
         if not gone:
             return
-        rest = [name for name in self.names() if name not in gone]
-        if not rest:
+        if not set(self.names()) - set(gone):
             raise CheckpointError(
                 f"the run goes back to before step {step}, and {self.folder} has no checkpoint of that "
                 f"time: bring one back, or start over with resume=False"
             )
-        found = self.pointed()
-        # before the moves: a pointer to a checkpoint that has moved would be reported as a loss
-        if found.kind is PointerKind.OURS and found.text in map(str, gone):
-            pointer.write(self.pointer_file, rest[-1])
         for name in reversed(gone):
             self._set_aside(name, "superseded")
 
     def supersede_all(self) -> None:
         """Set every checkpoint aside, so that the next start begins from nothing.
 
-        The pointer goes first: after a kill in the middle, the next start takes the newest that is left.
+        After a kill in the middle, the next start takes the newest that is left.
         """
-        if self.pointer_file.exists():
-            files.unlink(self.pointer_file)
-            files.fsync_folder(self.run_dir)
+        self._forget_choice()
         for name in reversed(self._on_disk()):
             self._set_aside(name, "superseded")
 
@@ -459,21 +462,20 @@ class Store(SavedCheckpoints):
 
     def expendable(self, policy: Retention) -> list[CheckpointName]:
         """List the names that `retain` would delete now, oldest first."""
+        present = self.facts()
         try:
-            pinned = self.pins()
+            # a checkpoint that a person named must be there when the next start follows the choice
+            chosen = self.chosen_by_hand()
+            protected = self.pins() | {facts.name for facts in present if str(facts.name) == chosen}
         except CheckpointError as error:
             self._say(f"no old checkpoint is deleted: {error}")
             return []  # without the pins nobody knows which checkpoints must stay
-        present = self.facts()
-        # a checkpoint that a person named must be there when the next start follows the edit
-        named = self.name_in(self.pointed().text)
-        pointed = {facts.name for facts in present if str(facts.name) == named}
-        return expendable(policy, present, pinned | pointed)
+        return expendable(policy, present, protected)
 
     def pin(self, name: CheckpointName) -> None:
         """Keep a checkpoint, whatever retention says."""
         self._require(name)
-        pins.write(self.pins_file, self.pins() | {name})
+        self._write_pins(self.pins() | {name})
 
     def unpin(self, name: CheckpointName) -> None:
         """Let retention decide about a checkpoint again.
@@ -486,7 +488,11 @@ class Store(SavedCheckpoints):
             raise NoCheckpointError(
                 f"checkpoint {name} is not pinned: {nearest(str(name), map(str, pinned))}"
             )
-        pins.write(self.pins_file, pinned - {name})
+        self._write_pins(pinned - {name})
+
+    def _write_pins(self, names: Collection[CheckpointName]) -> None:
+        text = json.dumps(sorted(map(str, names)), indent=1)
+        files.write_whole(self.pins_file, text.encode() + b"\n")
 
 
 def _is_open(checkpoint: Checkpoint) -> bool:

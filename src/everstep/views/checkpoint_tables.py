@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from everstep.checkpoint import CheckpointName, Store, is_interim, pointer, read_manifest
+from everstep.checkpoint import CheckpointName, Store, is_interim, read_manifest
 from everstep.checkpoint.manifest import check_sizes, shared_size, size
 from everstep.contracts.metrics import better_when
 from everstep.errors import CheckpointError
@@ -35,16 +35,17 @@ def checkpoints_of(run_dir: Path) -> list[dict[str, Any]]:
         pins = store.pins()
     except CheckpointError:
         pins = set()
-    names = store.names()
-    named = ""
-    with contextlib.suppress(OSError):  # missing or unreadable: the next start reports it
-        named = pointer.read(run_dir / "checkpoint", [str(name) for name in names]).text
-    return [_describe(store, name, name in pins, str(name) == named) for name in names]
+    found = [_describe(store, name, name in pins) for name in store.names()]
+    chosen = ""
+    with contextlib.suppress(CheckpointError):  # the next start reports it
+        chosen = store.chosen_by_hand()
+    chosen = chosen or next((one["name"] for one in reversed(found) if one["whole"]), "")
+    return [{**one, "next": one["name"] == chosen} for one in found]
 
 
-def _describe(store: Store, name: CheckpointName, pinned: bool, named: bool) -> dict[str, Any]:
+def _describe(store: Store, name: CheckpointName, pinned: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"name": str(name), "step": name.step, "epoch": name.epoch}
-    found |= {"pinned": pinned, "next": named, "interim": False, "path": str(store.path(name))}
+    found |= {"pinned": pinned, "next": False, "interim": False, "path": str(store.path(name))}
     try:
         body = read_manifest(store.path(name))
         check_sizes(store.path(name), body)
