@@ -93,7 +93,7 @@ def main() -> None:
                 (loss * loop.batch_weight).backward()  # 1.0, but in an uneven batch
                 optimizer.step()
                 loop.collect_metrics(loss=loss)
-            with loop.evaluation(), torch.no_grad(), loop.metric_collector("valid_accuracy") as accuracy:
+            with loop.evaluation(), loop.metric_collector("valid_accuracy") as accuracy:
                 right = model(x_valid).argmax(1) == y_valid
                 accuracy.collect(right.double().mean(), weight=len(right))
             loop.print_logs()

@@ -93,7 +93,7 @@ def main() -> None:
                 loss.backward()
                 optimizer.step()
                 loop.collect_metrics(loss=loss)
-            with loop.evaluation(), loop.timeit("valid_time"), torch.no_grad():
+            with loop.evaluation(), loop.timeit("valid_time"):
                 scores = model(x_valid)
                 loop.collect_metrics(
                     valid_loss=cross_entropy(scores, y_valid),

@@ -81,7 +81,7 @@ def main() -> None:
                     optimizer.zero_grad()
                     average.update_parameters(model)
                 loop.collect_metrics(loss=loss)
-            with loop.evaluation(), torch.no_grad():
+            with loop.evaluation():
                 # all processes make each pass together, as each holds a part of the weights
                 loop.collect_metrics(valid_loss=loss_on(average, text, held_out, size.context))
             loop.print_logs()

@@ -167,7 +167,7 @@ def main() -> None:
                     schedule.step()
                     average.update_parameters(model)
                 loop.collect_metrics(loss=loss)
-            with loop.evaluation(), loop.timeit("valid_time"), torch.no_grad():
+            with loop.evaluation(), loop.timeit("valid_time"):
                 loop.collect_metrics(valid_loss=loss_on(average, text, held_out, size.context))
             loop.print_logs()
     average.eval()

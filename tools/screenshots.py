@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 ROOT = Path(__file__).parent.parent
-sys.path.extend(str(ROOT / "tests" / folder) for folder in ("ui", "ui/browser"))
+sys.path.extend(str(ROOT / "tests" / folder) for folder in ("", "ui", "ui/browser"))
 EPOCHS, STEPS = 12, 40
 
 

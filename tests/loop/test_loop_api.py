@@ -631,3 +631,42 @@ def test_a_list_of_values_with_weights_is_refused_with_what_takes_them(make: Mak
             for _ in loop.iter_steps([1]):
                 with pytest.raises(MetricError, match=r"with loop\.metric_collector\('x'\).*weight="):
                     loop.collect_metrics(x=[1.0, 2.0], weight=[1, 3])
+
+
+class Around(torch.nn.Module):
+    """A model of which the state has the adapter alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout, self.adapter = torch.nn.Dropout(0.5), torch.nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.adapter(self.dropout(x))
+        return found
+
+
+def test_an_evaluation_records_no_gradients_and_reaches_what_holds_the_state(tmp_path: Path) -> None:
+    model = Around()
+    with everstep.TrainLoop(tmp_path, {"adapter": model.adapter}, max_epoch=2) as loop:
+        for _ in loop.iter_epochs():
+            for _ in loop.iter_steps([torch.ones(1, 2)]):
+                assert model(torch.ones(1, 2)).requires_grad and model.dropout.training
+            with loop.evaluation():
+                assert not model(torch.ones(1, 2)).requires_grad
+                assert not (model.training or model.dropout.training or model.adapter.training)
+            with loop.evaluation(grad=True):
+                assert model(torch.ones(1, 2)).requires_grad and not model.dropout.training
+            assert model.training and model.dropout.training and torch.is_grad_enabled()
+
+
+def test_an_early_stop_keeps_the_best_weights(tmp_path: Path) -> None:
+    weights = np.zeros(1)
+    stop = everstep.EarlyStop("valid_loss", patience=1)
+    with everstep.TrainLoop(tmp_path / "run", {"weights": weights}, services=[stop], max_epoch=9) as loop:
+        for epoch in loop.iter_epochs():
+            for _ in loop.iter_steps([0]):
+                weights += 1
+            loop.collect_metrics(valid_loss=abs(epoch - 2))
+    assert loop.epoch == 3 and loop.best is not None and loop.best.value == 0
+    everstep.load(tmp_path / "run" / "best" / "valid_loss", {"weights": weights})
+    assert weights[0] == 2

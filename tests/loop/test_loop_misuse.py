@@ -203,7 +203,7 @@ def test_an_optimizer_step_inside_evaluation_is_an_error(tmp_path: Path) -> None
     net = Net()
 
     def trains(loop: Any) -> None:
-        with loop.evaluation():
+        with loop.evaluation(grad=True):
             net.update()
 
     with pytest.raises(UsageError, match=r"inside evaluation\(\) \(2 updates before the block, 3 after\)"):
@@ -214,7 +214,7 @@ def test_an_error_inside_evaluation_stays_that_error(tmp_path: Path) -> None:
     net = Net()
 
     def fails(loop: Any) -> None:
-        with loop.evaluation():
+        with loop.evaluation(grad=True):
             net.update()
             raise Boom
 
@@ -224,7 +224,7 @@ def test_an_error_inside_evaluation_stays_that_error(tmp_path: Path) -> None:
 
 def test_an_optimizer_of_its_own_may_step_inside_evaluation(tmp_path: Path) -> None:
     def probes(loop: Any) -> None:
-        with loop.evaluation():
+        with loop.evaluation(grad=True):
             Net().update()
 
     assert Net().train(tmp_path / "run", probes).updates == 2

@@ -417,8 +417,14 @@ class Backend(Protocol):
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
         """List (name, shape, trainable) of each parameter of the state's models, for the summary table."""
 
-    def evaluation_mode(self, objects: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Switch the state's models to evaluation inside the block; afterwards every flag is as before."""
+    def evaluation_mode(
+        self, objects: Mapping[str, Any], *, grad: bool = False
+    ) -> AbstractContextManager[None]:
+        """Switch the state's models, and what holds them, to evaluation in the block; then all is as before.
+
+        Args:
+            grad: whether gradients are recorded in the block.
+        """
         return nullcontext()
 
     def synchronize(self) -> None:

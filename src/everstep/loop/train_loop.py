@@ -50,7 +50,7 @@ class TrainLoop(Door):
             None: an epoch is a pass.
         watch: the metric whose best value is tracked, kept and marked ` (*)`, and given by `best`: a
             name, or (name, "min" or "max"); beside any `Best` among the services.  Default: the metric
-            of the first `Best` or `EarlyStop` among them, else "valid_loss".
+            of the first `Best` or `EarlyStop` among them, else "valid_loss", of which nothing is kept.
         groups: prefixes of parameter names that get tables of their own in the training summary.
         formatter: how metrics are written in log lines.
         show_eta: whether log lines have the ETA.
@@ -234,11 +234,14 @@ class TrainLoop(Door):
         self.collect_metrics({name: self.clock() - began})
 
     @contextmanager
-    def evaluation(self) -> Iterator[None]:
+    def evaluation(self, *, grad: bool = False) -> Iterator[None]:
         """Evaluate in the block, with models in evaluation mode; random state and modes come back afterwards.
 
         So an evaluation changes nothing in the training.  The block may run
         again after a resume and must not change the state.
+
+        Args:
+            grad: whether gradients are recorded in the block, as an evaluation by gradients needs them.
 
         Raises:
             UsageError: outside an epoch; at the block's end, if an optimizer of the state stepped inside.
@@ -250,7 +253,7 @@ class TrainLoop(Door):
         found: dict[str, Any] = {}
         around, self._found_inside = self._found_inside, found
         try:
-            with isolated(), engine.user.evaluation_mode():
+            with isolated(), engine.user.evaluation_mode(grad):
                 yield
         finally:
             self._found_inside = around
@@ -408,10 +411,10 @@ def with_best(watch: str | tuple[str, str] | None, services: list[Service]) -> l
 
 
 def _default_best(services: Sequence[Service]) -> Best:
-    """Make the `Best` of the metric that stops the run, else of "valid_loss"."""
+    """Make the `Best` of the metric that stops the run, else one of "valid_loss" that keeps no weights."""
     stopper = next((s for s in services if isinstance(s, EarlyStop)), None)
     metric, mode = ("valid_loss", None) if stopper is None else (stopper.metric, stopper.mode)
-    best = Best(metric, mode, save=False)
+    best = Best(metric, mode, save=stopper is not None)
     best.watches = ()  # nobody asked for it
     return best
 

@@ -7,7 +7,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -24,6 +24,7 @@ from everstep.backends.torch.older_torch import FLOAT8, fp32_precision
 from everstep.backends.torch.sharded import is_sharded, local
 from everstep.backends.torch.tensor_memory import LateTensor, digest_small, host_view, place_of
 from everstep.backends.torch.torch_entries import make_entry
+from everstep.backends.torch.unsaved_modules import Holders
 from everstep.backends.torch.update_counter import TorchUpdateCounter, flatten
 from everstep.contracts.state import ArrayFacts, Backend, HostArray, LazyArray, Unread
 from everstep.errors import MetricError, StateError
@@ -77,6 +78,7 @@ class TorchBackend(Backend):
     require_synchronised = staticmethod(exact_ddp.require_synchronised)
     exact_on_any_ranks = staticmethod(exact_ddp.exact_on_any_ranks)
     prepare_ranks = staticmethod(exact_ddp.prepare)
+    _holders = Holders()
 
     def random_state(self) -> Any:
         """Return {"cpu": state}; once CUDA is in use, "cuda" with a state for each device, and "device".
@@ -266,15 +268,17 @@ class TorchBackend(Backend):
         return found
 
     @contextmanager
-    def evaluation_mode(self, objects: Mapping[str, Any]) -> Iterator[None]:
+    def evaluation_mode(self, objects: Mapping[str, Any], *, grad: bool = False) -> Iterator[None]:
         """Set the modules to evaluation mode in the block; then each submodule has its own mode again."""
         models = [value for _, value in flatten(objects) if isinstance(value, torch.nn.Module)]
+        models += self._holders.of(models)
         # Each submodule has a mode of its own: a frozen part may be in evaluation mode during training.
         before = [(module, module.training) for model in models for module in model.modules()]
         for model in models:
             model.eval()
         try:
-            yield
+            with nullcontext() if grad else torch.no_grad():
+                yield
         finally:
             for module, training in before:
                 module.training = training

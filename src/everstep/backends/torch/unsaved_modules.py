@@ -90,6 +90,29 @@ def alive_modules() -> Iterable[Module]:
     return [each for each in found if "_modules" in vars(each)]  # not in the middle of being made
 
 
+class Holders:
+    """Finder of the modules that hold others: a model of which the state has the adapters alone."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, ...], tuple[list[weakref.ref[Module]], list[weakref.ref[Module]]]] = {}
+        """By the ids of modules: these, and the outermost modules around them."""
+
+    def of(self, models: list[Module]) -> list[Module]:
+        """List the modules around some modules; searched once for the same modules."""
+        key = tuple(map(id, models))
+        known, around = self._found.get(key, ([], []))
+        if not models or [each() for each in known] != models:
+            inside = set(key)
+            holders = [
+                module
+                for module in (alive_modules() if models else ())
+                if id(module) not in inside and not inside.isdisjoint(map(id, module.modules()))
+            ]
+            known, around = [weakref.ref(each) for each in models], [weakref.ref(each) for each in holders]
+            self._found = {key: (known, around)}
+        return [module for each in around if (module := each()) is not None]
+
+
 def _parts(root: Module) -> Iterator[Any]:
     yield from root.modules()
     yield from root.parameters()

@@ -340,11 +340,11 @@ class UserState:
         return [text for counter in self._counters.values() for text in counter.recomputing(owner, option)]
 
     @contextmanager
-    def evaluation_mode(self) -> Iterator[None]:
+    def evaluation_mode(self, grad: bool) -> Iterator[None]:
         """Put the state's models in evaluation mode for the block; afterwards each flag is as before."""
         with ExitStack() as stack:
             for backend in backends.active():
-                stack.enter_context(backend.evaluation_mode(self.objects))
+                stack.enter_context(backend.evaluation_mode(self.objects, grad=grad))
             yield
         # what the evaluation changed outside the state is not the doing of a step
         for counter in self._counters.values():
