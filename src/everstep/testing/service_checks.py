@@ -224,13 +224,18 @@ def _check_reached(program: _Program, service: Service) -> None:
     if len(program.states) > 1 or program.calls["action"]:
         return
     state = service.state_dict()
-    assert state is None or state in ([], {}), (
+    assert _is_empty(state), (
         f"the state of {service.name!r} was {state!r} at each boundary, so nobody knows whether it survives; "
         f"{_REACHED}"
     )
     assert not (service.controller and service.stage is Stage.DECIDE), (
         f"the controller {service.name!r} returned no action, so nobody knows what it does; {_REACHED}"
     )
+
+
+def _is_empty(state: Any) -> bool:
+    parts = state.values() if isinstance(state, dict) else state
+    return state is None or (isinstance(state, dict | list) and all(map(_is_empty, parts)))
 
 
 class _CrashError(Exception):
@@ -297,8 +302,19 @@ class _Program:
         raise AssertionError(f"the run does not end: interrupted {_STARTS} times")
 
     def _counted(self, service: Service, failing: bool) -> Service:
+        calls: list[str] = []
+
         def count(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any) -> Any:
+                if calls:  # of the service itself, from inside another of its methods
+                    return original(*args)
+                calls.append(method)
+                try:
+                    return counted(*args)
+                finally:
+                    calls.pop()
+
+            def counted(*args: Any) -> Any:
                 self.calls[method] += 1
                 if failing and method in ("run", "finish"):
                     raise _PlantedError("planted by check_service")
