@@ -197,11 +197,12 @@ class Database:
                 finally:
                     for end in _FILES:
                         beside.with_name(beside.name + end).unlink(missing_ok=True)
-        except OSError as error:
-            if isinstance(error, RunIndexError):
-                raise
+        except RunIndexError:
+            raise
+        except (OSError, DBAPIError) as error:
+            why = error.strerror if isinstance(error, OSError) else error.orig
             raise UnwritableIndexError(
-                error.errno, f"the index cannot be made: {error.strerror}; check the disk", self.name
+                f"the index {self.name} cannot be made: {why}; check the disk"
             ) from error
 
     def _make_tables(self) -> None:
@@ -261,7 +262,7 @@ class Database:
                 f"the index {self.name} is being written by another process for more than "
                 f"{self._patience:g} s; run everstep sync later"
             )
-        if code.startswith(_DISK) and self._opened is not None and _identity(self._file) != self._opened:
+        if code.startswith(_DISK) and (self._opened is None or _identity(self._file) != self._opened):
             return IndexBusyError(
                 f"the index {self.name} was moved or deleted while it was used; it is made again from the "
                 "journals when the next run ships, or by everstep sync"

@@ -116,16 +116,19 @@ def _is_strangers_link(path: Path) -> bool:
 def confine(database: Database, run_dir: Path) -> bool:
     """Take a file from readers who may not read a run; False if others may write it, or own it."""
     index = os.path.realpath(database.place)
-    if database.shared or not os.path.exists(index):
-        return not database.shared
+    if database.shared:
+        return False
+    try:
+        found, reads = os.stat(index), _readers(index)
+    except FileNotFoundError:
+        return True  # it is made again, and then confined
     newest = max((run_dir / "journal").glob("segment-*.evj"), default=run_dir)
-    found = os.stat(index)
     try:
         owners = (0, os.geteuid(), os.stat(run_dir).st_uid)
         allowed = _readers(run_dir) & _readers(run_dir / "run.json") & _readers(newest)
     except OSError:
         owners, allowed = (0, os.geteuid(), 0), set()
-    if "everybody" in allowed or (found.st_uid in owners and _readers(index) <= allowed):
+    if "everybody" in allowed or (found.st_uid in owners and reads <= allowed):
         return True
     if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return False
