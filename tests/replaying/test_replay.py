@@ -21,8 +21,7 @@ import pytest
 
 import everstep
 import warm
-from everstep.drill.marked_processes import with_environment
-from everstep.drill.owned_folder import owned_folder
+from everstep.drill.processes import owned_folder, with_environment
 from everstep.errors import ReplayError, UsageError
 from everstep.polling import wait_until
 from everstep.record import Journal, RunJournal

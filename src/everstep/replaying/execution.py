@@ -11,8 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from everstep.drill.marked_processes import kill_marked, with_parent
-from everstep.drill.owned_folder import owned_folder
+from everstep.drill.processes import kill_marked, owned_folder, with_parent
 from everstep.errors import ReplayError
 from everstep.record import RunDir
 from everstep.record.rundir import ROOT

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from everstep.arguments import checked_keywords, integer
-from everstep.drill.owned_folder import owned_folder
+from everstep.drill.processes import owned_folder
 from everstep.errors import ReplayError, UsageError
 from everstep.record import user_path
 from everstep.replaying.execution import FOLDER, environment, plan_for
