@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from everstep.arguments import integer
 from everstep.contracts.metrics import Block
@@ -236,14 +236,12 @@ class StepComparison:
             )
         elif step in was.traced:
             old = was.batches.get(step, {}).pop((stream, seq), None)
-            if old is None:
-                self._differs(step, f"batch of {stream}", "not drawn", "drawn", in_data=True)
-            elif None in (old[1], digest) and old[0] == pass_index:
+            if old is not None and None in (old[1], digest) and old[0] == pass_index:
                 self._drawn[1] += 1
             elif old == (pass_index, digest):
                 self._drawn[0] += 1
             else:
-                words = _told_apart(old, (pass_index, digest))
+                words = batch_words(old, (pass_index, digest))
                 self._differs(step, f"batch of {stream}", *words, in_data=True)
         elif was.first < step <= was.last:
             self._drawn[1] += 1
@@ -307,7 +305,7 @@ class StepComparison:
                 self._compare(key, was.rows.pop(key), new)
             elif in_steps and was.first < step <= was.last:
                 if step in was.traced and block.name in was.names and not self._why:
-                    self._differs(step, block.name, "missing", _show(new, new))
+                    self._differs(step, block.name, *row_words(None, new))
                 else:
                     self.uncompared[block.name] += 1
 
@@ -326,7 +324,7 @@ class StepComparison:
         for (_, step, phase, name, _), old in self._was.rows.items():
             missing = phase == "step" and step <= last and step in self._was.traced and name in self._seen
             if missing and old is not None and not self._why:
-                self._differs(step, name, _show(old, old), "missing")
+                self._differs(step, name, *row_words(old, None))
 
     def _compare(self, key: Key, old: Found | None, new: Found) -> None:
         _, step, _, name, _ = key
@@ -335,7 +333,7 @@ class StepComparison:
         elif old == new:
             self.equal[name] += 1
         else:
-            self._differs(step, name, _show(old, new), _show(new, old))
+            self._differs(step, name, *row_words(old, new))
 
     def _differs(self, step: int, component: str, old: str, new: str, *, in_data: bool = False) -> None:
         self.differing += 1
@@ -379,8 +377,14 @@ class StepComparison:
         )
 
 
-def _told_apart(old: tuple[int, int | None], new: tuple[int, int | None]) -> tuple[str, str]:
-    """Describe two batches: by their passes where these differ, else by their digests."""
+Batch: TypeAlias = tuple[int, int | None]
+"""(pass, digest) of a batch; the digest is None where the batch gave nothing to digest."""
+
+
+def batch_words(old: Batch | None, new: Batch | None) -> tuple[str, str]:
+    """Describe two batches that differ: by their passes where these differ, else by their digests."""
+    if old is None or new is None:
+        return ("not drawn", "drawn") if old is None else ("drawn", "not drawn")
     if old[0] != new[0]:
         return f"of pass {old[0] + 1}", f"of pass {new[0] + 1}"
     return f"the batch with digest {old[1]:016x}", f"the batch with digest {new[1]:016x}"
@@ -406,13 +410,20 @@ def _listed(words: Iterable[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _show(row: Found, other: Found) -> str:
+def row_words(old: Found | None, new: Found | None) -> tuple[str, str]:
+    """Describe two rows that differ."""
+    return _row_words(old, new), _row_words(new, old)
+
+
+def _row_words(row: Found | None, other: Found | None) -> str:
+    if row is None:
+        return "missing"
     bits, count = row
     value = bits_float(bits)
     text = repr(value)
     if value != value:
         text += f" (bits {bits:016x})"
-    return text if count == other[1] else f"{text} (of {count} values)"
+    return text if other is None or count == other[1] else f"{text} (of {count} values)"
 
 
 def accept(run_dir: Path, step: int) -> None:
