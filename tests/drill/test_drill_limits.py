@@ -208,4 +208,3 @@ def test_the_earliest_difference_wins_over_a_later_touch() -> None:
     assert first is not None and first.component == "weights" and first.place == "step"
     assert not first.note and first.step < 21
     assert "a learning rate in a variable" in first.cause
-    assert "later, weights (w) changed between two steps as step 21 begins" in first.cause

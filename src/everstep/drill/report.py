@@ -308,7 +308,7 @@ class DrillReport:
         ]
 
     def _nondeterministic(self, where: DrillDivergence) -> str:
-        likely = (where.note or UNSEEDED * (not self.seeded) + UNSTABLE) + where.later
+        likely = where.note or UNSEEDED * (not self.seeded) + UNSTABLE
         runs = "two of three" if self.undisturbed > 2 else "two"
         return (
             f"{runs} undisturbed runs of this script differ, so its resume cannot be judged\n"
