@@ -636,4 +636,4 @@ def test_a_run_without_a_ledger_says_so(tmp_path: Path) -> None:
     shutil.copytree(Path(__file__).parent / "fixtures" / "journal-version-1" / "journal", run / "journal")
     found = audit(run)
     assert found.verdict == "not provable" and found.passes == []
-    assert found.notes[-1] == "no ledger: an older everstep wrote this run"
+    assert found.notes[-1].startswith("no ledger: ")
