@@ -27,7 +27,7 @@ import timeline
 
 from everstep.drill.divergence import DrillDivergence, Undisturbed
 from everstep.drill.program import INDEX, Program, ProgramStart, Strike, WitnessLine
-from everstep.drill.timeline import draw_timeline
+from everstep.drill.report import draw_timeline
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 from everstep.services.witness import FILE

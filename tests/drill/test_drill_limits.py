@@ -8,7 +8,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from random import Random
 from xml.etree import ElementTree
 
 import numpy as np
@@ -18,8 +17,6 @@ import everstep
 import warm
 from everstep.checkpoint import Store
 from everstep.drill import DrillReport, drill
-from everstep.drill.coverage import Aims
-from everstep.drill.strike_plans import Landmarks, aim
 from everstep.drilled import LIMIT
 from everstep.errors import ConfigError, DrillError, Interrupted
 
@@ -118,21 +115,6 @@ def test_a_budget_that_is_too_small_is_said() -> None:
         drilled("supervisor", budget=0.01)
 
 
-def test_hazards_are_aimed_at_what_was_not_struck_yet() -> None:
-    landmarks = Landmarks([], ["witness.enter", *["witness.step", "checkpoint.write"] * 100, "loop.exit"])
-    struck: list[int] = []
-    aims = Aims()
-    for seed in range(4):
-        draw = Random(seed)
-        strikes = aims.choose([landmarks], lambda draw=draw: aim("SIGTERM", [landmarks], draw))  # type: ignore[misc]
-        aims.note([landmarks], strikes)
-        struck.append(strikes[0].aimed_at[1])
-    gaps = [b - a for a, b in zip(sorted(struck), sorted(struck)[1:], strict=False)]
-    assert min(gaps) >= 10, struck
-    commit = aims.choose([landmarks], lambda: aim("commit", [landmarks], draw))
-    assert commit[0].point == "checkpoint.write"
-
-
 # --------------------------------------------------------------------------------------- for CI
 
 
@@ -214,7 +196,7 @@ def test_files_outside_the_run_are_named_and_left() -> None:
     Path("mine.txt").write_text("not the script's")
     report = drilled("writes_outside", hazards=["SIGTERM"])
     assert report.exact
-    assert (report.outside, report.meanwhile) == (["tables/weights.txt"], ["by_a_child.txt"])
+    assert report.outside == ["tables/weights.txt"]
     assert "written outside the run directory: tables/weights.txt:" in report.verdict()
     assert sorted(path.name for path in Path().iterdir()) == ["by_a_child.txt", "mine.txt", "tables"]
 
@@ -226,4 +208,3 @@ def test_the_earliest_difference_wins_over_a_later_touch() -> None:
     assert first is not None and first.component == "weights" and first.place == "step"
     assert not first.note and first.step < 21
     assert "a learning rate in a variable" in first.cause
-    assert "later, weights (w) changed between two steps as step 21 begins" in first.cause

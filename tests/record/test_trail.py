@@ -210,7 +210,7 @@ def test_closing_a_trail_releases_the_file(trail: Trail) -> None:
 
 
 def test_values_of_one_name_are_folded_as_the_journal_folds_them(trail: Trail) -> None:
-    from everstep.record.earlier_steps import _folded
+    from everstep.record.step_comparison import _folded
 
     values = [0.1, 0.2, 0.7]
     trail.step(1, 1, [(1, "loss", value) for value in values], {"loss": (1, 0.3, 2)})

@@ -21,8 +21,7 @@ import pytest
 
 import everstep
 import warm
-from everstep.drill.marked_processes import with_environment
-from everstep.drill.owned_folder import owned_folder
+from everstep.drill.processes import owned_folder, with_environment
 from everstep.errors import ReplayError, UsageError
 from everstep.polling import wait_until
 from everstep.record import Journal, RunJournal
@@ -167,7 +166,7 @@ def test_a_stream_of_another_name_is_found_out() -> None:
     start("bare.py", "bare", NAME="train")
     assert "verified: steps 2 to 9 found" in replay("bare", "--verify", "2:9", NAME="train")
     told = replay("bare", "--verify", "1:9", status=1, NAME="other", FACTOR="2")
-    assert "differs: step 1, data train: a batch of pass 1 and no batch" in told
+    assert "differs: step 1, data train: drawn and not drawn" in told
 
 
 @pytest.mark.campaign("long")

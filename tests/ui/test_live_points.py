@@ -22,8 +22,8 @@ from page_server import Page, running_page
 
 import everstep
 import warm
+from everstep.record.lock import is_watched
 from everstep.record.segment_file import segment_path
-from everstep.record.watching import is_watched
 from everstep.ui.followed_index import followed
 
 pytestmark = pytest.mark.campaign("timed")

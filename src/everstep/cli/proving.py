@@ -109,8 +109,7 @@ def drill_command(
     script: Path, args: tuple[str, ...], json_file: Path | None, junit_file: Path | None, **options: Any
 ) -> None:
     from everstep.drill import DrillReport, campaign
-    from everstep.drill.junit import write_junit
-    from everstep.drill.report import NOT_DRILLED
+    from everstep.drill.report import NOT_DRILLED, write_junit
     from everstep.errors import DrillError
 
     leave_in_order()

@@ -252,7 +252,7 @@ class _Starts:
         Raises:
             OSError: the command cannot be started.
         """
-        from everstep.drill.marked_processes import kill_marked, with_parent
+        from everstep.drill.processes import kill_marked, with_parent
         from everstep.polling import wait_until
         from everstep.unattended import PIPE
 

@@ -14,15 +14,30 @@ from random import Random
 from typing import Any
 
 from everstep.arguments import integer, number
-from everstep.drill.coverage import Aims, window
 from everstep.drill.divergence import DrillDivergence, Undisturbed
-from everstep.drill.outside_files import changed, listing, outside
-from everstep.drill.owned_folder import owned_folder
+from everstep.drill.processes import owned_folder
 from everstep.drill.program import Program, ProgramStart, Strike, command
-from everstep.drill.report import CHANCE, HASH_ORDER, DrillReport, Ordeal, Verdict
+from everstep.drill.report import (
+    CHANCE,
+    HASH_ORDER,
+    DrillReport,
+    Ordeal,
+    Verdict,
+    draw_timeline,
+    executed_again,
+    positions,
+)
 from everstep.drill.strike_plans import Landmarks, aim, chosen, most_telling_first
-from everstep.drill.struck import first_divergence, last_step, run_left_early, struck_at, summaries, where
-from everstep.drill.timeline import draw_timeline, executed_again, positions
+from everstep.drill.struck import (
+    first_divergence,
+    last_step,
+    outside,
+    run_left_early,
+    struck_at,
+    summaries,
+    where,
+    window,
+)
 from everstep.drilled import LIMIT, SEED
 from everstep.errors import ConfigError, DrillError
 from everstep.record import RunDir
@@ -136,12 +151,11 @@ class _Drill:
         self.limit: dict[str, Any] = {} if plan.max_steps is None else {"steps": plan.max_steps}
         """Arguments of `everstep.services.witness.DrillLimit`."""
         self.number = 0
-        self.aims = Aims()
 
     def run(self, names: list[str]) -> DrillReport:
         """Run the program twice undisturbed, then try each hazard."""
         plan = self.plan
-        first, written, meanwhile = self._first()
+        first, written = self._first()
         cut = None if (left := run_left_early(first)) is None else last_step(first, left)
         if cut is not None and not self._landmarks(first)[0].first_saved:
             # else no kill is followed by a resume from a later checkpoint than that of step 0
@@ -167,7 +181,6 @@ class _Drill:
             save_every=self.limit.get("save_every"),
             budget=plan.budget,
             outside=written,
-            meanwhile=meanwhile,
         )
         if (difference := self._difference(second)) is not None:
             report.nondeterminism = self._hash_order(difference, [first, second])
@@ -182,24 +195,20 @@ class _Drill:
 
     # ------------------------------------------------------------------------------ undisturbed
 
-    def _first(self) -> tuple[Program, list[str], list[str]]:
-        """Run the first program; list the files that it writes outside, and those that change meanwhile."""
+    def _first(self) -> tuple[Program, list[str]]:
+        """Run the first program; list the files that it writes outside its run directories."""
         plan = self.plan
         by_time = plan.budget is not None and plan.max_steps is None and plan.ranks == 1
         if by_time:
             assert plan.budget is not None
             self.limit = {"seconds": plan.budget / PARTS}
         first = self.program("undisturbed-1")
-        folders = [Path.cwd(), plan.script.resolve().parent]
-        before = listing(folders, plan.folder)
         start = self._undisturbed(first)
-        meanwhile = outside(changed(before, listing(folders, plan.folder)), plan.folder)
         self._require_sound(first, start)
         if by_time:
             left = run_left_early(first)
             self.limit = {} if left is None else {"steps": last_step(first, left), "run": f"/{left}"}
-        written = outside(start.wrote, plan.folder)
-        return first, written, [path for path in meanwhile if path not in written]
+        return first, outside(start.wrote, plan.folder)
 
     def _landmarks(self, program: Program) -> list[Landmarks]:
         """Return the landmarks of each rank of an undisturbed start."""
@@ -318,15 +327,13 @@ class _Drill:
         """Strike a program and start it again until it ends; take another program if no strike hit."""
         draw = Random(f"{self.plan.seed}/{hazard}/{turn}")
         for _ in range(ATTEMPTS):
-            strikes = self.aims.choose(self.landmarks, lambda: aim(hazard, self.landmarks, draw))
             try:
-                found = self._attempt(hazard, strikes)
+                found = self._attempt(hazard, aim(hazard, self.landmarks, draw))
             except DrillError:
                 if self._left() > 0:
                     raise
                 return self._out_of_budget(hazard)
             if found.verdict != "not hit":
-                self.aims.note(self.landmarks, strikes)
                 break
         return found
 

@@ -6,10 +6,9 @@ import struct
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, TypeAlias
 
-from everstep.drill.program import Program, ProgramStart, WitnessLine
+from everstep.drill.program import Program, WitnessLine
 from everstep.proof.compare import ABSENT, compare_runs
 from everstep.record import Row
 
@@ -47,7 +46,6 @@ TOUCHED = (
     "it changed between two steps, where no line of the loop runs: a thread, or the data, writes into it. "
     "Change the state in the loop"
 )
-TOUCHED_LATER = "; later, {what} changed between two steps {where}, where no line of the loop runs"
 
 _Key: TypeAlias = tuple[str, int, str, int, int]
 _KINDS = {"samples": "samples", "random": "random state", "weights": "weights", "optimizer": "optimizer"}
@@ -75,7 +73,6 @@ class DrillDivergence:
         expected, found: values or digests, in a few words.
         note: a cause that was seen; "" if the cause is only likely.
         rank: the first rank that differs; 0 is the writer, and the only one on one process.
-        later: a difference at a later place that may have the same cause, as a clause; else "".
     """
 
     component: str
@@ -88,12 +85,11 @@ class DrillDivergence:
     found: str
     note: str = ""
     rank: int = 0
-    later: str = ""
 
     @property
     def cause(self) -> str:
         """Likely cause and remedy, for people."""
-        return (self.note or CAUSES[self.component]) + self.later
+        return self.note or CAUSES[self.component]
 
     @property
     def where(self) -> str:
@@ -141,42 +137,19 @@ class Undisturbed:
         Raises:
             EverstepError: a file in its run directories cannot be read.
         """
-        touched = list(self._of_touches(other))
-        # before the rest: of differences at one place the first counts, and this one names its cause
-        found = [*touched, *self._of_runs(other), *self._of_records(other)]
+        found = [*self._of_runs(other), *self._of_records(other)]
         for run in other.runs:
             if run in self.program.runs:
                 found += self._of_rows(other, run)
         if not found:
             for run in other.runs:
                 found += self._of_ends(other, run)
-        first = min(found, key=self._order, default=None)
-        later = min(touched, key=self._order, default=None)
-        if first is None or first.note or later is None:
-            return first
-        what = f"{later.component} ({later.name})"
-        return replace(first, later=TOUCHED_LATER.format(what=what, where=later.where))
+        return min(found, key=self._order, default=None)
 
     def _order(self, one: DrillDivergence) -> tuple[int, ...]:
         """Sort key: runs in the order in which the program opens them, then as `DrillDivergence.order`."""
         runs = self.program.runs
         return runs.index(one.run) if one.run in runs else len(runs), *one.order
-
-    @cached_property
-    def touches(self) -> dict[_Key, frozenset[str]]:
-        """Parts that changed before a step began, where no line of the loop runs, by step."""
-        return {key: parts for start in self.program.starts for key, parts in _touches(start)}
-
-    def _of_touches(self, other: Program) -> Iterator[DrillDivergence]:
-        """Yield the state that changed between two steps, outside the loop, in only one of the programs."""
-        for start in other.starts:
-            for key, parts in _touches(start):
-                run, rank, place, epoch, step = key
-                before = self.touches.get(key, parts)
-                for part in parts ^ before:
-                    component, name = _of_part(part)
-                    seen = ("changed", "unchanged") if part in before else ("unchanged", "changed")
-                    yield DrillDivergence(component, name, run, place, epoch, step, *seen, TOUCHED, rank)
 
     def _of_runs(self, other: Program) -> Iterator[DrillDivergence]:
         for run in set(self.program.runs) ^ set(other.runs):
@@ -186,7 +159,10 @@ class Undisturbed:
 
     def _of_records(self, other: Program) -> Iterator[DrillDivergence]:
         for number, start in enumerate(other.starts):
+            previous: dict[int, WitnessLine] = {}
             for record in start.witnessed:
+                before = previous.get(record.rank)
+                previous[record.rank] = record
                 expected = self.records.get(_key(record))
                 if expected is None:
                     if record.at == "step":
@@ -194,7 +170,7 @@ class Undisturbed:
                 elif record.at != "enter" or number == 0:
                     # A later start enters with the state of a checkpoint, the one of step 0 included: that
                     # has the changes made by the lines between `with` and the loop.
-                    yield from _of_parts(expected, record)
+                    yield from _of_parts(expected, record, before)
 
     def _of_rows(self, other: Program, run: str) -> Iterator[DrillDivergence]:
         """Compare all rows that were ever written, also those superseded later."""
@@ -223,11 +199,18 @@ def _key(record: WitnessLine) -> _Key:
     return record.run, record.rank, record.at, record.epoch, record.step
 
 
-def _of_parts(expected: WitnessLine, found: WitnessLine) -> Iterator[DrillDivergence]:
+def _of_parts(
+    expected: WitnessLine, found: WitnessLine, before: WitnessLine | None
+) -> Iterator[DrillDivergence]:
+    last: set[str] = set()
+    """Parts that were looked at as the step before was complete."""
+    if before is not None and (before.at, found.at, before.epoch) == ("step", "before", found.epoch):
+        last = set(before.parts)
     for part in expected.parts.keys() & found.parts.keys():
         if expected.parts[part] != found.parts[part]:
             digests = (expected.parts[part][:8], found.parts[part][:8])
-            yield _divergence(*_of_part(part), found, *digests)
+            divergence = _divergence(*_of_part(part), found, *digests)
+            yield replace(divergence, note=TOUCHED) if part in last else divergence
 
 
 def _of_part(part: str) -> tuple[str, str]:
@@ -237,17 +220,6 @@ def _of_part(part: str) -> tuple[str, str]:
 
 def _divergence(component: str, name: str, at: WitnessLine, expected: str, found: str) -> DrillDivergence:
     return DrillDivergence(component, name, at.run, at.at, at.epoch, at.step, expected, found, rank=at.rank)
-
-
-def _touches(start: ProgramStart) -> Iterator[tuple[_Key, frozenset[str]]]:
-    """List, for each step that followed another step on a rank, the parts that changed between them."""
-    pairs = pairwise(sorted(start.witnessed, key=lambda record: record.rank))  # stable: each rank's in order
-    for record, after in pairs:
-        if record.rank != after.rank:
-            continue
-        if (record.at, after.at) == ("step", "before") and record.epoch == after.epoch:
-            both = record.parts.keys() & after.parts.keys()
-            yield _key(after), frozenset(part for part in both if record.parts[part] != after.parts[part])
 
 
 def _row_key(row: Row) -> tuple[Any, ...]:

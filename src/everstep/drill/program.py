@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from everstep.drill.marked_processes import kill_marked, with_environment, with_parent
+from everstep.drill.processes import kill_marked, with_environment, with_parent
 from everstep.drilled import FILES
 from everstep.errors import DrillError
 from everstep.record import RunJournal
@@ -56,12 +56,6 @@ class Strike(NamedTuple):
     def rank(self) -> int:
         """Number of the rank whose steps tell the place of the strike."""
         return int(self.target.removeprefix("rank ")) if self.target.startswith("rank ") else 0
-
-    @property
-    def aimed_at(self) -> tuple[str, int]:
-        """Point of the first hazard, and how often it is passed until then; needs a `spec`."""
-        _, name, times = self.spec.split(" then ")[0].split(":")
-        return name, int(times.partition("-")[0])
 
     @property
     def point(self) -> str:

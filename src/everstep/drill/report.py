@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import textwrap
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
+from xml.etree import ElementTree
 
 from everstep.checkpoint import CheckpointName
-from everstep.drill.divergence import DrillDivergence
+from everstep.drill.divergence import DrillDivergence, Undisturbed
+from everstep.drill.program import ProgramStart
 from everstep.drill.strike_plans import WINDOWS
-from everstep.drill.timeline import AGAIN, ONCE, STRUCK, WIDTH
 
 Verdict = Literal["exact", "differs", "failed", "not hit", "no such place", "not reached"]
 
@@ -53,12 +57,9 @@ _MARKS = {"exact": "✓", "differs": "✗", "failed": "✗"}
 _NEVER_STRUCK = ("not hit", "no such place", "not reached")
 _MOST_NAMED = 5
 """Most files that the verdict names."""
-_HAZARD, _STRUCK = 16, 34
-
-
-def _named(files: list[str]) -> str:
-    more = len(files) - _MOST_NAMED
-    return ", ".join(files[:_MOST_NAMED]) + f" and {more} more" * (more > 0)
+_HAZARD, _STRUCK, WIDTH = 16, 34, 32
+"""Characters of the columns."""
+ONCE, AGAIN, STRUCK, NEVER = "━", "▓", "✗", "·"
 
 
 def _is_first(checkpoint: str) -> bool:
@@ -152,8 +153,6 @@ class DrillReport:
         budget: seconds that the drill was given; None for no limit.
         steps_again: the steps, by their number over all runs, that were executed again.
         outside: files outside the run directories that an undisturbed start wrote.
-        meanwhile: files that changed meanwhile in the current folder or the script's, written by the start
-            without Python's knowledge, or by another program.
     """
 
     script: str
@@ -172,7 +171,6 @@ class DrillReport:
     budget: float | None = None
     steps_again: set[int] = field(default_factory=set)
     outside: list[str] = field(default_factory=list)
-    meanwhile: list[str] = field(default_factory=list)
 
     @property
     def exact(self) -> bool:
@@ -300,18 +298,17 @@ class DrillReport:
         return [*lines, *self._outside()]
 
     def _outside(self) -> list[str]:
-        lines = []
-        if self.outside:
-            lines.append(
-                f"written outside the run directory: {_named(self.outside)}: neither saved nor compared, so "
-                "what a start reads there is not what it was at the checkpoint"
-            )
-        if self.meanwhile:
-            lines.append(f"changed while the script ran, by the script or not: {_named(self.meanwhile)}")
-        return lines
+        if not self.outside:
+            return []
+        more = len(self.outside) - _MOST_NAMED
+        named = ", ".join(self.outside[:_MOST_NAMED]) + f" and {more} more" * (more > 0)
+        return [
+            f"written outside the run directory: {named}: neither saved nor compared, so what a start reads "
+            "there is not what it was at the checkpoint"
+        ]
 
     def _nondeterministic(self, where: DrillDivergence) -> str:
-        likely = (where.note or UNSEEDED * (not self.seeded) + UNSTABLE) + where.later
+        likely = where.note or UNSEEDED * (not self.seeded) + UNSTABLE
         runs = "two of three" if self.undisturbed > 2 else "two"
         return (
             f"{runs} undisturbed runs of this script differ, so its resume cannot be judged\n"
@@ -343,7 +340,6 @@ class DrillReport:
             "budget": self.budget,
             "seeded": self.seeded,
             "outside": self.outside,
-            "meanwhile": self.meanwhile,
             "strikes": sum(len(one.windows) for one in self.ordeals),
             "steps_again": len(self.steps_again),
             "struck": [one for one in WINDOWS if any(one in ordeal.windows for ordeal in self.ordeals)],
@@ -351,3 +347,120 @@ class DrillReport:
             "nondeterminism": nondeterminism,
             "ordeals": [one.as_dict() for one in self.ordeals],
         }
+
+
+# ---------------------------------------------------------------------------------------- the timeline
+
+
+def positions(undisturbed: Undisturbed) -> dict[tuple[str, int, int], int]:
+    """Map (run, epoch, step) to the number of steps that the undisturbed program has then done, from 1."""
+    steps = [
+        record for start in undisturbed.program.starts for record in start.records if record.at == "step"
+    ]
+    return {(record.run, record.epoch, record.step): n for n, record in enumerate(steps, 1)}
+
+
+def done_by(start: ProgramStart, place: dict[tuple[str, int, int], int]) -> list[int]:
+    """List the steps that a start completed, as positions."""
+    keys = [(record.run, record.epoch, record.step) for record in start.records if record.at == "step"]
+    return [place[key] for key in keys if key in place]
+
+
+def executed_again(starts: list[ProgramStart], place: dict[tuple[str, int, int], int]) -> Counter[int]:
+    """Count, for each step that was completed more than once, how often it was executed again."""
+    done = Counter(step for start in starts for step in done_by(start, place))
+    return Counter({step: times - 1 for step, times in done.items() if times > 1})
+
+
+def draw_timeline(
+    starts: list[ProgramStart], place: dict[tuple[str, int, int], int], width: int = WIDTH
+) -> str:
+    """Draw columns of steps: done once, done again, struck, never done."""
+    total = max(place.values(), default=1)
+    times = [0] * total
+    marks: set[int] = set()
+    reached = 0
+    for start in starts:
+        done = done_by(start, place)
+        for step in done:
+            times[step - 1] += 1
+        reached = done[-1] if done else reached
+        if start.strike is not None and start.status:
+            marks.add(_column(max(reached, 1), total, width))
+    cells = []
+    for column in range(width):
+        first = column * total // width
+        span = times[first : max(first + 1, (column + 1) * total // width)]
+        cells.append(
+            STRUCK if column in marks else AGAIN if max(span) > 1 else ONCE if max(span) == 1 else NEVER
+        )
+    return "".join(cells)
+
+
+def _column(step: int, total: int, width: int) -> int:
+    return min(width - 1, (step - 1) * width // total)
+
+
+# ---------------------------------------------------------------------------------------------- JUnit
+
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_OUTCOMES = {"differs": "failure", "failed": "failure"}
+
+
+def write_junit(file: Path, script: str, found: DrillReport | str) -> None:
+    """Write the file.
+
+    Args:
+        found: the report, or the reason why there is none: an error of the suite's first case.
+    """
+    suite = ElementTree.Element("testsuite", name=f"everstep drill {_text(script)}")
+    undisturbed = _case(suite, script, "two undisturbed runs", 0.0)
+    if isinstance(found, str):
+        _add(undisturbed, "error", found)
+    else:
+        if found.nondeterminism is not None:
+            _add(undisturbed, "failure", found.verdict())
+        _add_ordeals(suite, script, found)
+    cases = list(suite)
+    suite.set("tests", str(len(cases)))
+    for outcome, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        suite.set(name, str(sum(case.find(outcome) is not None for case in cases)))
+    suites = ElementTree.Element("testsuites")
+    suites.append(suite)
+    ElementTree.indent(suites)
+    ElementTree.ElementTree(suites).write(file, encoding="utf-8", xml_declaration=True)
+
+
+def _add_ordeals(suite: ElementTree.Element, script: str, report: DrillReport) -> None:
+    turns: Counter[str] = Counter()
+    for one in report.ordeals:
+        turns[one.hazard] += 1
+        number = f" {turns[one.hazard]}" if turns[one.hazard] > 1 else ""
+        seconds = sum(start.seconds for start in one.starts)
+        case = _case(suite, script, one.hazard + number, seconds)
+        if one.verdict != "exact":
+            _add(case, _OUTCOMES.get(one.verdict, "skipped"), _said(one))
+
+
+def _said(one: Ordeal) -> str:
+    if one.divergence is not None:
+        first = one.divergence
+        values = f"{first.expected} undisturbed, {first.found} here"
+        return f"struck {one.struck}; {first}: {values}\nlikely: {first.cause}"
+    return f"{one.verdict}: {one.message}" if one.message else one.verdict
+
+
+def _case(suite: ElementTree.Element, script: str, name: str, seconds: float) -> ElementTree.Element:
+    return ElementTree.SubElement(
+        suite, "testcase", classname=_text(script), name=_text(name), time=f"{seconds:.3f}"
+    )
+
+
+def _add(case: ElementTree.Element, outcome: str, what: str) -> None:
+    what = _text(what)
+    ElementTree.SubElement(case, outcome, message=what.partition("\n")[0]).text = what
+
+
+def _text(what: str) -> str:
+    """Replace the characters that XML cannot hold."""
+    return _NOT_XML.sub("?", what)

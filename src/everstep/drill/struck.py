@@ -1,13 +1,17 @@
-"""What befell the starts of a program: where each was struck, how it ended, and what differs first."""
+"""What befell the starts of a program: where each was struck, how it ended, what differs, what it wrote."""
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterable
+from pathlib import Path
 
 from everstep.drill.divergence import DrillDivergence, Undisturbed
 from everstep.drill.program import Program, ProgramStart, Strike
 from everstep.drill.report import StartSummary
 from everstep.errors import EverstepError
+from everstep.record.trust import key_file
 
 
 def struck_at(starts: list[ProgramStart]) -> str:
@@ -45,6 +49,26 @@ def _operation(start: ProgramStart) -> str:
 
 
 _NAMES = {"loop.tail": "tail begins", "loop.tail_end": "tail ends", "loop.exit": "block ends"}
+
+
+_AT_ITS_NAME = ("start-up", "commit", "tail", "shutdown")
+"""Hazards that strike at a point of the window that has their name."""
+
+
+def window(start: ProgramStart, hazard: str, where: str) -> str:
+    """Name the window in which a start was struck.
+
+    Args:
+        where: the place in words, see `where`.
+    """
+    if hazard in _AT_ITS_NAME:
+        return hazard
+    point = "" if start.strike is None else start.strike.point
+    if hazard == "head":
+        return "tail" if point == "loop.tail_end" else "head"
+    if where in ("start-up", "shutdown"):
+        return where
+    return "commit" if point.startswith("checkpoint.") else "step"
 
 
 def summaries(program: Program) -> list[StartSummary]:
@@ -92,3 +116,17 @@ def first_divergence(undisturbed: Undisturbed, program: Program) -> DrillDiverge
         return undisturbed.first_divergence(program)
     except EverstepError as error:
         return DrillDivergence("journal", str(error), "", "end", 0, 0, "a whole run", "damaged")
+
+
+def outside(paths: Iterable[str], drill: Path) -> list[str]:
+    """Return those paths that are files outside the drill's folder; relative if below the current one."""
+    here = os.getcwd() + os.sep
+    found = {
+        path.removeprefix(here)
+        for path in map(os.path.normpath, paths)
+        if path != str(key_file())  # everstep's own
+        and not path.startswith(("/proc/", "/sys/", f"{drill}{os.sep}"))
+        and "__pycache__" not in path
+        and os.path.isfile(path)
+    }
+    return sorted(found)

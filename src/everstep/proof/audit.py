@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from everstep.checkpoint import Checkpoint, CheckpointName, Store, read_checkpoint
 from everstep.errors import CheckpointError
-from everstep.proof.audited_stream import AuditedStream, Budget, Finding, Verdict
+from everstep.proof.audited_stream import AuditedStream, Finding, Verdict
 from everstep.record import (
     CHOSEN,
     DIVERGED,
@@ -93,7 +93,6 @@ class _Auditor:
     def __init__(self, run: RunDir) -> None:
         self._run = run
         self._streams: dict[str, AuditedStream] = {}
-        self._budget = Budget()
         self._problems: list[str] = []
         self._notes: list[str] = []
         # before the journal: a run that trains meanwhile writes there first what its next checkpoint needs
@@ -186,7 +185,7 @@ class _Auditor:
         for name, told in streams.items() if isinstance(streams, dict) else ():
             if name not in self._streams:
                 own = self._quarantined.get(name, {})
-                self._streams[name] = AuditedStream(name, self._budget, own)
+                self._streams[name] = AuditedStream(name, own)
             try:
                 if not isinstance(told, Mapping):
                     raise ValueError(f"stream {name!r:.60} has {told!r:.60}")

@@ -18,8 +18,6 @@ OWN = ("arrays", "loader")
 """Kinds of data whose order follows from (seed, stream, pass), so that an audit can compute it again."""
 LARGEST = 1 << 26
 """Limit of the samples of a pass whose order is computed again: a record may claim any number."""
-BUDGET = 1 << 31
-"""Limit of the sample numbers that one audit computes again."""
 
 
 class Finding(NamedTuple):
@@ -71,32 +69,25 @@ class Order:
         return f"left out by {rule}"
 
 
-class Budget:
-    """Numbers of samples that may still be computed again."""
+def order_of(
+    data: Mapping[str, Any], share: Share, name: str, pass_index: int, *, digests: bool
+) -> Order | str:
+    """Compute the order of a pass again, or say why it cannot be computed.
 
-    def __init__(self) -> None:
-        self._left = BUDGET
-
-    def order(
-        self, data: Mapping[str, Any], share: Share, name: str, pass_index: int, *, digests: bool
-    ) -> Order | str:
-        """Compute the order of a pass, or say why it cannot be computed.
-
-        Args:
-            digests: whether the entries have digests: a stream of the user's may have the name of our kind.
-        """
-        kind = data.get("kind")
-        if kind not in OWN or digests:
-            return f"data of kind {str(kind)!r:.40} does not tell the numbers of its samples"
-        length, batch_size, seed = data.get("length"), data.get("batch_size"), data.get("seed")
-        shuffle, drop_last = bool(data.get("shuffle")), bool(data.get("drop_last"))
-        if not (_is_size(length) and _is_size(batch_size) and isinstance(seed, int | None)):
-            return "its description is not that of everstep's own data"
-        if length > LARGEST or length > self._left:
-            return f"the order of {length:,} samples is not computed again, as the audit is bounded"
-        self._left -= length
-        sampling = Sampling(str(kind), length, batch_size, shuffle, seed, drop_last, share=share)
-        return Order(sampling.plan(name, pass_index, 0), length, drop_last)
+    Args:
+        digests: whether the entries have digests: a stream of the user's may have the name of our kind.
+    """
+    kind = data.get("kind")
+    if kind not in OWN or digests:
+        return f"data of kind {str(kind)!r:.40} does not tell the numbers of its samples"
+    length, batch_size, seed = data.get("length"), data.get("batch_size"), data.get("seed")
+    shuffle, drop_last = bool(data.get("shuffle")), bool(data.get("drop_last"))
+    if not (_is_size(length) and _is_size(batch_size) and isinstance(seed, int | None)):
+        return "its description is not that of everstep's own data"
+    if length > LARGEST:
+        return f"the order of {length:,} samples is not computed again, as the audit is bounded"
+    sampling = Sampling(str(kind), length, batch_size, shuffle, seed, drop_last, share=share)
+    return Order(sampling.plan(name, pass_index, 0), length, drop_last)
 
 
 def _is_size(value: object) -> TypeGuard[int]:
@@ -126,15 +117,14 @@ class AuditedStream:
 
     Args:
         name: the stream's name.
-        budget: bounds the work of the whole audit.
         quarantined: (pass, batch) of the batches that rollbacks have quarantined -> the rollback's number.
 
     Attributes:
         findings: what is known of the passes that are over.
     """
 
-    def __init__(self, name: str, budget: Budget, quarantined: Mapping[tuple[int, int], int]) -> None:
-        self.name, self._budget, self._quarantined = name, budget, quarantined
+    def __init__(self, name: str, quarantined: Mapping[tuple[int, int], int]) -> None:
+        self.name, self._quarantined = name, quarantined
         self.findings: list[Finding] = []
         self.place: Place | None = None
         """Where the entries so far end; None before the first."""
@@ -189,7 +179,7 @@ class AuditedStream:
     def _order(self, pass_index: int) -> Order | str:
         try:
             digests = self._of == "digests"
-            return self._budget.order(self._data, self._share, self.name, pass_index, digests=digests)
+            return order_of(self._data, self._share, self.name, pass_index, digests=digests)
         except Exception as error:  # whatever odd values do: the run's own start would have refused them
             return f"its order cannot be computed again ({error})"
 

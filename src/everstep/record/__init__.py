@@ -1,9 +1,7 @@
 """The run's record: its directory and lock, the journal (the truth), and where the run came from."""
 
 from everstep.contracts.metrics import Block
-from everstep.record.accept_divergence import accept
 from everstep.record.batch_digest import array_digest, batch_digest
-from everstep.record.earlier_steps import EarlierSteps, read_earlier_steps
 from everstep.record.evaluation_record import (
     Evaluation,
     evaluation_segment,
@@ -24,16 +22,20 @@ from everstep.record.journal_reader import (
     Row,
     RunJournal,
 )
-from everstep.record.lock import RunLock, is_held
-from everstep.record.paths import user_path
+from everstep.record.lock import RunLock, Watch, is_held
 from everstep.record.provenance import facts, machine
 from everstep.record.remove_run import remove, why_stays
 from everstep.record.rollback import Batch, Rollback, shared_samples
-from everstep.record.rundir import RunDir, located, new_id, to_read
+from everstep.record.rundir import RunDir, located, new_id, to_read, user_path
 from everstep.record.segment_file import Event, Item, read_segment, segment_number
-from everstep.record.step_comparison import Divergence, StepComparison
+from everstep.record.step_comparison import (
+    Divergence,
+    EarlierSteps,
+    StepComparison,
+    accept,
+    read_earlier_steps,
+)
 from everstep.record.trail import Trail, last_step, newest_step, read_trail, trail_path
-from everstep.record.watching import Watch
 from everstep.redaction import redact
 
 __all__ = [

@@ -22,8 +22,7 @@ from everstep.record.journal import Journal
 from everstep.record.journal_format import Position
 from everstep.record.journal_reader import RunJournal
 from everstep.record.lock import RunLock
-from everstep.record.paths import user_path
-from everstep.record.rundir import RunDir, to_read
+from everstep.record.rundir import RunDir, to_read, user_path
 
 FOLDER = "evaluations"
 _PATIENCE = 30.0

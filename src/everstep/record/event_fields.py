@@ -1,15 +1,13 @@
 """Types of the fields of each kind of event: an event of other types is damaged, and nobody reads it.
 
-Whatever everstep writes fits.  A kind
-or a field that is not named here may hold anything that JSON can hold: the reason of a stop is any value that
-a program gave.
+Whatever everstep writes fits.  A kind or a field that is not named here may hold anything that JSON can hold:
+the reason of a stop is any value that a program gave.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 from everstep.untrusted_files import is_count
 
@@ -24,7 +22,11 @@ _LONGEST = 1e11
 DEEPEST = 200
 """Most levels of lists and objects in an event: deeper ones exhaust the stack of whoever reads them."""
 
-Test: TypeAlias = Callable[[Any], bool]
+Type: TypeAlias = "str | list[Type] | set[str] | Mapping[str, Type]"
+"""Type of a value: a name in `_TESTS`; "NAME or none"; a list of a type; one of some texts; an object.
+
+A field of an object whose name ends in "?" may be missing; further fields may hold anything.
+"""
 
 
 def misfit(kind: str, data: Mapping[str, Any]) -> str:
@@ -33,14 +35,25 @@ def misfit(kind: str, data: Mapping[str, Any]) -> str:
     return _misfit(_DECISIONS.get(str(what), {}) if what is not None else _KINDS.get(kind, {}), data)
 
 
-def _misfit(fields: Mapping[str, Test], data: Mapping[str, Any]) -> str:
-    for called, fits in fields.items():
-        name = called.removesuffix("?")
-        if name not in data and name == called:
+def _misfit(fields: Mapping[str, Type], data: Mapping[str, Any]) -> str:
+    for field, type_ in fields.items():
+        name = field.removesuffix("?")
+        if name not in data and name == field:
             return f"{name!r} is missing"
-        if name in data and not fits(data[name]):
+        if name in data and not _fits(type_, data[name]):
             return f"{name!r} is {_short(data[name])}"
     return ""
+
+
+def _fits(type_: Type, value: Any) -> bool:
+    if isinstance(type_, str):
+        name, or_none, _ = type_.partition(" or none")
+        return (bool(or_none) and value is None) or _TESTS[name](value)
+    if isinstance(type_, list):
+        return isinstance(value, list) and all(_fits(type_[0], each) for each in value)
+    if isinstance(type_, set):
+        return isinstance(value, str) and value in type_
+    return isinstance(value, dict) and not _misfit(type_, value)
 
 
 def levels(tree: Any) -> int:
@@ -59,18 +72,7 @@ def _short(value: Any) -> str:
     return "an integer of more than 64 bits" if is_long else f"{value!r:.60}"
 
 
-# ------------------------------------------------------------------------------------------- types
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_integer(value: Any) -> TypeGuard[int]:
+def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -1 << 63 <= value < 1 << 63
 
 
@@ -78,112 +80,72 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float) or _is_integer(value)
 
 
-def _is_seconds(value: Any) -> bool:
-    return _is_number(value) and -_LONGEST < value < _LONGEST
-
-
-def _is_or_none(fits: Test, value: Any) -> bool:
-    return value is None or fits(value)
-
-
-def _is_list_of(fits: Test, value: Any) -> bool:
-    return isinstance(value, list) and all(map(fits, value))
-
-
-def _is_object_of(fields: Mapping[str, Test], value: Any) -> bool:
-    return isinstance(value, dict) and not _misfit(fields, value)
-
-
-def _is_position(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(is_count, value))
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
-def _is_one_of(*values: str) -> Test:
-    return lambda value: isinstance(value, str) and value in values
-
-
-# ------------------------------------------------------------------------------------------ fields
-
-_Fields: TypeAlias = dict[str, Test]
-"""Name of a field -> whether a value fits; a name that ends in "?" may be missing."""
-
-_PLACE: _Fields = {"step?": is_count, "epoch?": is_count}
-
-_FACTS: _Fields = {
-    "resumed_from?": partial(_is_or_none, _is_text),
-    "resume?": partial(_is_or_none, _is_text),
-    "ranks?": is_count,
-    "ranks_before?": is_count,
+_TESTS: dict[str, Callable[[Any], bool]] = {
+    "text": lambda value: isinstance(value, str),
+    "flag": lambda value: isinstance(value, bool),
+    "list": lambda value: isinstance(value, list),
+    "integer": _is_integer,
+    "number": _is_number,
+    "count": is_count,
+    "seconds": lambda value: _is_number(value) and -_LONGEST < value < _LONGEST,
+    "integers": lambda value: isinstance(value, list) and all(map(_is_integer, value)),
+    "position": lambda value: isinstance(value, list) and len(value) == 2 and all(map(is_count, value)),
 }
 
-_BATCH: _Fields = {
-    "stream": _is_text,
-    "pass_index": is_count,
-    "batch_index": is_count,
-    "samples?": partial(_is_or_none, partial(_is_list_of, _is_integer)),
-}
+_PLACE: dict[str, Type] = {"step?": "count", "epoch?": "count"}
 
-_PICTURE: _Fields = {"file": _is_text, "height?": is_count, "width?": is_count, "channels?": is_count}
-
-_HISTOGRAM: _Fields = {
-    **dict.fromkeys(("min?", "max?", "num?", "sum?", "sum_squares?"), _is_number),
-    **dict.fromkeys(("bucket_limit?", "bucket?"), partial(_is_list_of, _is_number)),
-}
-
-_KINDS: dict[str, _Fields] = {
+_KINDS: dict[str, dict[str, Type]] = {
     "segment": {
-        "facts": partial(_is_object_of, _FACTS),
-        "run?": partial(_is_or_none, _is_text),
-        "parent?": partial(_is_or_none, _is_position),
+        "facts": {
+            **dict.fromkeys(("resumed_from?", "resume?"), "text or none"),
+            **dict.fromkeys(("ranks?", "ranks_before?"), "count"),
+        },
+        "run?": "text or none",
+        "parent?": "position or none",
     },
-    "checkpoint": {"name": _is_text, "bytes": is_count},
-    "cadence": dict.fromkeys(("seconds", "wait", "slower", "duration"), _is_seconds),
+    "checkpoint": {"name": "text", "bytes": "count"},
+    "cadence": dict.fromkeys(("seconds", "wait", "slower", "duration"), "seconds"),
     "progress": _PLACE,
-    "times": {
-        "epoch?": is_count,
-        "steps?": partial(_is_list_of, is_count),
-        "seconds?": _is_seconds,
-        "data_wait?": _is_seconds,
-    },
+    "times": {"epoch?": "count", "steps?": ["count"], "seconds?": "seconds", "data_wait?": "seconds"},
     "ended": _PLACE,
-    "interrupted": {"status?": _is_integer, **_PLACE},
-    "closed": {"status": _is_one_of("finished", "stopped", "failed", "killed"), **_PLACE},
-    "verified": {"report?": _is_text, "steps?": is_count},
-    DIVERGED: {"step": is_count, **dict.fromkeys(("component?", "old?", "new?", "report?"), _is_text)},
-    "head": {"stream": _is_text, "step": is_count, "given": _is_list, "touched": _is_flag},
+    "interrupted": {"status?": "integer", **_PLACE},
+    "closed": {"status": {"finished", "stopped", "failed", "killed"}, **_PLACE},
+    "verified": {"report?": "text", "steps?": "count"},
+    DIVERGED: {"step": "count", **dict.fromkeys(("component?", "old?", "new?", "report?"), "text")},
+    "head": {"stream": "text", "step": "count", "given": "list", "touched": "flag"},
     "evaluation": {
-        **dict.fromkeys(("stream", "checkpoint", "digest"), _is_text),
-        **dict.fromkeys(("step", "epoch"), is_count),
-        "num_steps": _is_integer,  # -1: all
-        "time": _is_seconds,
+        **dict.fromkeys(("stream", "checkpoint", "digest"), "text"),
+        **dict.fromkeys(("step", "epoch"), "count"),
+        "num_steps": "integer",  # -1: all
+        "time": "seconds",
     },
-    "intermediate": {
-        "validation": _is_text,
-        "batch": is_count,
-        "file": _is_text,
-    },
+    "intermediate": {"validation": "text", "batch": "count", "file": "text"},
     "summary": {
-        "name": _is_text,
-        "step": is_count,
-        "text?": _is_text,
-        "image?": partial(_is_object_of, _PICTURE),
-        "histogram?": partial(_is_object_of, _HISTOGRAM),
+        "name": "text",
+        "step": "count",
+        "text?": "text",
+        "image?": {"file": "text", **dict.fromkeys(("height?", "width?", "channels?"), "count")},
+        "histogram?": {
+            **dict.fromkeys(("min?", "max?", "num?", "sum?", "sum_squares?"), "number"),
+            "bucket_limit?": ["number"],
+            "bucket?": ["number"],
+        },
     },
 }
 
-_DECISIONS: dict[str, _Fields] = {
-    CHOSEN: {"step": is_count, "why?": _is_text},
-    ACCEPTED: {"step": is_count},
+_BATCH: dict[str, Type] = {
+    "stream": "text",
+    "pass_index": "count",
+    "batch_index": "count",
+    "samples?": "integers or none",
+}
+
+_DECISIONS: dict[str, dict[str, Type]] = {
+    CHOSEN: {"step": "count", "why?": "text"},
+    ACCEPTED: {"step": "count"},
     ROLLBACK: {
-        "number": is_count,
-        "step": is_count,
-        "reason": _is_text,
-        "first": is_count,
-        "checkpoint": _is_text,
-        "batches": partial(_is_list_of, partial(_is_object_of, _BATCH)),
+        **dict.fromkeys(("number", "step", "first"), "count"),
+        **dict.fromkeys(("reason", "checkpoint"), "text"),
+        "batches": [_BATCH],
     },
 }

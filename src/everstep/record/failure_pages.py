@@ -18,8 +18,7 @@ from typing import Any, Literal, NamedTuple
 from everstep.arguments import checked_keywords
 from everstep.durable import TMP, discard, require_no_link, write_whole
 from everstep.record.journal_format import LATEST
-from everstep.record.paths import user_path
-from everstep.record.rundir import to_read
+from everstep.record.rundir import to_read, user_path
 from everstep.redaction import redacted
 from everstep.untrusted_files import read_note
 

@@ -38,9 +38,9 @@ from everstep.record.journal_format import (
     pack_header,
     require_equal_columns,
 )
+from everstep.record.lock import is_watched
 from everstep.record.rundir import certain_id
 from everstep.record.segment_file import segment_path
-from everstep.record.watching import is_watched
 from everstep.redaction import redacted, without_credentials
 
 PENDING_LIMIT = 64 << 20
@@ -250,7 +250,7 @@ class Journal:
             return self._durable
 
     def is_watched(self) -> bool:
-        """Whether somebody looks at the run: `everstep.record.watching.Watch` holds a lock on the file."""
+        """Whether somebody looks at the run: `everstep.record.lock.Watch` holds a lock on the file."""
         return is_watched(self._fd)
 
     def close(self) -> None:

@@ -22,9 +22,8 @@ from everstep.errors import ConfigError, RunDirError, nearest
 from everstep.record import journal_format
 from everstep.record.event_fields import ACCEPTED, CHOSEN, DIVERGED
 from everstep.record.journal_format import Hole, Position
-from everstep.record.paths import user_path
 from everstep.record.rollback import Rollback
-from everstep.record.rundir import certain_id
+from everstep.record.rundir import certain_id, user_path
 from everstep.record.segment_file import (
     Event,
     Item,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.durable import fsync_folder, make_dirs, require_no_link, write_whole
-from everstep.errors import RunDirError, RunLockedError
+from everstep.errors import ConfigError, RunDirError, RunLockedError
 from everstep.record import journal_format
 from everstep.record.segment_file import segment_number
 from everstep.untrusted_files import LONGEST_ID, facts_checksum, read_note, read_regular
@@ -33,6 +33,23 @@ _FOLDERS = (
     *("checkpoints", "journal", "evaluations"),
     *("best", "damaged", "superseded", "shared", "exports", "dumps", "logs", "failures"),
 )
+
+
+def user_path(path: object, argument: str) -> Path:
+    """Return the path, with a leading "~" as the user's home.
+
+    Args:
+        argument: the argument's name, for the message.
+
+    Raises:
+        ConfigError: the value is not a path, or names the home of an unknown user.
+    """
+    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
+        raise ConfigError(f'{argument}={path!r} is not a path; give a path, as in {argument}="runs/first"')
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{argument}={str(path)!r}: {error}; give the path without '~'") from error
 
 
 def located(path: str | os.PathLike[str]) -> Path:

@@ -1,15 +1,162 @@
-"""Self-verifying resume: steps that are executed again must find the same values again."""
+"""Self-verifying resume: steps that are executed again must find the same values again.
+
+The earlier executions are read from the journal and the trails.  If a step has several, the first counts, so
+that a second start cannot hide a difference.  An execution that was superseded on purpose (by a rollback, by
+a checkpoint or a configuration that a person chose, by an accepted divergence) is not compared with.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
+from everstep.arguments import integer
 from everstep.contracts.metrics import Block
-from everstep.record.earlier_steps import EarlierSteps, Found
-from everstep.record.journal_format import bits_float
-from everstep.record.journal_reader import Key, comparable_rows
+from everstep.errors import ConfigError, RunDirError
+from everstep.record.event_fields import ACCEPTED
+from everstep.record.journal import Journal
+from everstep.record.journal_format import Position, bits_float, float_bits
+from everstep.record.journal_reader import Key, RunJournal, comparable_rows
+from everstep.record.lock import RunLock
+from everstep.record.rundir import RunDir
+from everstep.record.trail import ABSENT, FOLDED, Mark, TrailContent, read_trail, trail_path
+
+Found = tuple[int, int]
+"""(bits of a value, count of the values folded into it)."""
+
+
+@dataclass
+class EarlierSteps:
+    """Record of the steps after a checkpoint, as earlier executions found them.
+
+    Attributes:
+        first: the checkpoint's step.
+        last: the last step that was complete; `first` if none was.
+        rows: metrics by key; None where a metric was collected and its value is not known.
+        batches: by step, (stream, place in the step) -> (pass, digest); the digest is None where the batch
+            gave nothing to digest.
+        ends: (stream, pass) -> the last step that drew from the stream when the pass ended.
+        lasts: (stream, pass) -> the last step that read from the pass.
+        copies: (step, "PHASE/PART") -> digest of a part of the state in a snapshot.
+        traced: steps that a trail records in full, as far as values were on the host.
+        names: metrics that any step of the run has collected.
+        set_aside: the last step of executions that are not compared with; 0 if all are.
+        why: reasons why they are not.
+    """
+
+    first: int
+    last: int = 0
+    rows: dict[Key, Found | None] = field(default_factory=dict)
+    batches: dict[int, dict[tuple[str, int], tuple[int, int | None]]] = field(default_factory=dict)
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)
+    lasts: dict[tuple[str, int], int] = field(default_factory=dict)
+    copies: dict[tuple[int, str], int] = field(default_factory=dict)
+    traced: set[int] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+    set_aside: int = 0
+    why: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.last = max(self.last, self.first)
+
+    def leave_out(self, last: int, why: str) -> None:
+        """Take note that executions until a step are not compared with, and why."""
+        self.set_aside = max(self.set_aside, last)
+        # steps that are compared with other executions are not spoken of
+        if last > self.first and why not in self.why:
+            self.why.append(why)
+
+
+def read_earlier_steps(
+    journal: RunJournal, position: Position | None, step: int, *, tail: bool = False, rank: int = 0
+) -> EarlierSteps:
+    """Collect the earlier results of the steps that a start from `step` will execute again.
+
+    Args:
+        position: the end of the journal as the checkpoint knows it.
+        tail: whether the start also repeats the tail of an epoch that ends with `step`.
+        rank: the rank whose trails are read.
+    """
+    found = EarlierSteps(step)
+    superseded = journal.superseded(position)
+    left = journal.left_choices(position)
+    for segment in journal.segments():
+        if segment.number in left:
+            continue
+        end, why = journal.compared_until(segment.number, step, left)
+        _add_rows(found, superseded.get(segment.number, {}), end, why)
+        trail = read_trail(trail_path(journal.run_dir, segment.number, rank))
+        if trail is not None:
+            _add_trail(found, trail, end, why, step if tail else step + 1)
+    found.names |= journal.step_metrics()
+    return found
+
+
+def _add_rows(found: EarlierSteps, rows: dict[Key, Found], end: float, why: str) -> None:
+    for key, row in rows.items():
+        _, step, phase, _, _ = key
+        in_step = phase == "step"
+        if found.first + in_step <= step < end and phase != "head" and not (in_step and step in found.traced):
+            found.rows.setdefault(key, row)
+            if in_step:
+                found.last = max(found.last, step)
+        elif in_step and step >= end:
+            found.leave_out(step, why)
+
+
+def _add_trail(found: EarlierSteps, trail: TrailContent, end: float, why: str, begin: int) -> None:
+    # Steps that an older trail has are left out: the first execution counts.
+    new = set(range(max(found.first, trail.whole) + 1, int(min(trail.last + 1, end)))) - found.traced
+    for mark in trail.marks:
+        if mark.phase == "batch" and mark.step in new:
+            digest = None if mark.flags & ABSENT else mark.value
+            found.batches.setdefault(mark.step, {})[mark.name, mark.seq] = (mark.epoch, digest)
+            found.lasts[mark.name, mark.epoch] = max(mark.step, found.lasts.get((mark.name, mark.epoch), 0))
+        elif mark.phase == "pass" and begin <= mark.step < end:
+            found.ends.setdefault((mark.name, mark.epoch), mark.step)
+        elif mark.phase == "copy" and found.first < mark.step < end:
+            found.copies.setdefault((mark.step, mark.name), mark.value)
+    for key, row in _folded(trail.marks):
+        _, step, phase, name, _ = key
+        if phase == "step":
+            found.names.add(name)
+        if step in new if phase == "step" else begin <= step < end and phase != "head":
+            if row is None:
+                found.rows.setdefault(key, None)
+            elif found.rows.get(key) is None:
+                found.rows[key] = row
+    if trail.last >= end:
+        found.leave_out(trail.last, why)
+    found.traced |= new
+    found.last = max(found.last, *new, 0)
+
+
+def _folded(marks: list[Mark]) -> Iterator[tuple[Key, Found | None]]:
+    """Yield the metrics among the marks; a step's values are folded as the collector folds them."""
+    sums: dict[Key, tuple[float, int]] = {}
+    rows: dict[Key, Found | None] = {}
+    for mark in marks:
+        if mark.phase in ("batch", "pass", "copy"):
+            continue
+        key = (mark.epoch, mark.step, mark.phase, mark.name, mark.seq)
+        if mark.flags & ABSENT:
+            rows[key] = None
+            sums.pop(key, None)
+        elif mark.phase != "step" or mark.flags & FOLDED:
+            rows[key] = (mark.value, mark.count)
+        elif key not in rows or key in sums:
+            total, count = bits_float(mark.value), mark.count
+            if key in sums:
+                total, count = sums[key][0] + total, sums[key][1] + count
+            sums[key] = (total, count)
+            rows[key] = (float_bits([total / count])[0] if count > 1 else mark.value, count)
+    return iter(rows.items())
+
+
+# ------------------------------------------------------------------------------------- the comparison
 
 BATCHES, RANDOM, STATE = "batch digest", "random state", "state digest"
 
@@ -89,14 +236,12 @@ class StepComparison:
             )
         elif step in was.traced:
             old = was.batches.get(step, {}).pop((stream, seq), None)
-            if old is None:
-                self._differs(step, f"batch of {stream}", "not drawn", "drawn", in_data=True)
-            elif None in (old[1], digest) and old[0] == pass_index:
+            if old is not None and None in (old[1], digest) and old[0] == pass_index:
                 self._drawn[1] += 1
             elif old == (pass_index, digest):
                 self._drawn[0] += 1
             else:
-                words = _told_apart(old, (pass_index, digest))
+                words = batch_words(old, (pass_index, digest))
                 self._differs(step, f"batch of {stream}", *words, in_data=True)
         elif was.first < step <= was.last:
             self._drawn[1] += 1
@@ -160,7 +305,7 @@ class StepComparison:
                 self._compare(key, was.rows.pop(key), new)
             elif in_steps and was.first < step <= was.last:
                 if step in was.traced and block.name in was.names and not self._why:
-                    self._differs(step, block.name, "missing", _show(new, new))
+                    self._differs(step, block.name, *row_words(None, new))
                 else:
                     self.uncompared[block.name] += 1
 
@@ -179,7 +324,7 @@ class StepComparison:
         for (_, step, phase, name, _), old in self._was.rows.items():
             missing = phase == "step" and step <= last and step in self._was.traced and name in self._seen
             if missing and old is not None and not self._why:
-                self._differs(step, name, _show(old, old), "missing")
+                self._differs(step, name, *row_words(old, None))
 
     def _compare(self, key: Key, old: Found | None, new: Found) -> None:
         _, step, _, name, _ = key
@@ -188,7 +333,7 @@ class StepComparison:
         elif old == new:
             self.equal[name] += 1
         else:
-            self._differs(step, name, _show(old, new), _show(new, old))
+            self._differs(step, name, *row_words(old, new))
 
     def _differs(self, step: int, component: str, old: str, new: str, *, in_data: bool = False) -> None:
         self.differing += 1
@@ -232,8 +377,14 @@ class StepComparison:
         )
 
 
-def _told_apart(old: tuple[int, int | None], new: tuple[int, int | None]) -> tuple[str, str]:
-    """Describe two batches: by their passes where these differ, else by their digests."""
+Batch: TypeAlias = tuple[int, int | None]
+"""(pass, digest) of a batch; the digest is None where the batch gave nothing to digest."""
+
+
+def batch_words(old: Batch | None, new: Batch | None) -> tuple[str, str]:
+    """Describe two batches that differ: by their passes where these differ, else by their digests."""
+    if old is None or new is None:
+        return ("not drawn", "drawn") if old is None else ("drawn", "not drawn")
     if old[0] != new[0]:
         return f"of pass {old[0] + 1}", f"of pass {new[0] + 1}"
     return f"the batch with digest {old[1]:016x}", f"the batch with digest {new[1]:016x}"
@@ -259,10 +410,56 @@ def _listed(words: Iterable[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _show(row: Found, other: Found) -> str:
+def row_words(old: Found | None, new: Found | None) -> tuple[str, str]:
+    """Describe two rows that differ."""
+    return _row_words(old, new), _row_words(new, old)
+
+
+def _row_words(row: Found | None, other: Found | None) -> str:
+    if row is None:
+        return "missing"
     bits, count = row
     value = bits_float(bits)
     text = repr(value)
     if value != value:
         text += f" (bits {bits:016x})"
-    return text if count == other[1] else f"{text} (of {count} values)"
+    return text if other is None or count == other[1] else f"{text} (of {count} values)"
+
+
+def accept(run_dir: Path, step: int) -> None:
+    """Take away the mark of a divergence, durably: the rows from `step` on are the run's own from now on.
+
+    Later starts do not compare those steps with earlier executions.
+
+    Raises:
+        ConfigError: the run has not diverged at that step; names the steps at which it has.
+        RunLockedError: a process holds the run.
+        RunDirError: the decision cannot be written.
+    """
+    integer("step", step, 0)
+    run = RunDir.open(run_dir, create=False)
+    lock = RunLock(run.path)
+    lock.acquire()
+    try:
+        journal = RunJournal(run.path)
+        found = {event.data["step"] for event in journal.divergences()}
+        if step not in found:
+            known = f"it has at {', '.join(map(str, sorted(found)))}" if found else "it has not diverged"
+            raise ConfigError(f"{run.path} has no divergence at step {step} to accept; {known}")
+        newest = [segment for segment in journal.segments() if segment.started][-1]
+        _decide(run, Position(newest.number, newest.end), step)
+    finally:
+        lock.release()
+
+
+def _decide(run: RunDir, parent: Position, step: int) -> None:
+    # The decision gets a segment of its own: no file of a journal is appended to by another process.
+    decision = Journal.open(run.path, run.next_segment(), parent, None, warn=lambda message: None)
+    try:
+        decision.decide({"what": ACCEPTED, "step": step})
+    except OSError as error:
+        raise RunDirError(
+            error.errno, f"the decision cannot be recorded: {error.strerror}; check the disk", str(run.path)
+        ) from error
+    finally:
+        decision.close()

@@ -1,5 +1,5 @@
 """Steps of a run, executed again in a copy: looked at, compared with the record or with another run."""
 
-from everstep.replaying.in_process import Replay, replay
+from everstep.replaying.execution import Replay, replay
 
 __all__ = ["Replay", "replay"]

@@ -12,11 +12,12 @@ from everstep.record import RunJournal
 from everstep.record.journal_format import bits_float
 from everstep.record.journal_reader import Key, comparable_rows
 from everstep.record.segment_file import StoredBlock
+from everstep.record.step_comparison import Batch, Found, batch_words, row_words
 from everstep.record.trail import ABSENT, read_trail, trail_path
 from everstep.state.last_place import numbers_apart
 
-Batch: TypeAlias = tuple[int, str, int]
-"""(step, stream, place in the step)."""
+Place: TypeAlias = tuple[int, str, int]
+"""(step, stream, place in the step) of a batch."""
 
 _PHASES = {"step": 1, "tail": 2, "epoch": 3}
 
@@ -55,8 +56,8 @@ class RecordedValues:
         batches: (step, stream, place) -> (pass, digest).
     """
 
-    rows: dict[Key, tuple[int, int]] = field(default_factory=dict)
-    batches: dict[Batch, tuple[int, int]] = field(default_factory=dict)
+    rows: dict[Key, Found] = field(default_factory=dict)
+    batches: dict[Place, Batch] = field(default_factory=dict)
 
     @property
     def names(self) -> set[str]:
@@ -79,18 +80,18 @@ def recorded_values(run_dir: Path, steps: range) -> RecordedValues:
 def values_of_start(run_dir: Path, segment: int, steps: range) -> RecordedValues:
     """Read what one start has found in some steps."""
     own = next(each for each in RunJournal(run_dir).segments() if each.number == segment)
-    rows: dict[Key, tuple[int, int]] = {}
+    rows: dict[Key, Found] = {}
     for stored in own.blocks:
         rows |= _within(comparable_rows(stored.block), steps)
     return RecordedValues(rows, _batches(run_dir, segment, steps))
 
 
-def _within(rows: Mapping[Key, tuple[int, int]], steps: range) -> dict[Key, tuple[int, int]]:
+def _within(rows: Mapping[Key, Found], steps: range) -> dict[Key, Found]:
     # lines at the head of an epoch that is entered again write no rows
     return {key: row for key, row in rows.items() if key[1] in steps and key[2] != "head"}
 
 
-def _batches(run_dir: Path, segment: int, steps: range) -> dict[Batch, tuple[int, int]]:
+def _batches(run_dir: Path, segment: int, steps: range) -> dict[Place, Batch]:
     trail = read_trail(trail_path(run_dir, segment))
     marks = [] if trail is None else trail.marks
     return {
@@ -133,7 +134,7 @@ def compare_values(
     return sorted(differing, key=lambda each: (each.step, each.order, each.name)), equal
 
 
-def _compared(was: Mapping[Batch, Any], now: Mapping[Batch, Any], *, shared: bool) -> Iterator[Batch]:
+def _compared(was: Mapping[Place, Any], now: Mapping[Place, Any], *, shared: bool) -> Iterator[Place]:
     """Yield the places of batches in the steps that both have: a trail may have let go of whole steps."""
     steps = {place[0] for place in was} & {place[0] for place in now}
     streams = {place[1] for place in was} & {place[1] for place in now}
@@ -146,31 +147,18 @@ def _metric(key: Key) -> str:
     return key[3] if key[2] == "step" else f"{key[2]}/{key[3]}"
 
 
-def _of_row(key: Key, old: tuple[int, int] | None, new: tuple[int, int] | None) -> ValueDifference:
+def _of_row(key: Key, old: Found | None, new: Found | None) -> ValueDifference:
     units = None
-    if old is not None and new is not None:
-        units = numbers_apart(bits_float(old[0]), bits_float(new[0])) if old[1] == new[1] else None
+    if old is not None and new is not None and old[1] == new[1]:
+        units = numbers_apart(bits_float(old[0]), bits_float(new[0]))
     order = _PHASES.get(key[2], 4) * 10
-    return ValueDifference(key[1], "metric", _metric(key), _row(old, new), _row(new, old), units, order)
+    return ValueDifference(key[1], "metric", _metric(key), *row_words(old, new), units, order)
 
 
-def _row(row: tuple[int, int] | None, other: tuple[int, int] | None) -> str:
-    if row is None:
-        return "missing"
-    text = repr(bits_float(row[0]))
-    return text if other is None or other[1] == row[1] else f"{text} (of {row[1]} values)"
-
-
-def _of_batch(place: Batch, old: tuple[int, int] | None, new: tuple[int, int] | None) -> ValueDifference:
+def _of_batch(place: Place, old: Batch | None, new: Batch | None) -> ValueDifference:
     step, stream, number = place
     name = stream if number == 0 else f"{stream}, batch {number + 1} of the step"
-    if old is None or new is None:
-        words = ["no batch" if each is None else f"a batch of pass {each[0] + 1}" for each in (old, new)]
-    elif old[0] != new[0]:
-        words = [f"a batch of pass {each[0] + 1}" for each in (old, new)]
-    else:
-        words = [f"the batch with digest {each[1]:016x}" for each in (old, new)]
-    return ValueDifference(step, "data", name, words[0], words[1])
+    return ValueDifference(step, "data", name, *batch_words(old, new))
 
 
 def state_differences(lines: Iterable[Mapping[str, Any]]) -> Iterator[ValueDifference]:
