@@ -13,7 +13,7 @@ from everstep.record.journal_format import bits_float
 from everstep.record.journal_reader import Key, comparable_rows
 from everstep.record.segment_file import StoredBlock
 from everstep.record.trail_format import ABSENT, read_trail, trail_path
-from everstep.state.last_place import numbers_apart
+from everstep.state.digests import numbers_apart
 
 Batch: TypeAlias = tuple[int, str, int]
 """(step, stream, place in the step)."""
