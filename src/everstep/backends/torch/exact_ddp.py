@@ -28,8 +28,7 @@ from everstep.backends.torch.sharded import (
     ranks_of,
     reshard,
 )
-from everstep.backends.torch.unsaved_modules import alive_modules
-from everstep.backends.torch.update_counter import flatten, optimizers
+from everstep.backends.torch.update_counter import alive_modules, flatten, optimizers
 from everstep.backends.torch.virtual_shards import VirtualShards
 from everstep.contracts.group import DataRanks, named
 from everstep.errors import ConfigError, DisagreementError, StateError
