@@ -25,7 +25,7 @@ from everstep.backends.torch.sharded import is_sharded, local
 from everstep.backends.torch.tensor_memory import LateTensor, digest_small, host_view, place_of
 from everstep.backends.torch.torch_entries import make_entry
 from everstep.backends.torch.update_counter import TorchUpdateCounter, flatten
-from everstep.contracts.state import ArrayFacts, Backend, HostArray, LazyArray, Unread
+from everstep.contracts.state import ArrayFacts, Backend, HostArray, LazyArray, Region, Unread
 from everstep.errors import MetricError, StateError
 
 _NAMES = {
@@ -112,13 +112,8 @@ class TorchBackend(Backend):
         torch.manual_seed(seed)
 
     def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
-        region = None
-        # by its exact type: a tensor of a framework's own kind may be sharded
-        if type(array) not in (Tensor, torch.nn.Parameter) and is_sharded(array):
-            region, array = sharded.region(array), local(array)
-        tensor, extra = _describe(array)
-        name = _NAMES.get(tensor.dtype, "U8")
-        shape = tuple(tensor.shape)
+        tensor, extra, region = _describe(array)
+        name, shape = _NAMES.get(tensor.dtype, "U8"), tuple(tensor.shape)
         form = (name, shape, extra, region)
         if isinstance(reuse, _Host) and (reuse.dtype, reuse.shape, reuse.extra, reuse.region) == form:
             host = reuse
@@ -135,10 +130,7 @@ class TorchBackend(Backend):
         return host
 
     def in_place(self, array: Any) -> HostArray:
-        region = None
-        if type(array) not in (Tensor, torch.nn.Parameter) and is_sharded(array):
-            region, array = sharded.region(array), local(array)
-        tensor, extra = _describe(array)
+        tensor, extra, region = _describe(array)
         name, shape = _NAMES.get(tensor.dtype, "U8"), tuple(tensor.shape)
         size = tensor.numel() * tensor.element_size()
         view = host_view(tensor) if tensor.is_contiguous() else None
@@ -380,14 +372,14 @@ def _device_name(device: torch.device) -> str:
     return f"{properties.name}, compute capability {properties.major}.{properties.minor}"
 
 
-def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
-    """Return a tensor without its graph, and further facts, beside dtype and shape, for `from_host`."""
+def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any], Region | None]:
+    """Return what this process holds of a tensor, without its graph; facts for `from_host`; its region."""
+    region = None
+    # by its exact type: a tensor of a framework's own kind may be sharded
+    if type(tensor) not in (Tensor, torch.nn.Parameter) and is_sharded(tensor):
+        region, tensor = sharded.region(tensor), local(tensor)
     if type(tensor) not in (Tensor, torch.nn.Parameter):
-        remedy = (
-            "run one batch through the model first"
-            if is_lazy(tensor)
-            else ("save a plain tensor made from it")
-        )
+        remedy = "run one batch through the model first" if is_lazy(tensor) else "save a plain tensor of it"
         raise StateError(f"a {type(tensor).__name__} cannot be saved: {remedy}")
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else tensor.layout
@@ -407,7 +399,7 @@ def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
         extra["parameter"] = True
     if tensor.requires_grad and tensor.is_leaf:
         extra["requires_grad"] = True
-    return raw, extra
+    return raw, extra, region
 
 
 @lru_cache(maxsize=4096)  # the shapes of a state are the same at each save

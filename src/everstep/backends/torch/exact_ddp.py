@@ -28,6 +28,7 @@ from everstep.backends.torch.sharded import (
     ranks_of,
     reshard,
 )
+from everstep.backends.torch.tensor_memory import host_bytes
 from everstep.backends.torch.update_counter import alive_modules, flatten, optimizers
 from everstep.backends.torch.virtual_shards import VirtualShards
 from everstep.contracts.group import DataRanks, named
@@ -420,7 +421,4 @@ def _digest_of_gradient(parameter: Tensor) -> int:
         # a sum that was not made yet is made here as the optimizer makes it
         gradient = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
     elements = local(gradient)
-    if elements.is_sparse:
-        elements = elements.to_dense()
-    data: Any = elements.cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return xxhash.xxh3_64_intdigest(data) >> 1
+    return xxhash.xxh3_64_intdigest(host_bytes(elements.to_dense())) >> 1
