@@ -339,14 +339,6 @@ class _Encoder:
         return sorted((self.frozen(item, path) for item in value), key=text_of)
 
 
-def _encode_str(encoder: _Encoder, value: str, path: str) -> Json:
-    return value if is_text(value) else {"$str": value.encode("utf-8", "surrogatepass").hex()}
-
-
-def _encode_int(encoder: _Encoder, value: int, path: str) -> Json:
-    return value if value in _JSON_INTEGERS else {"$int": hex(value)}
-
-
 def _encode_float(encoder: _Encoder, value: float, path: str) -> Json:
     if math.isfinite(value):
         return value
@@ -369,8 +361,8 @@ _FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, tupl
 _ENCODERS: dict[type, Callable[[_Encoder, Any, str], Json]] = {
     type(None): lambda e, v, p: v,
     bool: lambda e, v, p: v,
-    str: _encode_str,
-    int: _encode_int,
+    str: lambda e, v, p: v if is_text(v) else {"$str": v.encode("utf-8", "surrogatepass").hex()},
+    int: lambda e, v, p: v if v in _JSON_INTEGERS else {"$int": hex(v)},
     float: _encode_float,
     complex: lambda e, v, p: {"$complex": [e.node(v.real, p), e.node(v.imag, p)]},
     bytes: lambda e, v, p: {"$bytes": base64.b64encode(v).decode()},
@@ -425,11 +417,6 @@ def _decode_mapping(body: Any, arrays: Mapping[str, HostArray]) -> dict[Any, Any
     return {_decode(key, arrays): _decode(item, arrays) for key, item in pairs}
 
 
-def _decode_array(name: str, arrays: Mapping[str, HostArray]) -> Any:
-    host = arrays[name]
-    return backends.get(host.backend).from_host(host)
-
-
 def _decode_float(text: str) -> float:
     if text in ("inf", "-inf", "nan"):
         return float(text)
@@ -438,7 +425,7 @@ def _decode_float(text: str) -> float:
 
 
 _DECODERS: dict[str, Callable[[Any, dict[str, Any], Mapping[str, HostArray]], Any]] = {
-    "$array": lambda body, node, a: _decode_array(body, a),
+    "$array": lambda body, node, a: backends.get(a[body].backend).from_host(a[body]),
     "$value": lambda body, node, a: backends.get(node["backend"]).unpack(node["kind"], _decode(body, a)),
     "$str": lambda body, node, a: bytes.fromhex(body).decode("utf-8", "surrogatepass"),
     "$int": lambda body, node, a: int(body, 16),

@@ -120,7 +120,13 @@ class TorchBackend(Backend):
             # equal, and of the layout that the tensor has now
             host.region = region
         else:
-            data = _allocate(tensor.numel() * tensor.element_size(), pinned=tensor.is_cuda)
+            size = tensor.numel() * tensor.element_size()
+            pinned = tensor.is_cuda
+            data = (
+                torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+                if pinned
+                else np.empty(size, np.uint8)
+            )
             elements = _elements(data, tensor.dtype, shape)
             host = _Host(name, shape, data, self.name, extra, region, elements)
         try:
@@ -411,13 +417,6 @@ def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
-
-
-def _allocate(size: int, pinned: bool) -> NDArray[np.uint8]:
-    if not pinned:
-        return np.empty(size, np.uint8)
-    memory: NDArray[np.uint8] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-    return memory
 
 
 def _fetched(tensor: Tensor) -> NDArray[np.uint8]:

@@ -97,7 +97,13 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
             "returns (a Task: parallel=True)"
         )
     for ddp in found:
-        _refuse_other_ranks(ddp, data)
+        averaging = dist.get_process_group_ranks(ddp.process_group)
+        if not data.covered_by(averaging):
+            raise ConfigError(
+                f"the DistributedDataParallel of a {type(ddp.module).__name__} averages over "
+                f"{len(averaging)} of {len(data.of)} ranks: leave out its process_group=, so that all ranks "
+                "train one model"
+            )
         _refuse_hook(ddp, objects)
     if data.shared and any(isinstance(value, VirtualShards) for _, value in flatten(objects)):
         raise ConfigError(
@@ -230,15 +236,6 @@ def _not_whole(what: str, averaging: list[int], data: DataRanks) -> str:
         f"there are {data.size} parts (data_ranks=): call fully_shard(model, mesh=mesh['dp']), with the mesh "
         "that is given as data_ranks=, after parallelize_module and before the optimizer is made"
     )
-
-
-def _refuse_other_ranks(ddp: DistributedDataParallel, data: DataRanks) -> None:
-    averaging = dist.get_process_group_ranks(ddp.process_group)
-    if not data.covered_by(averaging):
-        raise ConfigError(
-            f"the DistributedDataParallel of a {type(ddp.module).__name__} averages over {len(averaging)} of "
-            f"{len(data.of)} ranks: leave out its process_group=, so that all ranks train one model"
-        )
 
 
 _PRECISION = "torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks"

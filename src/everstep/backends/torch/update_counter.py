@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import compress
 from typing import Any
 
@@ -218,7 +218,9 @@ class TorchUpdateCounter:
             grad = saved.pop((owner, key), None)
             # A copy: the program changes gradients in place.
             sums = summed.get(owner, {}).get(key, ())
-            parameter.grad = None if grad is None else _put_back(parameter, grad, sums)
+            copied: Any = None if grad is None else grad.to(parameter.device, copy=True)
+            placed = copied is not None and is_sharded(parameter)
+            parameter.grad = layout(parameter).tensor(copied, sums) if placed else copied
         for owner, watched in self._own.items():
             watched.resume(*tree["reused"].get(owner, (None, None)))
         load_window(self._fsdp, tree.get("window", {}))
@@ -370,11 +372,6 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
     elif isinstance(tree, dict | list | tuple):
         for item in tree.values() if isinstance(tree, dict) else tree:
             yield from _tensors(item)
-
-
-def _put_back(parameter: Tensor, grad: Tensor, sums: Sequence[int]) -> Tensor:
-    copied = grad.to(parameter.device, copy=True)
-    return layout(parameter).tensor(copied, sums) if is_sharded(parameter) else copied
 
 
 def _place(tensor: Tensor) -> int:
