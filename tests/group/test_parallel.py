@@ -97,7 +97,7 @@ for each in (wrapped, *compiled):
     )
     first, second = (text.splitlines() for text in outputs(program, 2))
     assert [line[3:] for line in first] == [line[3:] for line in second]
-    assert len(first) == 6 and first[1] == "0: gradients 2.0"
+    assert len(first) == 5 and first[1] == "0: gradients 2.0"
 
 
 @pytest.mark.campaign("long")
