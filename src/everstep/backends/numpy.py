@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -338,7 +339,8 @@ def _describe(array: NDArray[Any]) -> tuple[str, dict[str, Any]]:
     extra: dict[str, Any] = {}
     name = _NAMES.get(array.dtype.name) if array.dtype.isnative else None
     if name is None:
-        extra["dtype"] = _jsonable(np.lib.format.dtype_to_descr(array.dtype))
+        descr = np.lib.format.dtype_to_descr(array.dtype)
+        extra["dtype"] = descr if isinstance(descr, str) else repr(descr)  # JSON has no tuples
     long = [axis for axis, size in enumerate(array.shape) if size > 1]
     order = long if len(long) < 2 else sorted(long, key=lambda axis: -abs(array.strides[axis]))
     if order != long:
@@ -346,20 +348,10 @@ def _describe(array: NDArray[Any]) -> tuple[str, dict[str, Any]]:
     return name or "U8", extra
 
 
-def _jsonable(descr: Any) -> Any:
-    return [_jsonable(part) for part in descr] if isinstance(descr, (list, tuple)) else descr
-
-
-def _dtype(descr: Any) -> np.dtype[Any]:
-    """Make the dtype that `dtype_to_descr` described, after JSON has turned its tuples into lists."""
-
-    def fields(part: Any) -> Iterator[tuple[Any, ...]]:
-        for name, kind, *shape in part:
-            name = tuple(name) if isinstance(name, list) else name
-            kind = list(fields(kind)) if isinstance(kind, list) else kind
-            yield (name, kind, *map(tuple, shape))
-
-    return np.lib.format.descr_to_dtype(list(fields(descr)) if isinstance(descr, list) else descr)
+def _dtype(text: str) -> np.dtype[Any]:
+    """Make the dtype that `_describe` described."""
+    descr: Any = ast.literal_eval(text) if text.startswith("[") else text
+    return np.lib.format.descr_to_dtype(descr)
 
 
 _PADDED = np.finfo(np.longdouble).nmant == 63
