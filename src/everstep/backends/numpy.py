@@ -105,16 +105,13 @@ class NumpyBackend(Backend):
             host = reuse
         else:
             host = HostArray(name, array.shape, np.empty(array.nbytes, np.uint8), self.name, extra)
-        elements = host.data.view(array.dtype)
-        np.copyto(elements.reshape(array.shape), array)
-        if elements.dtype.char in "gG":
-            _clear_padding(elements)
+        np.copyto(host.data.view(array.dtype).reshape(array.shape), array)
         return host
 
     def in_place(self, array: Any) -> HostArray:
         _refuse_array(array)
         name, extra = _describe(array)
-        if not array.flags.c_contiguous or array.dtype.char in "gG":
+        if not array.flags.c_contiguous:
             return LazyArray(
                 name,
                 array.shape,
@@ -156,11 +153,8 @@ class NumpyBackend(Backend):
             return "str", str(value)
         if type(value) is np.bytes_:
             return "bytes", bytes(value)
-        if isinstance(value, np.generic) and not isinstance(value, np.void):
-            array = np.array(value)
-            if array.dtype.char in "gG":
-                _clear_padding(array.reshape(1))
-            return array.dtype.str, array.tobytes()
+        if isinstance(value, np.generic) and value.dtype.char not in "VgG":
+            return value.dtype.str, value.tobytes()
         return None
 
     def unpack(self, kind: str, tree: Any) -> Any:
@@ -323,6 +317,8 @@ def _blas_threads() -> str:
 
 
 def _refuse_array(array: NDArray[Any]) -> None:
+    if array.dtype.char in "gG":
+        raise StateError(f"{array.dtype} has other bits on other machines: convert it to float64, complex128")
     if type(array) is not np.ndarray:
         raise StateError(
             f"a {type(array).__name__} is a special array that would come back as a plain one: "
@@ -352,15 +348,6 @@ def _dtype(text: str) -> np.dtype[Any]:
     """Make the dtype that `_describe` described."""
     descr: Any = ast.literal_eval(text) if text.startswith("[") else text
     return np.lib.format.descr_to_dtype(descr)
-
-
-_PADDED = np.finfo(np.longdouble).nmant == 63
-
-
-def _clear_padding(elements: NDArray[Any]) -> None:
-    """Zero the bytes of x87 long doubles that carry no bits, so that equal values have equal bytes."""
-    if _PADDED:
-        elements.view(np.longdouble).view(np.uint8).reshape(-1, np.longdouble().itemsize)[:, 10:] = 0
 
 
 BACKEND = NumpyBackend()
