@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import everstep
-from everstep.data import RingBuffer, ring_field
+from everstep.data import RingBuffer, ring_buffer
 from everstep.errors import ConfigError, DataError, RestoreError, StateError
 from everstep.state import Buffers, decode, digest, encode, note_digests
 from everstep.testing import stamps_checked
@@ -28,7 +28,7 @@ KINDS = {"numpy": ("float32", "int64"), "torch": (torch.bfloat16, torch.int64)}
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Chunks of 4 items of "x", each copy that is left alone compared with the live array."""
-    monkeypatch.setattr(ring_field, "CHUNK", 32)
+    monkeypatch.setattr(ring_buffer, "CHUNK", 32)
     with stamps_checked():
         yield
 

@@ -80,7 +80,6 @@ say("gradients", model[2][0].bias.grad.item())
 for wrong, text in [
     (lambda: everstep.torch.parallel(wrapped, bucket_cap_mb=1), "already"),
     (lambda: everstep.torch.parallel(nn.Linear(1, 1).requires_grad_(False)), "leave out"),
-    (lambda: everstep.torch.parallel(nn.Sequential(nn.Linear(1, 2), nn.SyncBatchNorm(2))), "BatchNorm"),
     (lambda: everstep.torch.parallel(nn.ModuleDict({"a": model})), "give each part"),
 ]:
     try:
@@ -98,7 +97,7 @@ for each in (wrapped, *compiled):
     )
     first, second = (text.splitlines() for text in outputs(program, 2))
     assert [line[3:] for line in first] == [line[3:] for line in second]
-    assert len(first) == 6 and first[1] == "0: gradients 2.0"
+    assert len(first) == 5 and first[1] == "0: gradients 2.0"
 
 
 @pytest.mark.campaign("long")

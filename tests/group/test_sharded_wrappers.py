@@ -195,8 +195,8 @@ for given in ({"ema": 0.9}, {"shards": 2}, {"parallel": {"bucket_cap_mb": 1}}):
 def test_what_a_task_cannot_do_with_a_sharded_model_is_refused() -> None:
     said = lines_by_rank("".join(outputs(f"{PROGRAM}\n{ASKED}", 2)))
     for lines in said.values():
-        assert [line.rpartition("goes with no ")[2] for line in lines] == [
-            "ema: leave out that",
-            "shards: leave out that",
-            "options in parallel: leave out that",
+        assert [line.rpartition("cannot be used with ")[2] for line in lines] == [
+            "ema: leave out one of them",
+            "shards: leave out one of them",
+            "parallel_options: leave out one of them",
         ]

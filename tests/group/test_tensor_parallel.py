@@ -322,17 +322,13 @@ TOLD_BY_TWO = [
         "after step 3 are not the same on ranks 0, 1",
         "those of rank 1 differ",
     ],
-    [
-        "DisagreementError",
-        "the gradient of 'model/norm.weight' on rank 1 is not that of rank 0",
-        "distribute_module",
-    ],
+    ["StateError", "'model' is not the same on all ranks", "'user/model/norm.weight' of rank 1"],
     [
         "StateError",
         "the random state of ranks that compute with the same samples",
         "'rng/torch/cpu' of rank 1",
     ],
-    ["DisagreementError", "give all ranks of tensor parallelism the same first values"],
+    ["StateError", "'model' is not the same on all ranks", "'user/model/norm.weight' of rank 1"],
     ["ConfigError", "its gradient is that of rank", "data_ranks=1 where all ranks do"],
     ["ConfigError", "VirtualShards divides each batch among all 2 ranks"],
     ["taken"],
@@ -364,7 +360,7 @@ TOLD_BY_FOUR = [
     ["ConfigError", "does not fit the 4 ranks of this run"],
     ["taken"],  # each part counts equally often in a mean over all ranks
     ["ConfigError", "divided by tensor parallelism over ranks", "hands them different ones"],
-    ["DisagreementError", "the gradient of 'model/up.weight' on ranks 1, 3 is not that of rank 0"],
+    ["StateError", "'model' is not the same on all ranks", "'user/model/up.weight' of rank 1"],
     ["taken"],
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from everstep.state.last_place import last_places, numbers_apart
+from everstep.state.digests import last_places, numbers_apart
 
 TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -104,16 +105,13 @@ class NumpyBackend(Backend):
             host = reuse
         else:
             host = HostArray(name, array.shape, np.empty(array.nbytes, np.uint8), self.name, extra)
-        elements = host.data.view(array.dtype)
-        np.copyto(elements.reshape(array.shape), array)
-        if elements.dtype.char in "gG":
-            _clear_padding(elements)
+        np.copyto(host.data.view(array.dtype).reshape(array.shape), array)
         return host
 
     def in_place(self, array: Any) -> HostArray:
         _refuse_array(array)
         name, extra = _describe(array)
-        if not array.flags.c_contiguous or array.dtype.char in "gG":
+        if not array.flags.c_contiguous:
             return LazyArray(
                 name,
                 array.shape,
@@ -155,11 +153,8 @@ class NumpyBackend(Backend):
             return "str", str(value)
         if type(value) is np.bytes_:
             return "bytes", bytes(value)
-        if isinstance(value, np.generic) and not isinstance(value, np.void):
-            array = np.array(value)
-            if array.dtype.char in "gG":
-                _clear_padding(array.reshape(1))
-            return array.dtype.str, array.tobytes()
+        if isinstance(value, np.generic) and value.dtype.char not in "VgG":
+            return value.dtype.str, value.tobytes()
         return None
 
     def unpack(self, kind: str, tree: Any) -> Any:
@@ -322,6 +317,8 @@ def _blas_threads() -> str:
 
 
 def _refuse_array(array: NDArray[Any]) -> None:
+    if array.dtype.char in "gG":
+        raise StateError(f"{array.dtype} has other bits on other machines: convert it to float64, complex128")
     if type(array) is not np.ndarray:
         raise StateError(
             f"a {type(array).__name__} is a special array that would come back as a plain one: "
@@ -338,7 +335,8 @@ def _describe(array: NDArray[Any]) -> tuple[str, dict[str, Any]]:
     extra: dict[str, Any] = {}
     name = _NAMES.get(array.dtype.name) if array.dtype.isnative else None
     if name is None:
-        extra["dtype"] = _jsonable(np.lib.format.dtype_to_descr(array.dtype))
+        descr = np.lib.format.dtype_to_descr(array.dtype)
+        extra["dtype"] = descr if isinstance(descr, str) else repr(descr)  # JSON has no tuples
     long = [axis for axis, size in enumerate(array.shape) if size > 1]
     order = long if len(long) < 2 else sorted(long, key=lambda axis: -abs(array.strides[axis]))
     if order != long:
@@ -346,29 +344,10 @@ def _describe(array: NDArray[Any]) -> tuple[str, dict[str, Any]]:
     return name or "U8", extra
 
 
-def _jsonable(descr: Any) -> Any:
-    return [_jsonable(part) for part in descr] if isinstance(descr, (list, tuple)) else descr
-
-
-def _dtype(descr: Any) -> np.dtype[Any]:
-    """Make the dtype that `dtype_to_descr` described, after JSON has turned its tuples into lists."""
-
-    def fields(part: Any) -> Iterator[tuple[Any, ...]]:
-        for name, kind, *shape in part:
-            name = tuple(name) if isinstance(name, list) else name
-            kind = list(fields(kind)) if isinstance(kind, list) else kind
-            yield (name, kind, *map(tuple, shape))
-
-    return np.lib.format.descr_to_dtype(list(fields(descr)) if isinstance(descr, list) else descr)
-
-
-_PADDED = np.finfo(np.longdouble).nmant == 63
-
-
-def _clear_padding(elements: NDArray[Any]) -> None:
-    """Zero the bytes of x87 long doubles that carry no bits, so that equal values have equal bytes."""
-    if _PADDED:
-        elements.view(np.longdouble).view(np.uint8).reshape(-1, np.longdouble().itemsize)[:, 10:] = 0
+def _dtype(text: str) -> np.dtype[Any]:
+    """Make the dtype that `_describe` described."""
+    descr: Any = ast.literal_eval(text) if text.startswith("[") else text
+    return np.lib.format.descr_to_dtype(descr)
 
 
 BACKEND = NumpyBackend()

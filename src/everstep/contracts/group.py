@@ -29,39 +29,30 @@ class KeyValueStore(Protocol):
 
     def clone(self) -> KeyValueStore:
         """Open another connection, to the same keys."""
-        ...
 
     def below(self, prefix: str) -> KeyValueStore:
         """Return this connection with keys that all begin with this store's prefix and `prefix`."""
-        ...
 
     def set(self, key: str, value: str) -> None:
         """Set a key, in place of an earlier value."""
-        ...
 
     def set_all(self, keys: Sequence[str], value: str) -> None:
         """Set several keys to one value, in one request."""
-        ...
 
     def has(self, keys: Sequence[str]) -> bool:
         """Whether all of the keys exist."""
-        ...
 
     def get(self, keys: Sequence[str]) -> list[str]:
         """Return the values of keys that exist."""
-        ...
 
     def set_once(self, key: str, value: str) -> str:
         """Set a key that does not exist; return the value that the key has then, by whomever."""
-        ...
 
     def delete(self, key: str) -> None:
         """Delete a key, if it exists."""
-        ...
 
     def block(self, key: str) -> None:
         """Wait, without a limit, until the key exists."""
-        ...
 
 
 class DataRanks:
@@ -99,11 +90,7 @@ class DataRanks:
         return 0 < min(counts) == max(counts)
 
     def unlike(self, values: Sequence[Any]) -> tuple[int, ...]:
-        """Return the ranks whose value is not that of the first rank with their part; () if there are none.
-
-        Args:
-            values: a value of each rank, in the order of ranks.
-        """
+        """Return the ranks whose value is not that of the first rank with their part."""
         return tuple(rank for rank, part in enumerate(self.of) if values[rank] != values[self.first[part]])
 
 
@@ -153,11 +140,7 @@ class Group:
         raise NotImplementedError(type(self).__name__)
 
     def gather_lists(self, values: Sequence[Any], what: str) -> list[list[Any]]:
-        """Return the lists of all ranks, in the order of ranks; lists may have any length.
-
-        Args:
-            values: numbers, or rows of a few numbers and names.
-        """
+        """Return the lists of all ranks, of any length, in the order of ranks."""
         step = max(PIECE // self.size, 1)
         found: list[list[Any]] = [[] for _ in range(self.size)]
         first = longest = 0
@@ -182,32 +165,18 @@ class Group:
         self.gather(None, what, limit)
 
     def agree(self, value: Any, what: str, limit: float | None = None) -> Any:
-        """Require that all ranks have the same value, and return it.
-
-        Raises:
-            DisagreementError: values differ; raised on every rank, with the ranks and their values.
-        """
+        """Require that all ranks have the same value, and return it; else every rank raises."""
         require_same(self.gather(value, what, limit), what)
         return value
 
     def fail(self, reason: str, rank: int | None = None) -> None:
-        """Report that a rank cannot go on; every operation of the other ranks raises `PeerFailedError`.
+        """Report, from any thread, that a rank (None: this one) cannot go on; the first report counts.
 
-        The first report counts; may be called from any thread.
-
-        Args:
-            reason: the cause, in words.
-            rank: the rank that has failed; None: this one.
+        Every operation of the other ranks raises `PeerFailedError`.
         """
 
     def failure(self) -> tuple[int, str] | None:
-        """Return the first failure that was reported, as rank and reason; None: no failure so far.
-
-        May be called from any thread.
-
-        Raises:
-            StoreLostError: the group's store is gone.
-        """
+        """Return the first failure that was reported, as rank and reason; may be called from any thread."""
         return None
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ class HostArray:
         extra: further facts that the backend needs to make the array, JSON only (device, memory order ...).
         region: of which part of a larger array these are the elements; None for an array that is whole.
         xxh3_128: digest of `data` in hex, where it is noted; None where `data` may have changed since.
-        stamp: stamp of the array that was copied (`everstep.state.stamps`); None if it had none.
+        stamp: stamp of the array that was copied (`everstep.state.stamp`); None if it had none.
     """
 
     dtype: str
@@ -112,16 +112,13 @@ class LazyArray(HostArray):
 
     @property
     def data(self) -> NDArray[np.uint8]:  # type: ignore[override]
-        """The array's bytes, fetched now."""
         return self._fetch()
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes, without a look at them."""
         return self._nbytes
 
     def with_extra(self, extra: dict[str, Any]) -> HostArray:
-        """Return the same array with other facts."""
         return LazyArray(
             self.dtype, self.shape, self.backend, extra, self.region, self._nbytes, self._fetch, self.xxh3_128
         )
@@ -162,11 +159,7 @@ class Mismatch(NamedTuple):
     reshaped: list[str]
 
     def require_none(self) -> None:
-        """Refuse a saved tree that differs.
-
-        Raises:
-            RestoreError: has the three lists.
-        """
+        """Refuse a saved tree that differs; the RestoreError has the three lists."""
         if any(self):
             raise RestoreError("the saved state does not fit", **self._asdict())
 
@@ -233,11 +226,9 @@ class Entry(ABC):
         """Note that the loop is left: the object's values now are training's."""
 
     def options(self) -> dict[str, str]:
-        """Return the options of the object that change training: name to value, as strings.
+        """Return the options of the object that change training, as strings by name; a resume compares them.
 
-        The checkpoint keeps the options, for comparison on resume.  A learning rate, for example, is saved
-        state too, and would otherwise silently overrule the value that the program gives.
-        `everstep.backends.describe_values` describes functions.
+        A learning rate, for example, is saved state too, and would silently overrule the program's.
         """
         return {}
 
@@ -298,11 +289,7 @@ class UpdateCounter(Protocol):
         """Describe the optimizers that training depends on and that are not part of the state."""
 
     def unsaved(self, user: Any) -> list[str]:
-        """Describe the parameters that the state's optimizers step and that no entry saves.
-
-        Args:
-            user: entry name to saved tree.
-        """
+        """Describe the parameters that the state's optimizers step and that no entry's saved tree has."""
 
     def recomputing(self, owner: str, option: str) -> list[str]:
         """Describe the schedulers that compute an option of optimizer `owner` anew at each step."""

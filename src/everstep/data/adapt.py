@@ -56,7 +56,7 @@ def as_stream(data: Any) -> Stream:
     if adapter is not None:
         return cast(Stream, importlib.import_module(adapter).DataLoaderStream(data))
     if (remedy := _refusal(data)) is not None:
-        raise DataError(f"{type(data).__name__} {_short(data)} does not give batches; {remedy}")
+        raise DataError(f"{type(data).__name__} {data!r:.60} does not give batches; {remedy}")
     if isinstance(data, Sequence) and not is_stateful(data):
         return SequenceStream(data)
     return IterableStream(data)
@@ -128,8 +128,3 @@ def _refusal(data: Any) -> str | None:
     if callable(data):
         return "call it: give what it returns, if that can be iterated"
     return "give everstep.data.arrays(...), everstep.data.loader(...), a list, or any iterable of batches"
-
-
-def _short(data: Any) -> str:
-    text = repr(data)
-    return text if len(text) <= 60 else text[:57] + "..."

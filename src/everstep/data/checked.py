@@ -117,7 +117,7 @@ class _Checks:
 
     def _problems(self, batch: Any) -> Iterator[tuple[str, str]]:
         parts = _parts(batch)
-        sizes = {name: len(part) for name, part in _leaves(parts) if _has_length(part)}
+        sizes = {name: len(part) for name, part in _leaves(parts)}
         told = ", ".join(f"{name!r}: {size}" for name, size in sizes.items())
         if not parts or (sizes and not any(sizes.values())):
             yield "empty_batch", f"a batch is empty (sizes {told or 'none'}); leave it out of the data"
@@ -148,15 +148,14 @@ def _parts(batch: Any) -> dict[str, Any]:
 
 
 def _leaves(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the parts that have a length."""
     for name, part in parts.items():
         if isinstance(part, Mapping | tuple):
             yield from ((f"{name}.{inner}", leaf) for inner, leaf in _leaves(_parts(part)))
-        else:
+        elif (
+            not isinstance(part, str | bytes) and hasattr(part, "__len__") and getattr(part, "shape", 1) != ()
+        ):
             yield name, part
-
-
-def _has_length(part: Any) -> bool:
-    return not isinstance(part, str | bytes) and hasattr(part, "__len__") and getattr(part, "shape", 1) != ()
 
 
 class CheckedStream(StreamWrapper):
@@ -198,7 +197,11 @@ class CheckedCursor(CursorWrapper):
             try:
                 batch = next(self.cursor)
             except StopIteration:
-                self._report_end()
+                if self._empty:
+                    self._empty = False  # reported once, though the end may be asked for again
+                    self._checks.report(
+                        "empty_stream", f"{self._what}: no batch in a whole pass; give it data"
+                    )
                 raise
             self._drawn += 1  # before the check: a message counts the batches that were left out, too
             if self._checks.passes(batch, f"{self._what}, batch {self._opened_at + self._drawn}"):
@@ -206,11 +209,6 @@ class CheckedCursor(CursorWrapper):
                 return batch
             if self.cursor.done is not None:
                 self._left_out.append(self.cursor.done - 1)
-
-    def _report_end(self) -> None:
-        if self._empty:
-            self._empty = False  # reported once, though the end may be asked for again
-            self._checks.report("empty_stream", f"{self._what}: no batch in a whole pass; give it data")
 
     def passed_over(self) -> list[int]:
         found, self._left_out = sorted([*self.cursor.passed_over(), *self._left_out]), []

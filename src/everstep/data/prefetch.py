@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import weakref
-from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from everstep.arguments import checked_keywords, integer
@@ -68,33 +69,17 @@ class _Made(NamedTuple):
     error: BaseException | None = None  # the end of the pass (StopIteration) or an error of the source
 
 
-class _Buffer:
-    """State that the two threads share: at most `size` batches, and whether to stop."""
+class _Buffer(queue.Queue[_Made]):
+    """Batches between the two threads, at most `maxsize`."""
 
-    def __init__(self, size: int) -> None:
-        self._made: deque[_Made] = deque()
-        self._size, self._stopped = size, False
-        self._changed = threading.Condition()
-
-    def put(self, made: _Made) -> bool:
-        """Wait for room and add an item; False if no more are wanted."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped or len(self._made) < self._size)
-            self._made.append(made)
-            self._changed.notify_all()
-            return not self._stopped
-
-    def take(self) -> _Made:
-        with self._changed:
-            self._changed.wait_for(lambda: self._made)
-            made = self._made.popleft()
-            self._changed.notify_all()
-            return made
+    stopped = False
 
     def stop(self) -> None:
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
+        """Let the thread that makes them end: it puts at most one more, for which there is room then."""
+        self.stopped = True
+        with suppress(queue.Empty):
+            while True:
+                self.get_nowait()
 
 
 def _position(cursor: Cursor) -> Any:
@@ -109,7 +94,8 @@ def _produce(cursor: Cursor, buffer: _Buffer) -> None:
         for batch in cursor:
             # The position goes with its batch: the cursor runs ahead of the batches handed out.
             place = _position(cursor), cursor.weight, cursor.done, cursor.passed_over()
-            if not buffer.put(_Made(batch, *place)):
+            buffer.put(_Made(batch, *place))
+            if buffer.stopped:
                 return
         place = _position(cursor), 1.0, cursor.done, cursor.passed_over()
         buffer.put(_Made(None, *place, error=StopIteration()))
@@ -139,7 +125,7 @@ class PrefetchCursor(PassCursor):
 
     def _take(self) -> Iterator[Any]:
         while True:
-            made = self._buffer.take()
+            made = self._buffer.get()
             if made.error is not None and not isinstance(made.error, StopIteration):
                 raise made.error
             self._position = made.position

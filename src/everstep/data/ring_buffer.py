@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from everstep import backends
 from everstep.arguments import checked_keywords, integer
 from everstep.contracts.state import Entry, Mismatch, OwnEntry
-from everstep.data.ring_field import Field
-from everstep.errors import ConfigError, DataError, nearest
+from everstep.errors import ConfigError, DataError, RestoreError, nearest
+from everstep.state import stamp, unstamp
+
+CHUNK = 2 << 20
+"""Bytes of a chunk, at most, unless a single item is larger."""
 
 
 class RingBuffer(OwnEntry):
@@ -49,7 +53,7 @@ class RingBuffer(OwnEntry):
             )
         self.appended = 0
         self._count = 0
-        self._fields = {name: Field.made(name, self.capacity, given) for name, given in fields.items()}
+        self._fields = {name: _Field.made(name, self.capacity, given) for name, given in fields.items()}
 
     def __len__(self) -> int:
         return self._count
@@ -62,12 +66,7 @@ class RingBuffer(OwnEntry):
     # ------------------------------------------------------------------------------------ writing
 
     def append(self, /, **values: Any) -> None:
-        """Append an item: a value for each field.
-
-        Raises:
-            DataError: a field is missing or unknown, or a value has another shape or kind; nothing is
-                written.
-        """
+        """Append an item: a value for each field; after a DataError (a shape, a kind) nothing is written."""
         self._require_fields(values)
         fitted = [(field, field.fitted(values[name], ())) for name, field in self._fields.items()]
         at = self.appended % self.capacity
@@ -76,11 +75,7 @@ class RingBuffer(OwnEntry):
         self._grow(1)
 
     def extend(self, /, **values: Any) -> None:
-        """Append n items: for each field an array of shape (n, ...); of more than `capacity` the last ones.
-
-        Raises:
-            DataError: as `append`, or the fields have different numbers of items; nothing is written.
-        """
+        """Append n items: for each field an array of shape (n, ...); the last `capacity` of them are kept."""
         self._require_fields(values)
         lengths = {name: _length(name, value) for name, value in values.items()}
         n = next(iter(lengths.values()))
@@ -198,11 +193,7 @@ class RingBuffer(OwnEntry):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the state that `state_dict` returned.
-
-        Raises:
-            RestoreError: it is of another capacity or of other fields; names them.
-        """
+        """Take the state that `state_dict` returned; refuse one of another capacity or of other fields."""
         self.compare(state).require_none()
         for name, field in self._fields.items():
             field.load(state["chunks"][name])
@@ -261,3 +252,189 @@ def _length(name: str, value: Any) -> int:
 
 def _told(dtype: str, shape: Any) -> str:
     return f"{dtype} {tuple(shape)}"
+
+
+class _Field:
+    """Values of one field, and the chunks in which they are saved.
+
+    Attributes:
+        dtype: name of the element type; torch's own begin with "torch.".
+        shape: shape of a value.
+    """
+
+    def __init__(self, name: str, dtype: str, shape: tuple[int, ...], storage: Any) -> None:
+        self._name, self.dtype, self.shape = name, dtype, shape
+        self._storage = storage
+        self._look()
+
+    @classmethod
+    def made(cls, name: str, capacity: int, given: Any) -> _Field:
+        dtype, shape = given if isinstance(given, tuple | list) and len(given) == 2 else (given, ())
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        shape = tuple(integer(f"size in the shape of {name!r}", size, 0) for size in shape)
+        for backend in reversed(backends.active()):
+            try:
+                storage = backend.zeros((capacity, *shape), dtype)
+            except (MemoryError, ValueError, RuntimeError, TypeError) as error:
+                # each framework has its own error for a size that no memory, or no index, has
+                raise ConfigError(
+                    f"a RingBuffer of {capacity:,} items cannot have the field {name!r} of {given!r:.80}: "
+                    f"{str(error).splitlines()[0]:.200}; give a capacity that fits in memory"
+                ) from error
+            if storage is not None and name.isidentifier():
+                return cls(name, str(storage.dtype), shape, storage)
+        raise ConfigError(
+            f"the field {name!r} of a RingBuffer cannot be {given!r:.80}: a field has the name of a "
+            'variable, and an element type with or without the shape of a value, as in ("uint8", (84, 84))'
+        )
+
+    def _look(self) -> None:
+        """Make the views that are saved; they live as long as the storage, and no program writes to them."""
+        fitting = CHUNK // max(self._storage[:1].nbytes, 1)
+        self._length = 1 << max(0, fitting.bit_length() - 1)
+        count = -(-len(self._storage) // self._length)
+        self._views = [self._view(i * self._length, (i + 1) * self._length) for i in range(count)]
+        self._begun: dict[int, Any] = {}
+        """The filled slots of the chunk that is being filled, as saved last, by the chunk's number."""
+        self._version = _version(self._storage)
+        """torch's count of changes: of such that went past this class, too."""
+
+    def _view(self, start: int, stop: int) -> Any:
+        view = self._storage[start:stop]
+        if isinstance(view, np.ndarray):
+            view.flags.writeable = False
+        return view
+
+    def fitted(self, value: Any, before: tuple[int, ...]) -> Any:
+        """Return a value as an array of the storage's kind, with the shape `before` and that of a value."""
+        storage = self._storage
+        try:
+            array = np.asarray(value) if isinstance(storage, np.ndarray) else _like(storage, value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"the field {self._name!r} cannot hold {value!r:.60}: {error}") from None
+        if tuple(array.shape) != before + self.shape:
+            raise DataError(
+                f"the field {self._name!r} takes values of shape {before + self.shape}, "
+                f"got {tuple(array.shape)}"
+            )
+        if isinstance(storage, np.ndarray) and array.dtype != storage.dtype:
+            array = self._cast(array, value)
+        return array
+
+    def _cast(self, array: Any, value: Any) -> Any:
+        """Convert to the storage's type, where no value is lost: a float would be cut, 300 wrapped."""
+        dtype = self._storage.dtype
+        if array.size and not np.can_cast(array.dtype, dtype, "same_kind"):
+            integers = array.dtype.kind in "biu"
+            cast = array.astype(dtype) if integers else array
+            if not (integers and np.array_equal(cast, array)):
+                raise DataError(
+                    f"the field {self._name!r} is {dtype}, and {array.dtype} {value!r:.60} does not fit: "
+                    "convert it"
+                )
+            return cast
+        return array
+
+    def write(self, at: slice, value: Any) -> None:
+        """Write to the slots `at`."""
+        try:
+            self._storage[at] = value
+        finally:
+            # also where the write broke off
+            for index in range(at.start // self._length, (at.stop - 1) // self._length + 1):
+                self._unstamp(index)
+            self._version = _version(self._storage)
+
+    def scatter(self, places: Any, value: Any) -> None:
+        """Write to single slots."""
+        # of equal places the last counts, and frameworks promise nothing
+        _, last = np.unique(places[::-1], return_index=True)
+        chosen = len(places) - 1 - last
+        try:
+            self._storage[places[chosen]] = value.reshape((len(places), *self.shape))[chosen]
+        finally:
+            for index in set((places // self._length).tolist()):
+                self._unstamp(index)
+            self._version = _version(self._storage)
+
+    def gather(self, places: Any, shape: tuple[int, ...]) -> Any:
+        """Copy the values of slots."""
+        found = self._storage[places]
+        return found.reshape((*shape, *self.shape))
+
+    def chunks(self, used: int) -> list[Any]:
+        """Return the chunks of the first `used` slots, with stamps; of the last one its used slots alone."""
+        if _version(self._storage) != self._version:
+            self._forget()
+        index, rest = divmod(used, self._length)
+        views = self._views[:index]
+        if rest:
+            views.append(self._filled(index, rest))
+        for view in views:
+            stamp(view)
+        return views
+
+    def _filled(self, index: int, rest: int) -> Any:
+        """Return the first slots of a chunk: the same view while their number stays, as it has the stamp."""
+        if rest == len(self._views[index]):
+            return self._views[index]
+        if index not in self._begun or len(self._begun[index]) != rest:
+            start = index * self._length
+            self._begun = {index: self._view(start, start + rest)}
+        return self._begun[index]
+
+    def _unstamp(self, index: int) -> None:
+        unstamp(self._views[index])
+        if index in self._begun:
+            unstamp(self._begun[index])
+
+    def load(self, chunks: list[Any]) -> None:
+        """Copy saved chunks, of whatever length."""
+        if isinstance(self._storage, np.ndarray) and not self._storage.flags.writeable:
+            # of a copy that shares its arrays with the original
+            self._storage = np.zeros_like(self._storage)
+            self._look()
+        try:
+            at = 0
+            for chunk in chunks:
+                if at + len(chunk) > len(self._storage):
+                    raise RestoreError(f"the field {self._name!r} has more items than the capacity")
+                self._storage[at : at + len(chunk)] = chunk
+                at += len(chunk)
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        for index in range(len(self._views)):
+            self._unstamp(index)
+        self._version = _version(self._storage)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        # a copy: torch would give a worker process the memory itself, whose writes nobody here would know of
+        return (self._name, self.dtype, self.shape, copy.deepcopy(self._storage))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Field:
+        return _Field(self._name, self.dtype, self.shape, copy.deepcopy(self._storage, memo))
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _Field.__init__(self, *state)
+
+
+def _like(storage: Any, value: Any) -> Any:
+    """Make a tensor of a value, with the storage's element type; a tensor stays as it is."""
+    if type(value) is type(storage):
+        if value.is_floating_point() and not storage.is_floating_point():
+            raise ValueError(f"{value.dtype} does not fit {storage.dtype}: convert it")
+        return value.detach()
+    given = np.asarray(value)
+    if given.size and given.dtype.kind == "f" and not (storage.is_floating_point() or storage.is_complex()):
+        raise ValueError(f"a float does not fit {storage.dtype}: convert it")
+    return storage.new_tensor(value)
+
+
+def _version(storage: Any) -> int:
+    """Return torch's count of the changes of a tensor's memory; 0 where nobody counts."""
+    try:
+        return int(getattr(storage, "_version", 0))
+    except RuntimeError:  # a tensor that was made in inference mode
+        return 0

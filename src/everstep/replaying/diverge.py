@@ -23,7 +23,7 @@ from everstep.replaying.run_copy import RunCopy, can_begin_anew, copy_run, last_
 from everstep.replaying.verify import left_out, replayed_values, verify_copy
 from everstep.services.replayed import compared_leaves
 from everstep.state import Encoded
-from everstep.state.last_place import last_places
+from everstep.state.digests import last_places
 from everstep.supervisor.opening.configuration import differences
 
 _FACTS = ("argv", "config", "controllers", "seed", "limits", "ranks", "fingerprint", "packages", "git")

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from everstep.replaying.execution import Executed
-from everstep.state.last_place import last_places
+from everstep.state.digests import last_places
 
 Parts: TypeAlias = dict[int, dict[str, str]]
 """Step -> part -> digest, as `everstep.services.replayed` tells them."""

@@ -14,7 +14,7 @@ from everstep.record.journal_reader import Key, comparable_rows
 from everstep.record.segment_file import StoredBlock
 from everstep.record.step_comparison import Batch, Found, batch_words, row_words
 from everstep.record.trail import ABSENT, read_trail, trail_path
-from everstep.state.last_place import numbers_apart
+from everstep.state.digests import numbers_apart
 
 Place: TypeAlias = tuple[int, str, int]
 """(step, stream, place in the step) of a batch."""

@@ -34,7 +34,7 @@ from everstep.record.rundir import ROOT
 from everstep.schedule import Every
 from everstep.services.witness import kind_of
 from everstep.state import Encoded, capture, encode, isolated, leaves
-from everstep.state.last_place import last_places
+from everstep.state.digests import last_places
 
 VARIABLE = "EVERSTEP_REPLAY"
 """Environment variable that names the file with the plan."""

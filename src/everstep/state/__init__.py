@@ -1,6 +1,6 @@
 """State tree: the entries of the state, their encoding as JSON and arrays, and random state."""
 
-from everstep.state.codec import Buffers, Encoded, array_name, array_paths, decode, encode
+from everstep.state.codec import Buffers, Encoded, array_name, array_paths, decode, encode, stamp, unstamp
 from everstep.state.digests import content_digest, digest, leaves, note_digests
 from everstep.state.entries import Merge, PerRank, Slot, dropped, make_entry, undeclared
 from everstep.state.parts import children, merge, split, with_regions, within
@@ -31,7 +31,9 @@ __all__ = [
     "restore",
     "seed_all",
     "split",
+    "stamp",
     "undeclared",
+    "unstamp",
     "with_regions",
     "within",
 ]

@@ -8,11 +8,16 @@ object with a key that begins with "$" and names its kind.  Nothing is ever pick
 from __future__ import annotations
 
 import base64
+import json
 import math
+import os
+import re
 import struct
+import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import xxhash
@@ -20,8 +25,6 @@ import xxhash
 from everstep import backends
 from everstep.contracts.state import Backend, HostArray, Json
 from everstep.errors import StateError
-from everstep.state import stamps
-from everstep.state.nodes import component, components, inside, is_text, part_of, tag_of, text_of
 
 Tree: TypeAlias = Any
 
@@ -29,6 +32,38 @@ SAVEABLE = (
     "objects with state_dict() and load_state_dict(), arrays, dicts, lists, tuples, sets, numbers, text, "
     "bytes and None"
 )
+
+
+_stamps: dict[int, tuple[weakref.ref[Any], object]] = {}
+"""By the array's id: the array, and its stamp.
+
+A stamp claims that the elements of an array have not changed since it was stamped: a snapshot copies such an
+array once, and the copy keeps the stamp, an object of its own that is compared by identity.  So a copy proves
+by itself what it holds.  Who stamps an array owns all ways to write to it, and takes the stamp away at each
+write.  A copy, a view or a pickled form of the array has none.
+"""
+
+checking_stamps = os.environ.get("EVERSTEP_CHECK_STAMPS", "0") != "0"
+"""Whether each copy that is left alone is compared with the live array; for tests."""
+
+
+def stamp(array: Any) -> None:
+    """Claim that the elements of an array stay as they are until `unstamp`; a stamp that it has stays."""
+    if stamp_of(array) is None:
+        key = id(array)
+        # the id may be another array's once this array is gone
+        _stamps[key] = (weakref.ref(array, lambda _: _stamps.pop(key, None)), object())
+
+
+def unstamp(array: Any) -> None:
+    """Take the stamp away: the elements have changed, or may have."""
+    _stamps.pop(id(array), None)
+
+
+def stamp_of(array: Any) -> object | None:
+    """Return the stamp of an array; None if it has none."""
+    found = _stamps.get(id(array))
+    return None if found is None or found[0]() is not array else found[1]
 
 
 class Buffers:
@@ -90,7 +125,7 @@ def encode(tree: Tree, buffers: Buffers | None = None) -> Encoded:
 
 def _left_alone(home: Backend, array: Any, kept: HostArray) -> HostArray:
     """Return a copy that has the stamp of its array."""
-    if stamps.checking:
+    if checking_stamps:
         if home.to_host(array, None).data.tobytes() != kept.data.tobytes():
             raise StateError(
                 "its elements have changed under a stamp that says that they have not: "
@@ -130,6 +165,67 @@ def array_paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
         yield path
 
 
+# --------------------------------------------------------------------- nodes of an encoded tree
+
+
+def tag_of(node: Json) -> str | None:
+    """Return the key by which a node names its kind; None for a node that is the same in JSON."""
+    first = next(iter(node), None) if isinstance(node, dict) else None
+    return first if first is not None and first.startswith("$") else None
+
+
+text_of: Callable[[Json], str] = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+"""Text of a node, equal for equal nodes; made once, because `json.dumps` makes an encoder for each call."""
+
+
+_SPECIAL = re.compile("[%/#\ud800-\udfff]")
+
+
+def component(key: Json) -> str:
+    """Return the path component of an (encoded) key; different strings give different components."""
+    return _escaped(key if isinstance(key, str) else text_of(key))
+
+
+@lru_cache(maxsize=10_000)  # the names of a state are the same at each save
+def _escaped(text: str) -> str:
+    if not text:
+        return "%"
+    return _SPECIAL.sub(
+        lambda m: "".join(f"%{byte:02X}" for byte in m[0].encode("utf-8", "surrogatepass")), text
+    )
+
+
+@lru_cache(maxsize=10_000)
+def part_of(key: str) -> str | None:
+    """Return the path component of a string that can be a key in JSON as it is; None for another string."""
+    return _escaped(key) if not key.startswith("$") and is_text(key) else None
+
+
+def components(keys: Iterable[Json]) -> list[str]:
+    """Return the path components of keys of mixed types, among which 0 and "0" must differ."""
+    parts: dict[str, None] = {}
+    for key in keys:
+        part = component(key)
+        while part in parts:
+            part += "~"
+        parts[part] = None
+    return list(parts)
+
+
+def inside(path: str) -> str:
+    """Return the beginning of the paths of a container's items."""
+    return f"{path}/" if path else ""
+
+
+def is_text(value: str) -> bool:
+    """Whether a string has no lone surrogates, and can be encoded."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 # ------------------------------------------------------------------------------------- encoding
 
 
@@ -166,9 +262,9 @@ class _Encoder:
             name += "~"
         kept = self.kept.get(name)
         reuse = kept if kept is not None and kept.backend == home.name else None
-        stamp = stamps.stamp_of(value) if stamps.known else None
+        mark = stamp_of(value) if _stamps else None
         try:
-            if stamp is not None and reuse is not None and reuse.stamp is stamp:
+            if mark is not None and reuse is not None and reuse.stamp is mark:
                 self.arrays[name] = _left_alone(home, value, reuse)
             else:
                 if reuse is not None:
@@ -176,7 +272,7 @@ class _Encoder:
                     reuse.stamp = reuse.xxh3_128 = None
                 host = home.to_host(value, reuse) if self.copy else home.in_place(value)
                 self.arrays[name] = host
-                host.stamp = stamp
+                host.stamp = mark
         except StateError as error:
             raise StateError(f"{_where(path)}: {error}") from None
         return {"$array": name}
@@ -243,14 +339,6 @@ class _Encoder:
         return sorted((self.frozen(item, path) for item in value), key=text_of)
 
 
-def _encode_str(encoder: _Encoder, value: str, path: str) -> Json:
-    return value if is_text(value) else {"$str": value.encode("utf-8", "surrogatepass").hex()}
-
-
-def _encode_int(encoder: _Encoder, value: int, path: str) -> Json:
-    return value if value in _JSON_INTEGERS else {"$int": hex(value)}
-
-
 def _encode_float(encoder: _Encoder, value: float, path: str) -> Json:
     if math.isfinite(value):
         return value
@@ -273,8 +361,8 @@ _FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, tupl
 _ENCODERS: dict[type, Callable[[_Encoder, Any, str], Json]] = {
     type(None): lambda e, v, p: v,
     bool: lambda e, v, p: v,
-    str: _encode_str,
-    int: _encode_int,
+    str: lambda e, v, p: v if is_text(v) else {"$str": v.encode("utf-8", "surrogatepass").hex()},
+    int: lambda e, v, p: v if v in _JSON_INTEGERS else {"$int": hex(v)},
     float: _encode_float,
     complex: lambda e, v, p: {"$complex": [e.node(v.real, p), e.node(v.imag, p)]},
     bytes: lambda e, v, p: {"$bytes": base64.b64encode(v).decode()},
@@ -329,11 +417,6 @@ def _decode_mapping(body: Any, arrays: Mapping[str, HostArray]) -> dict[Any, Any
     return {_decode(key, arrays): _decode(item, arrays) for key, item in pairs}
 
 
-def _decode_array(name: str, arrays: Mapping[str, HostArray]) -> Any:
-    host = arrays[name]
-    return backends.get(host.backend).from_host(host)
-
-
 def _decode_float(text: str) -> float:
     if text in ("inf", "-inf", "nan"):
         return float(text)
@@ -342,7 +425,7 @@ def _decode_float(text: str) -> float:
 
 
 _DECODERS: dict[str, Callable[[Any, dict[str, Any], Mapping[str, HostArray]], Any]] = {
-    "$array": lambda body, node, a: _decode_array(body, a),
+    "$array": lambda body, node, a: backends.get(a[body].backend).from_host(a[body]),
     "$value": lambda body, node, a: backends.get(node["backend"]).unpack(node["kind"], _decode(body, a)),
     "$str": lambda body, node, a: bytes.fromhex(body).decode("utf-8", "surrogatepass"),
     "$int": lambda body, node, a: int(body, 16),

@@ -14,7 +14,7 @@ from everstep import backends
 from everstep.arguments import checked_keywords
 from everstep.backends.numpy import GeneratorEntry
 from everstep.contracts.state import Declaration, Entry, Mismatch, OwnEntry, Stateful
-from everstep.errors import ConfigError, RestoreError, StateError
+from everstep.errors import ConfigError, StateError
 from everstep.state.codec import PLAIN, SAVEABLE, array_paths
 
 
@@ -111,12 +111,8 @@ class PerRank:
 
 def undeclared(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the objects of a `state=` mapping, those in `PerRank` and other declarations, too."""
-    return {name: _undeclared(value) for name, value in state.items()}
-
-
-def _undeclared(value: Any) -> Any:
-    value = value.value if isinstance(value, PerRank) else value
-    return value.value if isinstance(value, Declaration) else value
+    bare = {name: obj.value if isinstance(obj, PerRank) else obj for name, obj in state.items()}
+    return {name: obj.value if isinstance(obj, Declaration) else obj for name, obj in bare.items()}
 
 
 def _mutable(value: Any) -> bool:
@@ -276,8 +272,7 @@ class ContainerEntry(_AsSavedEntry):
         found = self.check(tree)
         if type(tree) is not type(self.container):
             found.reshaped.append(f"a {type(tree).__name__} -> a {type(self.container).__name__}")
-        if any(found):
-            raise RestoreError("the saved state does not fit", **found._asdict())
+        found.require_none()
         live = dict(_pairs(self.container))
         restored = [(key, _restored(live.get(key), value)) for key, value in _pairs(tree)]
         self.container.clear()

@@ -12,7 +12,7 @@ from typing import Any
 
 from everstep import hazard
 from everstep.errors import ConfigError
-from everstep.state import stamps
+from everstep.state import codec
 from everstep.supervisor.threads.signals import SIGNALS
 
 
@@ -68,11 +68,11 @@ def stamps_checked() -> Iterator[None]:
     A save leaves alone the copies of those chunks of a `everstep.data.RingBuffer` that nobody wrote to.  The
     comparison reads the whole memory at each save.  EVERSTEP_CHECK_STAMPS=1 does it in a whole process.
     """
-    before, stamps.checking = stamps.checking, True
+    before, codec.checking_stamps = codec.checking_stamps, True
     try:
         yield
     finally:
-        stamps.checking = before
+        codec.checking_stamps = before
 
 
 @contextmanager

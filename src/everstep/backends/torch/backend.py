@@ -24,9 +24,8 @@ from everstep.backends.torch.older_torch import FLOAT8, fp32_precision
 from everstep.backends.torch.sharded import is_sharded, local
 from everstep.backends.torch.tensor_memory import LateTensor, digest_small, host_view, place_of
 from everstep.backends.torch.torch_entries import make_entry
-from everstep.backends.torch.unsaved_modules import Holders
-from everstep.backends.torch.update_counter import TorchUpdateCounter, flatten
-from everstep.contracts.state import ArrayFacts, Backend, HostArray, LazyArray, Unread
+from everstep.backends.torch.update_counter import Holders, TorchUpdateCounter, flatten
+from everstep.contracts.state import ArrayFacts, Backend, HostArray, LazyArray, Region, Unread
 from everstep.errors import MetricError, StateError
 
 _NAMES = {
@@ -114,20 +113,21 @@ class TorchBackend(Backend):
         torch.manual_seed(seed)
 
     def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
-        region = None
-        # by its exact type: a tensor of a framework's own kind may be sharded
-        if type(array) not in (Tensor, torch.nn.Parameter) and is_sharded(array):
-            region, array = sharded.region(array), local(array)
-        tensor, extra = _describe(array)
-        name = _NAMES.get(tensor.dtype, "U8")
-        shape = tuple(tensor.shape)
+        tensor, extra, region = _describe(array)
+        name, shape = _NAMES.get(tensor.dtype, "U8"), tuple(tensor.shape)
         form = (name, shape, extra, region)
         if isinstance(reuse, _Host) and (reuse.dtype, reuse.shape, reuse.extra, reuse.region) == form:
             host = reuse
             # equal, and of the layout that the tensor has now
             host.region = region
         else:
-            data = _allocate(tensor.numel() * tensor.element_size(), pinned=tensor.is_cuda)
+            size = tensor.numel() * tensor.element_size()
+            pinned = tensor.is_cuda
+            data = (
+                torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+                if pinned
+                else np.empty(size, np.uint8)
+            )
             elements = _elements(data, tensor.dtype, shape)
             host = _Host(name, shape, data, self.name, extra, region, elements)
         try:
@@ -137,10 +137,7 @@ class TorchBackend(Backend):
         return host
 
     def in_place(self, array: Any) -> HostArray:
-        region = None
-        if type(array) not in (Tensor, torch.nn.Parameter) and is_sharded(array):
-            region, array = sharded.region(array), local(array)
-        tensor, extra = _describe(array)
+        tensor, extra, region = _describe(array)
         name, shape = _NAMES.get(tensor.dtype, "U8"), tuple(tensor.shape)
         size = tensor.numel() * tensor.element_size()
         view = host_view(tensor) if tensor.is_contiguous() else None
@@ -384,14 +381,14 @@ def _device_name(device: torch.device) -> str:
     return f"{properties.name}, compute capability {properties.major}.{properties.minor}"
 
 
-def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
-    """Return a tensor without its graph, and further facts, beside dtype and shape, for `from_host`."""
+def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any], Region | None]:
+    """Return what this process holds of a tensor, without its graph; facts for `from_host`; its region."""
+    region = None
+    # by its exact type: a tensor of a framework's own kind may be sharded
+    if type(tensor) not in (Tensor, torch.nn.Parameter) and is_sharded(tensor):
+        region, tensor = sharded.region(tensor), local(tensor)
     if type(tensor) not in (Tensor, torch.nn.Parameter):
-        remedy = (
-            "run one batch through the model first"
-            if is_lazy(tensor)
-            else ("save a plain tensor made from it")
-        )
+        remedy = "run one batch through the model first" if is_lazy(tensor) else "save a plain tensor of it"
         raise StateError(f"a {type(tensor).__name__} cannot be saved: {remedy}")
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else tensor.layout
@@ -411,7 +408,7 @@ def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
         extra["parameter"] = True
     if tensor.requires_grad and tensor.is_leaf:
         extra["requires_grad"] = True
-    return raw, extra
+    return raw, extra, region
 
 
 @lru_cache(maxsize=4096)  # the shapes of a state are the same at each save
@@ -423,13 +420,6 @@ def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
-
-
-def _allocate(size: int, pinned: bool) -> NDArray[np.uint8]:
-    if not pinned:
-        return np.empty(size, np.uint8)
-    memory: NDArray[np.uint8] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-    return memory
 
 
 def _fetched(tensor: Tensor) -> NDArray[np.uint8]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import xxhash
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from everstep.backends.torch import virtual_shards
 from everstep.backends.torch.model_wrappers import bare, named_parameters
@@ -23,23 +21,20 @@ from everstep.backends.torch.sharded import (
     fsdp_modules,
     is_sharded,
     layout,
-    local,
     param_groups,
     ranks_of,
     reshard,
 )
-from everstep.backends.torch.unsaved_modules import alive_modules
-from everstep.backends.torch.update_counter import flatten, optimizers
+from everstep.backends.torch.update_counter import alive_modules, flatten, optimizers
 from everstep.backends.torch.virtual_shards import VirtualShards
 from everstep.contracts.group import DataRanks, named
-from everstep.errors import ConfigError, DisagreementError, StateError
+from everstep.errors import ConfigError, StateError
 
 
 def prepare(objects: Mapping[str, Any], data: DataRanks) -> None:
     """Make each DistributedDataParallel that trains the objects compute equal bits in each step and start.
 
-    An optimizer of the state that makes an update of several steps gets to know the ranks.  Where ranks read
-    the same samples, the gradients of the first update are compared.
+    An optimizer of the state that makes an update of several steps gets to know the ranks.
     """
     found = _wrappers(objects)
     for ddp in found:
@@ -49,8 +44,6 @@ def prepare(objects: Mapping[str, Any], data: DataRanks) -> None:
         for layer in layers(optimizer):
             if isinstance(layer, MinibatchOptimizer):
                 layer.ranks = _averaging(layer, found, objects)
-        if data.shared:
-            prove_first_update(innermost(optimizer), _names(objects))
 
 
 def _averaging(
@@ -70,7 +63,6 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
         data: which part of each batch every rank reads.
     """
     size = len(data.of)
-    _require_group(objects, data)
     _refuse_old_fsdp(objects)
     _require_over_all(objects, data)
     found = _wrappers(objects)
@@ -82,7 +74,7 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
         for owner, index, parameter in _stepped(objects)
         if parameter.requires_grad and id(parameter) not in averaged and not is_sharded(parameter)
     ]
-    # ranks that all read the whole batch compute equal gradients: `prepare` compares them
+    # ranks that all read the whole batch compute equal gradients: each save compares the parameters
     if data.size == 1:
         lonely = []
     if lonely:
@@ -105,7 +97,13 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
             "returns (a Task: parallel=True)"
         )
     for ddp in found:
-        _refuse_other_ranks(ddp, data)
+        averaging = dist.get_process_group_ranks(ddp.process_group)
+        if not data.covered_by(averaging):
+            raise ConfigError(
+                f"the DistributedDataParallel of a {type(ddp.module).__name__} averages over "
+                f"{len(averaging)} of {len(data.of)} ranks: leave out its process_group=, so that all ranks "
+                "train one model"
+            )
         _refuse_hook(ddp, objects)
     if data.shared and any(isinstance(value, VirtualShards) for _, value in flatten(objects)):
         raise ConfigError(
@@ -168,15 +166,6 @@ def _stepped(objects: Mapping[str, Any]) -> Iterator[tuple[str, int, Tensor]]:
 
 
 # ------------------------------------------------------------------------------------- what is refused
-
-
-def _require_group(objects: Mapping[str, Any], data: DataRanks) -> None:
-    """Refuse to train without the process group by which `prepare` compares the first gradients."""
-    if data.shared and not dist.is_initialized() and any(optimizers(flatten(objects))):
-        raise ConfigError(
-            f"data_ranks= on {len(data.of)} ranks compares the gradients of the first update, and torch "
-            "has no process group for that: call torch.distributed.init_process_group() before the loop"
-        )
 
 
 def _refuse_old_fsdp(objects: Mapping[str, Any]) -> None:
@@ -247,15 +236,6 @@ def _not_whole(what: str, averaging: list[int], data: DataRanks) -> str:
         f"there are {data.size} parts (data_ranks=): call fully_shard(model, mesh=mesh['dp']), with the mesh "
         "that is given as data_ranks=, after parallelize_module and before the optimizer is made"
     )
-
-
-def _refuse_other_ranks(ddp: DistributedDataParallel, data: DataRanks) -> None:
-    averaging = dist.get_process_group_ranks(ddp.process_group)
-    if not data.covered_by(averaging):
-        raise ConfigError(
-            f"the DistributedDataParallel of a {type(ddp.module).__name__} averages over {len(averaging)} of "
-            f"{len(data.of)} ranks: leave out its process_group=, so that all ranks train one model"
-        )
 
 
 _PRECISION = "torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks"
@@ -350,78 +330,3 @@ def _after_forward(ddp: Any, inputs: Any, output: Any) -> None:
     # in `no_sync`, too, where torch leaves it out: a save may stand inside a window
     if trains and ddp.modules_buffers:
         ddp._sync_buffers()
-
-
-# ----------------------------------------------------------- the first gradients, where ranks read the same
-
-_hooks: weakref.WeakKeyDictionary[Optimizer, Any] = weakref.WeakKeyDictionary()
-"""Handles of the hooks, of which each waits for a first update or has seen it."""
-
-
-def prove_first_update(optimizer: Optimizer, names: Mapping[int, str]) -> None:
-    """Compare the gradients of an optimizer's next step over the ranks, before the step is made.
-
-    Where several ranks compute with the same samples, nothing averages their gradients: the rank whose
-    gradient is another trains a model of its own.  One collective of 8 bytes for each parameter.
-
-    Args:
-        optimizer: one that steps the parameters itself, on all ranks.
-        names: names of parameters, by identity.
-    """
-
-    proven = False
-
-    def compare(stepping: Optimizer, *_: Any) -> None:
-        nonlocal proven
-        if proven:
-            return
-        # the hook stays: torch iterates over the hooks here, and cannot go on where one has left
-        proven = True
-        stepped = [parameter for group in stepping.param_groups for parameter in group["params"]]
-        _require_equal(stepped, [names.get(id(p), f"parameter {i}") for i, p in enumerate(stepped)])
-
-    if earlier := _hooks.pop(optimizer, None):
-        earlier.remove()
-    _hooks[optimizer] = optimizer.register_step_pre_hook(compare)
-
-
-def _require_equal(parameters: Sequence[Tensor], names: Sequence[str]) -> None:
-    """Refuse gradients that are not equal where they have to be; all ranks raise."""
-    device = parameters[0].device
-    rows = [[_digest_of_gradient(parameter), _first_holder(parameter)] for parameter in parameters]
-    mine = torch.tensor(rows, dtype=torch.int64, device=device)
-    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, mine)
-    by_rank = [each.tolist() for each in found]
-    for index, name in enumerate(names):
-        told = [each[index] for each in by_rank]
-        differing = [rank for rank, (digest, holder) in enumerate(told) if digest != told[holder][0]]
-        if differing:
-            raise DisagreementError(
-                f"the gradient of {name!r} on {named(differing)} is not that of rank "
-                f"{told[differing[0]][1]}, which holds the same elements, so each would train a model of its "
-                "own: give all ranks of tensor parallelism the same first values and the same input, or let "
-                "torch reduce the gradient, as a DTensor: by the plan of parallelize_module "
-                "(SequenceParallel() for a norm), or by distribute_module(part, mesh['tp'])",
-                ranks=differing,
-            )
-
-
-def _first_holder(parameter: Tensor) -> int:
-    """Return the first rank that holds the elements that this rank holds."""
-    return layout(parameter).holders[0] if is_sharded(parameter) else 0
-
-
-def _digest_of_gradient(parameter: Tensor) -> int:
-    """Digest the elements of a gradient that this process holds: 63 bits, 0 for no gradient."""
-    gradient = parameter.grad
-    if gradient is None:
-        return 0
-    if is_sharded(gradient) and is_sharded(parameter):
-        # a sum that was not made yet is made here as the optimizer makes it
-        gradient = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
-    elements = local(gradient)
-    if elements.is_sparse:
-        elements = elements.to_dense()
-    data: Any = elements.cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return xxhash.xxh3_64_intdigest(data) >> 1

@@ -124,44 +124,32 @@ class TorchStore:
         self.store, self._gone = store, [] if gone is None else gone
 
     def clone(self) -> TorchStore:
-        """Open another connection, to the same keys."""
         return TorchStore(_clone(self.store, self._gone), self._gone)
 
     def below(self, prefix: str) -> TorchStore:
-        """Return this connection with keys that all begin with this store's prefix and `prefix`."""
         return TorchStore(PrefixStore(prefix, self.store), self._gone)
 
-    def set(self, key: str, value: str) -> None:
-        """Set a key, in place of an earlier value."""
+    def _ask(self, request: str, *arguments: Any) -> Any:
         with _lost_if_it_fails(self._gone):
-            self.store.set(key, value)
+            return getattr(self.store, request)(*arguments)
+
+    def set(self, key: str, value: str) -> None:
+        self._ask("set", key, value)
 
     def set_all(self, keys: Sequence[str], value: str) -> None:
-        """Set several keys to one value, in one request."""
-        with _lost_if_it_fails(self._gone):
-            self.store.multi_set(list(keys), [value] * len(keys))
+        self._ask("multi_set", list(keys), [value] * len(keys))
 
     def has(self, keys: Sequence[str]) -> bool:
-        """Whether all of the keys exist."""
-        with _lost_if_it_fails(self._gone):
-            return bool(self.store.check(list(keys)))
+        return bool(self._ask("check", list(keys)))
 
     def get(self, keys: Sequence[str]) -> list[str]:
-        """Return the values of keys that exist."""
-        with _lost_if_it_fails(self._gone):
-            return [value.decode() for value in self.store.multi_get(list(keys))]
+        return [value.decode() for value in self._ask("multi_get", list(keys))]
 
     def set_once(self, key: str, value: str) -> str:
-        """Set a key that does not exist; return the value that the key has then, by whomever."""
-        with _lost_if_it_fails(self._gone):
-            return str(self.store.compare_set(key, "", value), "utf-8")
+        return str(self._ask("compare_set", key, "", value), "utf-8")
 
     def delete(self, key: str) -> None:
-        """Delete a key, if it exists."""
-        with _lost_if_it_fails(self._gone):
-            self.store.delete_key(key)
+        self._ask("delete_key", key)
 
     def block(self, key: str) -> None:
-        """Wait, without a limit, until the key exists."""
-        with _lost_if_it_fails(self._gone):
-            self.store.wait([key], FOREVER)
+        self._ask("wait", [key], FOREVER)

@@ -107,7 +107,7 @@ class Loader(SampledStream):
         # made for its checks alone: a bad combination of options is an error here, not at the first pass
         DataLoader(dataset, **options)
 
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> LoaderCursor:
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> SampledCursor:
         plan = self._sampling.plan(purpose, pass_index, seed)
         first = 0 if position is None else position["batches"]
         source: DataLoader[Any] = DataLoader(
@@ -120,7 +120,12 @@ class Loader(SampledStream):
             generator=torch.Generator().manual_seed(pass_key("workers", plan.seed, purpose, pass_index)),
             **self._options,
         )
-        cursor = LoaderCursor(source, self._dataset, plan, first)
+        if source.num_workers > 0:
+            batches = start(source, f"data {purpose!r}", self._dataset)
+            cursor = SampledCursor(plan, batches, first, closer=batches.close)
+            cursor.fetch_error_may_be_signal = True
+        else:
+            cursor = SampledCursor(plan, iter(source), first)
         if first and self.generators and source.num_workers > 0:
             cursor.note = (
                 f"{cursor.what} cannot resume exactly: its dataset keeps a generator of its own, whose "
@@ -131,18 +136,6 @@ class Loader(SampledStream):
     def __repr__(self) -> str:
         workers = self._options["num_workers"]
         return f"loader({type(self._dataset).__name__}, num_workers={workers})"
-
-
-class LoaderCursor(SampledCursor):
-    """Pass of a loader."""
-
-    def __init__(self, source: DataLoader[Any], dataset: Any, plan: Plan, first: int) -> None:
-        self.fetch_error_may_be_signal = source.num_workers > 0
-        if source.num_workers > 0:
-            batches = start(source, f"data {plan.purpose!r}", dataset)
-            super().__init__(plan, batches, first, closer=batches.close)
-        else:
-            super().__init__(plan, iter(source), first)
 
 
 def _as_is(batch: Any) -> Any:

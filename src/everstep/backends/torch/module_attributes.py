@@ -165,12 +165,10 @@ def _is_plain(value: Any) -> bool:
         return all(type(key) in (str, int) and _is_plain(item) for key, item in value.items())
     if kind is np.ndarray:
         return not value.dtype.hasobject
-    return kind in _SCALARS or (kind is Tensor and _can_be_saved(value))
-
-
-def _can_be_saved(tensor: Tensor) -> bool:
-    odd = tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested
-    return not odd and tensor.grad_fn is None
+    if kind is Tensor:
+        odd = value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_nested
+        return not odd and value.grad_fn is None
+    return kind in _SCALARS
 
 
 def _marks(module: Module) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -63,17 +63,16 @@ def told(obj: Optimizer | LRScheduler) -> dict[str, str]:
     found = given(obj)
     obj = _itself(obj)
     if obj not in _told or _told[obj][0] is not found:
-        texts = _of_groups(found) if isinstance(obj, Optimizer) else _of_scheduler(obj, found)
+        if isinstance(obj, Optimizer):
+            texts = {
+                name if len(found) == 1 else f"{index}.{name}": text
+                for index, group in enumerate(found)
+                for name, text in _of_group(group).items()
+            }
+        else:
+            texts = _of_scheduler(obj, found)
         _told[obj] = (found, texts)
     return _told[obj][1]
-
-
-def _of_groups(groups: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    return {
-        name if len(groups) == 1 else f"{index}.{name}": text
-        for index, group in enumerate(groups)
-        for name, text in _of_group(group).items()
-    }
 
 
 def _itself(obj: Optimizer | LRScheduler) -> Optimizer | LRScheduler:
@@ -100,16 +99,13 @@ def _functions(scheduler: Any) -> dict[str, str]:
     own = {
         name: value
         for name, value in vars(scheduler).items()
-        if name.lstrip("_").startswith(asked) and _has_functions(value)
+        if name.lstrip("_").startswith(asked)
+        and (callable(value) or (isinstance(value, list | tuple) and any(map(callable, value))))
     }
     inner = enumerate(getattr(scheduler, "_schedulers", ()))
     return _texts(own) | {
         f"{index}.{name}": text for index, each in inner for name, text in _functions(each).items()
     }
-
-
-def _has_functions(value: Any) -> bool:
-    return callable(value) or (isinstance(value, list | tuple) and any(map(callable, value)))
 
 
 def _asked(scheduler: Any) -> set[str]:

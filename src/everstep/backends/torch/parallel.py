@@ -48,8 +48,8 @@ def parallel(model: Module, **options: Any) -> Module:
         options: arguments of DistributedDataParallel (bucket_cap_mb, find_unused_parameters ...).
 
     Raises:
-        ConfigError: an option is unknown, nothing in the model is trained, SyncBatchNorm is on the CPU, or a
-            variable of the launcher is missing.
+        ConfigError: an option is unknown, nothing in the model is trained, or a variable of the launcher is
+            missing.
         StateError: a parameter is sharded.
     """
     if not isinstance(model, Module):
@@ -67,9 +67,14 @@ def parallel(model: Module, **options: Any) -> Module:
     _require_trainable(model)
     kinds = {parameter.device.type for parameter in model.parameters()}
     open_group(on_cuda=kinds == {"cuda"})
-    if kinds == {"cuda"} and _group.is_ours:
-        _move(model)
-    return DistributedDataParallel(model, **{**_on_one_device(model), **options})
+    devices = {parameter.device for parameter in model.parameters()}
+    if kinds == {"cuda"} and _group.is_ours and len(devices) == 1:
+        # made on the first device by every process
+        own = torch.device("cuda", torch.cuda.current_device())
+        model.to(own)
+        devices = {own}
+    on_one = {"device_ids": [next(iter(devices)).index]} if kinds == {"cuda"} and len(devices) == 1 else {}
+    return DistributedDataParallel(model, **{**on_one, **options})
 
 
 def _require_trainable(model: Module) -> None:
@@ -88,12 +93,6 @@ def _require_trainable(model: Module) -> None:
         raise ConfigError(
             f"no parameter of the {kind} is trained (requires_grad), so the processes have "
             "nothing to average: leave out parallel(...) around it"
-        )
-    on_cpu = all(parameter.is_cpu for parameter in model.parameters())
-    if on_cpu and any(isinstance(part, torch.nn.SyncBatchNorm) for part in model.modules()):
-        raise ConfigError(
-            f"the {kind} has SyncBatchNorm, which torch has for GPUs alone: use BatchNorm on the CPU, whose "
-            "statistics are those of each rank's part (leave out convert_sync_batchnorm)"
         )
 
 
@@ -173,18 +172,6 @@ def _local_device() -> int:
             f"each, as with torchrun --nproc-per-node={count}"
         )
     return index
-
-
-def _move(model: Module) -> None:
-    """Move a model, made on the first device by every process, to the device of this process."""
-    if len({parameter.device for parameter in model.parameters()}) == 1:
-        model.to(torch.device("cuda", torch.cuda.current_device()))
-
-
-def _on_one_device(model: Module) -> dict[str, Any]:
-    devices = {parameter.device for parameter in model.parameters()}
-    only = devices.pop()
-    return {"device_ids": [only.index]} if only.type == "cuda" and not devices else {}
 
 
 class Ranks:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -225,7 +225,10 @@ def _require_boxes(mesh: Any, placements: tuple[Any, ...], shape: tuple[int, ...
 
     plain = _home().Shard
     for dim in {p.dim for p in placements if not p.is_replicate() and type(p) is not plain}:
-        over = [n if _divides(p, dim) else 1 for n, p in zip(mesh.shape, placements, strict=True)]
+        over = [
+            n if not p.is_replicate() and p.dim == dim else 1
+            for n, p in zip(mesh.shape, placements, strict=True)
+        ]
         boxes = (box_at(shape, mesh.shape, list(place), placements) for place in product(*map(range, over)))
         parts = sorted((offset[dim], sizes[dim]) for sizes, offset in boxes if sizes[dim])
         ends = [0, *(start + count for start, count in parts)]
@@ -234,10 +237,6 @@ def _require_boxes(mesh: Any, placements: tuple[Any, ...], shape: tuple[int, ...
                 f"a DTensor of shape {shape} with placements {placements} over {mesh} gives a process rows "
                 "that do not follow each other, which everstep does not save: divide another dimension"
             )
-
-
-def _divides(placement: Any, dim: int) -> bool:
-    return not placement.is_replicate() and placement.dim == dim
 
 
 # ------------------------------------------------------------------------------------ fully_shard
@@ -273,35 +272,29 @@ def grouping(module: Module) -> str:
     """
     names = {id(part): name for name, part in module.named_modules()}
     groups = [
-        [f"{names.get(id(info.module))}.{info.param_name}" for info in _infos(group)]
+        [
+            f"{names.get(id(each._module_info.module))}.{each._module_info.param_name}"
+            for each in group.fsdp_params
+        ]
         for group in param_groups(module)
     ]
     if not groups:
         return ""
-    plural = "s" if len(groups) > 1 else ""
-    return (
-        f"{len(groups)} group{plural} of parameters ({xxhash.xxh3_64_hexdigest(repr(groups).encode())[:8]})"
-    )
-
-
-def _infos(group: Any) -> Iterator[Any]:
-    return (parameter._module_info for parameter in group.fsdp_params)
+    digest = xxhash.xxh3_64_hexdigest(repr(groups).encode())[:8]
+    return f"{len(groups)} group{'s' if len(groups) > 1 else ''} of parameters ({digest})"
 
 
 def precision(module: Module) -> str:
-    """Describe the `MixedPrecisionPolicy` of `fully_shard`, as given; "" where nothing is converted."""
+    """Describe the `MixedPrecisionPolicy` of `fully_shard`; "" where it is torch's default."""
     names = {id(part): name for name, part in module.named_modules()}
-    found: dict[str, list[str]] = {}
+    policies: dict[str, list[str]] = {}
     for group in param_groups(module):
         policy = group.mp_policy
-        given = {each.name: getattr(policy, each.name) for each in fields(policy)}
-        told = ", ".join(
-            f"{each.name}={given[each.name]}" for each in fields(policy) if given[each.name] != each.default
-        )
-        found.setdefault(told, []).extend(names.get(id(part)) or "the model" for part in group.modules)
-    if len(found) < 2:
-        return "".join(found)
-    return "; ".join(f"{told or 'none'} for {', '.join(of)}" for told, of in found.items())
+        text = "" if policy == type(policy)() else repr(policy)
+        policies.setdefault(text, []).extend(names.get(id(part)) or "the model" for part in group.modules)
+    if len(policies) < 2:
+        return "".join(policies)
+    return "; ".join(f"{text or 'none'} for {', '.join(of)}" for text, of in policies.items())
 
 
 # ------------------------------------------------------------------------ windows of accumulation

@@ -68,7 +68,10 @@ def split(loader: DataLoader[Any], share: Share) -> Part:
     if ranks_said(sampler) is None:
         raise DataError(_remedy(loader, place, share))
     require_ranks(sampler, share)
-    sampling = _sampling(loader, sampler, share) if _is_understood(sampler) else None
+    # torch's or torchdata's DistributedSampler chooses the samples, also in a subclass
+    room = type(sampler).__iter__.__module__.partition(".")[0]
+    is_understood = isinstance(sampler, DistributedSampler) and room in ("torch", "torchdata")
+    sampling = _sampling(loader, sampler, share) if is_understood else None
     own = PassSampler(sampler, None if sampling is None else sampling.own_samples)
     return Part(_with_sampler(loader, place, own), own, sampling)
 
@@ -100,12 +103,6 @@ def _remedy(loader: DataLoader[Any], place: str, share: Share) -> str:
         "sampler=torch.utils.data.DistributedSampler(dataset) in place of shuffle=True, with the batch_size "
         "of one rank, or use everstep.data.loader(dataset, batch_size=...) with that of all ranks"
     )
-
-
-def _is_understood(sampler: Any) -> bool:
-    """Whether the `DistributedSampler` of torch or torchdata chooses the samples, also in a subclass."""
-    room = type(sampler).__iter__.__module__.partition(".")[0]
-    return isinstance(sampler, DistributedSampler) and room in ("torch", "torchdata")
 
 
 def _sampling(loader: DataLoader[Any], sampler: Any, share: Share) -> Sampling:

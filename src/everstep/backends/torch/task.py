@@ -131,21 +131,24 @@ class Task(tasks.Task):
             )
         if ema is not None and not 0 < number("ema", ema) < 1:
             raise ConfigError(f"ema={ema}: give a decay between 0 and 1, such as 0.999")
-        if not isinstance(compile, bool | Mapping):
-            raise ConfigError(
-                f'compile={compile!r}: give True, or arguments, as in {{"backend": "inductor"}}'
-            )
-        if not isinstance(parallel, bool | Mapping):
-            raise ConfigError(
-                f'parallel={parallel!r}: give True, or options, as in {{"find_unused_parameters": True}}'
-            )
+        for name, options in {"compile": compile, "parallel": parallel}.items():
+            if not isinstance(options, bool | Mapping):
+                raise ConfigError(f"{name}={options!r}: give True, or options in a mapping")
         self._autocast, self._clip, self._decay = dtype, clip, ema
         self._accumulate = integer("accumulate", accumulate)
         self._trainable, self._compile, self._parallel = trainable, compile, parallel
         self._count = None if shards is None else integer("shards", shards)
         self._shards: VirtualShards | None = None
         if shards is not None:
-            self._require_shardable()
+            kind = type(self)
+            self._refuse(
+                f"shards={shards} divides the batch and averages over ranks, and its loss is the mean over a "
+                "shard's samples, so it",
+                parallel=parallel is not False,
+                accumulate=self._accumulate > 1,
+                train_step=kind.train_step is not Task.train_step,
+                elements=kind.elements is not Task.elements,
+            )
         if parallel is not False and type(self).train_step is Task.train_step:
             self.applies_weight = True
         self._ranks: Ranks | None = None
@@ -156,20 +159,11 @@ class Task(tasks.Task):
         """Model that replaces `model` in an evaluation; None for `model` itself."""
         self._scaler: torch.amp.GradScaler | None = None
 
-    def _require_shardable(self) -> None:
-        kind = type(self)
-        used = {
-            "parallel": self._parallel is not False,
-            "accumulate": self._accumulate > 1,
-            "train_step": kind.train_step is not Task.train_step,
-            "elements": kind.elements is not Task.elements,
-        }
-        if names := [name for name, value in used.items() if value]:
-            raise ConfigError(
-                f"shards={self._count} cannot be used with {' and '.join(names)}: shards divide the "
-                "batch and average over ranks, and the loss is the mean over a shard's samples; leave out "
-                "one of them"
-            )
+    def _refuse(self, what: str, **used: bool) -> None:
+        """Refuse the options that are used and that cannot be."""
+        if names := [name for name, is_used in used.items() if is_used]:
+            kind, names_in_words = type(self).__name__, " and ".join(names)
+            raise ConfigError(f"{kind}: {what} cannot be used with {names_in_words}: leave out one of them")
 
     # -------------------------------------------------------------------------------- building
 
@@ -194,7 +188,14 @@ class Task(tasks.Task):
         if not isinstance(self.model, torch.nn.Module):
             raise ConfigError(f"the model is {self.model!r}: return a torch.nn.Module from build_model")
         if self.device is not None:
-            _require_device(self.device)
+            try:
+                torch.empty(0, device=self.device)
+            except (RuntimeError, AssertionError) as error:
+                reason = str(error).partition("\n")[0]
+                raise ConfigError(
+                    f"device={str(self.device)!r} cannot be used here ({reason}); torch finds "
+                    f'{accelerators()} accelerators: give one of them, or "cpu"'
+                ) from error
             if self._parallel is not False or self._count is not None:
                 open_group(on_cuda=self.device.type == "cuda")  # which chooses this process's device
             self.model.to(self.device)
@@ -213,7 +214,14 @@ class Task(tasks.Task):
         if isinstance(self.optimizer, Optimizer):
             self._equip(self.optimizer, scheduler or self.build_scheduler)
         else:
-            self._require_plain()
+            self._refuse(
+                f"a {type(self.optimizer).__name__} from build_optimizer, not one optimizer (put "
+                "ClipOptimizer and MinibatchOptimizer around each),",
+                clip=self._clip is not None,
+                ema=self._decay is not None,
+                autocast=self._autocast is torch.float16,
+                accumulate=self._accumulate > 1,
+            )
         # Last: optimizer and average are made from the plain model, whose names have no prefix.
         self.model = wrapped
         if self._compile is not False:
@@ -242,13 +250,12 @@ class Task(tasks.Task):
 
     def _sharded(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return a model that `build_model` has divided, which averages gradients in each backward pass."""
-        asked = {"ema": self._decay is not None, "shards": self._count is not None}
-        asked["options in parallel"] = isinstance(self._parallel, Mapping)
-        if names := [name for name, given in asked.items() if given]:
-            raise ConfigError(
-                f"{type(self).__name__}: build_model returns a model that is sharded (fully_shard), which "
-                f"goes with no {' and no '.join(names)}: leave out {'that' if len(names) == 1 else 'these'}"
-            )
+        self._refuse(
+            "a model that is sharded (fully_shard), as build_model returns it,",
+            ema=self._decay is not None,
+            shards=self._count is not None,
+            parallel_options=isinstance(self._parallel, Mapping),
+        )
         self._ranks = Ranks(next(model.parameters()).device)
         return model
 
@@ -274,17 +281,6 @@ class Task(tasks.Task):
             self._evaluated = self._ema.module
         # The hook is the innermost optimizer's: an update that is left out moves no schedule and no average.
         optimizer.register_step_post_hook(self._updated)
-
-    def _require_plain(self) -> None:
-        asked = {"clip": self._clip, "ema": self._decay, "autocast": self._autocast is torch.float16}
-        names = [name for name, value in asked.items() if value]
-        names += ["accumulate"] if self._accumulate > 1 else []
-        if names:
-            raise ConfigError(
-                f"{', '.join(names)} of {type(self).__name__} is for one optimizer, and build_optimizer "
-                f"returned {self.optimizer!r:.80}; return one, or leave it out and use ClipOptimizer and "
-                "MinibatchOptimizer around each"
-            )
 
     def _updated(self, *_: Any) -> None:
         """Move the schedule and the average after an update of the optimizer."""
@@ -348,14 +344,34 @@ class Task(tasks.Task):
         with self.accumulating():
             with self.precision():
                 metrics = self.forward(batch)
-            self.backward(_loss_in(type(self).__name__, metrics), count)
+            self.backward(self._loss_in(metrics), count)
         return {**metrics, **self.update()}
 
     def _forward(self, batch: Any) -> Mapping[str, Any]:
         with self.precision():
             metrics = self.forward(batch)
-        _loss_in(type(self).__name__, metrics)
+        self._loss_in(metrics)
         return metrics
+
+    def _loss_in(self, metrics: Any) -> Tensor:
+        """Find the loss in what `forward` returned, and check that it has gradients."""
+        name = type(self).__name__
+        loss = metrics.get("loss") if isinstance(metrics, Mapping) else None
+        if not isinstance(loss, Tensor):
+            raise MetricError(
+                f"{name}.forward returned {metrics!r}; return a mapping with the loss, a tensor, "
+                'as in {"loss": loss}'
+            )
+        if loss.numel() != 1:
+            raise MetricError(
+                f"the loss of {name}.forward has the shape {tuple(loss.shape)}: return its mean, loss.mean()"
+            )
+        if not loss.requires_grad:
+            raise MetricError(
+                f"the loss of {name}.forward depends on no parameter that is trained: compute it from "
+                "self.model(...), without detach() or item(), and leave something to be trained"
+            )
+        return loss
 
     def _counted(self, batch: Any) -> float | Tensor:
         count = self.elements(batch)
@@ -478,35 +494,3 @@ class Task(tasks.Task):
     def _device_type(self) -> str:
         first: Tensor = next(self.model.parameters())
         return first.device.type
-
-
-def _require_device(device: torch.device) -> None:
-    """Refuse a device on which no tensor can be made."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(
-            f"device={str(device)!r} cannot be used here ({reason}); torch finds "
-            f'{accelerators()} accelerators: give one of them, or "cpu"'
-        ) from error
-
-
-def _loss_in(name: str, metrics: Any) -> Tensor:
-    """Find the loss in what `forward` returned, and check that it has gradients."""
-    loss = metrics.get("loss") if isinstance(metrics, Mapping) else None
-    if not isinstance(loss, Tensor):
-        raise MetricError(
-            f"{name}.forward returned {metrics!r}; return a mapping with the loss, a tensor, "
-            'as in {"loss": loss}'
-        )
-    if loss.numel() != 1:
-        raise MetricError(
-            f"the loss of {name}.forward has the shape {tuple(loss.shape)}: return its mean, loss.mean()"
-        )
-    if not loss.requires_grad:
-        raise MetricError(
-            f"the loss of {name}.forward depends on no parameter that is trained: compute it from "
-            "self.model(...), without detach() or item(), and leave something to be trained"
-        )
-    return loss

@@ -200,7 +200,26 @@ class ModuleEntry(Entry):
             return False
 
 
-class OptimizerEntry(Entry):
+class _OptionsEntry(Entry):
+    """Entry of an object whose options a program gives and training changes."""
+
+    def __init__(self, obj: Any) -> None:
+        self.obj = obj
+
+    def save(self) -> Any:
+        return self.obj.state_dict()
+
+    def load(self, tree: Any) -> None:
+        self.obj.load_state_dict(tree)
+
+    def enter(self) -> None:
+        options.enter(self.obj)
+
+    def leave(self) -> None:
+        options.leave(self.obj)
+
+
+class OptimizerEntry(_OptionsEntry):
     """Entry of an optimizer: its class, its groups' options and the state of each parameter.
 
     A wrapper has the class and state of the wrapped optimizer, and also options and state of its own.
@@ -210,6 +229,7 @@ class OptimizerEntry(Entry):
     rank_keys = (WINDOW,)
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
         self.optimizer = optimizer
         self._sharded = any(map(is_sharded, self._parameters()))
 
@@ -283,40 +303,19 @@ class OptimizerEntry(Entry):
             if key in (made := options.given(self.optimizer)[int(index or 0)]):
                 options.put(group, key, made[key])
 
-    def enter(self) -> None:
-        options.enter(self.optimizer)
 
-    def leave(self) -> None:
-        options.leave(self.optimizer)
-
-
-class SchedulerEntry(Entry):
+class SchedulerEntry(_OptionsEntry):
     """Entry of a learning-rate scheduler."""
 
-    def __init__(self, scheduler: LRScheduler) -> None:
-        self.scheduler = scheduler
-
-    def save(self) -> Any:
-        return self.scheduler.state_dict()
-
-    def load(self, tree: Any) -> None:
-        self.scheduler.load_state_dict(tree)
-
     def options(self) -> dict[str, str]:
-        return dict(options.told(self.scheduler))
+        return dict(options.told(self.obj))
 
     def in_schedule(self, option: str) -> bool:
         return not option.endswith("base_lrs")
 
     def use_options(self, names: Collection[str]) -> None:
         if names:
-            options.replay(self.scheduler)
-
-    def enter(self) -> None:
-        options.enter(self.scheduler)
-
-    def leave(self) -> None:
-        options.leave(self.scheduler)
+            options.replay(self.obj)
 
 
 class ScalerEntry(Entry):

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import xxhash
 from torch import Tensor
 
 from everstep.backends.torch.model_wrappers import BareNames, bare
 from everstep.backends.torch.sharded import refuse_sharded
-from everstep.backends.torch.tensor_memory import host_view
+from everstep.backends.torch.tensor_memory import host_bytes
 from everstep.backends.torch.torch_entries import ModuleEntry
 from everstep.contracts.state import BASE, Declaration, Entry, Mismatch
 from everstep.errors import ConfigError, StateError
@@ -201,16 +200,5 @@ def _version(tensor: Tensor) -> int:
 
 def _told(tensor: Tensor) -> str:
     """Describe a tensor by its shape, element type and the xxh3_128 of its elements in C order."""
-    digest = xxhash.xxh3_128_hexdigest(_elements(tensor).data)
+    digest = xxhash.xxh3_128_hexdigest(host_bytes(tensor))
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} {digest}"
-
-
-def _elements(tensor: Tensor) -> Any:
-    """Return a tensor's elements in host memory, in C order; the memory itself where it is like that."""
-    raw = tensor.detach().as_subclass(Tensor)
-    view = host_view(raw)
-    if view is None:
-        raw = raw.resolve_conj().resolve_neg().cpu().contiguous()
-        view = host_view(raw) if raw.dtype.is_complex or raw.numel() == 0 else None
-        view = host_view(raw.reshape(-1).view(torch.uint8)) if view is None else view
-    return np.ascontiguousarray(view).reshape(-1).view(np.uint8)

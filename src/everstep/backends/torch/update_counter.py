@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, LambdaLR, OneCycleLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -25,7 +29,6 @@ from everstep.backends.torch.sharded import (
     unmade_sums,
     window,
 )
-from everstep.backends.torch.unsaved_modules import TorchUnsavedObjects
 from everstep.backends.torch.virtual_shards import require_saved
 from everstep.contracts.state import BASE, Declaration
 from everstep.errors import RestoreError
@@ -73,8 +76,8 @@ class TorchUpdateCounter:
         scalers = [value for _, value in pairs if isinstance(value, torch.amp.GradScaler)]
         self._scales = [(scaler, scaler.get_scale()) for scaler in scalers if scaler.is_enabled()]
         self._by_id = {id(watched.optimizer): watched for watched in self._own.values()}
-        self._models = [(n, v) for n, v in pairs if isinstance(v, (torch.nn.Module, Tensor))]
-        modules = (value for _, value in self._models if isinstance(value, torch.nn.Module))
+        self._models = [(n, v) for n, v in pairs if isinstance(v, (Module, Tensor))]
+        modules = (value for _, value in self._models if isinstance(value, Module))
         self._fsdp = [value for value in modules if fsdp_modules(value)]
         """Models whose parameters are other objects while a forward pass has gathered them."""
         self.outside = TorchUnsavedObjects(objects, self._parameters)
@@ -139,7 +142,7 @@ class TorchUpdateCounter:
             tensors = list(_tensors(user[name]))
             # Compared by storage: a tied parameter may be saved under another name.
             saved.update(map(_place, tensors))
-            if isinstance(value, torch.nn.Module):
+            if isinstance(value, Module):
                 saved.update(
                     _place(parameter)
                     for key, parameter in named_parameters(value)
@@ -215,7 +218,9 @@ class TorchUpdateCounter:
             grad = saved.pop((owner, key), None)
             # A copy: the program changes gradients in place.
             sums = summed.get(owner, {}).get(key, ())
-            parameter.grad = None if grad is None else _put_back(parameter, grad, sums)
+            copied: Any = None if grad is None else grad.to(parameter.device, copy=True)
+            placed = copied is not None and is_sharded(parameter)
+            parameter.grad = layout(parameter).tensor(copied, sums) if placed else copied
         for owner, watched in self._own.items():
             watched.resume(*tree["reused"].get(owner, (None, None)))
         load_window(self._fsdp, tree.get("window", {}))
@@ -341,7 +346,7 @@ def flatten(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _driven(value: Any, depth: int = 4) -> Iterator[Any]:
     """Yield the attribute `optimizer` of an object, and of the objects that it holds."""
-    if depth == 0 or isinstance(value, torch.nn.Module | Optimizer | Tensor):
+    if depth == 0 or isinstance(value, Module | Optimizer | Tensor):
         return
     yield _own(value, "optimizer")
     inside = value if isinstance(value, list | tuple) else getattr(value, "__dict__", value)
@@ -369,11 +374,6 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _put_back(parameter: Tensor, grad: Tensor, sums: Sequence[int]) -> Tensor:
-    copied = grad.to(parameter.device, copy=True)
-    return layout(parameter).tensor(copied, sums) if is_sharded(parameter) else copied
-
-
 def _place(tensor: Tensor) -> int:
     """Return a tensor's address in memory."""
     return local(tensor).untyped_storage().data_ptr()
@@ -383,7 +383,7 @@ def optimizers(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Optimize
     for name, value in pairs:
         if isinstance(value, Optimizer):
             yield name, value
-        elif not isinstance(value, torch.nn.Module) and hasattr(value, "state_dict"):
+        elif not isinstance(value, Module) and hasattr(value, "state_dict"):
             held = [(k, v) for k, v in getattr(value, "__dict__", {}).items() if isinstance(v, Optimizer)]
             if held and _saves_optimizer(value.state_dict()):
                 yield from ((f"{name}.{attribute}", optimizer) for attribute, optimizer in held)
@@ -395,3 +395,126 @@ def _saves_optimizer(tree: Any) -> bool:
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+# ------------------------------------------------ modules that training changes and nothing saves
+#
+# After a resume inside an epoch such a module, a metric, say, lacks the steps before, and the epoch's tail
+# reads other values from it.  No step reads it, so a comparison of steps cannot notice that.
+
+_FIRST_LOOK = 3
+"""Step of a start after which modules are searched: the first steps may still make some."""
+
+
+class TorchUnsavedObjects:
+    """Finder of changed modules outside the state, asked after each of the first steps of a start.
+
+    Args:
+        objects: the objects of the state by name; modules that they hold count as saved.
+        parameters: yields (entry, name, tensor) of the state's parameters.
+    """
+
+    def __init__(
+        self, objects: Mapping[str, Any], parameters: Callable[[], Iterable[tuple[Any, Any, Tensor]]]
+    ) -> None:
+        self._objects, self._parameters = objects, parameters
+        self._looks = 0
+        self._epoch = 0
+        self._marks: list[tuple[weakref.ref[Module], Any]] = []
+
+    def changed(self, epoch: int) -> list[str]:
+        """List the classes of the modules that the last step has changed, each once.
+
+        Args:
+            epoch: epoch of this step; a change between two epochs counts as made by no step.
+        """
+        self._looks += 1
+        if self._looks == _FIRST_LOOK:
+            self._marks = [(weakref.ref(root), _mark_of(root)) for root in self._outside()]
+        same, self._epoch = epoch == self._epoch, epoch
+        moved = self._moved()
+        return list(dict.fromkeys(type(root).__name__ for root in moved)) if same else []
+
+    def skip(self) -> None:
+        """Count the changes until now as made by no step."""
+        self._moved()
+
+    def _moved(self) -> list[Module]:
+        old, self._marks = self._marks, []
+        moved = []
+        for reference, mark in old:
+            if (root := reference()) is not None:
+                self._marks.append((reference, now := _mark_of(root)))
+                if now != mark:
+                    moved.append(root)
+        return moved
+
+    def _outside(self) -> list[Module]:
+        """List the outermost modules of this process that share no module and no array with the state."""
+        ours = {id(part) for root in _modules_in(self._objects) for part in _parts(root)}
+        ours |= {id(parameter) for *_, parameter in self._parameters()}
+        others = [each for each in alive_modules() if id(each) not in ours]
+        inner = {id(part) for each in others for part in each.modules() if part is not each}
+        outermost = (each for each in others if id(each) not in inner)
+        return [each for each in outermost if ours.isdisjoint(map(id, _parts(each)))]
+
+
+def _modules_in(value: Any, depth: int = 4) -> Iterator[Module]:
+    if isinstance(value, Module):
+        yield value
+    elif depth:
+        inside = value if isinstance(value, dict | list | tuple) else getattr(value, "__dict__", ())
+        for each in inside.values() if isinstance(inside, dict) else inside:
+            yield from _modules_in(each, depth - 1)
+
+
+class Holders:
+    """Finder of the modules that hold others: a model of which the state has the adapters alone."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, ...], tuple[list[weakref.ref[Module]], list[weakref.ref[Module]]]] = {}
+        """By the ids of modules: these, and the outermost modules around them."""
+
+    def of(self, models: list[Module]) -> list[Module]:
+        """List the modules around some modules; searched once for the same modules."""
+        key = tuple(map(id, models))
+        known, around = self._found.get(key, ([], []))
+        if not models or [each() for each in known] != models:
+            inside = set(key)
+            holders = [
+                module
+                for module in (alive_modules() if models else ())
+                if id(module) not in inside and not inside.isdisjoint(map(id, module.modules()))
+            ]
+            known, around = [weakref.ref(each) for each in models], [weakref.ref(each) for each in holders]
+            self._found = {key: (known, around)}
+        return [module for each in around if (module := each()) is not None]
+
+
+def alive_modules() -> Iterable[Module]:
+    """List every module of this process; the filter is in C, as there may be a million other objects."""
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, Module)}
+    found = compress(objects, map(kinds.__contains__, map(type, objects)))
+    return [each for each in found if "_modules" in vars(each)]  # not in the middle of being made
+
+
+def _parts(root: Module) -> Iterator[Any]:
+    yield from root.modules()
+    yield from root.parameters()
+    yield from root.buffers()
+
+
+def _mark_of(root: Module) -> list[Any]:
+    """Mark a module's arrays and numbers, to tell later whether they have changed; no element is read."""
+    return [
+        (name, id(value), _version(value)) if isinstance(value, Tensor) else (name, value)
+        for part in root.modules()
+        for held in (vars(part), part._parameters, part._buffers)
+        for name, value in held.items()
+        if isinstance(value, Tensor) or type(value) in (int, float)
+    ]
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if is_lazy(tensor) or tensor.is_inference() else tensor._version

@@ -143,8 +143,14 @@ class DataLoaderStream(Stream):
         if position is None:
             begin_anew(self.loader.dataset)
             return DataLoaderCursor(what, self)
-        saved = _Saved(what, len(self.generators), position, by_state=self.resumes == "state")
-        return DataLoaderCursor(what, self, saved)
+        then = len(position["now"])
+        if then != len(self.generators):
+            raise DataError(
+                f"{what}: the loader, its samplers and its dataset held {then} generators at the checkpoint "
+                f"and hold {len(self.generators)} now; give generator= as it was then"
+            )
+        own = position["own"] if self.resumes == "state" else None
+        return DataLoaderCursor(what, self, {**position, "own": own})
 
     def describe(self, seed: int) -> dict[str, Any]:
         loader = self.given
@@ -166,14 +172,8 @@ class DataLoaderStream(Stream):
 
 
 _SETTINGS = (
-    "batch_size",
-    "drop_last",
-    "replacement",
-    "num_samples",
-    "shuffle",
-    "seed",
-    "num_replicas",
-    "rank",
+    *("batch_size", "drop_last", "replacement", "num_samples", "shuffle", "seed"),
+    *("num_replicas", "rank"),  # a DistributedSampler's
 )
 """Attributes that decide a sampler's choice and never change; counters and the epoch are left out."""
 
@@ -196,9 +196,8 @@ def _facts(samplers: dict[str, Any]) -> dict[str, Any]:
         for setting in _SETTINGS:
             value = getattr(sampler, setting, None)
             value = value.item() if isinstance(value, np.generic) else value
-            if isinstance(
-                value, bool | int | float | str
-            ):  # a class of the user's may have a method so named
+            # a class of the user's may have a method so named
+            if isinstance(value, bool | int | float | str):
                 facts[f"{name}.{setting}"] = value
     return facts
 
@@ -260,23 +259,6 @@ def _own_state(loader: Any) -> Any:
     return {**copy.deepcopy(own), "_iterator_finished": False}
 
 
-class _Saved:
-    """Position read from a checkpoint, checked against the `have` generators of the loader."""
-
-    def __init__(self, what: str, have: int, position: Any, *, by_state: bool) -> None:
-        self.done: int = position["batches"]
-        self.generators, self.now = position["generators"], position["now"]
-        if have != len(self.now):
-            raise DataError(
-                f"{what}: the loader, its samplers and its dataset held {len(self.now)} generators at the "
-                f"checkpoint and hold {have} now; give generator= as it was then"
-            )
-        self.ended: bool = position["ended"]
-        self.place = (self.done, self.ended)
-        self.start, self.first = position["start"], position["first"]
-        self.own = position["own"] if by_state else None
-
-
 def _states(generators: list[Generator]) -> list[Any]:
     return [state_of(generator) for generator in generators]
 
@@ -286,32 +268,21 @@ def _set_all(generators: list[Generator], states: list[Any]) -> None:
         set_state_of(generator, state)
 
 
-def _indices(source: Any) -> Iterator[Any]:
-    """Draw indices from the sampler without fetching samples."""
-    while True:
-        try:
-            index = source._next_index()
-        except StopIteration:
-            return
-        yield index
-
-
 class DataLoaderCursor(PassCursor):
     """Pass of a user's DataLoader."""
 
-    def __init__(self, what: str, stream: DataLoaderStream, saved: _Saved | None = None) -> None:
+    def __init__(self, what: str, stream: DataLoaderStream, saved: dict[str, Any] | None = None) -> None:
         loader, generators = stream.loader, stream.generators
         self._stream, self._loader, self._generators = stream, loader, generators
         self.fetch_error_may_be_signal = loader.num_workers > 0
+        self._opened = saved
         if saved is None:
             self._began, self._start, self._first = _states(generators), data_rng.get_state(), None
-            source = self._iterate(what)
+            done, ended, source = 0, False, self._iterate(what)
         else:
-            self._began, self._start, self._first = saved.generators, saved.start, saved.first
-            source = self._reopen(what, saved)
-        self._opened = saved
+            self._began, self._start, self._first = saved["generators"], saved["start"], saved["first"]
+            done, ended, source = saved["batches"], saved["ended"], self._reopen(what, saved)
         closer = source.close if isinstance(source, WorkerBatches) else None
-        done, ended = (0, False) if saved is None else (saved.done, saved.ended)
         # The length of an IterableDataset is a guess, and asking for it arms a warning of torch's.
         total = None if self._iterable else length_of(loader)
         super().__init__(what, source, done=done, total=total, ended=ended, closer=closer)
@@ -321,15 +292,16 @@ class DataLoaderCursor(PassCursor):
             return start(self._loader, what)
         return iter(self._loader)
 
-    def _reopen(self, what: str, saved: _Saved) -> Iterator[Any]:
+    def _reopen(self, what: str, saved: dict[str, Any]) -> Iterator[Any]:
         source: Iterator[Any] = iter(())
-        if saved.own is not None or not saved.ended:
-            _set_all(self._generators, saved.generators)
-            data_rng.set_state(saved.start)
-            if saved.own is not None:
-                self._loader.load_state_dict(copy.deepcopy(saved.own))  # type: ignore[attr-defined]
-            source = iter(self._loader) if saved.own is not None else self._iterate(what)
-        if saved.own is None and not saved.ended and saved.done:
+        own, ended = saved["own"], saved["ended"]
+        if own is not None or not ended:
+            _set_all(self._generators, saved["generators"])
+            data_rng.set_state(saved["start"])
+            if own is not None:
+                self._loader.load_state_dict(copy.deepcopy(own))  # type: ignore[attr-defined]
+            source = iter(self._loader) if own is not None else self._iterate(what)
+        if own is None and not ended and saved["batches"]:
             try:
                 self._advance(what, source, saved)
             except BaseException:
@@ -337,17 +309,18 @@ class DataLoaderCursor(PassCursor):
                     source.close()
                 raise
         # last, because the advance draws: the generators stand where other passes have left them, too
-        _set_all(self._generators, saved.now)
+        _set_all(self._generators, saved["now"])
         return source
 
-    def _advance(self, what: str, source: Any, saved: _Saved) -> None:
+    def _advance(self, what: str, source: Any, saved: dict[str, Any]) -> None:
         # The sampler draws its seed at the first fetch, in whatever state the random state is then.
-        data_rng.set_state(saved.first)
+        data_rng.set_state(saved["first"])
         fetched = self._loader.num_workers > 0 or not hasattr(source, "_next_index") or self._iterable
         early: list[Any] = []
-        note = skip(what, self._noting(source if fetched else _indices(source), early), saved.done)
+        batches = source if fetched else iter(source._next_index, None)
+        note = skip(what, self._noting(batches, early), saved["batches"])
         self.note = note if fetched else None
-        for before, after, now in zip(early, _states(self._generators), saved.now, strict=True):
+        for before, after, now in zip(early, _states(self._generators), saved["now"], strict=True):
             if not same_state(before, after) and not same_state(after, now):
                 self.note = (
                     f"{what} cannot resume exactly: during the pass it draws from a generator from which "
@@ -393,8 +366,8 @@ class DataLoaderCursor(PassCursor):
         }
 
     def _own(self) -> Any:
-        opened = self._opened
-        if opened is not None and opened.own is not None and (self.done, self.ended) == opened.place:
+        opened = self._opened or {"own": None}
+        if opened["own"] is not None and (self.done, self.ended) == (opened["batches"], opened["ended"]):
             # some datasets go to their place only at the next batch, and until then return the start
-            return opened.own
+            return opened["own"]
         return _own_state(self._loader)
