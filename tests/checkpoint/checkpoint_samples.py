@@ -14,7 +14,6 @@ from everstep.checkpoint import (
     CommittedCheckpoint,
     Retention,
     Store,
-    audit,
     save_apart,
 )
 from everstep.contracts.state import HostArray
@@ -196,26 +195,6 @@ def act_heal(run_dir: Path, log: Log) -> None:
     store.check_shared()
 
 
-def act_mend(run_dir: Path, log: Log, harmed: slice = slice(2)) -> None:
-    """Copies of what two checkpoints share, by default both, are damaged while a run trains."""
-    store = store_in(run_dir)
-    store.facts()
-    for path in shared_files(run_dir)[harmed]:
-        damage(path)
-    rate, audit.RATE = audit.RATE, 1 << 60
-    try:
-        log("begin 40")
-        commit(store, at(40))
-        log("end 40")
-    finally:
-        audit.RATE = rate
-
-
-def act_mend_linked(run_dir: Path, log: Log) -> None:
-    """One copy, which best weights have, too, is damaged while a run trains."""
-    act_mend(run_dir, log, slice(1))
-
-
 def prepare_flaw(run_dir: Path) -> None:
     """The first copy of what two checkpoints share is damaged."""
     prepare_three(run_dir)
@@ -236,11 +215,6 @@ def act_pin(run_dir: Path, log: Log) -> None:
 def prepare_linked(run_dir: Path) -> None:
     prepare_three(run_dir)
     act_linked(run_dir, lambda line: None, step=1)
-
-
-def prepare_mend_linked(run_dir: Path) -> None:
-    prepare_three(run_dir)
-    act_linked(run_dir, lambda line: None, step=1, metric="valid_loss")
 
 
 def act_linked(run_dir: Path, log: Log, step: int = 2, metric: str = "valid/loss") -> None:
@@ -274,8 +248,6 @@ SCENARIOS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Log], None]]]
     "start_over": (prepare_three, act_supersede_all),
     "forget": (prepare_three, act_forget),
     "heal": (prepare_flaw, act_heal),
-    "mend": (prepare_three, act_mend),
-    "mend_linked": (prepare_mend_linked, act_mend_linked),
     "pin": (prepare_one, act_pin),
     "best": (prepare_best, act_best),
     "linked": (prepare_linked, act_linked),

@@ -83,14 +83,11 @@ class RankStore:
     Args:
         run_dir: the run directory, which the writer has opened.
         apart: the folder of best weights that are written; None for checkpoints.
-        say: takes sentences for the user; by default nobody reads them.
     """
 
-    def __init__(
-        self, run_dir: Path, apart: Path | None = None, say: Callable[[str], None] = lambda text: None
-    ) -> None:
+    def __init__(self, run_dir: Path, apart: Path | None = None) -> None:
         self._folder = Path(run_dir) / "checkpoints" if apart is None else apart
-        self._sharing = Sharing(Path(run_dir), self._known, say) if apart is None else None
+        self._sharing = Sharing(Path(run_dir), self._known) if apart is None else None
 
     def _known(self, file: str) -> Known | None:
         names = (path.name for path in self._folder.iterdir() if CheckpointName.matches(path.name))

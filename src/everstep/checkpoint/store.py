@@ -64,7 +64,6 @@ class Store(SavedCheckpoints):
         say: takes sentences for the user; by default nobody reads them.
         run: the run's id, which each checkpoint must have; None reads checkpoints of any run.
         require_newest: raises if a later start has taken over the run; called before each rename of a commit.
-        warn: takes sentences about damage that a save finds; None: `say` takes them.
 
     Attributes:
         best_weights: the run's best weights.
@@ -77,13 +76,12 @@ class Store(SavedCheckpoints):
         say: Callable[[str], None] = lambda text: None,
         run: str | None = None,
         require_newest: Callable[[], None] = lambda: None,
-        warn: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(run_dir, run)
         self.segment = segment
         self._say, self._require_newest = say, require_newest
         self._shared = self.run_dir / shared.FOLDER
-        self._sharing = Sharing(self.run_dir, self._known, say if warn is None else warn)
+        self._sharing = Sharing(self.run_dir, self._known)
         self.best_weights = BestWeights(self, segment, say)
         self._chosen: Checkpoint | None = None
 

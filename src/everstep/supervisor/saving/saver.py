@@ -83,7 +83,7 @@ class Saver:
         if group.size > 1:
             self._exchange = WriterExchange(group) if group.writer else RankExchange(group)
         self._together_with = group.data.together(group.rank)
-        self._part = RankStore(opening.run_dir.path, say=voice.warn)
+        self._part = RankStore(opening.run_dir.path)
         self._opening, self._journal, self._retention = opening, journal, rule.retention
         self._retries, self._wake, self._clock, self._voice = retries, wake, clock, voice
         self._buffers = Buffers(rule.copy)
