@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from everstep.checkpoint.array_file import Record, ordered
-from everstep.checkpoint.description import describe, pieces_of
+from everstep.checkpoint.manifest import describe, pieces_of
 from everstep.checkpoint.shared import FOLDER, HERE, have_two, is_shared, link_here, make_folder, write_shared
 from everstep.contracts.state import HostArray, Json
 from everstep.state import content_digest

@@ -18,7 +18,7 @@ import xxhash
 
 from everstep.checkpoint.array_file import ITEM_BYTES, Bytes, Record, write_arrays
 from everstep.checkpoint.content import Sharing, lay_out
-from everstep.checkpoint.description import Piece, describe, pieces_of
+from everstep.checkpoint.manifest import Piece, describe, pieces_of
 from everstep.contracts.state import HostArray, Region, Regions
 from everstep.errors import CheckpointError
 
