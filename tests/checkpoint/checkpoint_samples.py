@@ -11,12 +11,14 @@ import numpy as np
 from everstep.checkpoint import (
     Checkpoint,
     CheckpointName,
+    Commit,
     CommittedCheckpoint,
     Retention,
     Store,
     save_apart,
 )
 from everstep.contracts.state import HostArray
+from everstep.state import Encoded
 
 Log = Callable[[str], None]
 
@@ -74,8 +76,11 @@ def store_in(run_dir: Path, segment: int = 1, said: list[str] | None = None) -> 
 
 def commit(store: Store, name: CheckpointName, seed: int | None = None, **more: Any) -> CommittedCheckpoint:
     seed = name.step if seed is None else seed
-    more = {"digest": f"digest {seed}", "epoch": 1, "phase": "step", **more}
-    return store.commit(name, {"seed": seed}, arrays_of(seed), **more)
+    return store.commit(Commit(name, state_of(seed), f"digest {seed}", **{"epoch": 1, **more}))
+
+
+def state_of(seed: int) -> Encoded:
+    return Encoded({"seed": seed}, arrays_of(seed))
 
 
 def seed_of(found: Checkpoint | None) -> int:
@@ -223,18 +228,8 @@ def act_linked(run_dir: Path, log: Log, step: int = 2, metric: str = "valid/loss
 
 
 def act_best(run_dir: Path, log: Log, step: int = 2, metric: str = "valid/loss", **more: Any) -> None:
-    folder = run_dir / "best" / metric
-    save_apart(
-        folder,
-        at(step),
-        {"seed": step},
-        arrays_of(step),
-        digest=f"digest {step}",
-        epoch=1,
-        phase="step",
-        top=run_dir,
-        **more,
-    )
+    commit = Commit(at(step), state_of(step), f"digest {step}", 1)
+    save_apart(run_dir / "best" / metric, commit, top=run_dir, **more)
 
 
 SCENARIOS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Log], None]]] = {

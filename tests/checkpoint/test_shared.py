@@ -30,6 +30,7 @@ from test_parts import rewrite
 
 from everstep import hazard
 from everstep.checkpoint import (
+    Commit,
     Retention,
     Store,
     content,
@@ -40,7 +41,7 @@ from everstep.checkpoint import (
 )
 from everstep.checkpoint.manifest import ARRAYS, MANIFEST
 from everstep.errors import CheckpointError, DamagedCheckpointError
-from everstep.state import encode
+from everstep.state import Encoded, encode
 
 BASE = "user/base/weight"
 
@@ -71,7 +72,7 @@ def bytes_in(folder: Path) -> int:
 
 def put(store: Store, step: int, **values: Any) -> None:
     arrays = {name: host(value) for name, value in values.items()}
-    store.commit(at(step), None, arrays, digest=str(step), epoch=1, phase="step")
+    store.commit(Commit(at(step), Encoded(None, arrays), str(step)))
     assert same(store.read(at(step)).arrays, arrays)
 
 
@@ -207,9 +208,8 @@ def test_failing_saves_do_not_fill_the_disk_with_shared_files(tmp_path: Path) ->
 def test_every_damage_of_one_copy_is_found_and_healed(tmp_path: Path, small: None) -> None:
     store = store_in(tmp_path)
     arrays = {"w": host(np.arange(512.0))}
-    facts: dict[str, Any] = {"digest": "d", "epoch": 1, "phase": "step"}
     for step in (1, 2, 3):
-        store.commit(at(step), step, arrays, **facts)
+        store.commit(Commit(at(step), Encoded(step, arrays), "d"))
     copy, first = shared_files(tmp_path)
     raw = first.read_bytes()
     assert len(raw) < 4300

@@ -2,7 +2,14 @@
 
 from everstep.checkpoint.array_file import write_arrays
 from everstep.checkpoint.checkpoint_name import CheckpointName
-from everstep.checkpoint.commit import CommittedCheckpoint, finite, place_apart, retire_others, save_apart
+from everstep.checkpoint.commit import (
+    Commit,
+    CommittedCheckpoint,
+    finite,
+    place_apart,
+    retire_others,
+    save_apart,
+)
 from everstep.checkpoint.exchange import RankExchange, WriterExchange, first_error
 from everstep.checkpoint.files import forecast, trial_write
 from everstep.checkpoint.format import Checkpoint, Phase
@@ -22,6 +29,7 @@ __all__ = [
     "FORMAT",
     "Checkpoint",
     "CheckpointName",
+    "Commit",
     "CommittedCheckpoint",
     "Phase",
     "RankExchange",
