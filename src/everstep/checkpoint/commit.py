@@ -233,13 +233,8 @@ def writing_best(sharing: Sharing) -> Writing:
 
 def copying(checkpoint: Checkpoint, segment: int, meta: Json) -> Callable[[Path], int]:
     """Make the function that fills a folder with a copy of a checkpoint, of another segment and `meta`."""
-    divided = any(array.region is not None for array in checkpoint.common.arrays.values())
-    if checkpoint.ranks > 1 or divided:
-        # this process has not read all that the files have: they are copied as they are
-        facts = without_credentials({"segment": segment, "meta": meta})
-        return lambda folder: format.copy(checkpoint.path, folder, facts)
-    facts = {name: getattr(checkpoint, name) for name in ("name", "common", "digest", "epoch", "phase")}
-    return writing(Commit(**facts, partial=checkpoint.partial, meta=meta, own=checkpoint.own), segment)
+    facts = without_credentials({"segment": segment, "meta": meta})
+    return lambda folder: format.copy(checkpoint.path, folder, facts)
 
 
 def _swap_in(new: Path, target: Path, moved: Path | None) -> None:
