@@ -29,6 +29,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from everstep.backends.torch.sharded import region
 from everstep.checkpoint import (
     CheckpointName,
+    Commit,
     RankExchange,
     RankStore,
     Store,
@@ -194,24 +195,25 @@ def save(size: int, run_dir: Path) -> dict[str, Any]:
     kinds: list[type[WriterExchange | RankExchange]] = [WriterExchange, *[RankExchange] * (size - 1)]
     exchanges = [kind(Group(rank, size, store), 300.0) for rank, kind in enumerate(kinds)]
 
-    def commit(rank: int, step: int) -> None:
+    def save_on(rank: int, step: int) -> None:
         own = encode({"rng": {f"rank{rank}": np.arange(8) + step}})
-        told: dict[str, Any] = {"digest": f"{step} {rank}", "own": own, "ranks": exchanges[rank]}
-        told["replicated"] = {"progress": str(step)}
-        name, tree = CheckpointName(step), trees[rank]
-        with exchanges[rank].save():
-            if rank:
-                others[rank - 1].write_part(name, tree, **told)
+        commit = Commit(
+            CheckpointName(step), trees[rank], f"{step} {rank}", own=own, replicated={"progress": str(step)}
+        )
+        exchange = exchanges[rank]
+        with exchange.save():
+            if isinstance(exchange, RankExchange):
+                others[rank - 1].write_part(commit, exchange)
             else:
-                writer.commit(name, tree.structure, tree.arrays, epoch=1, phase="step", **told)
+                writer.commit(commit, exchange)
 
-    together(size, lambda rank: commit(rank, 1))
+    together(size, lambda rank: save_on(rank, 1))
     first, store.counts, store.moved = store.counts, Counter(), 0
     for tree in trees:  # all weights change, as in training: nothing is shared with the first save
         for array in tree.arrays.values():
             array.data[:1] += 1
             array.xxh3_128 = None
-    seconds = together(size, lambda rank: commit(rank, 2))
+    seconds = together(size, lambda rank: save_on(rank, 2))
     folder = run_dir / "checkpoints" / str(CheckpointName(2))
     return {
         "ranks": size,

@@ -11,13 +11,14 @@ import numpy as np
 from everstep.checkpoint import (
     Checkpoint,
     CheckpointName,
+    Commit,
     CommittedCheckpoint,
     Retention,
     Store,
-    audit,
     save_apart,
 )
 from everstep.contracts.state import HostArray
+from everstep.state import Encoded
 
 Log = Callable[[str], None]
 
@@ -75,8 +76,11 @@ def store_in(run_dir: Path, segment: int = 1, said: list[str] | None = None) -> 
 
 def commit(store: Store, name: CheckpointName, seed: int | None = None, **more: Any) -> CommittedCheckpoint:
     seed = name.step if seed is None else seed
-    more = {"digest": f"digest {seed}", "epoch": 1, "phase": "step", **more}
-    return store.commit(name, {"seed": seed}, arrays_of(seed), **more)
+    return store.commit(Commit(name, state_of(seed), f"digest {seed}", **{"epoch": 1, **more}))
+
+
+def state_of(seed: int) -> Encoded:
+    return Encoded({"seed": seed}, arrays_of(seed))
 
 
 def seed_of(found: Checkpoint | None) -> int:
@@ -196,26 +200,6 @@ def act_heal(run_dir: Path, log: Log) -> None:
     store.check_shared()
 
 
-def act_mend(run_dir: Path, log: Log, harmed: slice = slice(2)) -> None:
-    """Copies of what two checkpoints share, by default both, are damaged while a run trains."""
-    store = store_in(run_dir)
-    store.facts()
-    for path in shared_files(run_dir)[harmed]:
-        damage(path)
-    rate, audit.RATE = audit.RATE, 1 << 60
-    try:
-        log("begin 40")
-        commit(store, at(40))
-        log("end 40")
-    finally:
-        audit.RATE = rate
-
-
-def act_mend_linked(run_dir: Path, log: Log) -> None:
-    """One copy, which best weights have, too, is damaged while a run trains."""
-    act_mend(run_dir, log, slice(1))
-
-
 def prepare_flaw(run_dir: Path) -> None:
     """The first copy of what two checkpoints share is damaged."""
     prepare_three(run_dir)
@@ -238,29 +222,14 @@ def prepare_linked(run_dir: Path) -> None:
     act_linked(run_dir, lambda line: None, step=1)
 
 
-def prepare_mend_linked(run_dir: Path) -> None:
-    prepare_three(run_dir)
-    act_linked(run_dir, lambda line: None, step=1, metric="valid_loss")
-
-
 def act_linked(run_dir: Path, log: Log, step: int = 2, metric: str = "valid/loss") -> None:
     """Best weights get links to what the checkpoints share."""
     act_best(run_dir, log, step, metric, writing=store_in(run_dir).writing_best)
 
 
 def act_best(run_dir: Path, log: Log, step: int = 2, metric: str = "valid/loss", **more: Any) -> None:
-    folder = run_dir / "best" / metric
-    save_apart(
-        folder,
-        at(step),
-        {"seed": step},
-        arrays_of(step),
-        digest=f"digest {step}",
-        epoch=1,
-        phase="step",
-        top=run_dir,
-        **more,
-    )
+    commit = Commit(at(step), state_of(step), f"digest {step}", 1)
+    save_apart(run_dir / "best" / metric, commit, top=run_dir, **more)
 
 
 SCENARIOS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Log], None]]] = {
@@ -274,8 +243,6 @@ SCENARIOS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Log], None]]]
     "start_over": (prepare_three, act_supersede_all),
     "forget": (prepare_three, act_forget),
     "heal": (prepare_flaw, act_heal),
-    "mend": (prepare_three, act_mend),
-    "mend_linked": (prepare_mend_linked, act_mend_linked),
     "pin": (prepare_one, act_pin),
     "best": (prepare_best, act_best),
     "linked": (prepare_linked, act_linked),

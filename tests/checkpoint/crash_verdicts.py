@@ -60,12 +60,6 @@ def require_sound(scenario: str, folder: Path, *, refused: bool = False) -> int:
         assert store_in(run_dir).pins() <= {at(10)}
         seed = seed_of(resumed(run_dir))
         assert seed == 10
-    elif scenario == "mend":
-        # before the first copy is whole again, the run has what does not refer to it
-        seed = seed_of(resumed(run_dir))
-        assert seed in (10, 30, 40)
-    elif scenario == "mend_linked":
-        return _require_mended(run_dir)
     else:
         seed = _require_newest(scenario, folder, refused)
     goes_on(run_dir)
@@ -111,15 +105,3 @@ def _require_best(run_dir: Path) -> int:
     assert seeds and seeds <= {1, 2}
     assert not list(run_dir.rglob(".tmp-*"))
     return max(seeds)
-
-
-def _require_mended(run_dir: Path) -> int:
-    seed = seed_of(resumed(run_dir))
-    assert seed in (30, 40)
-    (best,) = (run_dir / "best/valid_loss").iterdir()
-    assert seed_of(read(best)) == 1
-    store = store_in(run_dir, segment=3)
-    store.best_weights.check()
-    assert store.best_weights.check() == []
-    assert not list(run_dir.rglob(".tmp-*"))
-    return seed

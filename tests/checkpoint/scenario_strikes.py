@@ -15,8 +15,6 @@ from strace_log import Call
 PROGRAM = str(Path(__file__).with_name("scenario_program.py"))
 LOG = "log"
 """What the scenario has said; no file of everstep."""
-HARMED = ("mend", "mend_linked")
-"""Scenarios that damage files themselves before they begin."""
 
 
 class Strikes:
@@ -39,13 +37,7 @@ class Strikes:
         self.disk = Disk(acted)
         ended = strace_record.record(self._command, acted, self.folder / "strace", environment)
         assert ended.status == 0, ended.output
-        calls, first = ended.calls, 0
-        if self.scenario in HARMED:
-            first = next(at for at, call in enumerate(calls) if call.path == LOG)
-            for call in calls[:first]:
-                self.disk.follow(call)
-            self.disk.settle()
-        return calls[first:]
+        return ended.calls
 
     def strike(self, call: Call, way: str) -> str:
         """Strike, and require that nothing is lost; returns the role of the call that was struck."""

@@ -14,11 +14,12 @@ import safetensors.numpy
 import xxhash
 from checkpoint_samples import arrays_of, at, commit, host, same, store_in
 
-from everstep.checkpoint import CheckpointName, Store, finite
+from everstep.checkpoint import CheckpointName, Commit, Store, finite
 from everstep.checkpoint.array_file import ITEM_BYTES
 from everstep.checkpoint.manifest import ARRAYS, FORMAT, MANIFEST, packed
 from everstep.contracts.state import HostArray
 from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError, NonFiniteError
+from everstep.state import Encoded
 
 
 @pytest.fixture
@@ -26,9 +27,8 @@ def store(tmp_path: Path) -> Store:
     return store_in(tmp_path)
 
 
-def put(store: Store, arrays: dict[str, HostArray], step: int = 1, **more: object) -> Path:
-    facts = {"digest": "d", "epoch": 0, "phase": "step", **more}
-    return store.commit(at(step), None, arrays, **facts).path  # type: ignore[arg-type]
+def put(store: Store, arrays: dict[str, HostArray], step: int = 1, **more: Any) -> Path:
+    return store.commit(Commit(at(step), Encoded(None, arrays), "d", **more)).path
 
 
 # ------------------------------------------------------------------------------------------ names

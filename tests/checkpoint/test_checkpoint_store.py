@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 from checkpoint_samples import at, commit, damage, seed_of, store_in
 
-from everstep.checkpoint import Retention, Store, save_apart
+from everstep.checkpoint import Commit, Retention, Store, save_apart
 from everstep.checkpoint.manifest import ARRAYS
 from everstep.errors import CheckpointError, ConfigError, DamagedCheckpointError, NoCheckpointError
+from everstep.state import Encoded
 
 
 @pytest.fixture
@@ -143,9 +145,9 @@ def test_superseding_after_what_is_not_there(store: Store) -> None:
 def test_a_record_apart_replaces_the_older_ones(tmp_path: Path) -> None:
     folder = tmp_path / "best" / "valid" / "loss"
 
-    def save(step: int, **more: object) -> bool:
-        facts = {"digest": str(step), "epoch": 1, "phase": "epoch", "top": tmp_path, **more}
-        return save_apart(folder, at(step, 1), {}, {}, **facts).kept  # type: ignore[arg-type]
+    def save(step: int, digest: str = "", keep: Collection[str] = ()) -> bool:
+        commit = Commit(at(step, 1), Encoded({}), digest or str(step), 1, "epoch")
+        return save_apart(folder, commit, keep=keep, top=tmp_path).kept
 
     assert not save(1)
     assert not save(2)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from everstep.checkpoint import CheckpointName, Store, read_checkpoint
+from everstep.checkpoint import CheckpointName, Commit, Store, read_checkpoint
 from everstep.checkpoint.pieces import RankPiece, described
 from everstep.contracts.state import HostArray, Region
 from everstep.errors import CheckpointError
@@ -66,8 +65,7 @@ def test_a_checkpoint_of_which_a_rank_has_read_its_part_is_adopted_whole(tmp_pat
         each.run_dir.mkdir()
     whole = np.arange(12, dtype=np.float32)
     encoded = encode({"user": {"w": whole}})
-    facts: dict[str, Any] = {"digest": digest(encoded), "epoch": 0, "phase": "step", "meta": {}}
-    name = store.commit(CheckpointName(1), encoded.structure, encoded.arrays, **facts).name
+    name = store.commit(Commit(CheckpointName(1), encoded, digest(encoded), meta={})).name
 
     def half(name: str, shape: tuple[int, ...]) -> Region | None:
         return Region((0,), (6,), shape, (0,)) if name == "user/w" else None

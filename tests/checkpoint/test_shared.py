@@ -28,13 +28,11 @@ from checkpoint_samples import (
 )
 from test_parts import rewrite
 
-import everstep
 from everstep import hazard
 from everstep.checkpoint import (
+    Commit,
     Retention,
     Store,
-    array_file,
-    audit,
     content,
     find_checkpoint,
     read_checkpoint,
@@ -43,7 +41,7 @@ from everstep.checkpoint import (
 )
 from everstep.checkpoint.manifest import ARRAYS, MANIFEST
 from everstep.errors import CheckpointError, DamagedCheckpointError
-from everstep.state import encode
+from everstep.state import Encoded, encode
 
 BASE = "user/base/weight"
 
@@ -74,7 +72,7 @@ def bytes_in(folder: Path) -> int:
 
 def put(store: Store, step: int, **values: Any) -> None:
     arrays = {name: host(value) for name, value in values.items()}
-    store.commit(at(step), None, arrays, digest=str(step), epoch=1, phase="step")
+    store.commit(Commit(at(step), Encoded(None, arrays), str(step)))
     assert same(store.read(at(step)).arrays, arrays)
 
 
@@ -184,122 +182,11 @@ def test_a_damaged_file_gets_no_second_copy_and_its_content_counts_as_new(tmp_pa
     assert seed_of(store.read(at(30))) == 30 and len(shared_files(tmp_path)) == 1
 
 
-@pytest.fixture
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each save reads all shared files again."""
-    monkeypatch.setattr(audit, "RATE", 1 << 60)
-
-
-@pytest.mark.parametrize("harmed", [[0], [1], [0, 1]])
-def test_copies_that_are_damaged_while_a_run_trains_are_made_again_at_a_save(
-    tmp_path: Path, harmed: list[int], unhurried: None
-) -> None:
-    said: list[str] = []
-    store = store_in(tmp_path, said=said)
-    for step in (10, 20, 30):
-        commit(store, at(step))
-    files = shared_files(tmp_path)
-    raw = files[0].read_bytes()
-    for index in harmed:
-        damage(files[index])
-    commit(store, at(40))
-    assert [path.read_bytes() for path in shared_files(tmp_path)] == [raw, raw]
-    for step in (10, 20, 30, 40):
-        assert seed_of(store.read(at(step))) == step and verify_checkpoint(store.path(at(step))) == []
-    (told,) = said
-    assert ("made again from memory" in told) == (len(harmed) == 2) and "has changed" in told
-    commit(store, at(50))
-    assert len(said) == 1
-
-
 def flip(path: Path) -> None:
     """Change a byte in place, under each name of the file, while somebody may read it."""
     with path.open("r+b", buffering=0) as file:
         file.seek(-3, os.SEEK_END)
         file.write(b"x")
-
-
-def test_a_run_warns_of_damage_that_a_save_finds_and_goes_on(tmp_path: Path, unhurried: None) -> None:
-    base, weights = np.arange(20_000.0), np.zeros(2)
-    saves = everstep.Checkpoints(everstep.Every(steps=1))
-    with everstep.TrainLoop(
-        tmp_path, {"base": base, "w": weights}, max_step=12, seed=1, services=[saves]
-    ) as loop:
-        for _ in loop.iter_epochs():
-            for step, _batch in loop.iter_steps(range(12)):
-                weights += 1
-                if step == 8:
-                    for path in shared_files(tmp_path):
-                        flip(path)
-    told = [text for text in loop.ending.warnings if "has changed since it was written" in text]
-    assert told and all("made again" in text for text in told)
-    assert Store(tmp_path).find(True)[1] == [] and all(
-        verify_checkpoint(path) == [] for path in (tmp_path / "checkpoints").iterdir()
-    )
-
-
-def test_damage_that_a_full_disk_leaves_is_not_forgotten(
-    tmp_path: Path, unhurried: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = store_in(tmp_path)
-    for step in (10, 20, 30):
-        commit(store, at(step))
-    raw = [path.read_bytes() for path in shared_files(tmp_path)]
-    for path in shared_files(tmp_path):
-        damage(path)
-    hazard.arm("ENOSPC:checkpoint.write:1")
-    with pytest.raises(OSError, match="No space left"):
-        commit(store, at(40))
-    hazard.arm(None)
-    monkeypatch.setattr(audit, "RATE", 0)
-    best_of(store, 41)  # which reads it
-    commit(store, at(50))
-    assert [path.read_bytes() for path in shared_files(tmp_path)] == raw
-    for step in (30, 50):
-        assert seed_of(store.read(at(step))) == step
-
-
-def test_content_of_which_a_part_is_lost_is_written_anew(tmp_path: Path, unhurried: None) -> None:
-    said: list[str] = []
-    store = store_in(tmp_path, said=said)
-    parts = {f"w{i}": np.arange(10_000) + i for i in range(4)}
-    for step in range(3):
-        put(store, step, **parts)
-    for path in shared_files(tmp_path):
-        damage(path)
-    parts["w0"] = parts["w0"] + 100
-    put(store, 3, **parts)
-    assert not refers_to(store, 3) and "its content anew" in said[0]
-    assert [facts.name for facts in store.facts()][-1] == at(3) and store.find(True)[0] is not None
-    put(store, 4, **parts)
-    put(store, 5, **parts)
-    assert len(refers_to(store, 5)) == 1 and len(said) == 1
-
-
-def test_a_run_reads_its_shared_files_at_a_bounded_rate(tmp_path: Path) -> None:
-    """Two copies of 3 files in 5 s steps: all are read once within their bytes / rate."""
-    now = 0.0
-    copies = {}
-    for index in range(6):
-        path = tmp_path / f"{index}.safetensors"
-        record = array_file.write_arrays(path, {"w": host(np.arange(5 << 18) + index)})
-        copies[path] = record
-    reader, found = audit.Audit(lambda: now), dict[Path, int]()
-    size = sum(record["bytes"] for record in copies.values())
-    assert reader.damaged(copies) == {}, "no time has passed"
-    for path in copies:
-        damage(path)
-    for number in range(1, 8):
-        now += 5
-        found = {path: number for path in reader.damaged(copies)} | found
-    per_save = 5 * audit.RATE
-    assert [found[path] for path in sorted(copies)] == [
-        -(-(index + 1) * (size // 6) // per_save) for index in range(6)
-    ]
-    reader.made_again(*copies)
-    assert reader.damaged(copies) == {}
-    now += 1e9
-    assert len(reader.damaged(copies)) == 6, "one round, however long ago the last save is"
 
 
 def test_failing_saves_do_not_fill_the_disk_with_shared_files(tmp_path: Path) -> None:
@@ -321,9 +208,8 @@ def test_failing_saves_do_not_fill_the_disk_with_shared_files(tmp_path: Path) ->
 def test_every_damage_of_one_copy_is_found_and_healed(tmp_path: Path, small: None) -> None:
     store = store_in(tmp_path)
     arrays = {"w": host(np.arange(512.0))}
-    facts: dict[str, Any] = {"digest": "d", "epoch": 1, "phase": "step"}
     for step in (1, 2, 3):
-        store.commit(at(step), step, arrays, **facts)
+        store.commit(Commit(at(step), Encoded(step, arrays), "d"))
     copy, first = shared_files(tmp_path)
     raw = first.read_bytes()
     assert len(raw) < 4300
@@ -549,31 +435,7 @@ def test_a_flip_in_a_file_with_several_names_takes_nothing(three: Store) -> None
     assert "best weights in valid_loss" in said and "made again" in said
     assert first.read_bytes() != (folder / first.name).read_bytes() == raw
     assert len(three.find(True)[1]) == 1
-    assert first.samefile(folder / first.name) and first.read_bytes() == raw
-    assert three.best_weights.check() == []
-
-
-def test_what_is_made_again_is_made_again_for_best_weights(three: Store, unhurried: None) -> None:
-    folder = best_of(three, 41)
-    for step, path in zip((50, 60), shared_files(three.run_dir), strict=True):
-        flip(path)
-        commit(three, at(step))
-        assert path.samefile(folder / path.name)
-    assert seed_of(read_checkpoint(folder)) == 41 and verify_checkpoint(folder) == []
-    assert not list(three.run_dir.rglob(".tmp-*"))
-
-
-@pytest.mark.parametrize("spec", ["EXDEV:checkpoint.link:1", "EMLINK:checkpoint.link:1"])
-def test_what_is_made_again_where_there_are_no_links_any_more(
-    three: Store, spec: str, unhurried: None
-) -> None:
-    folder = best_of(three, 41)
-    flip(shared_files(three.run_dir)[0])
-    hazard.arm(spec)
-    commit(three, at(50))
-    hazard.arm(None)
-    assert verify_checkpoint(three.path(at(50))) == [] and seed_of(read_checkpoint(folder)) == 41
-    assert not list(three.run_dir.rglob(".tmp-*"))
+    assert first.read_bytes() == raw and three.best_weights.check() == []
 
 
 @pytest.mark.parametrize("spec", ["EXDEV:checkpoint.link:1", "EMLINK:checkpoint.link:2"])

@@ -17,7 +17,7 @@ from foreign_files import FLAT, as_distributed, as_folder, as_safetensors, as_sh
 
 import everstep
 from everstep.errors import CheckpointError, EverstepError, NoCheckpointError, RestoreError
-from everstep.formats.pickled import read_pickle
+from everstep.formats.distributed import read_pickle
 
 INDEX = "model.safetensors.index.json"
 

@@ -11,6 +11,7 @@ import numpy as np
 from everstep.checkpoint import (
     Checkpoint,
     CheckpointName,
+    Commit,
     CommittedCheckpoint,
     RankExchange,
     RankStore,
@@ -51,13 +52,13 @@ class Rank:
     ) -> CommittedCheckpoint:
         common, rank = more.pop("common", common_of(step)), self.group.rank
         told: dict[str, Any] = {"digest": f"{step} of {rank}", "own": own_of(step, rank)}
-        told |= {"replicated": {"user/w": f"{step}"}, "ranks": self.exchange, **more}
+        told |= {"replicated": {"user/w": f"{step}"}, **more}
+        commit = Commit(CheckpointName(step), common, **told)
         with self.exchange.save():
             before()
             if isinstance(self.store, RankStore):
-                return self.store.write_part(CheckpointName(step), common, **told)
-            told |= {"epoch": 1, "phase": "step"}
-            return self.store.commit(CheckpointName(step), common.structure, common.arrays, **told)
+                return self.store.write_part(commit, self.exchange)
+            return self.store.commit(commit, self.exchange)
 
     def attempt(self, step: int, before: Callable[[], object] = lambda: None, **more: Any) -> str:
         """Save; how that ends, in words."""
@@ -98,8 +99,6 @@ def require_whole(run_dir: Path, size: int, saved: int, begun: int) -> None:
     found, notes = store.find(True)
     assert saved <= step_of(found, size) <= begun
     assert notes == [] and not list(run_dir.rglob(".tmp-*"))
-    common = common_of(500)  # here of one process
-    told: dict[str, Any] = {"digest": "d", "epoch": 1, "phase": "step", "own": own_of(500, 0)}
-    store.commit(CheckpointName(500), common.structure, common.arrays, **told)
+    store.commit(Commit(CheckpointName(500), common_of(500), "d", own=own_of(500, 0)))  # of one process
     store.retain(Retention(keep_last=1))
     assert step_of(store.find(True)[0], 1) == 500

@@ -25,8 +25,8 @@ from everstep.checkpoint.array_file import ALL, read_arrays
 from everstep.checkpoint.retention import Facts
 from everstep.contracts.state import Unread
 from everstep.errors import EverstepError
+from everstep.formats.distributed import read_pickle
 from everstep.formats.foreign import open_foreign
-from everstep.formats.pickled import read_pickle
 from everstep.mirror.contents import Contents, Holder, Part, parse
 from everstep.proof.audit import audit
 from everstep.record import RunDir, RunJournal, RunLock, failures, journal_format, ledger_format, rundir

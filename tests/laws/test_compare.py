@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from law_support.forkserver import ForkServer
 
-from everstep.checkpoint import Store
+from everstep.checkpoint import Commit, Store
 from everstep.errors import DamagedCheckpointError, RunDirError
 from everstep.proof.compare import compare_runs, state_leaves
 from everstep.record import RunJournal, journal_format
+from everstep.state import Encoded
 
 WALL = {"wall/segment", "wall/seconds"}
 """The leaves that may differ between equal runs.  Law 1 is as strong as this list is short."""
@@ -56,16 +57,8 @@ def tampered(run_dir: Path, change: Callable[[dict[str, Any], Any], None]) -> No
     structure: Any = copy.deepcopy(last.structure)
     change(last.arrays, structure)
     shutil.rmtree(last.path)
-    store.commit(
-        last.name,
-        structure,
-        last.arrays,
-        digest="0",
-        epoch=last.epoch,
-        phase=last.phase,
-        partial=last.partial,
-        meta=last.meta,
-    )
+    state = Encoded(structure, last.arrays)
+    store.commit(Commit(last.name, state, "0", last.epoch, last.phase, last.partial, last.meta))
 
 
 @pytest.mark.parametrize(

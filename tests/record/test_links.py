@@ -5,17 +5,25 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import everstep
-from everstep.checkpoint import CheckpointName, Retention, Store, place_apart, retire_others, save_apart
+from everstep.checkpoint import (
+    CheckpointName,
+    Commit,
+    Retention,
+    Store,
+    place_apart,
+    retire_others,
+    save_apart,
+)
 from everstep.cli.group import commands
 from everstep.durable import temporary
 from everstep.errors import CheckpointError, RunDirError
 from everstep.record import RunDir, remove
 from everstep.record.trail import trail_path
 from everstep.services import CSV, Export
+from everstep.state import Encoded
 from tiny_runs import Tiny
 
 FOLDERS = (
@@ -124,7 +132,7 @@ def test_a_store_moves_nothing_through_a_link(tmp_path: Path, victim: Path, name
         manifest = store.path(newest) / "manifest.json"
         manifest.write_bytes(manifest.read_bytes()[:-9])
         with pytest.raises(RunDirError, match="it is a link"):
-            store.commit(newest, {}, {}, digest="1", epoch=1, phase="epoch")
+            store.commit(Commit(newest, Encoded({}), "1"))
     else:
         with pytest.raises(RunDirError, match="it is a link"):
             store.supersede_all()
@@ -136,9 +144,8 @@ def test_what_is_kept_apart_is_not_kept_through_a_link(tmp_path: Path, victim: P
     (run / "best").mkdir(parents=True)
     (run / "best" / "loss").symlink_to(victim / "checkpoints")
     folder = run / "best" / "loss"
-    facts = {"digest": "1", "epoch": 1, "phase": "epoch"}
     with pytest.raises(RunDirError, match="it is a link"):
-        save_apart(folder, CheckpointName(1), {}, {"a": np.zeros(1)}, top=run, **facts)  # type: ignore[arg-type]
+        save_apart(folder, Commit(CheckpointName(1), Encoded({}), "1"), top=run)
     with pytest.raises(RunDirError, match="it is a link"):
         retire_others(folder, (), top=run)
     with pytest.raises(RunDirError, match="it is a link"):

@@ -2,10 +2,16 @@
 
 from everstep.checkpoint.array_file import write_arrays
 from everstep.checkpoint.checkpoint_name import CheckpointName
-from everstep.checkpoint.commit import CommittedCheckpoint, place_apart, retire_others, save_apart
-from everstep.checkpoint.exchange import RankExchange, WriterExchange
+from everstep.checkpoint.commit import (
+    Commit,
+    CommittedCheckpoint,
+    finite,
+    place_apart,
+    retire_others,
+    save_apart,
+)
+from everstep.checkpoint.exchange import RankExchange, WriterExchange, first_error
 from everstep.checkpoint.files import forecast, trial_write
-from everstep.checkpoint.finite import finite
 from everstep.checkpoint.format import Checkpoint, Phase
 from everstep.checkpoint.manifest import FORMAT
 from everstep.checkpoint.manifest import read_body as read_manifest
@@ -15,7 +21,6 @@ from everstep.checkpoint.reading import read_all_own as read_own_trees
 from everstep.checkpoint.reading import read_own as read_own_tree
 from everstep.checkpoint.reading import verify as verify_checkpoint
 from everstep.checkpoint.retention import Retention, is_interim, names_inside
-from everstep.checkpoint.save_errors import first_error
 from everstep.checkpoint.saved_checkpoints import find_checkpoint
 from everstep.checkpoint.store import Store
 from everstep.checkpoint.writer import Writer, disk_failed
@@ -24,6 +29,7 @@ __all__ = [
     "FORMAT",
     "Checkpoint",
     "CheckpointName",
+    "Commit",
     "CommittedCheckpoint",
     "Phase",
     "RankExchange",

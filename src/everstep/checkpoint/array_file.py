@@ -272,23 +272,6 @@ def verify_file(path: Path, record: Record) -> None:
     check_digest(path, digest, record)
 
 
-def read_on(path: Path, start: int, count: int, digest: xxhash.xxh3_128) -> None:
-    """Add bytes of a file to a checksum, as the disk has them.
-
-    Raises:
-        DamagedCheckpointError: the file cannot be read, or ends before that.
-    """
-    try:
-        with open_regular(path) as file:
-            # what memory remembers of a file says nothing of the disk
-            if hasattr(os, "posix_fadvise"):  # macOS has none
-                os.posix_fadvise(file.fileno(), start, count, os.POSIX_FADV_DONTNEED)
-            file.seek(start)
-            _pass_over(file, count, digest)
-    except OSError as error:
-        unreadable(path, error)
-
-
 def copy_file(source: Path, target: Path, record: Record) -> None:
     """Copy a file durably, and verify the bytes that are copied.
 

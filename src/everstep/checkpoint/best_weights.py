@@ -93,5 +93,5 @@ class BestWeights:
         if target.exists():
             aside = f"best.{target.parent.name}.{target.name}.segment-{self._segment}"
             files.move(target, run_dir / "superseded", aside, top=run_dir)
-        write = copying(best, segment=best.segment, meta=meta)
+        write = copying(best, best.segment, meta)
         place_apart(target, write, top=run_dir)

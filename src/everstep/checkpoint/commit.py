@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from everstep.checkpoint import files, format, reading
+from everstep.checkpoint.array_file import chunks
 from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.content import Linked, Sharing
-from everstep.checkpoint.finite import finite
 from everstep.checkpoint.format import Checkpoint, Phase
 from everstep.checkpoint.manifest import read_body
 from everstep.contracts.state import HostArray, Json
@@ -19,6 +21,54 @@ from everstep.durable import require_no_link, temporary
 from everstep.errors import CheckpointError, NonFiniteError
 from everstep.redaction import without_credentials
 from everstep.state import Encoded
+
+
+@dataclass(frozen=True)
+class Commit:
+    """State that is to be saved, on the way from the snapshot to the folder.
+
+    Attributes:
+        name: name of the checkpoint to be.
+        common: the tree that all ranks have, of which the writer writes what is whole.
+        digest: of this rank's whole state, by which equal checkpoints are recognised.
+        epoch, phase, partial: as in `Checkpoint`.
+        meta: JSON without NaN.  `keep_best` reads `meta["metrics"]` ({name: value}), without values of
+            other steps by `meta["metric_steps"]` ({name: step}).
+        guarded: names of arrays that must be finite.
+        own: the tree that this rank has alone.
+        replicated: digest of each thing that must be the same on all ranks, by name.
+    """
+
+    name: CheckpointName
+    common: Encoded
+    digest: str
+    epoch: int = 0
+    phase: Phase = "step"
+    partial: bool = False
+    meta: Json = None
+    guarded: Collection[str] = ()
+    own: Encoded = field(default_factory=lambda: Encoded({}))
+    replicated: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self, segment: int, digest: str | None = None) -> dict[str, Json]:
+        """Return the facts of a manifest's body, without credentials.
+
+        Args:
+            segment: number of the start that saves; 0 for best weights.
+            digest: of the states of all ranks, where there are several.
+        """
+        facts: dict[str, Json] = {
+            "name": str(self.name),
+            "step": self.name.step,
+            "epoch": self.epoch,
+            "phase": self.phase,
+            "partial": self.partial,
+            "digest": self.digest if digest is None else digest,
+            "segment": segment,
+            "meta": self.meta,
+        }
+        body: dict[str, Json] = without_credentials(facts)
+        return body
 
 
 @dataclass(frozen=True)
@@ -63,6 +113,42 @@ def require_finite(name: CheckpointName, arrays: Mapping[str, HostArray], guarde
             f"after step {name.step}, NaN or infinity in {', '.join(bad[:5])}{more}: not saved; {remedy}",
             step=name.step,
         )
+
+
+_NON_FINITE: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
+    "F64": (np.uint64, 0x7FF0_0000_0000_0000, 0x7FF0_0000_0000_0000),
+    "F32": (np.uint32, 0x7F80_0000, 0x7F80_0000),
+    "C64": (np.uint32, 0x7F80_0000, 0x7F80_0000),
+    "BF16": (np.uint16, 0x7F80, 0x7F80),
+    "F16": (np.uint16, 0x7C00, 0x7C00),
+    "F8_E5M2": (np.uint8, 0x7C, 0x7C),
+    "F8_E4M3": (np.uint8, 0x7F, 0x7F),  # no infinity, one NaN per sign
+    "F8_E8M0": (np.uint8, 0xFF, 0xFF),
+    "F8_E5M2FNUZ": (np.uint8, 0xFF, 0x80),  # the one NaN is "minus zero"
+    "F8_E4M3FNUZ": (np.uint8, 0xFF, 0x80),
+}
+"""Type, mask and pattern by dtype: an element is NaN or infinite if its bits & mask == pattern."""
+
+
+def finite(array: HostArray) -> bool:
+    """Whether all elements are finite, of complex numbers both parts; looks at the bytes, chunk by chunk."""
+    name = str(array.extra.get("dtype", "")).removeprefix("torch.") if array.dtype == "U8" else ""
+    rule = _NON_FINITE.get("F16" if name == "complex32" else array.dtype)
+    pieces = chunks(array.data.data)
+    if rule is not None:
+        kind, mask, pattern = rule
+        return not any(((np.frombuffer(c, kind) & kind(mask)) == kind(pattern)).any() for c in pieces)
+    wide = _numpy_float(name)
+    return wide is None or all(np.isfinite(np.frombuffer(c, wide)).all() for c in pieces)
+
+
+def _numpy_float(name: str) -> np.dtype[Any] | None:
+    """Return NumPy's float or complex dtype of that name; None for other names."""
+    try:
+        dtype = np.dtype(name or "u1")
+    except (TypeError, ValueError):
+        return None
+    return dtype if dtype.kind in "fc" else None
 
 
 def place(
@@ -129,52 +215,26 @@ def retire_others(folder: Path, keep: Collection[str], *, top: Path) -> None:
                 files.retire(other, top=top)
 
 
-def writing(
-    name: CheckpointName,
-    facts: Mapping[str, Json],
-    common: Encoded,
-    own: Encoded | None = None,
-    sharing: Sharing | None = None,
-) -> Callable[[Path], int]:
-    """Make the function that fills a checkpoint's folder, as `format.write` does.
-
-    Args:
-        facts: values of the manifest beside the name.
-    """
-    return lambda folder: format.write(folder, body_of(name, facts), common, own, sharing)
+Writing: TypeAlias = Callable[[Commit], Callable[[Path], int]]
+"""Maker of the function that fills a checkpoint's folder, and returns the number of bytes."""
 
 
-def copying(checkpoint: Checkpoint, **facts: Json) -> Callable[[Path], int]:
-    """Make the function that fills a folder with a copy of a checkpoint.
-
-    Args:
-        facts: values of the manifest that replace those of the same name.
-    """
-    divided = any(array.region is not None for array in checkpoint.common.arrays.values())
-    if checkpoint.ranks > 1 or divided:
-        # this process has not read all that the files have: they are copied as they are
-        return lambda folder: format.copy(checkpoint.path, folder, without_credentials(dict(facts)))
-    # what was read is written, in today's format
-    told = {name: getattr(checkpoint, name) for name in ("epoch", "phase", "partial", "digest")}
-    return writing(checkpoint.name, {**told, **facts}, checkpoint.common, checkpoint.own)
-
-
-Writing: TypeAlias = Callable[[CheckpointName, Mapping[str, Json], Encoded], Callable[[Path], int]]
+def writing(commit: Commit, segment: int = 0, sharing: Sharing | None = None) -> Callable[[Path], int]:
+    """Make the function that fills a folder on one process."""
+    return lambda folder: format.write(folder, commit.body(segment), commit.common, commit.own, sharing)
 
 
 def writing_best(sharing: Sharing) -> Writing:
-    """Make a `writing` for best weights that share content with the checkpoints of their run."""
-
-    def writing(name: CheckpointName, facts: Mapping[str, Json], user: Encoded) -> Callable[[Path], int]:
-        body = body_of(name, facts)
-        return lambda folder: format.write(folder, body, user, sharing=Linked(sharing, folder))
-
-    return writing
+    """Make a `Writing` for best weights that share content with the checkpoints of their run."""
+    return lambda commit: (
+        lambda folder: format.write(folder, commit.body(0), commit.common, sharing=Linked(sharing, folder))
+    )
 
 
-def body_of(name: CheckpointName, facts: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the facts of a manifest's body, without credentials."""
-    return {"name": str(name), "step": name.step, **without_credentials(dict(facts))}
+def copying(checkpoint: Checkpoint, segment: int, meta: Json) -> Callable[[Path], int]:
+    """Make the function that fills a folder with a copy of a checkpoint, of another segment and `meta`."""
+    facts = without_credentials({"segment": segment, "meta": meta})
+    return lambda folder: format.copy(checkpoint.path, folder, facts)
 
 
 def _swap_in(new: Path, target: Path, moved: Path | None) -> None:
@@ -192,15 +252,8 @@ def _swap_in(new: Path, target: Path, moved: Path | None) -> None:
 
 def save_apart(
     folder: Path,
-    name: CheckpointName,
-    structure: Json,
-    arrays: Mapping[str, HostArray],
+    commit: Commit,
     *,
-    digest: str,
-    epoch: int,
-    phase: Phase,
-    meta: Json = None,
-    guarded: Collection[str] = (),
     keep: Collection[str] = (),
     top: Path,
     writing: Writing = writing,
@@ -210,34 +263,22 @@ def save_apart(
 
     Args:
         folder: folder of the metric's best weights; created with its parents.
-        digest, epoch, phase, meta, guarded: as in `Store.commit`.
         keep: names of older weights in `folder` that stay; all others are deleted after the commit.
         top: the run directory; no link below it is followed.
-        writing: makes the function that fills the folder; see `writing`.
         token: as in `place`.
 
     Raises:
         NonFiniteError, CheckpointError, OSError: as `Store.commit`.
         RunDirError: a link below `top` leads to the folder.
     """
-    require_finite(name, arrays, guarded)
-    target = folder / str(name)
-    kept, size = is_equal(target, digest, meta), 0
+    require_finite(commit.name, commit.common.arrays, commit.guarded)
+    target = folder / str(commit.name)
+    kept, size = is_equal(target, commit.digest, commit.meta), 0
     if not kept:
-        facts: dict[str, Json] = {
-            "epoch": epoch,
-            "phase": phase,
-            "partial": False,
-            "digest": digest,
-            "segment": 0,
-            "meta": meta,
-        }
-        size = place_apart(
-            target, writing(name, facts, Encoded(structure, dict(arrays))), top=top, token=token
-        )
+        size = place_apart(target, writing(commit), top=top, token=token)
     # last: older weights stay until the new weights are durable
     retire_others(folder, {target.name, *keep}, top=top)
-    return CommittedCheckpoint(name, target, size, kept, digest)
+    return CommittedCheckpoint(commit.name, target, size, kept, commit.digest)
 
 
 def is_equal(target: Path, digest: str, meta: Json) -> bool:

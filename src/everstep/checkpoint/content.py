@@ -13,21 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from everstep.checkpoint.array_file import Record, ordered
-from everstep.checkpoint.audit import Audit
-from everstep.checkpoint.description import describe, pieces_of
-from everstep.checkpoint.shared import (
-    FOLDER,
-    HERE,
-    Flaw,
-    copy_of,
-    have_two,
-    is_shared,
-    link_here,
-    make_folder,
-    mend,
-    what,
-    write_shared,
-)
+from everstep.checkpoint.manifest import describe, pieces_of
+from everstep.checkpoint.shared import FOLDER, HERE, have_two, is_shared, link_here, make_folder, write_shared
 from everstep.contracts.state import HostArray, Json
 from everstep.state import content_digest
 
@@ -93,18 +80,13 @@ class Sharing:
     Args:
         run_dir: the run directory.
         before: returns, by a tree's own file, what the newest checkpoint has; asked once for each tree.
-        say: takes sentences about damage for the user.
 
     Attributes:
         unfinished: whether a save has begun and not ended.
     """
 
-    def __init__(
-        self, run_dir: Path, before: Callable[[str], Known | None], say: Callable[[str], None]
-    ) -> None:
-        self._folder, self._before, self._say = run_dir / FOLDER, before, say
-        self._audits: dict[str, Audit] = defaultdict(Audit)
-        """By a tree's own file: each tree refers to shared files of its own."""
+    def __init__(self, run_dir: Path, before: Callable[[str], Known | None]) -> None:
+        self._folder, self._before = run_dir / FOLDER, before
         self._known: dict[str, Known | None] = {}
         self._new: dict[str, Known] = {}
         self._save = ""
@@ -137,7 +119,7 @@ class Sharing:
             Places, and the records of the files that they are in.
         """
         known = self._known_of(file, arrays)
-        places, files = self._referred(file, known, arrays)
+        places, files = self._in_use(known, arrays)
         again = {
             name: array
             for content, (name, array) in arrays.items()
@@ -158,60 +140,28 @@ class Sharing:
         self, file: str, arrays: Mapping[Content, tuple[str, HostArray]], folder: Path
     ) -> tuple[dict[Content, Place], dict[str, Record]]:
         """Find places as `share` does, in shared files that get names in `folder`, too; makes no new ones."""
-        wanted, found = self._in_use(self._known_of(file, arrays), arrays)
-        damaged, files = self._audits[file].is_damaged, dict[str, Record]()
-        for name, record in found.items():
-            path = self._folder / name
-            if not (damaged(path) or damaged(copy_of(path))) and link_here(path, folder):
-                files[name] = {**record, FOLDER: HERE}
-        return {c: place for name in files for c, place in wanted[name].items()}, files
+        places, found = self._in_use(self._known_of(file, arrays), arrays)
+        linked = {name: record for name, record in found.items() if link_here(self._folder / name, folder)}
+        files = {name: {**record, FOLDER: HERE} for name, record in linked.items()}
+        return {content: place for content, place in places.items() if place.file in files}, files
 
     def _in_use(
         self, known: Known, arrays: Mapping[Content, tuple[str, HostArray]]
-    ) -> tuple[dict[str, dict[Content, Place]], dict[str, Record]]:
-        """Find the places in shared files, and the files of which half is used and both copies are there."""
-        wanted: dict[str, dict[Content, Place]] = defaultdict(dict)
-        for content in arrays:
-            if content in known.places and known.places[content].file in known.files:
-                wanted[known.places[content].file][content] = known.places[content]
-        files = {}
-        for file, inside in wanted.items():
-            record = known.files[file]
-            used = sum(arrays[content][1].nbytes for content in inside)
-            if 2 * used >= record["bytes"] and have_two(self._folder / file, record):
-                files[file] = record
-        return wanted, files
-
-    def _referred(
-        self, tree: str, known: Known, arrays: Mapping[Content, tuple[str, HostArray]]
     ) -> tuple[dict[Content, Place], dict[str, Record]]:
-        """Find the places in the shared files of the save before.
+        """Find the places in shared files of the save before.
 
-        A file that is hardly used any more, is lost, or is found damaged beyond repair gives none: its
-        content counts as new.
+        A file that is hardly used any more, or of which no copy is there, gives none: its content is new.
         """
-        wanted, files = self._in_use(known, arrays)
-        audit = self._audits[tree]
-        for file, flaw in self._flaws(audit, files).items():
-            whole, told = mend(flaw, {place.key: arrays[c][1] for c, place in wanted[file].items()})
-            self._say(told)
-            if whole:
-                audit.made_again(flaw.path, flaw.whole)
-            else:
-                # the audit still knows the flaw: if this save fails, the next one asks for the file again
-                del files[file]
-        return {c: place for file in files for c, place in wanted[file].items()}, files
-
-    def _flaws(self, audit: Audit, files: Mapping[str, Record]) -> dict[str, Flaw]:
-        """Read on in both copies of shared files; returns a damaged copy of each file that has one."""
-        pairs = {file: (self._folder / file, copy_of(self._folder / file)) for file in files}
-        found = audit.damaged({copy: files[file] for file, pair in pairs.items() for copy in pair})
-        return {
-            file: Flaw(copy, other, files[file], what(found[copy]))
-            for file, pair in pairs.items()
-            for copy, other in (pair, pair[::-1])
-            if copy in found
+        places = {c: place for c in arrays if (place := known.places.get(c)) and place.file in known.files}
+        used: dict[str, int] = defaultdict(int)
+        for content, place in places.items():
+            used[place.file] += arrays[content][1].nbytes
+        files = {
+            file: known.files[file]
+            for file, count in used.items()
+            if 2 * count >= known.files[file]["bytes"] and have_two(self._folder / file, known.files[file])
         }
+        return {content: place for content, place in places.items() if place.file in files}, files
 
     def laid_out(self, file: str, layout: Layout) -> None:
         """Note how a tree of this save is laid out."""

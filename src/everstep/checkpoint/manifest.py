@@ -1,24 +1,28 @@
-"""The manifest of a checkpoint: its bytes, its checksum, and what is checked of it; see `format`."""
+"""The manifest of a checkpoint: its bytes, its checksum, descriptions of arrays, and what is checked of it.
+
+See `format` for what is in it.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import xxhash
 
 from everstep.checkpoint.array_file import damaged, is_record, unreadable
-from everstep.checkpoint.meta_fields import misfits
 from everstep.checkpoint.shared import check_there, is_shared, leads_up
+from everstep.contracts.state import HostArray, Json
 from everstep.errors import CheckpointError, CheckpointVersionError
 from everstep.untrusted_files import is_count, is_file_name, parse_json, read_regular
 
@@ -123,7 +127,8 @@ def _oddities(body: Mapping[str, Any]) -> Iterator[str]:
     if wrong:
         yield from wrong
         return
-    yield from misfits(body["meta"])
+    meta = body["meta"] or {}
+    yield from (f"meta/{name}" for name, fits in _FACTS.items() if name in meta and not fits(meta[name]))
     if not _is_time(body["created"]):
         yield "created"
     if body["phase"] not in ("step", "epoch"):
@@ -182,3 +187,123 @@ def size(body: Mapping[str, Any]) -> int:
 def shared_size(body: Mapping[str, Any]) -> int:
     """Number of bytes of the files that a checkpoint shares with others, each counted once."""
     return sum(record["bytes"] for record in body["files"].values() if is_shared(record))
+
+
+# ------------------------------------------------------------------------------------ types of `meta`
+
+_Fits: TypeAlias = Callable[[Any], bool]
+
+
+def _is(kind: type) -> _Fits:
+    return lambda value: isinstance(value, kind)
+
+
+def _list_of(fits: _Fits) -> _Fits:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def _object_of(fits: _Fits) -> _Fits:
+    return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
+
+
+def _or_none(fits: _Fits) -> _Fits:
+    return lambda value: value is None or fits(value)
+
+
+def _is_number(value: Any) -> bool:
+    return abs(value) < 1 << 63 if type(value) is int else isinstance(value, float) and math.isfinite(value)
+
+
+def _is_position(value: Any) -> bool:
+    return _list_of(is_count)(value) and len(value) == 2
+
+
+def _is_decision(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], dict) and is_count(value[1])
+
+
+_FACTS: dict[str, _Fits] = {
+    "run": _or_none(_is(str)),
+    "controllers": _is(dict),
+    "options": _object_of(_object_of(_is(str))),
+    "config": _or_none(_is(dict)),
+    "journal": _or_none(_is_position),
+    "metrics": _object_of(_is_number),
+    "metric_steps": _or_none(_object_of(is_count)),
+    "best": _object_of(_is(str)),
+    "kept": _object_of(_list_of(_is(str))),
+    "open": _or_none(_list_of(_is(str))),
+    "rollbacks": _or_none(_list_of(_is_decision)),
+    "fingerprint": _or_none(_object_of(_object_of(_is(str)))),
+    "one_fingerprint": _is(bool),
+    "data_ranks": _or_none(_list_of(is_count)),
+    "interim": _is(bool),
+    "metric": _is(str),
+    "value": _is_number,
+}
+"""Types of the facts in `meta`.  A fact may be missing; one that is not named here may be anything."""
+
+
+# ------------------------------------------------------------------------------- descriptions of arrays
+
+Piece: TypeAlias = Mapping[str, Any]
+"""{"file", "key", "offset", "shape"} and perhaps "xxh3_128", see `format`."""
+
+
+def describe(array: HostArray, shape: Sequence[int], size: int, **more: Json) -> dict[str, Json]:
+    """Describe an array.
+
+    Args:
+        array: the array, or a box of it.
+        shape: shape of the whole array.
+        size: number of bytes of the whole array.
+        more: "xxh3_128", "pieces" or both.
+    """
+    return {
+        "dtype": array.dtype,
+        "shape": list(shape),
+        "backend": array.backend,
+        "extra": array.extra,
+        "bytes": size,
+        **more,
+    }
+
+
+def pieces_of(name: str, facts: Mapping[str, Any], file: str) -> list[Piece]:
+    """List the pieces of a described array, each with its checksum where that is known.
+
+    Args:
+        file: the own file of the array's tree.  An array that lies whole in it is one piece.
+    """
+    shape = facts["shape"]
+    whole = {"file": file, "key": name, "offset": [0] * len(shape), "shape": shape}
+    pieces: list[Piece] = facts.get("pieces", [whole])
+    if len(pieces) == 1 and facts.get("xxh3_128") is not None:
+        return [{"xxh3_128": facts["xxh3_128"], **pieces[0]}]
+    return pieces
+
+
+def checked(described: dict[str, Any]) -> dict[str, Any]:
+    """Return descriptions of arrays, all of which have the facts that a `HostArray` needs.
+
+    Raises:
+        KeyError: names an array whose description does not.
+    """
+    if odd := [name for name, facts in described.items() if not _is_description(facts)]:
+        raise KeyError(f"arrays/{odd[0]}")
+    return described
+
+
+def _is_description(facts: object) -> bool:
+    return (
+        isinstance(facts, dict)
+        and isinstance(facts.get("dtype"), str)
+        and isinstance(facts.get("backend"), str)
+        and isinstance(facts.get("extra"), dict)
+        and isinstance(facts.get("shape"), list)
+        and all(map(_is_length, [facts.get("bytes"), *facts["shape"]]))
+    )
+
+
+def _is_length(value: object) -> bool:
+    return type(value) is int and value >= 0

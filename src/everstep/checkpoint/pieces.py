@@ -18,7 +18,7 @@ import xxhash
 
 from everstep.checkpoint.array_file import ITEM_BYTES, Bytes, Record, write_arrays
 from everstep.checkpoint.content import Sharing, lay_out
-from everstep.checkpoint.description import Piece, describe, pieces_of
+from everstep.checkpoint.manifest import Piece, describe, pieces_of
 from everstep.contracts.state import HostArray, Region, Regions
 from everstep.errors import CheckpointError
 
@@ -117,7 +117,7 @@ def described(
 
 def _pieces(name: str, region: Region, ranks: Sequence[Mapping[str, RankPiece]]) -> list[Piece]:
     found = [theirs[name]._asdict() for theirs in ranks if name in theirs]
-    if not _tile(found, region.whole):
+    if not tile(found, region.whole):
         parts = ", ".join(f"{piece['file']} has {piece['shape']} at {piece['offset']}" for piece in found)
         raise CheckpointError(
             f"the ranks do not hold the array {name!r} of shape {list(region.whole)} together "
@@ -126,8 +126,10 @@ def _pieces(name: str, region: Region, ranks: Sequence[Mapping[str, RankPiece]])
     return list(found)
 
 
-def _tile(pieces: Sequence[Piece], whole: Sequence[int]) -> bool:
+def tile(pieces: Sequence[Piece], whole: Sequence[int]) -> bool:
     """Whether pieces make an array of shape `whole`: each of its elements lies in exactly one of them."""
+    if not all(len(piece["offset"]) == len(piece["shape"]) == len(whole) for piece in pieces):
+        return False
     full = [piece for piece in pieces if math.prod(piece["shape"])]
     if not all(at + n <= most for piece in full for at, n, most in _sides(piece, whole)):
         return False

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from everstep.checkpoint import files, format, reading
 from everstep.checkpoint.checkpoint_name import CheckpointName
-from everstep.checkpoint.commit import CommittedCheckpoint, body_of, require_finite
+from everstep.checkpoint.commit import Commit, CommittedCheckpoint, require_finite
 from everstep.checkpoint.content import Known, Sharing
 from everstep.checkpoint.exchange import Done, Part, RankExchange, WriterExchange, combined
 from everstep.checkpoint.format import Checkpoint
 from everstep.checkpoint.pieces import write_pieces
-from everstep.contracts.state import Json
-from everstep.state import Encoded
 
 
 def leading(
-    ranks: WriterExchange,
-    name: CheckpointName,
-    facts: Mapping[str, Json],
-    common: Encoded,
-    own: Encoded,
-    replicated: Mapping[str, str],
-    held: Checkpoint | None,
-    sharing: Sharing | None,
+    ranks: WriterExchange, commit: Commit, segment: int, held: Checkpoint | None, sharing: Sharing | None
 ) -> Callable[[Path], int]:
     """Make the function by which the writer fills a folder together with all ranks.
 
     Args:
-        facts: values of the manifest, with the digest of the writer's state.
+        segment: number of this start.
         held: the whole checkpoint that has the name; an equal one is kept, and the function returns 0.
         sharing: what this save may share with the one before; None to share nothing.
     """
@@ -38,15 +29,14 @@ def leading(
         if sharing is not None:
             sharing.make_folder()  # before another rank can: each kill in a save has a place of its own
         ranks.announce(folder.name)
-        written = format.write_common(folder, common, sharing)
-        mine = _part(folder, 0, own, common, str(facts["digest"]), replicated, sharing)
-        parts = ranks.collect(mine)
+        written = format.write_common(folder, commit.common, sharing)
+        parts = ranks.collect(_part(folder, 0, commit, sharing))
         digest = combined([part.digest for part in parts])
         size = 0
         if held is None or held.digest != digest:
-            body = body_of(name, {**facts, "digest": digest})
+            body = commit.body(segment, digest)
             files, pieces = [part.files for part in parts], [part.pieces for part in parts]
-            size = format.write_manifest(folder, body, common, written, files, pieces)
+            size = format.write_manifest(folder, body, commit.common, written, files, pieces)
         ranks.finish(Done(size, size == 0, digest))
         # last: when the verdict is commit, nothing is left but the rename
         ranks.decide()
@@ -55,26 +45,16 @@ def leading(
     return write
 
 
-def leading_apart(
-    ranks: WriterExchange, name: CheckpointName, facts: Mapping[str, Json], user: Encoded
-) -> Callable[[Path], int]:
+def leading_apart(ranks: WriterExchange, commit: Commit) -> Callable[[Path], int]:
     """Make the function by which the writer fills a folder of best weights together with all ranks."""
-    return leading(ranks, name, facts, user, Encoded({}), {}, None, None)
+    return leading(ranks, commit, 0, None, None)
 
 
-def _part(
-    folder: Path,
-    rank: int,
-    own: Encoded,
-    common: Encoded,
-    digest: str,
-    replicated: Mapping[str, str],
-    sharing: Sharing | None,
-) -> Part:
+def _part(folder: Path, rank: int, commit: Commit, sharing: Sharing | None) -> Part:
     """Write a rank's files, and return what the writer is told of them."""
-    written = format.write_own(folder, rank, own, common, sharing)
-    more, pieces = write_pieces(folder, rank, common.arrays, sharing)
-    return Part(written | more, digest, dict(replicated), pieces)
+    written = format.write_own(folder, rank, commit.own, commit.common, sharing)
+    more, pieces = write_pieces(folder, rank, commit.common.arrays, sharing)
+    return Part(written | more, commit.digest, dict(commit.replicated), pieces)
 
 
 class RankStore:
@@ -83,47 +63,34 @@ class RankStore:
     Args:
         run_dir: the run directory, which the writer has opened.
         apart: the folder of best weights that are written; None for checkpoints.
-        say: takes sentences for the user; by default nobody reads them.
     """
 
-    def __init__(
-        self, run_dir: Path, apart: Path | None = None, say: Callable[[str], None] = lambda text: None
-    ) -> None:
+    def __init__(self, run_dir: Path, apart: Path | None = None) -> None:
         self._folder = Path(run_dir) / "checkpoints" if apart is None else apart
-        self._sharing = Sharing(Path(run_dir), self._known, say) if apart is None else None
+        self._sharing = Sharing(Path(run_dir), self._known) if apart is None else None
 
     def _known(self, file: str) -> Known | None:
         names = (path.name for path in self._folder.iterdir() if CheckpointName.matches(path.name))
         newest = max(names, key=CheckpointName.parse, default=None)
         return None if newest is None else reading.known_in(self._folder / newest, file)
 
-    def write_part(
-        self,
-        name: CheckpointName,
-        common: Encoded,
-        *,
-        digest: str,
-        guarded: Collection[str] = (),
-        own: Encoded | None = None,
-        replicated: Mapping[str, str] | None = None,
-        ranks: RankExchange,
-    ) -> CommittedCheckpoint:
-        """Write this rank's part of a checkpoint, inside `ranks.save()`; arguments are as in `Store.commit`.
+    def write_part(self, commit: Commit, ranks: RankExchange) -> CommittedCheckpoint:
+        """Write this rank's part of a checkpoint, inside `ranks.save()`.
 
         Args:
-            common: the common tree; only what the ranks hold together is looked at, the rest is the writer's.
+            commit: of its common tree only what the ranks hold together is written here.
 
         Raises:
             Exception: as `WriterExchange.save`.
         """
-        mine, sharing = own or Encoded({}), self._sharing
-        held = {name: array for name, array in common.arrays.items() if array.region is not None}
-        require_finite(name, {**mine.arrays, **held}, guarded)
+        sharing = self._sharing
+        held = {name: array for name, array in commit.common.arrays.items() if array.region is not None}
+        require_finite(commit.name, {**commit.own.arrays, **held}, commit.guarded)
         folder = self._folder / ranks.folder()
         # only now: before the writer has made the folder, it may delete what no checkpoint refers to
         if sharing is not None:
-            sharing.begin(str(name))
-        part = _part(folder, ranks.rank, mine, common, digest, replicated or {}, sharing)
+            sharing.begin(str(commit.name))
+        part = _part(folder, ranks.rank, commit, sharing)
         if part.files:
             files.fsync_folder(folder)
         ranks.report(part)
@@ -131,4 +98,5 @@ class RankStore:
         assert done is not None, "the writer has made a save without a checkpoint"
         if sharing is not None:
             sharing.end(committed=not done.kept)
-        return CommittedCheckpoint(name, self._folder / str(name), done.bytes, done.kept, done.digest)
+        path = self._folder / str(commit.name)
+        return CommittedCheckpoint(commit.name, path, done.bytes, done.kept, done.digest)

@@ -10,9 +10,8 @@ from typing import Any, NoReturn
 from everstep.checkpoint.array_file import ALL, ArrayFile, damaged, read_arrays, read_some
 from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.content import Known
-from everstep.checkpoint.description import checked
 from everstep.checkpoint.format import OWN, Checkpoint
-from everstep.checkpoint.manifest import ARRAYS, FORMAT, MANIFEST, check_sizes, read_body
+from everstep.checkpoint.manifest import ARRAYS, FORMAT, MANIFEST, check_sizes, checked, read_body
 from everstep.checkpoint.pieces import Assembly, Made
 from everstep.checkpoint.shared import Flaw, either, verify_copies
 from everstep.contracts.state import Json, Regions

@@ -19,7 +19,6 @@ from everstep.checkpoint.array_file import (
     Record,
     check_size,
     copy_file,
-    damaged,
     unreadable,
     verify_file,
     write_arrays,
@@ -221,91 +220,38 @@ def link_here(path: Path, folder: Path) -> bool:
 
 def have_two(path: Path, record: Record) -> bool:
     """Make sure that both copies of a shared file are on the disk; False where there is no whole one."""
-    first, second = path, copy_of(path)
-    there = [_has_size(each, record) for each in (first, second)]
-    if there == [True, False]:
-        return mend(Flaw(second, first, record, "is missing"))[0]
-    if there == [False, True]:
-        return mend(Flaw(first, second, record, "is missing"))[0]
-    return all(there)
+    pair = (path, copy_of(path))
+    here, lacking = ([each for each in pair if _has_size(each, record) is there] for there in (True, False))
+    if here and lacking:
+        try:
+            _copy_again(here[0], lacking[0], record)
+        except DamagedCheckpointError:
+            return False
+    return bool(here)
 
 
 def heal(flaw: Flaw) -> str:
     """Make a damaged copy again from the other one; returns a sentence for the user."""
     try:
-        return mend(flaw)[1]
-    except OSError as error:
-        return f"{flaw.how}; {flaw.whole.name} is whole and was used; it could not be copied ({error})"
+        _copy_again(flaw.whole, flaw.path, flaw.record)
+    except (OSError, DamagedCheckpointError) as error:
+        return f"{flaw.how}; {flaw.whole.name} was used, and could not be copied ({error})"
+    return f"{flaw.how}; it was made again from {flaw.whole.name}, which is whole"
 
 
-def mend(flaw: Flaw, arrays: Mapping[str, HostArray] | None = None) -> tuple[bool, str]:
-    """Make a damaged copy again from the other one, or both from memory.
-
-    Args:
-        arrays: what is in memory of the file's arrays, by their keys there; None: nothing is.
-
-    Returns:
-        Whether both copies are whole now, and a sentence for the user.
-
-    Raises:
-        OSError: the disk failed.
-    """
-    try:
-        _replace(flaw.path, lambda new: copy_file(flaw.whole, new, flaw.record))
-    except DamagedCheckpointError as error:
-        told = f"{flaw.how}, and {what(error)}"
-    else:
-        return True, f"{flaw.how}; it was made again from {flaw.whole.name}, which is whole"
-    if arrays is None:
-        return False, told
-    try:
-        for target in (flaw.path, flaw.whole):
-            _replace(target, lambda new: _write_equal(new, arrays, flaw.record))
-    except DamagedCheckpointError:
-        return False, f"{told}; checkpoints that refer to it are damaged, and new ones have its content anew"
-    return True, f"{told}; both were made again from memory, where all of it is"
-
-
-def _write_equal(new: Path, arrays: Mapping[str, HostArray], record: Record) -> None:
-    """Write arrays, and require that this makes the file of the record."""
-    found = write_arrays(new, arrays)
-    if any(found[key] != record[key] for key in found):
-        damaged(new, "has other arrays")
-
-
-def _replace(target: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` make a new file, durably, and give it the name of the target."""
+def _copy_again(whole: Path, target: Path, record: Record) -> None:
+    """Replace the other copy of a shared file, durably."""
     require_no_link(target, target.parent.parent)
     new = temporary(target)
     files.discard(new)
     try:
-        write(new)
+        copy_file(whole, new, record)
         if target.is_dir():
             files.discard(target)  # a rename cannot replace a folder
         files.rename(new, target)
         files.fsync_folder(target.parent)
     finally:
         files.discard(new)
-    if target.parent.name == FOLDER:
-        _link_to_best(target)
-
-
-def _link_to_best(path: Path) -> None:
-    """Let a file that was made again replace what the folders of best weights have under its name."""
-    run_dir = path.parent.parent
-    for target in sorted((run_dir / "best").glob(f"*/*/{path.name}")):
-        require_no_link(target, run_dir)
-        new = temporary(target)
-        files.discard(new)
-        try:
-            files.link(path, new)
-            files.rename(new, target)
-            files.fsync_folder(target.parent)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:  # without links the folder has a file of its own
-                raise
-        finally:
-            files.discard(new)
 
 
 def _has_size(path: Path, record: Record) -> bool:

@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from everstep.checkpoint import files, format, reading, shared
 from everstep.checkpoint.best_weights import BestWeights
 from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.commit import (
+    Commit,
     CommittedCheckpoint,
     Writing,
     copying,
@@ -32,12 +33,12 @@ from everstep.checkpoint.commit import (
 )
 from everstep.checkpoint.content import Known, Sharing
 from everstep.checkpoint.exchange import WriterExchange
-from everstep.checkpoint.format import Checkpoint, Phase
+from everstep.checkpoint.format import Checkpoint
 from everstep.checkpoint.manifest import MANIFEST, read_body
 from everstep.checkpoint.rank_store import leading
 from everstep.checkpoint.retention import Retention, expendable
 from everstep.checkpoint.saved_checkpoints import SavedCheckpoints
-from everstep.contracts.state import HostArray, Json
+from everstep.contracts.state import Json
 from everstep.durable import TMP, remedy, require_no_link
 from everstep.errors import (
     CheckpointError,
@@ -47,7 +48,6 @@ from everstep.errors import (
     RunDirError,
     nearest,
 )
-from everstep.state import Encoded
 
 _REPLACED = ".replaced"
 
@@ -64,7 +64,6 @@ class Store(SavedCheckpoints):
         say: takes sentences for the user; by default nobody reads them.
         run: the run's id, which each checkpoint must have; None reads checkpoints of any run.
         require_newest: raises if a later start has taken over the run; called before each rename of a commit.
-        warn: takes sentences about damage that a save finds; None: `say` takes them.
 
     Attributes:
         best_weights: the run's best weights.
@@ -77,13 +76,12 @@ class Store(SavedCheckpoints):
         say: Callable[[str], None] = lambda text: None,
         run: str | None = None,
         require_newest: Callable[[], None] = lambda: None,
-        warn: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(run_dir, run)
         self.segment = segment
         self._say, self._require_newest = say, require_newest
         self._shared = self.run_dir / shared.FOLDER
-        self._sharing = Sharing(self.run_dir, self._known, say if warn is None else warn)
+        self._sharing = Sharing(self.run_dir, self._known)
         self.best_weights = BestWeights(self, segment, say)
         self._chosen: Checkpoint | None = None
 
@@ -135,35 +133,13 @@ class Store(SavedCheckpoints):
 
     # ------------------------------------------------------------------------------------ commit
 
-    def commit(
-        self,
-        name: CheckpointName,
-        structure: Json,
-        arrays: Mapping[str, HostArray],
-        *,
-        digest: str,
-        epoch: int,
-        phase: Phase,
-        partial: bool = False,
-        meta: Json = None,
-        guarded: Collection[str] = (),
-        own: Encoded | None = None,
-        replicated: Mapping[str, str] | None = None,
-        ranks: WriterExchange | None = None,
-    ) -> CommittedCheckpoint:
+    def commit(self, commit: Commit, ranks: WriterExchange | None = None) -> CommittedCheckpoint:
         """Write a checkpoint, durable and whole, or leave the directory as it was.
 
         A whole checkpoint of that name with the same digest is kept; with another digest it moves to
         `superseded/`; a damaged one moves to `damaged/`.
 
         Args:
-            digest: of the whole state, by which equal checkpoints are recognised.
-            epoch, phase, partial: as in `Checkpoint`.
-            meta: JSON without NaN.  `keep_best` reads `meta["metrics"]` ({name: value}), without values of
-                other steps by `meta["metric_steps"]` ({name: step}).
-            guarded: names of arrays that must be finite.
-            own: the tree that this rank has alone, see `format`; the other one is the common tree.
-            replicated: digest of each thing that must be the same on all ranks, by name.
             ranks: on several ranks, the writer's exchange, inside its `save`; None on one process.
 
         Raises:
@@ -172,21 +148,18 @@ class Store(SavedCheckpoints):
             CheckpointError: the values cannot be written in this format.
             OSError: the disk failed; nothing of this checkpoint is left.
         """
-        mine = own or Encoded({})
+        name, digest = commit.name, commit.digest
         # first: a bad state leaves the directory as it was
-        require_finite(name, {**arrays, **mine.arrays}, guarded)
-        facts: dict[str, Json] = {"epoch": epoch, "phase": phase, "partial": partial, "digest": digest}
-        facts |= {"segment": self.segment, "meta": meta}
-        common = Encoded(structure, dict(arrays))
+        require_finite(name, {**commit.common.arrays, **commit.own.arrays}, commit.guarded)
         held = self._held(name)
         if self._sharing.unfinished:
             # before anything is written: the save that failed may have left a shared file on a full disk
             self.sweep()
         self._sharing.begin(str(name))
         if ranks is None:
-            size = self._put(name, held, digest, writing(name, facts, common, mine, sharing=self._sharing))
+            size = self._put(name, held, digest, writing(commit, self.segment, self._sharing))
         else:
-            write = leading(ranks, name, facts, common, mine, replicated or {}, held, self._sharing)
+            write = leading(ranks, commit, self.segment, held, self._sharing)
             # a rank that was stopped must find no folder of a later save under the name that it has heard
             size = self._put(name, held, None, write, token=secrets.token_hex(4))
             digest = ranks.digest
@@ -269,7 +242,7 @@ class Store(SavedCheckpoints):
         meta: dict[str, Json] = {**foreign, **facts, "run": self.run}
         # weights first: after a kill in between, no checkpoint here names weights that are missing
         self.best_weights.adopt(checkpoint)
-        write = copying(checkpoint, segment=self.segment, meta=meta)
+        write = copying(checkpoint, self.segment, meta)
         self._put(checkpoint.name, self._held(checkpoint.name), checkpoint.digest, write)
         return meta
 

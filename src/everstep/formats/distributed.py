@@ -1,7 +1,7 @@
 """Folders of torch.distributed.checkpoint: a pickle with facts about the arrays, and files with their chunks.
 
-The pickle is read as data (`pickled`), and each chunk, which torch.save has written, by torch's reader for
-weights only.  Objects other than tensors are pickles, too; they are left out and listed.
+The pickle is read as data (`read_pickle`), and each chunk, which torch.save has written, by torch's reader
+for weights only.  Objects other than tensors are pickles, too; they are left out and listed.
 """
 
 from __future__ import annotations
@@ -9,22 +9,71 @@ from __future__ import annotations
 import importlib
 import io
 import math
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from everstep.checkpoint.pieces import tile
 from everstep.contracts.state import HostArray, Unread
-from everstep.formats.pickled import Made, Name, read_pickle
-from everstep.formats.refused import inside, refuse, unreadable
+from everstep.formats.safetensors_file import inside, refuse, unreadable
 from everstep.untrusted_files import open_regular, read_regular
 
 METADATA = ".metadata"
 LARGEST_METADATA = 256 << 20
 """Most bytes of the pickle; that of 1,000 ranks with 1,000 tensors has about 100 MB."""
 _ROOM = "torch.distributed.checkpoint."
+
+
+class Made:
+    """Description of an object: the name of its class or function (`kind`), its arguments, and its state."""
+
+    kind = ""
+    args: tuple[Any, ...] = ()
+    state: Any = None
+
+    def __new__(cls, *args: Any) -> Made:
+        made = object.__new__(cls)
+        made.args = args
+        return made
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+_FOLLOWED = """
+PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT
+SHORT_BINUNICODE BINUNICODE BINUNICODE8 SHORT_BINBYTES BINBYTES EMPTY_TUPLE EMPTY_LIST EMPTY_DICT
+TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS SETITEM SETITEMS MEMOIZE BINPUT LONG_BINPUT BINGET LONG_BINGET
+GLOBAL STACK_GLOBAL NEWOBJ REDUCE BUILD
+"""
+"""Operations of a pickle that are followed: those that torch.distributed.checkpoint needs, and no others."""
+
+
+class _Unpickler(pickle._Unpickler):
+    """Python's own, whose memo needs no more memory than its content; each class or function is a `Made`."""
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        code: pickle._Unpickler.dispatch[code] for name in _FOLLOWED.split() for code in getattr(pickle, name)
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        return type("Made", (Made,), {"kind": f"{module}.{name}"})
+
+
+def read_pickle(data: bytes) -> Any:
+    """Return the value of a pickle with a `Made` in place of each object; nothing is imported or called.
+
+    Raises:
+        ValueError: the bytes are not a pickle, or a pickle of other values than these.
+    """
+    try:
+        return _Unpickler(io.BytesIO(data)).load()
+    except Exception as error:  # whatever Python meets in odd bytes
+        raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
 class _Chunk(NamedTuple):
@@ -113,31 +162,17 @@ class _Places(dict[tuple[str, tuple[int, ...]], tuple[Path, int, int]]):
 def _array(path: Path, name: str, facts: dict[str, Any], places: _Places) -> Unread:
     properties, shape = facts["properties"].state, _size(facts["size"])
     dtype = properties["dtype"] if isinstance(properties, dict) else properties[0]
-    if not isinstance(dtype, Name):
+    if not (isinstance(dtype, type) and issubclass(dtype, Made)):
         raise ValueError(f"{name!r} has no element type")
     chunks = []
     for chunk in facts["chunks"]:
         region = _facts(chunk, "metadata.ChunkStorageMetadata")
         offset, sizes = _size(region["offsets"]), _size(region["sizes"])
         chunks.append(_Chunk(offset, sizes, *places[name, offset]))
-    if not _cover(shape, chunks):
+    if not tile([{"offset": each.offset, "shape": each.shape} for each in chunks], shape):
         raise ValueError(f"the chunks of {name!r} are not the whole of {shape}")
-    array = _Chunked(name, _torch().dtype_name(dtype.name), shape, tuple(chunks))
+    array = _Chunked(name, _torch().dtype_name(dtype.kind), shape, tuple(chunks))
     return Unread(array.dtype, shape, array.read)
-
-
-def _cover(shape: tuple[int, ...], chunks: list[_Chunk]) -> bool:
-    """Whether chunks are the whole of an array, each element once."""
-    if any(len(chunk.offset) != len(shape) or len(chunk.shape) != len(shape) for chunk in chunks):
-        return False
-    starts = np.array([chunk.offset for chunk in chunks], dtype=object).reshape(len(chunks), len(shape))
-    ends = starts + np.array([chunk.shape for chunk in chunks], dtype=object).reshape(starts.shape)
-    if (ends > np.array(shape, dtype=object)).any():
-        return False
-    if sum(math.prod(chunk.shape) for chunk in chunks) != math.prod(shape):
-        return False
-    some = [n for n, chunk in enumerate(chunks) if math.prod(chunk.shape)]
-    return not any(((starts[n] < ends[some]) & (starts[some] < ends[n])).all(axis=1).sum() > 1 for n in some)
 
 
 @dataclass(frozen=True)
@@ -198,7 +233,7 @@ def _facts(value: Any, kind: str) -> dict[str, Any]:
 
 
 def _kind(value: Any) -> str:
-    return value.kind.name if isinstance(value, Made) else type(value).__name__
+    return value.kind if isinstance(value, Made) else type(value).__name__
 
 
 def _size(value: Any) -> tuple[int, ...]:

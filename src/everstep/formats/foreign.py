@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from everstep.contracts.state import Unread
 from everstep.formats import distributed, safetensors_file
-from everstep.formats.refused import inside, refuse, unreadable
+from everstep.formats.safetensors_file import inside, refuse, unreadable
 from everstep.untrusted_files import open_regular, parse_json, read_regular
 
 _INDEX = ".index.json"

@@ -8,8 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from everstep.errors import ConfigError, MirrorError
-from everstep.mirror.folder import Folder
-from everstep.mirror.place import Place
+from everstep.mirror.place import Folder, Place
 from everstep.record import located, user_path
 from everstep.redaction import HIDDEN, redacted
 

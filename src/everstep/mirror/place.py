@@ -1,16 +1,32 @@
-"""Place that a mirror lies in: what a folder and a store have in common."""
+"""Place that a mirror lies in: what a folder and a store have in common, and the folder."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 import xxhash
 
+from everstep.durable import (
+    create,
+    discard,
+    fsync_folder,
+    make_dirs,
+    rename,
+    temporary,
+    write,
+    write_whole,
+)
 from everstep.errors import MirrorError
+from everstep.hazard import reach
+from everstep.untrusted_files import read_regular
+
+ROOM = "mirror"
 
 BLOCK = 4 << 20
 """Bytes that are read at once."""
@@ -98,3 +114,56 @@ def require_equal(key: str, stored: str, sent: str) -> None:
 
 PLAIN_MD5 = re.compile(r"[0-9a-f]{32}")
 """Form of an MD5 as hexadecimal digits."""
+
+
+class Folder:
+    """Objects as files below `root`, which need not exist; see `Place`."""
+
+    def __init__(self, root: Path) -> None:
+        self.name, self._root = str(root), root
+
+    def keys(self, folder: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for place, _, names in os.walk(self._root / folder):
+            for name in names:
+                path = Path(place, name)
+                with contextlib.suppress(FileNotFoundError):  # another process deletes meanwhile
+                    found[path.relative_to(self._root).as_posix()] = path.stat().st_size
+        return found
+
+    def read(self, key: str) -> bytes:
+        return read_regular(self._root / key)
+
+    def fetch(self, key: str, file: Path) -> None:
+        shutil.copyfile(self._root / key, file)
+
+    def put(self, key: str, source: Path, start: int, end: int) -> str:
+        target, digest = self._root / key, xxhash.xxh3_128()
+        make_dirs(target.parent, ROOM)
+        new = temporary(target)
+        discard(new, ROOM)
+        try:
+            with create(new, ROOM) as file:
+                for block in blocks(source, start, end):
+                    digest.update(block)
+                    write(file, block, ROOM)
+            rename(new, target, ROOM)
+        finally:
+            discard(new, ROOM)
+        fsync_folder(target.parent, ROOM)
+        reach("mirror.verify")
+        require_equal(key, digest_of(target), digest.hexdigest())
+        return digest.hexdigest()
+
+    def create(self, key: str, data: bytes) -> None:
+        target = self._root / key
+        make_dirs(target.parent, ROOM)
+        write_whole(target, data, ROOM, replace=False)
+
+    def delete(self, key: str) -> None:
+        path = self._root / key
+        reach("mirror.unlink")
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # until a folder that is not empty
+            for parent in path.relative_to(self._root).parents[:-1]:
+                (self._root / parent).rmdir()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from everstep import backends
-from everstep.checkpoint import CheckpointName, read_checkpoint, save_apart
+from everstep.checkpoint import CheckpointName, Commit, read_checkpoint, save_apart
 from everstep.contracts.data import Cursor, Stream
 from everstep.contracts.state import Entry, Stateful
 from everstep.data import as_stream
@@ -277,16 +277,7 @@ def _require_comes_back(
     saved = encode(first.save())
     if folder is not None:
         name = CheckpointName(1)
-        save_apart(
-            folder,
-            name,
-            saved.structure,
-            saved.arrays,
-            digest=digest(saved),
-            epoch=1,
-            phase="step",
-            top=folder,
-        )
+        save_apart(folder, Commit(name, saved, digest(saved), 1), top=folder)
         found = read_checkpoint(folder / str(name))
         saved = Encoded(found.structure, found.arrays)
     second.load(decode(saved))

@@ -122,7 +122,6 @@ class Opening:
             voice.say,
             self.run_dir.id,
             lambda: self.run_dir.require_newest(self.segment),  # recovery may raise the number
-            voice.warn,
         )
         if group.writer:
             self.store.clean()

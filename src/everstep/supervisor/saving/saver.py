@@ -15,6 +15,7 @@ from typing import Any
 
 from everstep import backends
 from everstep.checkpoint import (
+    Commit,
     CommittedCheckpoint,
     RankExchange,
     RankStore,
@@ -83,7 +84,7 @@ class Saver:
         if group.size > 1:
             self._exchange = WriterExchange(group) if group.writer else RankExchange(group)
         self._together_with = group.data.together(group.rank)
-        self._part = RankStore(opening.run_dir.path, say=voice.warn)
+        self._part = RankStore(opening.run_dir.path)
         self._opening, self._journal, self._retention = opening, journal, rule.retention
         self._retries, self._wake, self._clock, self._voice = retries, wake, clock, voice
         self._buffers = Buffers(rule.copy)
@@ -255,26 +256,26 @@ class Saver:
     def _write_whole(self, snapshot: Snapshot) -> CommittedCheckpoint:
         # rows before their checkpoint: a power cut must not leave a checkpoint whose rows are missing
         self._journal.fsync_only(snapshot.position)
-        name, (common, own) = snapshot.name, split(snapshot.encoded, snapshot.own)
+        common, own = split(snapshot.encoded, snapshot.own)
         # what is in common counts once: services that report have their state on the writer alone
         mine = snapshot.encoded if self._opening.writer else with_regions(own, common)
         note_digests(mine)
-        facts: dict[str, Any] = {"digest": digest(mine), "guarded": snapshot.guarded}
-        exchange, store = self._exchange, self._opening.store
-        if exchange is not None:
-            facts |= {"own": own, "replicated": digests(common, own, self._together_with), "ranks": exchange}
-        if isinstance(exchange, RankExchange):
-            return self._part.write_part(name, common, **facts)
-        return store.commit(
-            name,
-            common.structure,
-            common.arrays,
-            epoch=snapshot.epoch,
-            phase=snapshot.phase,
-            partial=snapshot.partial,
-            meta=snapshot.meta,
-            **facts,
+        exchange = self._exchange
+        commit = Commit(
+            snapshot.name,
+            common,
+            digest(mine),
+            snapshot.epoch,
+            snapshot.phase,
+            snapshot.partial,
+            snapshot.meta,
+            snapshot.guarded,
+            own,
+            {} if exchange is None else digests(common, own, self._together_with),
         )
+        if isinstance(exchange, RankExchange):
+            return self._part.write_part(commit, exchange)
+        return self._opening.store.commit(commit, exchange)
 
     def _write_best(self, snapshot: Snapshot, action: SaveBest, spread: bool) -> None:
         structure: Any = snapshot.encoded.structure
@@ -282,27 +283,23 @@ class Saver:
         user = Encoded({"user": structure["user"]}, arrays)
         note_digests(user)
         folder, exchange = self._opening.store.best_folder(action.metric), self._exchange
-        facts: dict[str, Any] = {"digest": digest(user), "guarded": snapshot.guarded}
-        if isinstance(exchange, RankExchange):
-            part = RankStore(self._opening.run_dir.path, folder)
-            part.write_part(snapshot.name, user, ranks=exchange, **facts)
-            return
-        if spread and exchange is not None:
-            facts |= {"writing": partial(leading_apart, exchange), "token": secrets.token_hex(4)}
-        else:
-            facts["writing"] = self._opening.store.writing_best
-        save_apart(
-            folder,
+        commit = Commit(
             snapshot.name,
-            user.structure,
-            user.arrays,
-            epoch=snapshot.epoch,
-            phase=snapshot.phase,
+            user,
+            digest(user),
+            snapshot.epoch,
+            snapshot.phase,
             meta={"metric": action.metric, "value": action.value, "run": self._opening.run_dir.id},
-            keep={*self._spoken_of(action.metric), *action.beside},
-            top=self._opening.run_dir.path,
-            **facts,
+            guarded=snapshot.guarded,
         )
+        if isinstance(exchange, RankExchange):
+            RankStore(self._opening.run_dir.path, folder).write_part(commit, exchange)
+            return
+        writing, token = self._opening.store.writing_best, ""
+        if spread and exchange is not None:
+            writing, token = partial(leading_apart, exchange), secrets.token_hex(4)
+        keep, top = {*self._spoken_of(action.metric), *action.beside}, self._opening.run_dir.path
+        save_apart(folder, commit, keep=keep, top=top, writing=writing, token=token)
 
     def _spoken_of(self, metric: str) -> set[str]:
         """Names of best weights in the checkpoints on disk: a resume from such a checkpoint needs its own."""
