@@ -92,6 +92,7 @@ class RunOptions(TypedDict, total=False):
     on_change: Literal["error", "override"]
     on_divergence: OnDivergence
     config: Mapping[str, Any] | Configuration | None
+    config_free: Iterable[str]
     lock: bool
     uneven: Uneven | None
     data_ranks: Any
@@ -163,7 +164,7 @@ class Settings:
         self.init_from = InitFrom.of(options.get("init_from"))
         self.init_fn, self.local_init_fn = options.get("init_fn"), options.get("local_init_fn")
         self.ready, self.lock = options.get("ready"), options.get("lock", True)
-        self.config = Configuration.of(options.get("config"))
+        self.config = Configuration.of(options.get("config"), options.get("config_free", ()))
         self.uneven = Share(uneven=options.get("uneven")).uneven
         self.data_ranks = said(options.get("data_ranks"))
         self.streams = {} if streams is None else named(streams)

@@ -67,6 +67,8 @@ class Supervisor(Door):
             recorded in any case.
         config: the run's configuration, a dictionary of JSON values, such as the arguments of the command
             line: recorded (queries find it as config.NAME) and compared at a resume.
+        config_free: names in `config` that may change between two starts, beside limits (epochs ...) and
+            settings of the loader (num_workers ...), which may change anyway.
         streams: names to data that the loop is going to be given.  Needed where lines at the head of an epoch
             set generators of the data or draw from them: a resume at the end of an epoch brings those back
             before the lines run.

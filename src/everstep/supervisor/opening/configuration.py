@@ -14,7 +14,7 @@ from everstep import backends
 from everstep.arguments import plain
 from everstep.contracts.services import Service
 from everstep.contracts.state import Json
-from everstep.errors import ChangedError, ConfigError
+from everstep.errors import ChangedError, ConfigError, nearest
 from everstep.record import facts as run_facts
 from everstep.record.provenance import as_json
 from everstep.redaction import redacted
@@ -22,6 +22,16 @@ from everstep.redaction import redacted
 NONE = "none"
 """Stands for a value that one of the two sides lacks."""
 _MISSING = object()
+
+FREE = frozenset(
+    {
+        *("epochs", "max_epoch", "max_epochs", "num_epochs", "steps", "max_step", "max_steps", "num_steps"),
+        *("max_time", "time_limit", "workers", "num_workers", "prefetch", "prefetch_factor", "pin_memory"),
+        *("resume", "verbose", "log_every", "log_interval"),
+    }
+)
+"""Settings of a program that change no bit of the steps that are made, by their usual names: limits, and how
+data is loaded.  What follows from them (the length of a schedule) is compared on its own."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +59,11 @@ class Configuration:
         object.__setattr__(self, "tree", redacted(self.tree))  # so it is compared as it is recorded
 
     @classmethod
-    def of(cls, given: Any) -> Configuration | None:
+    def of(cls, given: Any, free: Iterable[str] = ()) -> Configuration | None:
         """Make a Configuration of a `config=` argument.
+
+        Args:
+            free: names, or dotted paths, that may change beside those in `FREE`.
 
         Raises:
             ConfigError: the argument is not a dictionary, or a value in it is not JSON.
@@ -59,7 +72,13 @@ class Configuration:
             return given
         if not isinstance(given, Mapping):
             raise ConfigError(f"config={given!r}: give a dictionary, as vars(parser.parse_args()) is one")
-        return cls({str(name): _json(value, f"config[{name!r}]") for name, value in given.items()})
+        tree = {str(name): _json(value, f"config[{name!r}]") for name, value in given.items()}
+        free = [free] if isinstance(free, str) else list(free)
+        if unknown := [name for name in free if name.split(".")[0] not in tree]:
+            raise ConfigError(
+                f"config_free={free}: config has no {unknown[0]!r}; {nearest(unknown[0], tree)}"
+            )
+        return cls(tree, (*free, *(FREE & tree.keys())))
 
     def facts(self, seed: int, services: Iterable[Service]) -> dict[str, Any]:
         """Provenance of a start, or an evaluation (`everstep.record.facts`), with its services."""
