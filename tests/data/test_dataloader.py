@@ -88,6 +88,7 @@ MAKERS = {
         sampler=RandomSampler(data, replacement=True, num_samples=70, generator=generator()),
     ),
     "subset": lambda loader: loader(data, batch_size=2, sampler=SubsetRandomSampler([1, 3, 5, 6, 7])),
+    "batches of indices": lambda loader: loader(data, batch_sampler=[np.array([5, 2]), np.array([0, 7])]),
     "weighted": lambda loader: loader(data, batch_size=3, sampler=WeightedRandomSampler([1.0] * 8, 8)),
     "iterable": lambda loader: loader(Lines(), batch_size=2),
 }

@@ -123,12 +123,6 @@ def test_flags_buffers_and_attributes_of_a_part_go_in_and_out_of_a_wrapper(wrapp
         assert into.guarded(("2.0.weight",)) and not into.guarded(("1.running_mean",))
 
 
-def test_names_with_a_prefix_in_an_earlier_checkpoint_still_fit(tmp_path: Path) -> None:
-    run = saved(tmp_path / "run", Foreign(net(3.0)))  # "module." before each name, as DDP had it
-    with quiet(run, {"model": (model := nn.DataParallel(net()))}, max_step=1):
-        assert fills(model) == {3.0}
-
-
 def test_a_part_named_module_is_no_wrapper() -> None:
     from everstep.state import make_entry
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -82,7 +83,9 @@ class HostArray:
 
     def with_extra(self, extra: dict[str, Any]) -> HostArray:
         """Return the same array with other facts; both have the same bytes."""
-        return replace(self, extra=extra)
+        other = copy(self)
+        other.extra = extra
+        return other
 
 
 class LazyArray(HostArray):
@@ -117,11 +120,6 @@ class LazyArray(HostArray):
     @property
     def nbytes(self) -> int:
         return self._nbytes
-
-    def with_extra(self, extra: dict[str, Any]) -> HostArray:
-        return LazyArray(
-            self.dtype, self.shape, self.backend, extra, self.region, self._nbytes, self._fetch, self.xxh3_128
-        )
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,7 @@ class BareNames:
     """
 
     def __init__(self, module: Module) -> None:
-        *around, self._root = layers(module)
-        self._around = [_shell(wrapper) for wrapper in around]
+        self._root = bare(module)
         found = [
             f"{path}.{shell}".removeprefix(".")
             for path, inner in self._root.named_modules(remove_duplicate=False)
@@ -65,18 +64,8 @@ class BareNames:
         return name
 
     def live(self, saved: str) -> str:
-        """Return the live name of a saved one, which is itself where no part has it.
-
-        Saved names with what the wrappers add are known, too: checkpoints had such names before.
-        """
-        if not self._inside and not self._around:
-            return saved
-        name = saved
-        if name not in self._parts:
-            for shell in self._around:
-                name = name.removeprefix(f"{shell}.")
-            name = self.bare(name)
-        return self._parts.get(name, saved)
+        """Return the live name of a saved one, which is itself where no part has it."""
+        return self._parts.get(saved, saved) if self._inside else saved
 
     @cached_property
     def _parts(self) -> dict[str, str]:

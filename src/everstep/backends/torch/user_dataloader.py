@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -268,6 +268,13 @@ def _set_all(generators: list[Generator], states: list[Any]) -> None:
         set_state_of(generator, state)
 
 
+def _indices(source: Any) -> Iterator[Any]:
+    """Draw indices from the sampler without fetching samples."""
+    with suppress(StopIteration):
+        while True:
+            yield source._next_index()
+
+
 class DataLoaderCursor(PassCursor):
     """Pass of a user's DataLoader."""
 
@@ -317,7 +324,7 @@ class DataLoaderCursor(PassCursor):
         data_rng.set_state(saved["first"])
         fetched = self._loader.num_workers > 0 or not hasattr(source, "_next_index") or self._iterable
         early: list[Any] = []
-        batches = source if fetched else iter(source._next_index, None)
+        batches = source if fetched else _indices(source)
         note = skip(what, self._noting(batches, early), saved["batches"])
         self.note = note if fetched else None
         for before, after, now in zip(early, _states(self._generators), saved["now"], strict=True):
