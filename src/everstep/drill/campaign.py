@@ -116,14 +116,14 @@ def drill(
     if keep is not None and Path(keep).exists():
         raise ConfigError(f"{Path(keep).resolve()} exists; give --keep a folder that can be made")
     with owned_folder("everstep-drill-") if keep is None else nullcontext(Path(keep).resolve()) as folder:
-        asked = (path, tuple(args), ranks, kills, seed, timeout, budget, max_steps, fail_fast)
-        plan = _Plan(*asked, folder, keep is not None)
-        return _Drill(plan, say).run(names if budget is None else most_telling_first(names))
+        arguments = (path, tuple(args), ranks, kills, seed, timeout, budget, max_steps, fail_fast)
+        campaign = _Drill(*arguments, folder, keep is not None, say)
+        return campaign.run(names if budget is None else most_telling_first(names))
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """Arguments of `drill`, checked."""
+@dataclass
+class _Drill:
+    """Arguments of `drill`, checked, and what the drill has found so far."""
 
     script: Path
     args: tuple[str, ...]
@@ -136,25 +136,19 @@ class _Plan:
     fail_fast: bool
     folder: Path
     keep: bool
+    say: Callable[[str], None]
+    number: int = 0
 
-    @property
-    def drawn_seed(self) -> int:
-        """Seed of the runs that are given none."""
-        return Random(f"{self.seed}/seed of a run").getrandbits(31)
-
-
-class _Drill:
-    def __init__(self, plan: _Plan, say: Callable[[str], None]) -> None:
-        self.plan, self.say = plan, say
-        budget = float("inf") if plan.budget is None else plan.budget
+    def __post_init__(self) -> None:
+        budget = float("inf") if self.budget is None else self.budget
         self.ends = time.monotonic() + budget - min(1.0, budget / 20)  # the rest is for the verdict
-        self.limit: dict[str, Any] = {} if plan.max_steps is None else {"steps": plan.max_steps}
+        self.limit: dict[str, Any] = {} if self.max_steps is None else {"steps": self.max_steps}
         """Arguments of `everstep.services.witness.DrillLimit`."""
-        self.number = 0
+        self.drawn_seed = Random(f"{self.seed}/seed of a run").getrandbits(31)
+        """Seed of the runs that are given none."""
 
     def run(self, names: list[str]) -> DrillReport:
         """Run the program twice undisturbed, then try each hazard."""
-        plan = self.plan
         first, written = self._first()
         cut = None if (left := run_left_early(first)) is None else last_step(first, left)
         if cut is not None and not self._landmarks(first)[0].first_saved:
@@ -167,26 +161,26 @@ class _Drill:
         self.undisturbed = Undisturbed(first)
         self.place = positions(self.undisturbed)
         self.report = report = DrillReport(
-            script=str(plan.script),
-            args=list(plan.args),
-            seed=plan.seed,
+            script=str(self.script),
+            args=list(self.args),
+            seed=self.seed,
             runs=[f"/{run}" for run in first.runs],
             steps=self.landmarks[0].steps,
             seconds=start.seconds,
-            ranks=plan.ranks,
+            ranks=self.ranks,
             seeded=all(
-                RunDir.open(first.root / run, create=False).seed != plan.drawn_seed for run in first.runs
+                RunDir.open(first.root / run, create=False).seed != self.drawn_seed for run in first.runs
             ),
             cut=cut,
             save_every=self.limit.get("save_every"),
-            budget=plan.budget,
+            budget=self.budget,
             outside=written,
         )
         if (difference := self._difference(second)) is not None:
             report.nondeterminism = self._hash_order(difference, [first, second])
         self.say(report.header())
         for name in names:
-            for turn in range(plan.kills if name == "random instant" else 1):
+            for turn in range(self.kills if name == "random instant" else 1):
                 if report.nondeterminism is None:
                     self._try(name, turn)
         self._require_struck()
@@ -197,18 +191,17 @@ class _Drill:
 
     def _first(self) -> tuple[Program, list[str]]:
         """Run the first program; list the files that it writes outside its run directories."""
-        plan = self.plan
-        by_time = plan.budget is not None and plan.max_steps is None and plan.ranks == 1
+        by_time = self.budget is not None and self.max_steps is None and self.ranks == 1
         if by_time:
-            assert plan.budget is not None
-            self.limit = {"seconds": plan.budget / PARTS}
+            assert self.budget is not None
+            self.limit = {"seconds": self.budget / PARTS}
         first = self.program("undisturbed-1")
         start = self._undisturbed(first)
         self._require_sound(first, start)
         if by_time:
             left = run_left_early(first)
             self.limit = {} if left is None else {"steps": last_step(first, left), "run": f"/{left}"}
-        return first, outside(start.wrote, plan.folder)
+        return first, outside(start.wrote, self.folder)
 
     def _landmarks(self, program: Program) -> list[Landmarks]:
         """Return the landmarks of each rank of an undisturbed start."""
@@ -225,23 +218,22 @@ class _Drill:
             if self._left() > 0:
                 raise
             raise DrillError(
-                f"the budget of {self.plan.budget:g} s ended before two undisturbed runs were complete; give "
+                f"the budget of {self.budget:g} s ended before two undisturbed runs were complete; give "
                 "more, or let each run be shorter by --max-steps"
             ) from None
 
     def program(self, name: str, env: Mapping[str, str] | None = None) -> Program:
         """Make a program, with the limits and the seed that all programs of this drill have."""
-        plan = self.plan
-        line = command(plan.script, plan.args, plan.ranks)
+        line = command(self.script, self.args, self.ranks)
         limit = {LIMIT: json.dumps(self.limit)} if self.limit else {}
-        env = {SEED: str(plan.drawn_seed), **limit, **(env or {})}
-        return Program(line, plan.folder / name, plan.timeout, plan.ranks, env=env)
+        env = {SEED: str(self.drawn_seed), **limit, **(env or {})}
+        return Program(line, self.folder / name, self.timeout, self.ranks, env=env)
 
     def _start(
         self, program: Program, strike: Strike | None = None, trace: Path | None = None
     ) -> ProgramStart:
         """Start a program, for as long as the budget lasts."""
-        program.timeout = max(0.0, min(self.plan.timeout, self._left()))
+        program.timeout = max(0.0, min(self.timeout, self._left()))
         return program.start(strike, trace)
 
     def _left(self) -> float:
@@ -250,7 +242,7 @@ class _Drill:
 
     def _require_sound(self, program: Program, start: ProgramStart) -> None:
         """Refuse a script that cannot be drilled."""
-        script, ranks = self.plan.script, self.plan.ranks
+        script, ranks = self.script, self.ranks
         if start.status:
             raise DrillError(
                 f"{script} ended with status {start.status} although nobody struck it; make it run "
@@ -295,7 +287,7 @@ class _Drill:
         report = self.report
         if not aim(hazard, self.landmarks, Random(0)):
             tried = Ordeal(hazard, "no such place")
-        elif self.plan.fail_fast and any(one.verdict in ("differs", "failed") for one in report.ordeals):
+        elif self.fail_fast and any(one.verdict in ("differs", "failed") for one in report.ordeals):
             tried = Ordeal(hazard, "not reached", message="the drill ended at the first failure")
         elif self._left() < report.seconds:
             tried = self._out_of_budget(hazard)
@@ -306,7 +298,7 @@ class _Drill:
             self.say(tried.line)
 
     def _out_of_budget(self, hazard: str) -> Ordeal:
-        return Ordeal(hazard, "not reached", message=f"the budget of {self.plan.budget:g} s was used up")
+        return Ordeal(hazard, "not reached", message=f"the budget of {self.budget:g} s was used up")
 
     def _require_struck(self) -> None:
         """Refuse to say anything of a script where the budget ended before anything was struck.
@@ -318,14 +310,14 @@ class _Drill:
         verdicts = {one.verdict for one in report.ordeals}
         if "not reached" in verdicts and verdicts <= {"not reached", "no such place"}:
             raise DrillError(
-                f"the budget of {self.plan.budget:g} s ended before anything was struck: an undisturbed run "
+                f"the budget of {self.budget:g} s ended before anything was struck: an undisturbed run "
                 f"takes {report.seconds:.1f} s, and a struck one at least that; give more, or let each run "
                 "be shorter by --max-steps"
             )
 
     def _ordeal(self, hazard: str, turn: int) -> Ordeal:
         """Strike a program and start it again until it ends; take another program if no strike hit."""
-        draw = Random(f"{self.plan.seed}/{hazard}/{turn}")
+        draw = Random(f"{self.seed}/{hazard}/{turn}")
         for _ in range(ATTEMPTS):
             try:
                 found = self._attempt(hazard, aim(hazard, self.landmarks, draw))
@@ -348,7 +340,7 @@ class _Drill:
         while program.starts[-1].status and len(program.starts) < hit + LAST_STARTS:
             self._start(program)
         judged = self._judged(hazard, hit, program)
-        if not self.plan.keep:
+        if not self.keep:
             shutil.rmtree(program.folder, ignore_errors=True)
         return judged
 

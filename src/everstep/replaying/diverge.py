@@ -21,9 +21,8 @@ from everstep.replaying.recorded_values import (
 )
 from everstep.replaying.run_copy import RunCopy, can_begin_anew, copy_run, last_step, origin
 from everstep.replaying.verify import left_out, replayed_values, verify_copy
-from everstep.services.replayed import compared_leaves
+from everstep.services.replayed import differing_leaves
 from everstep.state import Encoded
-from everstep.state.digests import last_places
 from everstep.supervisor.opening.configuration import differences
 
 _FACTS = ("argv", "config", "controllers", "seed", "limits", "ranks", "fingerprint", "packages", "git")
@@ -193,18 +192,18 @@ def _state_difference(one: Store, other: Store, name: CheckpointName) -> ValueDi
     if len(digests) == 1:
         return None
     a, b = one.read(name), other.read(name)
-    old, new = (dict(compared_leaves(Encoded(each.structure, each.arrays))) for each in (a, b))
-    settings = [*_settings_in(a), *_settings_in(b)]
-    paths = [path for path in sorted(old.keys() | new.keys()) if old.get(path) != new.get(path)]
+    settings = (*_settings_in(a), *_settings_in(b))
     # another gamma of a scheduler is among the settings, and changes a step later, or never
-    paths = [path for path in paths if not path.startswith(tuple(settings))]
-    if not paths:
+    leaves = [
+        (path, units)
+        for path, units in differing_leaves(Encoded(a.structure, a.arrays), Encoded(b.structure, b.arrays))
+        if not path.startswith(settings)
+    ]
+    if not leaves:
         return None
-    array = a.arrays.get(paths[0])
-    both = paths[0] in old and paths[0] in new
-    units = last_places(old[paths[0]], new[paths[0]], array.dtype) if array is not None and both else None
-    more = f" and {len(paths) - 1} more leaves" if len(paths) > 1 else ""
-    return ValueDifference(name.step, "state", f"{paths[0]}{more}", f"in A's {name}", "in B's", units, 90)
+    path, units = leaves[0]
+    more = f" and {len(leaves) - 1} more leaves" if len(leaves) > 1 else ""
+    return ValueDifference(name.step, "state", f"{path}{more}", f"in A's {name}", "in B's", units, 90)
 
 
 def _settings_in(checkpoint: Checkpoint) -> list[str]:

@@ -214,7 +214,7 @@ class Replayed(Service):
                     raise
                 return  # the run is being trained, and retention has deleted it meanwhile
             here = self._tree("epoch" if at_end else "step")
-        differences = list(_differing(Encoded(saved.structure, saved.arrays), here))
+        differences = list(differing_leaves(Encoded(saved.structure, saved.arrays), here))
         tell(self.plan.out, "state", name=name, step=boundary.step, differing=differences)
 
 
@@ -223,7 +223,7 @@ def tell(out: str, at: str, **facts: Any) -> None:
     append_line(out, json.dumps({"at": at, **facts}).encode())
 
 
-def _differing(was: Encoded, now: Encoded) -> Iterator[tuple[str, int | None]]:
+def differing_leaves(was: Encoded, now: Encoded) -> Iterator[tuple[str, int | None]]:
     """Yield the path of each leaf that differs, and by how many units in the last place."""
     old, new = (dict(compared_leaves(tree)) for tree in (was, now))
     for path in sorted(old.keys() | new.keys()):
