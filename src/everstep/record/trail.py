@@ -44,7 +44,7 @@ from everstep.untrusted_files import parse_json, read_regular
 
 LARGEST = 1 << 26
 """Largest size of the file, in bytes."""
-SMALLEST = 1 << 18
+SMALLEST = 1 << 15
 """Size in bytes below which nothing is left behind."""
 ABSENT, KEY, FOLDED = 1, 2, 4
 """Flags of a record: the value is not on the host, or unknown; a key's definition; a mean."""
