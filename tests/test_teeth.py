@@ -179,8 +179,9 @@ FAULTS = {
     "the clock in the digest": Fault(
         (
             Edit(
-                r"facts: dict\[str, Any\] = \{'digest': digest\(mine\)",
-                "facts: dict[str, Any] = {'digest': digest(mine, ()), 'guarded': snapshot.guarded}",
+                r"commit = Commit\(snapshot\.name, common, digest\(mine\)",
+                "commit = Commit(snapshot.name, common, digest(mine, ()), snapshot.epoch, snapshot.phase, "
+                "snapshot.partial, snapshot.meta, snapshot.guarded, own)",
             ),
         ),
         "supervisor/test_slots.py::test_what_is_changed_in_place_is_restored_in_place",
