@@ -244,7 +244,7 @@ def test_fault_19_the_folder_of_temporary_files_is_on_another_disk(
     """Nothing is ever made in it: each new file is prepared beside its name, where a rename is atomic."""
     with tempfile.TemporaryDirectory(dir=os.getcwd()) as other:
         made = Path(other).stat().st_mtime_ns
-        for strike in ("checkpoint.write:60", "checkpoint.rename:4"):
+        for strike in ("checkpoint.write:60", "checkpoint.rename:2"):
             assert run.once(hazard=f"kill:{strike}", TMPDIR=other) == -9
             assert list(run.run_dir.rglob(".tmp-*")), "nothing was being prepared beside its name"
         run.ends(0, TMPDIR=other)

@@ -39,7 +39,7 @@ def test_fault_26_sigterm_inside_a_save(
     another: Another, undisturbed: Undisturbed, tally: Tally, door: str
 ) -> None:
     """The save is finished; it belongs to a step that is at most one save back, and no step is lost."""
-    strikes = ("checkpoint.write:50", "checkpoint.fsync:9", "checkpoint.rename:5", "journal.fsync:4")
+    strikes = ("checkpoint.write:50", "checkpoint.fsync:6", "checkpoint.rename:3", "journal.fsync:4")
     for number, strike in enumerate(strikes):
         run = another(f"run {number}")
         run.ends(128 + signal.SIGTERM, hazard=f"SIGTERM:{strike}")

@@ -14,9 +14,9 @@ SHARDS = 8
 
 STARTS = {
     "first start": (None,),
-    "resumed start": ("checkpoint.fsync:20",),
+    "resumed start": ("checkpoint.fsync:14",),
     "first start, live arrays": (None, "--live"),
-    "resumed start, live arrays": ("checkpoint.fsync:20", "--live"),
+    "resumed start, live arrays": ("checkpoint.fsync:14", "--live"),
 }
 """Which start is struck; the resumed one goes on from a start that was killed inside a commit."""
 

@@ -23,7 +23,7 @@ STRIKES = {
     "evaluation": ("law.evaluation:2",),
     "tail": ("loop.tail_end:1",),
     "save, before its rename": ("checkpoint.rename:2",),
-    "a later save, before its rename": ("checkpoint.rename:4",),
+    "a later save, before its rename": ("checkpoint.rename:3",),
     "journal": ("journal.fsync:3",),
     "retention": ("checkpoint.rmtree:1",),
     "a file of a service": ("sink.rename:4",),

@@ -45,7 +45,7 @@ PLACES = {
     "body of a Supervisor": ("supervisor", "law.body:12"),
     "waiting for a worker": ("loader", "law.held:1"),
     "waiting for a plain worker": ("plain", "law.held:1"),
-    "save": ("arrays", "checkpoint.fsync:6"),
+    "save": ("arrays", "checkpoint.fsync:4"),
     "tail": ("arrays", "law.tail:1"),
     "shutdown": ("arrays", "law.shutdown:1"),
 }

@@ -54,7 +54,7 @@ def test_crashed_anywhere(kill_seed: int, part: int, tally: Any) -> None:
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
-@pytest.mark.parametrize("killed_at", [None, "checkpoint.fsync:20"], ids=["first start", "resumed start"])
+@pytest.mark.parametrize("killed_at", [None, "checkpoint.fsync:14"], ids=["first start", "resumed start"])
 def test_killed_at_every_point_every_time(
     server: ForkServer, tmp_path: Path, killed_at: str | None, shard: int, tally: Any
 ) -> None:

@@ -49,7 +49,7 @@ def diverge(a: str | Path, *arguments: str | Path, status: int = 0) -> tuple[dic
 def killed(times: int, *command: str | Path) -> None:
     """Start a program, killed some times in commits, and a last time to its end."""
     for _ in range(times):
-        start(*command, EVERSTEP_HAZARD="kill:checkpoint.rename:3", status=-signal.SIGKILL)
+        start(*command, EVERSTEP_HAZARD="kill:checkpoint.rename:2", status=-signal.SIGKILL)
     start(*command)
 
 
@@ -85,7 +85,7 @@ def test_a_rollback_is_another_batch_from_its_step_on_and_is_named() -> None:
     start("history.py", "twin")
     for _ in range(3):
         command = ("history.py", "back")
-        start(*command, EVERSTEP_HAZARD="kill:checkpoint.rename:3", BAD="17", status=-signal.SIGKILL)
+        start(*command, EVERSTEP_HAZARD="kill:checkpoint.rename:2", BAD="17", status=-signal.SIGKILL)
     start("history.py", "back", BAD="17")
     (rollback,) = RunJournal("back").rollbacks()
     found, told = diverge("twin", "back", status=1)

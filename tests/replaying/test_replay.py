@@ -458,7 +458,7 @@ everstep.recovering(main)
 def test_a_run_with_three_kills_and_a_rollback_is_verified() -> None:
     Path("history.py").write_text(HISTORY)
     for _ in range(3):
-        start("history.py", "17", EVERSTEP_HAZARD="kill:checkpoint.rename:3", status=-signal.SIGKILL)
+        start("history.py", "17", EVERSTEP_HAZARD="kill:checkpoint.rename:2", status=-signal.SIGKILL)
     start("history.py", "17")
     journal = RunJournal("runs/history")
     assert len(journal.rollbacks()) == 1 and len(journal.segments()) >= 5

@@ -138,11 +138,14 @@ def read_arrays(
     record: Record,
     wanted: Container[str],
     keep: Callable[[str, Bytes], Any] = lambda name, data: data,
+    checksums: Mapping[str, str] | None = None,
 ) -> ArrayFile:
-    """Verify every byte of a file, and return the arrays whose names are in `wanted`.
+    """Return the arrays of a file whose names are in `wanted`, and verify every byte of the file.
 
     Args:
         keep: returns what is kept of an array, by its name; called before the next one is read.
+        checksums: xxh3_128 in hex of each wanted array's bytes, by its name: then only these arrays are
+            read and verified.
 
     Raises:
         DamagedCheckpointError: the file is not the file of the record, or is not a safetensors file.
@@ -156,55 +159,28 @@ def read_arrays(
             text = _read(file, length if length <= size - 8 else 0, digest)
             layout = _layout(bytes(text), size - 8 - len(text))
             found: dict[str, Any] = {}
-            # what is not wanted, or not understood, is read for the checksum
-            for name, count in layout.arrays.items() if layout else [("", size - file.tell())]:
-                if layout and name in wanted:
-                    found[name] = keep(name, _read(file, count, digest))
-                else:
-                    _pass_over(file, count, digest)
+            if checksums is None:
+                # what is not wanted, or not understood, is read for the checksum
+                for name, count in layout.arrays.items() if layout else [("", size - file.tell())]:
+                    if layout and name in wanted:
+                        found[name] = keep(name, _read(file, count, digest))
+                    else:
+                        _pass_over(file, count, digest)
+                check_digest(path, digest, record)
+            elif layout is not None:
+                if lacking := sorted(checksums.keys() - layout.arrays.keys()):
+                    damaged(path, f"is not a safetensors file with {', '.join(lacking[:3])}")
+                for name, count in layout.arrays.items():
+                    if name in checksums:
+                        data = _read(file, count, digest := xxhash.xxh3_128())
+                        check_digest(path, digest, {"xxh3_128": checksums[name]})
+                        found[name] = keep(name, data)
+                    else:
+                        file.seek(count, os.SEEK_CUR)
     except OSError as error:
         unreadable(path, error)
-    check_digest(path, digest, record)
     if layout is None:
         damaged(path, "is not a safetensors file")
-    return ArrayFile(found, layout.metadata)
-
-
-def read_some(
-    path: Path,
-    record: Record,
-    checksums: Mapping[str, str],
-    keep: Callable[[str, Bytes], Any] = lambda name, data: data,
-) -> ArrayFile:
-    """Return arrays of a file, of which only these are read, each verified by a checksum of its own.
-
-    Args:
-        checksums: xxh3_128 in hex of each wanted array's bytes, by its name.
-        keep: as in `read_arrays`.
-
-    Raises:
-        DamagedCheckpointError: the file is not that of the record, or an array not that of its checksum.
-    """
-    found: dict[str, Any] = {}
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            check_size(path, size, record)
-            length = int.from_bytes(file.read(8), "little")
-            layout = _layout(file.read(length), size - 8 - length) if length <= size - 8 else None
-            if layout is None or not checksums.keys() <= layout.arrays.keys():
-                damaged(path, f"is not a safetensors file with {', '.join(sorted(checksums)[:3])}")
-            start = 8 + length
-            for name, count in layout.arrays.items():
-                if name in checksums:
-                    file.seek(start)
-                    digest = xxhash.xxh3_128()
-                    data = _read(file, count, digest)
-                    check_digest(path, digest, {"xxh3_128": checksums[name]})
-                    found[name] = keep(name, data)
-                start += count
-    except OSError as error:
-        unreadable(path, error)
     return ArrayFile(found, layout.metadata)
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from everstep.checkpoint.array_file import ALL, ArrayFile, damaged, read_arrays, read_some
+from everstep.checkpoint.array_file import ALL, ArrayFile, damaged, read_arrays
 from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.content import Known
 from everstep.checkpoint.format import OWN, Checkpoint
@@ -196,9 +196,9 @@ class _Reader:
         record, cut = self._body["files"][name], partial(self._assembly.cut, name)
         checksums = {key: checksum for key, checksum in keys.items() if checksum is not None}
 
+        some = checksums if not all_of_it and len(checksums) == len(keys) else None
+
         def use(path: Path) -> ArrayFile:
-            if not all_of_it and len(checksums) == len(keys):
-                return read_some(path, record, checksums, cut)
-            return read_arrays(path, record, keys, cut)
+            return read_arrays(path, record, keys, cut, some)
 
         self._assembly.take(name, either(self._folder, name, record, use, self.flaws).arrays)

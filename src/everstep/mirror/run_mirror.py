@@ -157,10 +157,7 @@ class RunMirror(NoMirror):
         if self._uploads is not None and self._uploads.taken is not None:
             raise self._uploads.taken
 
-    def committed(self, durable: int, retain: Callable[[], object]) -> None:
-        self._hand_over(durable, retain)
-
-    def _hand_over(self, durable: int, retain: Callable[[], object], *, ended: bool = False) -> None:
+    def committed(self, durable: int, retain: Callable[[], object], *, ended: bool = False) -> None:
         assert self._uploads is not None
         with self._uploads.changing():
             retain()
@@ -181,7 +178,7 @@ class RunMirror(NoMirror):
         except OSError as error:
             self._warn(f"the mirror {self._at} lacks the end of the journal: {error}")
         # it deletes again: a checkpoint has stayed as long as its upload ran
-        self._hand_over(journal.durable, retain, ended=True)
+        self.committed(journal.durable, retain, ended=True)
         if missing := self._uploads.wait(max(0.0, end - time.monotonic())):
             names = ", ".join(map(str, sorted(self._uploads.missing))) or "the end of the journal"
             self._warn(

@@ -17,7 +17,7 @@ from strace_log import Call
 from strace_record import Ended
 
 HERE = Path(__file__).parent
-START = "kill:checkpoint.fsync:20"
+START = "kill:checkpoint.fsync:14"
 """How the first start ends where the second one is struck."""
 
 
