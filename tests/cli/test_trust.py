@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
 from tiny_experiment import write
 
 from everstep import cli
-from everstep.checkpoint import Store
+from everstep.checkpoint import Checkpoint, Store, read_checkpoint
 from everstep.cli.group import COMMANDS
 from everstep.errors import ConfigError, TrustError
 from everstep.experiment import code_trust, open_config, open_run
@@ -95,10 +95,14 @@ def sent(here: Path) -> Path:
     named = {"config": config, "code": [str(run), str(here / "runs")], "argv": [str(run / "telltale.py")]}
     record(run, facts | named)
     store = Store(run, 1, print)
-    checkpoint = store.read(store.names()[-1])
-    shutil.rmtree(store.path(checkpoint.name))
-    store.adopt(checkpoint, config=config)
+    store.adopt(taken_out(store, here), config=config)
     return run
+
+
+def taken_out(store: Store, here: Path) -> Checkpoint:
+    """The newest checkpoint, which lies elsewhere now."""
+    newest = store.path(store.names()[-1])
+    return read_checkpoint(Path(shutil.move(newest, here / newest.name)))
 
 
 def everstep(monkeypatch: pytest.MonkeyPatch, *command: str) -> int:
@@ -287,9 +291,8 @@ def test_a_forged_checkpoint_does_not_give_the_config(here: Path) -> None:
     run = here / "runs" / "tiny"
     told = here / "told"
     store = Store(run, 7, print)
-    checkpoint = store.read(store.names()[-1])
+    checkpoint = taken_out(store, here)
     meta: Any = checkpoint.meta
-    shutil.rmtree(store.path(checkpoint.name))
     services = [{"telltale:Service": {}}]
     store.adopt(checkpoint, config=meta["config"] | {"services": services})
     (here / "telltale.py").write_text(f"open({str(told)!r}, 'w').close()\n")

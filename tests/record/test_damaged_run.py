@@ -21,7 +21,7 @@ import pytest
 from befalling import becomes_empty, becomes_folder, is_brackets, is_gone, is_noise, is_other_json
 
 import gate
-from everstep.checkpoint import Store, read_checkpoint
+from everstep.checkpoint import Commit, Store, read_checkpoint
 from everstep.cli import _run
 from everstep.errors import CheckpointError, EverstepError
 from everstep.proof.compare import compare_runs
@@ -359,4 +359,4 @@ class Changed(Struck):
         folder = self.run / "checkpoints" / str(newest)
         shutil.rmtree(folder)
         kept = {name: getattr(found, name) for name in ("digest", "epoch", "phase", "meta")}
-        Store(self.run, found.segment, print).commit(newest, found.structure, found.arrays, **kept)
+        Store(self.run, found.segment, print).commit(Commit(newest, found.common, **kept))
