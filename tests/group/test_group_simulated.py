@@ -13,7 +13,7 @@ from group_checks import check_group
 from simulation import Simulation
 
 from everstep.errors import DisagreementError, GroupError, MissingRankError
-from everstep.group import GroupNews, Single, StoreGroup, report
+from everstep.group import Single, StoreGroup, report
 from gate import share
 
 
@@ -194,58 +194,6 @@ def test_of_failures_at_once_one_is_the_first() -> None:
             assert [each for each in found if each] == [f"rank {first}: RuntimeError: of {first}"] * 2, found
         else:
             assert found == [found[0]] * 3, found
-
-
-def test_ranks_that_stand_have_written_before_the_one_that_hangs_ends() -> None:
-    """Rank 1 hangs; rank 2 takes its time to write; rank 0 stood before, and moves again."""
-
-    def program(rank: int) -> Any:
-        group = simulation.group()
-        news = GroupNews(group)
-        if rank == 1:
-            news.tell("it has not moved")
-            news.written()
-            news.await_all()
-            return [f"stacks/{other}" in "".join(simulation.keys) for other in range(3)], simulation.now
-        while (told := news.told()) is None:
-            simulation.sleep(1)
-        simulation.sleep(slow if rank == 2 else 0)
-        news.written()
-        return told
-
-    for seed in range(30):
-        slow = (1.0, 10.0)[seed % 2]
-        with Simulation(seed, 3) as simulation:
-            told, (written, seconds), other = simulation.run(program)
-        assert told == other == "rank 1: it has not moved"
-        assert written == [True, True, slow < 5] and seconds < 8, (seed, written, seconds)
-
-
-def test_what_is_over_is_told_to_nobody() -> None:
-    def program(rank: int) -> Any:
-        group = simulation.group()
-        news = GroupNews(group)
-        seen = []
-        if rank == 1:
-            for number in range(3):
-                news.tell(f"hang {number}")
-                news.over()
-        else:
-            for _ in range(6):
-                simulation.pause()
-                seen.append(news.told())
-        group.barrier("it is over")
-        seen.append(news.told())
-        group.close()
-        return seen[-1], set(seen)
-
-    seen = set()
-    for seed in range(40):
-        with Simulation(seed, 2) as simulation:
-            last, told = simulation.run(program)[0]
-        assert last is None
-        seen |= told
-    assert seen == {None, *(f"rank 1: hang {number}" for number in range(3))}
 
 
 def test_an_error_of_a_rank_that_waits_says_for_how_long_and_what_to_raise() -> None:

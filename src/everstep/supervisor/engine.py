@@ -26,7 +26,7 @@ from everstep.supervisor.checks.no_progress import Rounds, Work
 from everstep.supervisor.checks.sanity_checks import ProgramChecks, WatchedMetrics
 from everstep.supervisor.checks.verification import Verifier
 from everstep.supervisor.leaving.ending import BestRecord, Ending
-from everstep.supervisor.leaving.hangs import Hangs
+from everstep.supervisor.leaving.hangs import HangThread
 from everstep.supervisor.leaving.last_words import LastWords, tell_torchrun
 from everstep.supervisor.leaving.lost_group import LostGroup
 from everstep.supervisor.leaving.retries import Retries
@@ -209,7 +209,10 @@ class Engine:
         self.status = "open"
         self._rounds = Rounds(lambda: Work(self.user.updates, self.loop.batches()[0]))
         self.spent.begin()
-        stack.callback(self._watch_for_hangs().close)
+        if (watch := self.board.find(HangWatch)) is not None:
+            marks = {"the loop has not moved": self._moved, "a save has not ended": lambda: self.saver.job}
+            hangs = HangThread(watch, marks, self.ranks.group, self.last_words, self.journal, self.voice)
+            stack.callback(hangs.close)
         # before they open: those that did are closed if a later one fails
         stack.callback(self._close_services)
         # before they open: a service may read its state there
@@ -302,11 +305,6 @@ class Engine:
         self.program_checks = ProgramChecks(self.user, self.progress, self.recovered.step, self.voice)
         self.saves, self.decisions = Saves(self), Decisions(self)
         self.announcer = Announcer(self.board, self.progress, self.decisions.apply, self.ranks.together)
-
-    def _watch_for_hangs(self) -> Hangs:
-        marks = {"the loop has not moved": self._moved, "a save has not ended": lambda: self.saver.job}
-        watch = self.board.find(HangWatch)
-        return Hangs(watch, marks, self.ranks.group, self.last_words, self.journal, self.voice)
 
     def _moved(self) -> tuple[int, ...]:
         """Counters of which one rises while the loop moves; read by another thread."""

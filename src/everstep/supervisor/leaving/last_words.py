@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -14,7 +15,6 @@ from everstep.record import FailurePages, Journal, traceback_lines
 from everstep.record.failure_pages import Kind
 from everstep.redaction import redacted
 from everstep.supervisor.saving.state_tree import Progress
-from everstep.supervisor.threads.stacks import stacks
 from everstep.supervisor.voice import Voice
 
 PATIENCE = 4.0
@@ -90,6 +90,20 @@ class LastWords:
 
         within(PATIENCE, speak)
         os._exit(1)
+
+
+def stacks() -> list[str]:
+    """Return where each thread of this process stands, the main thread first, in the form of a traceback.
+
+    A thread inside C code shows the Python line that has called it.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    lines: list[str] = []
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
+        lines.append(f"Thread {names.get(ident, ident)!r} (most recent call last):")
+        lines += ["".join(traceback.format_stack(frame)).rstrip(), ""]
+    return "\n".join(lines).splitlines()
 
 
 def tell_torchrun(what: str, lines: list[str]) -> None:
