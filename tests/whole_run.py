@@ -90,9 +90,8 @@ def killed_at(at: int, run: Path, **more: Any) -> None:
 
     def kill(loop: Any, step: int) -> None:
         if step == at:
-            loop._engine.saver.settle(
-                wait=True
-            )  # else what lies there would depend on the thread that writes
+            # else what lies there would depend on the thread that writes
+            loop._engine.saver._writer.wait_idle()
             os.kill(os.getpid(), signal.SIGKILL)
 
     pid = os.fork()

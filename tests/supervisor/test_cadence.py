@@ -15,7 +15,7 @@ from everstep.errors import ConfigError
 from everstep.experiment.calls import schedule
 from everstep.proof.compare import compare_runs
 from everstep.schedule import Instant
-from everstep.supervisor.saving.saver import Saver
+from everstep.supervisor.saving.writing import Writing
 from everstep.testing import ManualClock
 from tiny_runs import events
 
@@ -77,16 +77,16 @@ def test_what_may_be_lost_counts_the_step_that_a_save_waits_for(tmp_path: Path) 
 def test_after_a_save_that_has_failed_the_next_one_comes_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = Saver._write
+    write = Writing.write
     failed: list[int] = []
 
-    def once(self: Saver, snapshot: Any, *rest: Any) -> Any:
+    def once(self: Writing, snapshot: Any, *rest: Any) -> Any:
         if snapshot.name.step > 100 and not failed:
             failed.append(snapshot.name.step)
             raise OSError(5, "Input/output error")
         return write(self, snapshot, *rest)
 
-    monkeypatch.setattr(Saver, "_write", once)
+    monkeypatch.setattr(Writing, "write", once)
     found = train(tmp_path / "run", Auto(share=0.01), wait=0.5, steps=250)
     after = next(step for step in found if step > failed[0])
     assert failed[0] - max(step for step in found if step < failed[0]) >= 50 and after - failed[0] <= 12

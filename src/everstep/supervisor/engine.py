@@ -14,7 +14,6 @@ from everstep.errors import ProgressError, ServiceError, UsageError
 from everstep.metrics.across_ranks import AcrossRanks
 from everstep.metrics.collector import Collector
 from everstep.record import CHOSEN, EarlierSteps, FailurePages, StepComparison, traceback_lines
-from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
 from everstep.services.recovery import HangWatch, Recovery, Retry
 from everstep.services.replayed import Replayed, StepParts
@@ -37,7 +36,6 @@ from everstep.supervisor.questions import Questions
 from everstep.supervisor.ranks import Ranks
 from everstep.supervisor.recording import Recording
 from everstep.supervisor.saving.saver import Saver
-from everstep.supervisor.saving.saves import Saves
 from everstep.supervisor.saving.snapshot import take_snapshot
 from everstep.supervisor.saving.state_tree import Progress, reading
 from everstep.supervisor.saving.user_state import UserState
@@ -184,21 +182,9 @@ class Engine:
         self.last_words = LastWords(pages, self.ranks.group, self.progress, self.journal, self.voice)
         self._open_verifier(stack)
         self._open_recovery()
-        rule, group = self.board.need(Checkpoints), self.ranks.group
-        trains = self.settings.replay is None
-        self.saver = Saver(
-            opening,
-            self.journal,
-            rule,
-            self.retries,
-            self.wakeups.wish,
-            self.clock,
-            self.voice,
-            group,
-            commits=trains,
-        )
+        self.saver = Saver(self)
         stack.callback(self.saver.close)
-        if trains:  # before training: a full disk is found here, not at the first save
+        if self.settings.replay is None:  # before training: a full disk is found here, not at the first save
             opening.check_disk(self.saver.encode(self.user.save()))
         self._connect()
         self.lost_group = LostGroup(self.ranks.group, self.last_words, self.signals.give_up)
@@ -303,7 +289,7 @@ class Engine:
         if self.ranks.several:
             self.collector.across = AcrossRanks(self.ranks.group)
         self.program_checks = ProgramChecks(self.user, self.progress, self.recovered.step, self.voice)
-        self.saves, self.decisions = Saves(self), Decisions(self)
+        self.decisions = Decisions(self)
         self.announcer = Announcer(self.board, self.progress, self.decisions.apply, self.ranks.together)
 
     def _moved(self) -> tuple[int, ...]:
@@ -341,7 +327,7 @@ class Engine:
             self.ranks.prepare(self.user.replicated)
             # here and not earlier: the objects were made with equal generators on all ranks
             begin_random(self.ranks.group, self.progress.seed)
-            self.saves.save_first()
+            self.saver.save_first()
             if self.progress.step:
                 self.voice.warn(
                     f"the steps are counted on from {self.step}, the step of the weights that were loaded"
@@ -454,7 +440,7 @@ class Engine:
         interruption = self.decisions.interruption
         assert interruption is not None
         # first: an interrupted start is left only with its state on disk
-        self.saves.await_commit()
+        self.saver.await_commit()
         saved = self.saver.last
         where = "nothing new to save" if saved is None else f"saved {saved.path}"
         told = {"reason": interruption.reason, "step": self.progress.step, "status": interruption.code}
