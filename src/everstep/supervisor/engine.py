@@ -383,7 +383,9 @@ class Engine:
         current.step = step = current.step + 1
         self.verifier.step_done(step, current.epoch)
         if self.program_checks.looks_left:
+            self.spent.begin_boundary()  # it is not the program's step that takes this time
             self.program_checks.look()
+            self.spent.end_boundary()
         # the comparison comes first: a step with nothing due makes no further call
         if step >= wakeups.next_due and wakeups.is_due(step):
             self.boundaries.walk(Moment.AFTER_STEP, batch, can_save=can_save)
