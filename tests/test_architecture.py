@@ -23,7 +23,7 @@ import everstep
 from everstep import errors
 from everstep.supervisor.door import Door
 from everstep.supervisor.engine import Engine
-from everstep.supervisor.questions import Questions
+from everstep.supervisor.loop_driver import LoopDriver
 from everstep.trainer.trainer_loop import TrainerLoop
 
 ROOT = Path(__file__).parent.parent
@@ -177,7 +177,7 @@ BEFORE_THE_RUN = {"supervisor.opening.run_opening", "supervisor.opening.init_fro
 
 
 def questions() -> set[str]:
-    return {name for name, value in vars(Questions).items() if inspect.isfunction(value) and name[0] != "_"}
+    return {name for name, value in vars(LoopDriver).items() if inspect.isfunction(value) and name[0] != "_"}
 
 
 def attributes(path: Path) -> Iterator[ast.Attribute]:

@@ -18,7 +18,7 @@ import torch, torch.distributed as dist
 from pathlib import Path
 from everstep.group import Agreement, Peers
 from everstep.record import FailurePages, Journal
-from everstep.supervisor.leaving.last_words import LastWords
+from everstep.supervisor.leaving.failure_reporter import FailureReporter
 from everstep.supervisor.leaving.lost_group import LostGroup
 from everstep.supervisor.saving.state_tree import Progress
 from everstep.supervisor.threads.signals import SignalWatch
@@ -31,7 +31,8 @@ group = find_group(limit=60)
 signals = SignalWatch(lambda: None)
 signals.install()
 journal = Journal.open(run, rank + 1, None, {{}})
-words = LastWords(FailurePages(run, 1, rank), group, Progress(seed=1, step=12, epoch=2), journal, Voice())
+pages, progress = FailurePages(run, 1, rank), Progress(seed=1, step=12, epoch=2)
+words = FailureReporter(pages, group, progress, journal, Voice())
 lost = LostGroup(group, words, signals.give_up)
 agreement = Agreement(group, lambda: 12, lambda: None, lost.lost)
 peers = Peers(group)

@@ -12,7 +12,7 @@ from everstep.metrics import log_tag
 from everstep.metrics.collector import Reader
 from everstep.schedule import NEVER
 from everstep.supervisor.engine import Engine
-from everstep.supervisor.questions import Questions
+from everstep.supervisor.loop_driver import LoopDriver
 from everstep.supervisor.streams.run_stream import RunStream, no_batch
 from everstep.timing import progress
 
@@ -20,7 +20,7 @@ IDLE_AT_MOST = 100
 """Limit on epochs in a row without a step, where max_epoch is not set."""
 
 
-class Epochs(Questions):
+class Epochs(LoopDriver):
     """The epochs and step loops of a `TrainLoop`; answers the engine's questions about them.
 
     A resume inside an epoch enters that epoch again: until the program reaches the step loop in which the

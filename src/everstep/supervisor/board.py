@@ -194,7 +194,7 @@ class ServiceBoard:
             raise
 
     def _warn_of_failure(self, service: Service, error: Exception) -> None:
-        """Warn at the first three failures of a service, then at the 10th, 100th ...: it may fail at each step."""
+        """Warn at the first three failures, then at the 10th, 100th ...: it may fail at each step."""
         count = self._failures[service.name] = self._failures.get(service.name, 0) + 1
         if count <= 3 or count == 10 ** (len(str(count)) - 1):
             times = "" if count <= 3 else f" {count:,} times"

@@ -146,8 +146,8 @@ def _measured(engine: Engine) -> dict[str, float]:
     return {**engine.spent.parts(engine.loop.data_wait()), "peak_memory": float(kilobytes * 1024)}
 
 
-class Abandoned(BaseException):
-    """Leaves an evaluation for an interruption: its boundary stays open, and the resume runs the rest."""
+class EvaluationInterrupted(BaseException):
+    """Raised to stop an evaluation; the resume runs the services that the boundary had still to run."""
 
 
 class Boundaries:
@@ -269,7 +269,7 @@ class Boundaries:
             self._may_abandon = can_save and not actions  # actions asked for so far must be applied
             try:
                 actions += engine.board.run([service], view)
-            except Abandoned:
+            except EvaluationInterrupted:
                 self._leave_open(moment, due[due.index(service) :])
             finally:
                 self._may_abandon = False
@@ -326,7 +326,7 @@ class Boundaries:
         self._may_abandon = not engine.progress.step  # a resume has the checkpoint of step 0
         try:
             engine.announcer.fire(Moment.BEFORE_EPOCH)
-        except Abandoned:
+        except EvaluationInterrupted:
             engine.leave()
         finally:
             self._may_abandon = False
@@ -336,7 +336,7 @@ class Boundaries:
         """Look for an interruption between two batches of a service's evaluation.
 
         Raises:
-            Abandoned: a signal has come, or the time is used up.
+            EvaluationInterrupted: a signal has come, or the time is used up.
         """
         engine = self._engine
         engine.note_poll()
@@ -344,7 +344,7 @@ class Boundaries:
             return
         engine.decisions.notice_interruption()
         if engine.decisions.interruption is not None:
-            raise Abandoned
+            raise EvaluationInterrupted
 
     def _leave_open(self, moment: Moment, rest: list[Service]) -> None:
         """Save a boundary whose evaluation is left, with the names of the services still to run."""

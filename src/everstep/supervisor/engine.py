@@ -25,14 +25,14 @@ from everstep.supervisor.checks.no_progress import Rounds, Work
 from everstep.supervisor.checks.sanity_checks import ProgramChecks, WatchedMetrics
 from everstep.supervisor.checks.verification import Verifier
 from everstep.supervisor.leaving.ending import BestRecord, Ending
+from everstep.supervisor.leaving.failure_reporter import FailureReporter, tell_torchrun
 from everstep.supervisor.leaving.hangs import HangThread
-from everstep.supervisor.leaving.last_words import LastWords, tell_torchrun
 from everstep.supervisor.leaving.lost_group import LostGroup
 from everstep.supervisor.leaving.retries import Retries
 from everstep.supervisor.leaving.rollbacks import Rollbacks
+from everstep.supervisor.loop_driver import LoopDriver
 from everstep.supervisor.opening.run_opening import Opening
 from everstep.supervisor.opening.start import Recovered
-from everstep.supervisor.questions import Questions
 from everstep.supervisor.ranks import Ranks
 from everstep.supervisor.recording import Recording
 from everstep.supervisor.saving.saver import Saver
@@ -53,7 +53,7 @@ class Engine:
     """A start of a run, from entry to exit.  The only place where a step counts.
 
     The engine holds the parts of a run and calls them in their order; each part owns its own state.  A door
-    (`Supervisor`, `TrainLoop`) uses the engine's methods and parts, and answers its `Questions`.
+    (`Supervisor`, `TrainLoop`) uses the engine's methods and parts, and is its `LoopDriver`.
 
     Args:
         settings: the checked arguments.
@@ -100,7 +100,7 @@ class Engine:
         """The state at entry, until the resume point is reached."""
         self.boundaries = Boundaries(self)
 
-    def driven_by(self, view: RunView, loop: Questions) -> None:
+    def driven_by(self, view: RunView, loop: LoopDriver) -> None:
         """Set the view that services have of the run, and the loop that answers the engine's questions."""
         self.view, self.loop = view, loop
 
@@ -179,7 +179,7 @@ class Engine:
         # the writer has made the folders by now
         self.ranks.group.barrier("the opening of the journal")
         pages = FailurePages(opening.run_dir.path, self.segment, rank=self.ranks.group.rank)
-        self.last_words = LastWords(pages, self.ranks.group, self.progress, self.journal, self.voice)
+        self.reporter = FailureReporter(pages, self.ranks.group, self.progress, self.journal, self.voice)
         self._open_verifier(stack)
         self._open_recovery()
         self.saver = Saver(self)
@@ -187,7 +187,7 @@ class Engine:
         if self.settings.replay is None:  # before training: a full disk is found here, not at the first save
             opening.check_disk(self.saver.encode(self.user.save()))
         self._connect()
-        self.lost_group = LostGroup(self.ranks.group, self.last_words, self.signals.give_up)
+        self.lost_group = LostGroup(self.ranks.group, self.reporter, self.signals.give_up)
         stack.callback(self.lost_group.close)
         self.ranks.agree_by_steps(stack, lambda: self.progress.step, self._position, self.lost_group.lost)
         self.estimator.start(self.progress.step)
@@ -197,7 +197,7 @@ class Engine:
         self.spent.begin()
         if (watch := self.board.find(HangWatch)) is not None:
             marks = {"the loop has not moved": self._moved, "a save has not ended": lambda: self.saver.job}
-            hangs = HangThread(watch, marks, self.ranks.group, self.last_words, self.journal, self.voice)
+            hangs = HangThread(watch, marks, self.ranks.group, self.reporter, self.journal, self.voice)
             stack.callback(hangs.close)
         # before they open: those that did are closed if a later one fails
         stack.callback(self._close_services)

@@ -72,7 +72,7 @@ class Exit:
         self._alone = given is not None and not self._on_all_ranks(given, step)
         if given is not None and self._alone:
             engine.lost_group.leaving(given)
-            engine.last_words.report(given)  # first: the other ranks wait in their collectives
+            engine.reporter.report(given)  # first: the other ranks wait in their collectives
         failures = _attempt(self._finish if error is None else self._abandon)
         # before the resources close: a decision to go back is written to the journal
         error = self._undone([*([] if given is None else [given]), *failures], step) or given
@@ -217,7 +217,7 @@ class Exit:
         interruption = engine.decisions.interruption
         ended = end_status(cause, current.stop, interruption, at_end=self._at_end)
         if ended.status == "failed" and cause is not None:
-            ended = ended._replace(reason=engine.last_words.failed(cause))
+            ended = ended._replace(reason=engine.reporter.failed(cause))
         at = {"step": current.step, "epoch": current.epoch}
         engine.journal.event("closed", {"status": ended.status, "reason": ended.reason, **at}, wall=True)
         engine.journal.flush()

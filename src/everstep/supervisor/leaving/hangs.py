@@ -13,7 +13,7 @@ from everstep.contracts.group import Group
 from everstep.errors import GroupError
 from everstep.record import Journal
 from everstep.services.recovery import HangWatch
-from everstep.supervisor.leaving.last_words import LastWords, stacks, within
+from everstep.supervisor.leaving.failure_reporter import FailureReporter, stacks, within
 from everstep.supervisor.voice import Voice
 
 LONGEST_TICK = 1.0
@@ -35,7 +35,7 @@ class HangThread:
         marks: functions that return something that changes while a part of the run moves, None while that
             part has nothing to do; by what does not move, as in "NAME for 60 s".  Called in the thread.
         group: the processes that train together.
-        last_words, journal, voice: take what is to be said.
+        reporter, journal, voice: take what is to be said.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class HangThread:
         watch: HangWatch,
         marks: Mapping[str, Callable[[], object]],
         group: Group,
-        last_words: LastWords,
+        reporter: FailureReporter,
         journal: Journal,
         voice: Voice,
     ) -> None:
         self._watch, self._marks, self._group = watch, marks, group
-        self._last_words, self._journal, self._voice = last_words, journal, voice
+        self._reporter, self._journal, self._voice = reporter, journal, voice
         self._main = threading.get_ident()
         self._tick = min(LONGEST_TICK, watch.after / _TICKS)
         self._limit = math.ceil(watch.after / self._tick)
@@ -78,8 +78,8 @@ class HangThread:
         what = f"{name} for {self._watch.after:g} s; {self._place()}"
         if self._watch.then == "stop":
             within(_WAIT, lambda: self._tell_all(what))
-            self._last_words.end_process("hang", what)
-        page = self._last_words.page("hang", what, stacks())
+            self._reporter.end_process("hang", what)
+        page = self._reporter.page("hang", what, stacks())
         self._journal.event("hang", {"what": what, "rank": self._group.rank}, wall=True)
         self._journal.flush()
         self._voice.warn(f"hang: {what}; the stacks of all threads are in {page}")
