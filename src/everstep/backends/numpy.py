@@ -136,13 +136,6 @@ class NumpyBackend(Backend):
         np.copyto(array, host.data.view(dtype).reshape(host.shape))
         return array
 
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any] | None:
-        try:
-            kind = None if dtype is None else np.dtype(dtype)
-        except TypeError:
-            return None
-        return None if kind is None or kind.hasobject or not kind.itemsize else np.zeros(shape, kind)
-
     def facts(self, array: Any) -> ArrayFacts:
         interface = array.__array_interface__
         place = (interface["data"], array.shape, array.strides, array.dtype.str) if array.size else None

@@ -20,7 +20,6 @@ from torch.nn.parameter import is_lazy
 
 from everstep.backends.torch import exact_ddp, sharded
 from everstep.backends.torch.model_wrappers import bare, named_parameters
-from everstep.backends.torch.older_torch import FLOAT8, fp32_precision
 from everstep.backends.torch.sharded import is_sharded, local
 from everstep.backends.torch.tensor_memory import LateTensor, digest_small, host_view, place_of
 from everstep.backends.torch.torch_entries import make_entry
@@ -32,7 +31,8 @@ _NAMES = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.uint16: "U16", torch.int16: "I16",
     torch.uint32: "U32", torch.int32: "I32", torch.uint64: "U64", torch.int64: "I64",
     torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64",
-    torch.complex64: "C64", **FLOAT8,
+    torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e8m0fnu: "F8_E8M0",
 }  # fmt: skip
 """safetensors' names of torch's element types; any other is kept as bytes with torch's own name."""
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
@@ -165,9 +165,6 @@ class TorchBackend(Backend):
         if extra.get("parameter"):
             return torch.nn.Parameter(tensor, requires_grad=extra.get("requires_grad", False))
         return tensor.requires_grad_(extra.get("requires_grad", False))
-
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Tensor | None:
-        return torch.zeros(shape, dtype=dtype) if isinstance(dtype, torch.dtype) else None
 
     def late(self, array: Unread) -> Tensor:
         return LateTensor.of(array, _dtype(array.dtype), lambda: self.from_host(array.read()))
@@ -347,8 +344,8 @@ def _cpu_facts() -> dict[str, str]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
-        "onednn_matmul": fp32_precision(onednn, "matmul"),
-        "onednn_conv": fp32_precision(onednn, "conv"),
+        "onednn_matmul": onednn.matmul.fp32_precision,
+        "onednn_conv": onednn.conv.fp32_precision,
         **{name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
 
@@ -363,8 +360,8 @@ def _cuda_facts() -> dict[str, str]:
         "cudnn": str(cudnn.version()),
         "cudnn_deterministic": str(cudnn.deterministic),
         "cudnn_benchmark": str(cudnn.benchmark),
-        "cuda_matmul": fp32_precision(cuda, "matmul"),
-        "cudnn_conv": fp32_precision(cudnn, "conv"),
+        "cuda_matmul": cuda.matmul.fp32_precision,
+        "cudnn_conv": cudnn.conv.fp32_precision,
         "half_precision_sums": " ".join(
             name
             for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")

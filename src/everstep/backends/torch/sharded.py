@@ -20,7 +20,6 @@ import xxhash
 from torch import Tensor
 from torch.nn import Module
 
-from everstep.backends.torch.older_torch import HOME_OF_DTENSORS, require_readable_shards
 from everstep.contracts.state import Region
 from everstep.errors import RestoreError, StateError
 
@@ -70,16 +69,21 @@ def ranks_of(mesh: Any) -> list[int]:
 
 
 def _home() -> Any:
-    return sys.modules.get(HOME_OF_DTENSORS)
+    return sys.modules.get("torch.distributed.tensor")
 
 
 def is_sharded(value: Any) -> bool:
     """Whether a value is a DTensor."""
     # importing the module takes a second; a program that has not imported it has no DTensor
-    home = sys.modules.get(HOME_OF_DTENSORS)
+    home = sys.modules.get("torch.distributed.tensor")
     if home is None or not isinstance(value, home.DTensor):
         return False
-    require_readable_shards()
+    if torch.__version__ < "2.12":  # which boxes other ranks hold, and what fully_shard gathers, is not told
+        raise StateError(
+            "the state has a tensor that is sharded over processes (fully_shard, parallelize_module), which "
+            f"everstep saves with torch 2.12 or newer; this is torch {torch.__version__}: update it, or use "
+            "everstep.torch.parallel"
+        )
     return True
 
 

@@ -16,7 +16,6 @@ from torch.optim.swa_utils import AveragedModel
 
 from everstep.arguments import checked_keywords, integer, number, positive
 from everstep.backends.torch.model_wrappers import bare, layers
-from everstep.backends.torch.older_torch import accelerators
 from everstep.backends.torch.optimizers import (
     Around,
     Clip,
@@ -194,7 +193,7 @@ class Task(tasks.Task):
                 reason = str(error).partition("\n")[0]
                 raise ConfigError(
                     f"device={str(self.device)!r} cannot be used here ({reason}); torch finds "
-                    f'{accelerators()} accelerators: give one of them, or "cpu"'
+                    f'{torch.accelerator.device_count()} accelerators: give one of them, or "cpu"'
                 ) from error
             if self._parallel is not False or self._count is not None:
                 open_group(on_cuda=self.device.type == "cuda")  # which chooses this process's device

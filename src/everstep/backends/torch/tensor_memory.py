@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from everstep.backends.numpy import WHOLE, layout_number, small_digest
-from everstep.backends.torch.older_torch import FLOAT8
 from everstep.contracts.state import Unread
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 """Types whose memory holds their elements; a subclass may keep them elsewhere."""
-_INTEGERS = {torch.bfloat16: "int16"} | dict.fromkeys(FLOAT8, "uint8")
+_INTEGERS = {torch.bfloat16: "int16"} | dict.fromkeys(
+    (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu), "uint8"
+)
 _SAME = (
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
     torch.int64, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,

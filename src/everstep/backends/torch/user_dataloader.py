@@ -225,7 +225,7 @@ def _unsaveable(loader: DataLoader[Any]) -> str | None:
     if loader.persistent_workers:
         fault, remedy = "persistent_workers=True", "persistent_workers=False"
         why = "the random state of its workers spans passes and cannot be saved"
-    elif not getattr(loader, "in_order", True):  # the option came with torch 2.6
+    elif not loader.in_order:
         fault, remedy, why = "in_order=False", "in_order=True", "batches come in no fixed order"
     else:
         return None
