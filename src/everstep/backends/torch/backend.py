@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from everstep.backends.torch import exact_ddp, sharded
-from everstep.backends.torch.model_wrappers import bare, named_parameters
+from everstep.backends.torch.model_wrappers import around, bare, flatten, models_of, named_parameters
 from everstep.backends.torch.sharded import is_sharded, local
 from everstep.backends.torch.tensor_memory import LateTensor, digest_small, host_view, place_of
 from everstep.backends.torch.torch_entries import make_entry
-from everstep.backends.torch.update_counter import Holders, TorchUpdateCounter, flatten
+from everstep.backends.torch.update_counter import TorchUpdateCounter
 from everstep.contracts.state import ArrayFacts, Backend, HostArray, LazyArray, Region, Unread
 from everstep.errors import MetricError, StateError
 
@@ -77,7 +77,6 @@ class TorchBackend(Backend):
     require_synchronised = staticmethod(exact_ddp.require_synchronised)
     exact_on_any_ranks = staticmethod(exact_ddp.exact_on_any_ranks)
     prepare_ranks = staticmethod(exact_ddp.prepare)
-    _holders = Holders()
 
     def random_state(self) -> Any:
         """Return {"cpu": state}; once CUDA is in use, "cuda" with a state for each device, and "device".
@@ -264,8 +263,8 @@ class TorchBackend(Backend):
     @contextmanager
     def evaluation_mode(self, objects: Mapping[str, Any], *, grad: bool = False) -> Iterator[None]:
         """Set the modules to evaluation mode in the block; then each submodule has its own mode again."""
-        models = [value for _, value in flatten(objects) if isinstance(value, torch.nn.Module)]
-        models += self._holders.of(models)
+        models = models_of(objects)
+        models += around(models)
         # Each submodule has a mode of its own: a frozen part may be in evaluation mode during training.
         before = [(module, module.training) for model in models for module in model.modules()]
         for model in models:
@@ -300,8 +299,7 @@ class TorchBackend(Backend):
         if any(device.type == "cuda" for device in devices):
             facts |= _cuda_facts()
         if laid_out := sharded.arrangement(_tensors(objects)):
-            modules = [value for _, value in flatten(objects) if isinstance(value, torch.nn.Module)]
-            groups = [told for module in modules if (told := sharded.grouping(bare(module)))]
+            groups = [told for model in models_of(objects) if (told := sharded.grouping(bare(model)))]
             facts["layout"] = ", ".join([laid_out, *groups])
         return facts
 

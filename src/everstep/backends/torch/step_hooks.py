@@ -10,9 +10,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from everstep.backends.torch.model_wrappers import named_parameters
+from everstep.backends.torch.model_wrappers import flatten, named_parameters, optimizers
 from everstep.backends.torch.optimizers import innermost
-from everstep.backends.torch.update_counter import flatten, optimizers
 
 Seen = Callable[[str, str, Any], None]
 """(kind of part, name, tree): kinds are "input", "weights", "pull", "gradient" and "optimizer"."""
@@ -31,7 +30,7 @@ class TorchStepHooks:
     def __init__(self, objects: Mapping[str, Any], seen: Seen) -> None:
         pairs = list(flatten(objects))
         self._seen = seen
-        self._optimizers = {id(innermost(optimizer)): name for name, optimizer in optimizers(pairs)}
+        self._optimizers = {id(innermost(optimizer)): name for name, optimizer in optimizers(objects)}
         self._names = {
             id(parameter): (name, key)
             for name, model in pairs

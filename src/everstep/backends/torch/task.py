@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
 from everstep.arguments import checked_keywords, integer, number, positive
-from everstep.backends.torch.model_wrappers import bare, layers
+from everstep.backends.torch.model_wrappers import bare, flatten, layers
 from everstep.backends.torch.optimizers import (
     Around,
     Clip,
@@ -26,7 +26,6 @@ from everstep.backends.torch.optimizers import (
 from everstep.backends.torch.parallel import Ranks, open_group
 from everstep.backends.torch.parallel import parallel as parallel_model
 from everstep.backends.torch.sharded import is_sharded
-from everstep.backends.torch.update_counter import flatten
 from everstep.backends.torch.virtual_shards import VirtualShards
 from everstep.contracts import tasks
 from everstep.errors import ConfigError, MetricError, StateError

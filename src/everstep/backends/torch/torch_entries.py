@@ -130,7 +130,7 @@ class ModuleEntry(Entry):
         kind = type(self.module).__name__
         names = self._look()
         live = {name: _shape(value) for name, value in self.module.state_dict().items()}
-        foreign = module_attributes.foreign(self.module)
+        modules = {path for path, _ in self.module.named_modules()}
 
         def check(tree: Any) -> Mismatch:
             if not isinstance(tree, dict):
@@ -139,7 +139,7 @@ class ModuleEntry(Entry):
             attributes = map(names.live, tree.get(_ATTRIBUTES, {}))
             return Mismatch(
                 [names.bare(name) for name in live if name not in saved],
-                [name for name in saved if name not in live] + foreign(list(attributes)),
+                [name for name in saved if name not in live] + [m for m in attributes if m not in modules],
                 [
                     f"{names.bare(n)} {saved[n]} -> {live[n]}"
                     for n in live
