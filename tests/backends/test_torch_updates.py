@@ -242,25 +242,6 @@ def test_a_new_gradient_at_the_old_address_is_not_taken_for_the_old_one(watch: A
         optimizer.zero_grad()
 
 
-def test_the_decision_does_not_depend_on_when_it_is_asked(watch: Any) -> None:
-    def run(ask_every: int) -> Any:
-        torch.manual_seed(0)
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        counting = TORCH.update_counter({"model": model, "optimizer": optimizer})
-        for step in range(1, 8):
-            backward(model)
-            if step % 3 == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-            if step % ask_every == 0 or step == 7:
-                found = grads(still_used(counting))
-        counting.close()
-        return found
-
-    assert run(1) == run(2) == run(7) != None  # noqa: E711
-
-
 def test_marks_keep_no_gradient_alive(watch: Any) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

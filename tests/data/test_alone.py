@@ -57,10 +57,6 @@ def test_the_same_pass_each_time_and_no_global_state_moves(make: Any) -> None:
     assert fingerprint(list(make(shuffle=True, seed=1))) != first
 
 
-def test_unshuffled_batches_come_in_order() -> None:
-    assert np.array_equal(np.concatenate([x for [x] in arrays(X, batch_size=4)]), X)
-
-
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_a_pass_that_is_left_leaves_nothing_behind(make: Any) -> None:
     batches = iter(make())
@@ -68,11 +64,6 @@ def test_a_pass_that_is_left_leaves_nothing_behind(make: Any) -> None:
     batches.close()
     assert not multiprocessing.active_children()
     assert not [thread for thread in threading.enumerate() if "everstep" in thread.name]
-
-
-def test_two_passes_at_once_do_not_meet() -> None:
-    stream = arrays(X, batch_size=4, shuffle=True)
-    assert all(np.array_equal(a, b) for (a,), (b,) in zip(stream, stream, strict=True))
 
 
 def test_iterating_what_a_run_trains_on_leaves_the_run_alone(tmp_path: Path) -> None:

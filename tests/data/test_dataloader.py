@@ -196,12 +196,6 @@ def test_a_loader_whose_place_cannot_be_saved_is_refused_when_it_is_bound(option
         loader._iterator._shutdown_workers()
 
 
-def test_what_the_next_pass_needs_is_known():
-    plain = DataLoader(Augmented(), 2, shuffle=True)
-    own = DataLoader(Augmented(), 2, shuffle=True, generator=generator())
-    assert [as_stream(loader).carries_over for loader in (plain, own)] == [False, True]
-
-
 class Counting:
     """A sampler whose order follows from its own count of passes, and whose state is that count."""
 

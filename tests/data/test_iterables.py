@@ -7,8 +7,7 @@ import pytest
 import torch
 from tqdm import tqdm
 
-import everstep
-from everstep.data import arrays, as_stream, replay, stateful
+from everstep.data import as_stream, replay, stateful
 from everstep.errors import DataError, NotResumableError
 from everstep.testing.stream_checks import check_stream
 from tiny_runs import bind
@@ -233,11 +232,6 @@ def test_what_is_no_data(data, message):
         as_stream(data)
 
 
-def test_a_stream_is_itself():
-    stream = arrays(np.ones(3), batch_size=1)
-    assert as_stream(stream) is stream
-
-
 @pytest.mark.parametrize(
     ("hidden", "remedy"),
     [
@@ -250,11 +244,3 @@ def test_a_stream_is_itself():
 def test_data_whose_place_is_hidden_is_refused_when_it_is_bound(hidden, remedy, tmp_path):
     with pytest.raises(NotResumableError, match=f"stream 'train': .* hides the place.*{remedy}"):
         bind(hidden([1, 2, 3]), tmp_path / "run")
-
-
-def test_a_progress_bar_goes_around_the_steps(tmp_path):
-    loop = everstep.TrainLoop(tmp_path / "run", default_services=False, max_epoch=2)
-    with loop:
-        for _ in loop.iter_epochs():
-            seen = [step for step, _ in tqdm(loop.iter_steps([1, 2, 3]), disable=True)]
-    assert seen == [4, 5, 6] and loop.ending.finished

@@ -75,16 +75,6 @@ def test_augmentation_differs_between_passes_samples_and_seeds():
         assert not np.isin(again, first).any()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_global_random_state_is_left_alone(workers):
-    def state():
-        return fingerprint((random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()))
-
-    before = state()
-    batches(make(num_workers=workers))
-    assert state() == before
-
-
 def test_any_object_with_length_and_items():
     [x] = next(loader([(torch.tensor(1),)] * 4, 2).open("train", 0, seed=0))
     assert x.tolist() == [1, 1]

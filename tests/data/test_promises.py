@@ -13,7 +13,7 @@ import pytest
 
 import everstep
 from everstep.data import as_stream, replay, stateful
-from everstep.errors import DataError, NotResumableError, RestoreError
+from everstep.errors import NotResumableError, RestoreError
 
 
 class Lines:
@@ -131,14 +131,6 @@ def test_a_resume_inside_a_pass_is_exact(tmp_path: Path, make: Callable[[], Any]
     with pytest.raises(InterruptedError):
         program(tmp_path / "cut", make(), stop_at=stop_at)
     assert program(tmp_path / "cut", make()) == whole[stop_at - 1 :]
-
-
-def test_an_iterator_gives_its_one_pass_and_resumes_inside(tmp_path: Path) -> None:
-    with pytest.raises(InterruptedError):
-        program(tmp_path / "run", iter(Lines()), stop_at=5)
-    with pytest.raises(DataError, match="exhausted"):
-        program(tmp_path / "run", iter(Lines()))
-    assert program(tmp_path / "run", iter(Lines()), max_step=12) == []
 
 
 def test_a_state_that_nobody_vouched_for_is_used_where_a_pass_begins(

@@ -167,29 +167,6 @@ def test_of_a_chunk_that_is_being_filled_only_the_filled_part_is_saved() -> None
     assert lengths[0] == [1]
 
 
-def test_a_snapshot_that_breaks_off_leaves_no_wrong_copy() -> None:
-    memory, buffers = made(), Buffers()
-    put(memory, *range(20))
-    copied(memory, buffers)
-    put(memory, *range(50, 56))
-    with pytest.raises(StateError):
-        encode({"memory": memory.state_dict(), "not saved": object()}, buffers)
-    assert copied(memory, buffers) <= {"x/0", "x/1", "n/0", "n/1"}
-    assert decode(encode({"memory": memory.state_dict()}, buffers))["memory"]["appended"] == 26
-
-
-def test_a_restored_memory_is_copied_whole() -> None:
-    memory, buffers = made(), Buffers()
-    put(memory, *range(20))
-    saved = decode(encode(memory.state_dict()))
-    everything = copied(memory, buffers)
-    put(memory, 50, 51)
-    copied(memory, buffers)
-    memory.load_state_dict(saved)
-    assert held(memory) == list(range(20))
-    assert copied(memory, buffers) == everything
-
-
 @pytest.mark.parametrize("fork", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_a_copy_of_the_memory_is_another_memory(fork: Any) -> None:
     memory, buffers = made(), Buffers()
@@ -283,36 +260,6 @@ def test_a_resume_samples_the_same(tmp_path: Path, stop_at: int) -> None:
     with pytest.raises(Boom):
         play(tmp_path / "b", stop_at=stop_at)
     assert play(tmp_path / "b", declare=everstep.PerRank) == undisturbed
-
-
-def test_a_memory_inside_other_objects_of_the_state(tmp_path: Path) -> None:
-    class Agent:
-        def __init__(self) -> None:
-            self.memory = made()
-
-        def state_dict(self) -> Any:
-            return {"memory": self.memory.state_dict()}
-
-        def load_state_dict(self, state: Any) -> None:
-            self.memory.load_state_dict(state["memory"])
-
-    def train(stop: bool) -> list[Any]:
-        agent, inside = Agent(), made()
-        saves = everstep.Checkpoints(everstep.Every(steps=2))
-        state = {"agent": agent, "box": {"memory": inside}}
-        with everstep.TrainLoop(tmp_path / "run", state, max_epoch=1, max_step=9, services=[saves]) as loop:
-            for _epoch in loop.iter_epochs():
-                for step in loop.iter_steps():
-                    put(agent.memory, step, step + 1)
-                    put(inside, step)
-                    if stop and step == 5:
-                        raise Boom
-        return [held(agent.memory), held(inside)]
-
-    with pytest.raises(Boom):
-        train(stop=True)
-    numbers = [n for step in range(1, 10) for n in (step, step + 1)]
-    assert train(stop=False) == [numbers, list(range(1, 10))]
 
 
 @pytest.mark.parametrize(

@@ -101,34 +101,6 @@ def test_dropping_leaves_out_the_last_samples_of_a_batch_and_all_parts_are_alike
     assert all(len({len(part) for part, _ in parts}) == 1 for parts in together)
 
 
-@given(PASSES, SIZES, SIZES, st.data())
-@examples
-def test_a_place_that_one_number_of_ranks_took_opens_with_another(
-    options: Any, before: int, after: int, draw: Any
-) -> None:
-    stream = numbers(**options)
-    cursors = [stream.split(Share(r, before, "pad")).open("train", 1, seed=3) for r in range(before)]
-    steps = draw.draw(st.integers(0, len(stream)), label="steps")  # type: ignore[arg-type]
-    for _ in range(steps):
-        for cursor in cursors:
-            next(cursor)
-    [position] = {str(cursor.position()): cursor.position() for cursor in cursors}.values()
-    rest = [
-        np.concatenate([part for part, weight in parts if weight]).tolist()
-        for parts in ranks(stream, after, "pad", position)
-    ]
-    assert rest == [batch.tolist() for batch, _ in drawn(stream, Share())[steps:]]
-    assert {str(stream.split(Share(0, n, "pad")).describe(3)) for n in (before, after)} == {
-        str(stream.describe(3))
-    }
-
-
-def test_a_rank_without_a_sample_is_handed_padding_of_weight_zero() -> None:
-    [(first, second, third)] = ranks(numbers(1, batch_size=4), 3, "pad")
-    assert (first[0].tolist(), first[1]) == ([0], 3.0)
-    assert (second[0].tolist(), second[1]) == (third[0].tolist(), third[1]) == ([0], 0.0)
-
-
 class Noisy:
     """Samples with noise from a global generator."""
 

@@ -141,21 +141,6 @@ def test_value(value: Any) -> None:
     assert same(round_trip({"a": [value]}), {"a": [value]})
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.array(3.0), np.zeros((0, 3)), np.arange(6, dtype=">i4").reshape(2, 3),
-        np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.arange(24).reshape(2, 3, 4).transpose(1, 2, 0),
-        np.arange(10)[::-3], np.broadcast_to(np.arange(3), (2, 3)), np.array([1 + 2j], np.complex128),
-        np.array(["2026-11-21", "NaT"], "M8[s]"), np.array(["a", "bc"]), np.array([b"a", b""]),
-        np.zeros(2, [("x", "<f4"), ("y", [("z", ">u2", (2,))])]),
-    ],
-    ids=lambda a: f"{a.dtype.str}-{a.shape}",
-)  # fmt: skip
-def test_array(array: np.ndarray) -> None:
-    assert same(round_trip(array), np.array(array, order="K"))
-
-
 TORCH_DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
     torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,

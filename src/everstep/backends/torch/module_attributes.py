@@ -87,9 +87,10 @@ def load(root: Module, saved: dict[str, dict[str, Any]]) -> None:
             if value is not _NOT_PLAIN:
                 live[name] = copy.deepcopy(value)
         for name, value in own.items():
-            here, value = live.get(name), copy.deepcopy(value)
-            on_device = isinstance(value, Tensor) and isinstance(here, Tensor)
-            live[name] = value.to(here.device) if on_device else value
+            here, restored = live.get(name), copy.deepcopy(value)
+            if isinstance(here, Tensor) and isinstance(restored, Tensor):
+                restored = restored.to(here.device)
+            live[name] = restored
 
 
 def _keeping(root: Module) -> Iterator[tuple[str, Module]]:

@@ -107,7 +107,8 @@ def dtype_name(name: str) -> str:
 
 def write_distributed(folder: Path, arrays: Mapping[str, HostArray]) -> None:
     """Write arrays by name into a folder for `torch.distributed.checkpoint.load`, and sync the files."""
-    from torch.distributed.checkpoint import FileSystemWriter, save
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     state = OrderedDict((name, BACKEND.late(_of_host(array))) for name, array in arrays.items())
     with warnings.catch_warnings():  # torch warns that one process saves, which is meant here

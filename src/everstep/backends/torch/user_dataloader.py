@@ -136,7 +136,7 @@ class DataLoaderStream(Stream):
                 drop_last=loader.drop_last,
                 share=share,
             )
-        self._sampler = PassSampler(sampler, self._sampling and self._sampling.own_samples)
+        self._sampler = PassSampler(sampler, None if self._sampling is None else self._sampling.own_samples)
         self.loader = _with_sampler(loader, self._sampler)
 
     @property
