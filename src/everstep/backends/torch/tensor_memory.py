@@ -93,12 +93,6 @@ def host_view(array: Any) -> NDArray[Any] | None:
         return None
 
 
-def host_bytes(tensor: Tensor) -> Any:
-    """Return a dense tensor's elements as bytes in C order: its memory itself, where that is like this."""
-    raw = tensor.detach().as_subclass(Tensor).resolve_conj().resolve_neg().cpu().contiguous()
-    return raw.reshape(-1).view(torch.uint8).numpy()
-
-
 class _Memory:
     """Description of an array's memory, as NumPy asks for it."""
 

@@ -10,9 +10,9 @@ import torch
 import xxhash
 from torch import Tensor
 
+from everstep.backends.torch.backend import BACKEND
 from everstep.backends.torch.model_wrappers import BareNames, bare
 from everstep.backends.torch.sharded import refuse_sharded
-from everstep.backends.torch.tensor_memory import host_bytes
 from everstep.backends.torch.torch_entries import ModuleEntry
 from everstep.contracts.state import BASE, Declaration, Entry, Mismatch
 from everstep.errors import ConfigError, StateError
@@ -62,13 +62,6 @@ class Trainable(Declaration):
 
     def __repr__(self) -> str:
         return f"trainable({type(bare(self.value)).__name__})"
-
-
-def _difference(told: str, now: str) -> str:
-    """Say what differs between two descriptions, each a shape, a dtype and a digest."""
-    if told.rsplit(" ", 1)[0] == now.rsplit(" ", 1)[0]:
-        return "has other values"
-    return f"{told} -> {now}"
 
 
 class _Noted(NamedTuple):
@@ -134,8 +127,7 @@ class TrainableEntry(ModuleEntry):
 
     def expects(self) -> Callable[[Any], Mismatch]:
         compare = super().expects()
-        parts, persistent = dict(self._parts()), self._persistent()
-        return lambda tree: compare(_whole(tree, parts, persistent))
+        return lambda tree: compare(self._whole(tree))
 
     def check(self, tree: Any) -> Mismatch:
         found = self.expects()(tree)
@@ -143,13 +135,15 @@ class TrainableEntry(ModuleEntry):
         base = tree.get(BASE, {}) if isinstance(tree, Mapping) else {}
         for name, told in base.items():
             if name in parts and (now := _told(parts[name])) != told:
-                found.reshaped.append(f"{name} {_difference(told, now)}")
+                # each is a shape, a dtype and a digest
+                same_form = told.rsplit(" ", 1)[0] == now.rsplit(" ", 1)[0]
+                found.reshaped.append(f"{name} {'has other values' if same_form else f'{told} -> {now}'}")
         return found
 
     def load(self, tree: Any) -> None:
         self.check(tree).require_none()
         base: dict[str, str] = tree.get(BASE, {})
-        super().load(_whole(tree, dict(self._parts()), self._persistent()))
+        super().load(self._whole(tree))
         parts = dict(self._parts())
         self._notes.trained = parts.keys() - base.keys()
         # loading has copied the base onto itself, which torch counts as a change
@@ -163,9 +157,17 @@ class TrainableEntry(ModuleEntry):
         for name, buffer in self.module.named_buffers(remove_duplicate=False):
             yield names.bare(name), buffer
 
-    def _persistent(self) -> set[str]:
+    def _whole(self, tree: Any) -> Any:
+        """Put the live base into a saved tree, as if it had been saved."""
+        if not isinstance(tree, Mapping) or BASE not in tree:
+            return tree
         names = BareNames(self._given)
-        return {names.bare(name) for name in self.module.state_dict()}
+        parts, persistent = dict(self._parts()), {names.bare(name) for name in self.module.state_dict()}
+        live = {n: parts[n].detach() if n in parts else None for n in tree[BASE]}
+        return {
+            **{name: value for name, value in tree.items() if name != BASE},
+            **{n: value for n, value in live.items() if n in persistent or value is None},
+        }
 
     def _differs(self, name: str, tensor: Tensor) -> bool:
         """Whether a tensor differs from the base; what is looked at for the first time is the base."""
@@ -180,15 +182,6 @@ class TrainableEntry(ModuleEntry):
         return True
 
 
-def _whole(tree: Any, parts: Mapping[str, Tensor], persistent: set[str]) -> Any:
-    """Put the live base into a saved tree, as if it had been saved."""
-    if not isinstance(tree, Mapping) or BASE not in tree:
-        return tree
-    whole = {name: value for name, value in tree.items() if name != BASE}
-    live = {n: parts[n].detach() if n in parts else None for n in tree[BASE]}
-    return {**whole, **{n: value for n, value in live.items() if n in persistent or value is None}}
-
-
 def _mark(tensor: Tensor) -> tuple[int, int, int]:
     return id(tensor), tensor.data_ptr(), _version(tensor)
 
@@ -200,5 +193,5 @@ def _version(tensor: Tensor) -> int:
 
 def _told(tensor: Tensor) -> str:
     """Describe a tensor by its shape, element type and the xxh3_128 of its elements in C order."""
-    digest = xxhash.xxh3_128_hexdigest(host_bytes(tensor))
+    digest = xxhash.xxh3_128_hexdigest(BACKEND.in_place(tensor.detach()).data.data)
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} {digest}"
