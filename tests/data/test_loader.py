@@ -75,14 +75,8 @@ def test_augmentation_differs_between_passes_samples_and_seeds():
         assert not np.isin(again, first).any()
 
 
-def test_any_object_with_length_and_items():
-    [x] = next(loader([(torch.tensor(1),)] * 4, 2).open("train", 0, seed=0))
-    assert x.tolist() == [1, 1]
-
-
-def remember_dataset(worker_id):
-    info = get_worker_info()
-    info.dataset.mark = worker_id + 10
+def mark_dataset(worker_id):
+    get_worker_info().dataset.mark = worker_id + 10
 
 
 class Marked(Augmented):
@@ -93,7 +87,7 @@ class Marked(Augmented):
 
 
 def test_worker_init_fn_runs_and_sees_the_users_dataset():
-    [batch, *_] = loader(Marked(), 3, num_workers=1, worker_init_fn=remember_dataset).open("t", 0, seed=0)
+    [batch, *_] = loader(Marked(), 3, num_workers=1, worker_init_fn=mark_dataset).open("t", 0, seed=0)
     assert batch.tolist() == [10, 10, 10]
 
 
@@ -125,6 +119,10 @@ def test_what_it_cannot_load():
         loader(type("Nameless", (), {"__getitem__": lambda self, i: i})(), 2)
     with pytest.raises(DataError, match="0 samples"):
         loader([], 2)
+    [x] = next(
+        loader([(torch.tensor(1),)] * 4, 2).open("train", 0, seed=0)
+    )  # any object with length and items
+    assert x.tolist() == [1, 1]
     with pytest.raises(ConfigError, match="batch_size=0"):
         loader(Augmented(), 0)
     with pytest.raises(ValueError, match="prefetch_factor"):
