@@ -152,14 +152,6 @@ def test_averaged_models_count_on() -> None:
     assert digest(snapshot(ema=fresh)) == digest(snapshot(ema=ema))
 
 
-def test_lazy_modules_are_fine_once_they_have_a_shape() -> None:
-    lazy = nn.LazyLinear(2)
-    lazy(torch.ones(1, 3))
-    fresh = nn.Linear(3, 2)
-    restore(snapshot(net=lazy), net=fresh)
-    assert torch.equal(fresh.weight, lazy.weight)
-
-
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1),
     "momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),

@@ -65,19 +65,6 @@ def test_updates_are_counted_and_only_the_states_own(watch: Any) -> None:
     assert counting.strangers() == []
 
 
-def test_a_skipped_mixed_precision_step_is_no_update(watch: Any) -> None:
-    weight = nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight], 0.1)
-    scaler = torch.amp.GradScaler("cpu")
-    counting = watch(weight=weight, optimizer=optimizer, scaler=scaler)
-    for value in (1.0, float("inf"), 1.0):
-        optimizer.zero_grad()
-        scaler.scale(weight.sum() * value).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    assert counting.updates == 2
-
-
 def test_optimizers_in_containers_and_in_objects_that_save_them_count(watch: Any) -> None:
     class Holder:
         def __init__(self, optimizer: Any) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import random
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import everstep
 from everstep.data import arrays, loader
 from everstep.testing.stream_checks import fingerprint
 
@@ -64,20 +62,3 @@ def test_a_pass_that_is_left_leaves_nothing_behind(make: Any) -> None:
     batches.close()
     assert not multiprocessing.active_children()
     assert not [thread for thread in threading.enumerate() if "everstep" in thread.name]
-
-
-def test_iterating_what_a_run_trains_on_leaves_the_run_alone(tmp_path: Path) -> None:
-    def train(run_dir: Path, evaluations: int) -> Any:
-        data, w, seen = arrays(X, batch_size=4, shuffle=True), np.zeros(2), []
-        with everstep.TrainLoop(run_dir, {"w": w}, seed=3, max_epoch=2, default_services=False) as loop:
-            for _ in loop.iter_epochs():
-                for _step, (x,) in loop.iter_steps(data):
-                    w += x.sum(axis=0)
-                    seen.append(x.tobytes())
-                    for _ in range(evaluations):
-                        next(iter(data))  # left after a batch
-                for _ in range(evaluations):
-                    assert len(list(data)) == len(data)
-        return seen, loop.ending.digest
-
-    assert train(tmp_path / "often", 2) == train(tmp_path / "never", 0)

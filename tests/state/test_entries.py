@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from everstep.errors import RestoreError, StateError
-from everstep.state import Slot, decode, dropped, encode, make_entry
+from everstep.state import decode, dropped, encode, make_entry
 
 
 def saved(obj: Any) -> Any:
@@ -29,26 +29,6 @@ class Meter:
 
     def load_state_dict(self, state: Any) -> None:
         self.history = state["history"]
-
-
-def test_stateful_objects_speak_for_themselves() -> None:
-    meter = Meter()
-    meter.history = [1, (2.5, None)]
-    tree = saved(meter)
-    fresh = Meter()
-    entry = make_entry("meter", fresh)
-    assert not any(entry.check(tree))
-    entry.load(tree)
-    assert fresh.history == [1, (2.5, None)]
-    assert not entry.guarded(("history",))
-
-
-def test_a_slot_holds_what_is_replaced() -> None:
-    slot = Slot((1, np.ones(2)))
-    tree = saved(slot)
-    slot.value = 3
-    make_entry("slot", slot).load(tree)
-    assert slot.value[0] == 1 and slot.value[1].tolist() == [1, 1]
 
 
 def test_keys_that_a_checkpoint_lacks_are_named_before_they_go() -> None:

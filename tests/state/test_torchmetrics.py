@@ -127,13 +127,6 @@ def test_a_setting_that_training_leaves_alone_is_as_the_program_gives_it(tmp_pat
     assert (model.seen, model.limit, model.log) == (4, 9, ["made", *(f"step {n}" for n in range(1, 5))])
 
 
-def test_in_one_process_attributes_go_back_to_where_a_checkpoint_had_them(tmp_path: Path) -> None:
-    model = Counting()
-    count(model, tmp_path / "run", 3)
-    count(model, tmp_path / "run", 2, resume=0)
-    assert model.seen == 2 and model.log == ["made", "step 1", "step 2"]
-
-
 class Table(nn.Module):
     def __init__(self, table: Any) -> None:
         super().__init__()

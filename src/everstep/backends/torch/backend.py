@@ -120,13 +120,7 @@ class TorchBackend(Backend):
             # equal, and of the layout that the tensor has now
             host.region = region
         else:
-            size = tensor.numel() * tensor.element_size()
-            pinned = tensor.is_cuda
-            data = (
-                torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-                if pinned
-                else np.empty(size, np.uint8)
-            )
+            data = torch.empty(tensor.nbytes, dtype=torch.uint8, pin_memory=tensor.is_cuda).numpy()
             elements = _elements(data, tensor.dtype, shape)
             host = _Host(name, shape, data, self.name, extra, region, elements)
         try:
@@ -138,12 +132,10 @@ class TorchBackend(Backend):
     def in_place(self, array: Any) -> HostArray:
         tensor, extra, region = _describe(array)
         name, shape = _NAMES.get(tensor.dtype, "U8"), tuple(tensor.shape)
-        size = tensor.numel() * tensor.element_size()
         view = host_view(tensor) if tensor.is_contiguous() else None
         if view is None:
-            return LazyArray(name, shape, self.name, extra, region, size, lambda: _fetched(tensor))
-        # the tensor is kept, as the view does not keep the memory
-        return _Host(name, shape, view.reshape(-1).view(np.uint8), self.name, extra, region, tensor)
+            return LazyArray(name, shape, self.name, extra, region, tensor.nbytes, lambda: _fetched(tensor))
+        return HostArray(name, shape, view.reshape(-1).view(np.uint8), self.name, extra, region)
 
     def from_host(self, host: HostArray) -> Tensor:
         extra = host.extra
@@ -419,7 +411,7 @@ def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _fetched(tensor: Tensor) -> NDArray[np.uint8]:
     """Copy a tensor's elements in C order to memory that is not pinned: torch would keep that."""
-    data = np.empty(tensor.numel() * tensor.element_size(), np.uint8)
+    data = np.empty(tensor.nbytes, np.uint8)
     _elements(data, tensor.dtype, tuple(tensor.shape)).copy_(tensor)
     return data
 
