@@ -112,15 +112,8 @@ class NumpyBackend(Backend):
         _refuse_array(array)
         name, extra = _describe(array)
         if not array.flags.c_contiguous:
-            return LazyArray(
-                name,
-                array.shape,
-                self.name,
-                extra,
-                None,
-                array.nbytes,
-                lambda: self.to_host(array, None).data,
-            )
+            form = (name, array.shape, self.name, extra, None, array.nbytes)
+            return LazyArray(*form, lambda: self.to_host(array, None).data)
         return HostArray(name, array.shape, array.reshape(-1).view(np.uint8), self.name, extra)
 
     def from_host(self, host: HostArray) -> NDArray[Any]:
