@@ -315,7 +315,10 @@ def window(models: Iterable[Module]) -> dict[str, Tensor]:
         if group._partial_reduce_output is not None:
             found[place] = group._partial_reduce_output
         for index, parameter in enumerate(group.fsdp_params):
-            if (gradient := _gradient(parameter)) is not None:
+            gradient = parameter.unsharded_accumulated_grad
+            if gradient is None:
+                gradient = getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
+            if gradient is not None:
                 found[f"{place}.{index}"] = _own_part(parameter, gradient)
     return found
 
@@ -330,7 +333,9 @@ def load_window(models: Iterable[Module], saved: dict[str, Tensor]) -> None:
             if getattr(parameter, "_unsharded_param", None) is not None:
                 parameter._unsharded_param.grad = None
             if gradient is not None and parameter.is_dtensor:
-                gradient = _as_gathered(parameter, gradient)
+                spec = parameter._unsharded_dtensor_spec
+                form = {"run_check": False, "shape": spec.shape, "stride": spec.stride}
+                gradient = _home().DTensor.from_local(gradient, spec.mesh, spec.placements, **form)
             # where a pass of another dtype leaves its sum; the next pass adds to it, in the same order
             parameter.unsharded_accumulated_grad = gradient
     if rest:
@@ -346,14 +351,6 @@ def _groups(models: Iterable[Module]) -> Iterable[tuple[str, Any]]:
             yield f"{number}.{index}", group
 
 
-def _gradient(parameter: Any) -> Tensor | None:
-    if parameter.unsharded_accumulated_grad is not None:
-        summed: Tensor = parameter.unsharded_accumulated_grad
-        return summed
-    gathered = getattr(parameter, "_unsharded_param", None)
-    return None if gathered is None else gathered.grad
-
-
 def _own_part(parameter: Any, gradient: Tensor) -> Tensor:
     """Return what this process holds of a gradient."""
     if not is_sharded(gradient):
@@ -365,14 +362,6 @@ def _own_part(parameter: Any, gradient: Tensor) -> Tensor:
             "so it cannot be saved: save where no window is open, as with Checkpoints(Every(steps=...))"
         )
     return local(gradient)
-
-
-def _as_gathered(parameter: Any, gradient: Tensor) -> Tensor:
-    spec = parameter._unsharded_dtensor_spec
-    made: Tensor = _home().DTensor.from_local(
-        gradient, spec.mesh, spec.placements, run_check=False, shape=spec.shape, stride=spec.stride
-    )
-    return made
 
 
 def _copied(gradient: Tensor | None, device: Any) -> Tensor | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 import xxhash
@@ -18,6 +17,7 @@ from everstep.contracts.state import BASE, Declaration, Entry, Mismatch
 from everstep.errors import ConfigError, StateError
 
 _BUFFERS = "_buffers"
+_Mark: TypeAlias = tuple[int, int, int]
 _WHOLE = (
     "the digest of a part belongs to one layout; give the model itself in state=, whose frozen pieces are "
     "written once for all checkpoints"
@@ -55,43 +55,26 @@ class Trainable(Declaration):
 
     def __init__(self, value: torch.nn.Module) -> None:
         self.value = value
-        self._notes = _Notes()
+        self.trained: set[str] = set()
+        """Bare names that are saved from here on."""
+        self.base: dict[str, tuple[_Mark, str]] = {}
+        """By bare name the base: where it lay, in which version, and its description when first looked at."""
+        self.claims: list[tuple[str, Tensor, int, str]] = []
+        """Name, tensor, version and description of what the last save claims."""
 
     def entry(self) -> Entry:
-        return TrainableEntry(self.value, self._notes)
+        return TrainableEntry(self)
 
     def __repr__(self) -> str:
         return f"trainable({type(bare(self.value)).__name__})"
 
 
-class _Noted(NamedTuple):
-    """What is known of a tensor of the base: where it lay, in which version, and its description."""
-
-    mark: tuple[int, int, int]
-    told: str
-
-
-@dataclass
-class _Notes:
-    """What is known of a model.
-
-    Attributes:
-        trained: bare names that are saved from here on.
-        base: by bare name the base, as it was when it was first looked at.
-        claims: name, tensor, version and description of what the last save claims.
-    """
-
-    trained: set[str] = field(default_factory=set)
-    base: dict[str, _Noted] = field(default_factory=dict)
-    claims: list[tuple[str, Tensor, int, str]] = field(default_factory=list)
-
-
 class TrainableEntry(ModuleEntry):
     """Entry of the trained part of a module; `ModuleEntry` does all that is not about the base."""
 
-    def __init__(self, module: torch.nn.Module, notes: _Notes) -> None:
-        super().__init__(module)
-        self._notes = notes
+    def __init__(self, declared: Trainable) -> None:
+        super().__init__(declared.value)
+        self._notes = declared
 
     def save(self) -> Any:
         tree = super().save()
@@ -102,7 +85,7 @@ class TrainableEntry(ModuleEntry):
             if tensor.requires_grad or (name not in notes.trained and self._differs(name, tensor)):
                 notes.trained.add(name)
             if name not in notes.trained:
-                base[name] = told = notes.base[name].told
+                told = base[name] = notes.base[name][1]
                 if isinstance(tensor, torch.nn.Parameter):
                     notes.claims.append((name, tensor.detach(), _version(tensor), told))
         saved = {name: value for name, value in tree.items() if name not in base}
@@ -147,7 +130,7 @@ class TrainableEntry(ModuleEntry):
         parts = dict(self._parts())
         self._notes.trained = parts.keys() - base.keys()
         # loading has copied the base onto itself, which torch counts as a change
-        self._notes.base |= {name: _Noted(_mark(parts[name]), told) for name, told in base.items()}
+        self._notes.base |= {name: (_mark(parts[name]), told) for name, told in base.items()}
 
     def _parts(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all parameters and buffers with their bare names; what is tied, under each of its names."""
@@ -171,18 +154,18 @@ class TrainableEntry(ModuleEntry):
 
     def _differs(self, name: str, tensor: Tensor) -> bool:
         """Whether a tensor differs from the base; what is looked at for the first time is the base."""
-        base, mark = self._notes.base.get(name), _mark(tensor)
+        mark, told = self._notes.base.get(name, (None, None))
         # kernels write to buffers (running means) without a count
-        if base and base.mark == mark and isinstance(tensor, torch.nn.Parameter):
+        if mark == _mark(tensor) and isinstance(tensor, torch.nn.Parameter):
             return False
         now = _told(tensor)
-        if base is None or base.told == now:
-            self._notes.base[name] = _Noted(mark, now)
+        if told is None or told == now:
+            self._notes.base[name] = _mark(tensor), now
             return False
         return True
 
 
-def _mark(tensor: Tensor) -> tuple[int, int, int]:
+def _mark(tensor: Tensor) -> _Mark:
     return id(tensor), tensor.data_ptr(), _version(tensor)
 
 
