@@ -129,15 +129,6 @@ def test_tied_weights_stay_tied() -> None:
     assert torch.equal(fresh[0].weight, net[0].weight)
 
 
-def test_compiled_and_plain_modules_restore_each_other() -> None:
-    net, fresh = Net(), Net()
-    encoded = snapshot(net=torch.compile(net, backend="eager"))
-    assert encoded.structure == snapshot(net=net).structure
-    restore(encoded, net=fresh)
-    restore(snapshot(net=fresh), net=torch.compile(net, backend="eager"))
-    assert digest(snapshot(net=fresh)) == digest(encoded)
-
-
 def test_averaged_models_count_on() -> None:
     net = Net()
     ema = torch.optim.swa_utils.AveragedModel(
@@ -355,21 +346,3 @@ def test_buffers_that_the_state_dict_leaves_out_come_back(size: int) -> None:
     restore(snapshot(net=first), net=second)
     assert torch.equal(second.cache, first.cache)
     assert "cache" not in second.state_dict()
-
-
-def test_what_training_froze_stays_frozen_and_what_it_set_to_evaluate_evaluates() -> None:
-    first, second = Net(), Net()
-    entry = make_entry("net", first)
-    first.conv.requires_grad_(False)
-    first.norm.eval()
-    restore(encode({"net": entry.save()}), net=second)
-    assert [n for n, p in second.named_parameters() if not p.requires_grad] == ["conv.weight", "conv.bias"]
-    assert [n for n, m in second.named_modules() if not m.training] == ["norm"]
-
-
-def test_a_program_that_freezes_other_parts_than_before_means_it() -> None:
-    """Fine-tuning the checkpoint of a run that trained everything."""
-    first, second = Net(), Net()
-    second.conv.requires_grad_(False)
-    restore(snapshot(net=first), net=second)
-    assert [n for n, p in second.named_parameters() if not p.requires_grad] == ["conv.weight", "conv.bias"]

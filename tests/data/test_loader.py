@@ -1,13 +1,15 @@
-"""`everstep.data.loader`: order, samples and augmentation, whatever the workers do."""
+"""`everstep.data.loader`: order, samples and augmentation, whatever the workers do; streams read alone."""
 
+import multiprocessing
 import random
+import threading
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from everstep.data import loader
+from everstep.data import arrays, loader
 from everstep.errors import ConfigError, DataError
 from everstep.testing.stream_checks import check_stream, fingerprint
 
@@ -143,3 +145,28 @@ def test_the_datasets_error_arrives_at_its_batch(workers):
     with pytest.raises(KeyError, match="sample 4 is missing"):
         next(cursor)
     assert cursor.position()["batches"] == 1
+
+
+ALONE = {
+    "arrays": lambda **options: arrays(np.arange(22.0).reshape(11, 2), batch_size=4, **options),
+    "loader": lambda **options: loader(Augmented(), 4, **options),
+    "workers": lambda **options: loader(Augmented(), 4, num_workers=2, **options),
+}
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_iterated_by_itself_it_is_as_long_as_it_says_and_each_time_the_same(kind):
+    def global_state():
+        return fingerprint([random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()])
+
+    stream = ALONE[kind](shuffle=True)
+    before = global_state()
+    first = list(stream)
+    assert (len(first), len(stream), len(ALONE[kind](drop_last=True))) == (3, 3, 2)
+    assert fingerprint(list(stream)) == fingerprint(first)
+    assert fingerprint(list(ALONE[kind](shuffle=True, seed=1))) != fingerprint(first)
+    left = iter(stream)
+    next(left)
+    left.close()
+    assert global_state() == before and not multiprocessing.active_children()
+    assert not [thread for thread in threading.enumerate() if "everstep" in thread.name]

@@ -47,21 +47,6 @@ def ranks(
     return list(zip(*(drawn(stream, Share(r, size, uneven), position) for r in range(size)), strict=True))
 
 
-@given(PASSES, SIZES)
-@examples
-def test_the_parts_are_the_batch_in_order_and_the_mean_of_means_is_the_mean(options: Any, size: int) -> None:
-    stream = numbers(**options)
-    whole = drawn(stream, Share())
-    together = ranks(stream, size, "pad")
-    assert len(together) == len(whole)
-    for (batch, weight), parts in zip(whole, together, strict=True):
-        assert weight == 1.0
-        assert np.concatenate([part for part, weight in parts if weight]).tolist() == batch.tolist()
-        assert {len(part) for part, _ in parts} <= {len(batch) // size, len(batch) // size + 1, 1}
-        means = [weight * part.mean() for part, weight in parts]
-        assert np.mean(means) == pytest.approx(batch.mean())
-
-
 @pytest.mark.parametrize(
     ("length", "uneven", "message"),
     [

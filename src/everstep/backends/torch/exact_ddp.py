@@ -85,23 +85,21 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
         lonely = []
     if lonely:
         some = ", ".join(lonely[:3]) + (f" and {len(lonely) - 3} more" if len(lonely) > 3 else "")
-        if any(map(fsdp_modules, models_of(objects))):
-            raise ConfigError(
-                f"on {size} ranks each would train {some} by itself, beside what fully_shard divides; call "
-                "fully_shard(model) for the model as a whole, too, before the optimizer is made from its "
-                "parameters"
-            )
-        if data.shared:
-            raise ConfigError(
-                f"each of the {data.size} parts of a batch (data_ranks=) would train {some} by itself; call "
-                "fully_shard(model, mesh=mesh['dp']) with the mesh of data_ranks=, after parallelize_module "
-                "and before the optimizer is made from its parameters"
-            )
-        raise ConfigError(
-            f"on {size} ranks each would train {some} by itself, as no wrapper averages the gradients; wrap "
-            "the model before the loop, model = everstep.torch.parallel(model), and train with what it "
-            "returns (a Task: parallel=True)"
+        remedy = (
+            "no wrapper averages the gradients; wrap the model before the loop, model = "
+            "everstep.torch.parallel(model), and train with what it returns (a Task: parallel=True)"
         )
+        if any(map(fsdp_modules, models_of(objects))):
+            remedy = (
+                "call fully_shard(model) for the model as a whole, too, before the optimizer is made from "
+                "its parameters"
+            )
+        elif data.shared:
+            remedy = (
+                "call fully_shard(model, mesh=mesh['dp']) with the mesh of data_ranks=, after "
+                "parallelize_module and before the optimizer is made from its parameters"
+            )
+        raise ConfigError(f"on {size} ranks each would train {some} by itself: {remedy}")
     for ddp in found:
         averaging = dist.get_process_group_ranks(ddp.process_group)
         if not data.covered_by(averaging):
