@@ -103,7 +103,7 @@ FAULTS = {
         "data/test_arrays.py",
     ),
     "no state of the optimizer": Fault(
-        (Edit(r"self\.optimizer\.load_state_dict\(\{key: part", ""),),
+        (Edit(r"self\.obj\.load_state_dict\(\{key: part", ""),),
         "backends/test_torch_entries.py",
     ),
     "a row twice": Fault(

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         ManualClock as ManualClock,
         armed as armed,
         nothing_left as nothing_left,
-        stamps_checked as stamps_checked,
     )
 
     __all__: list[str]
@@ -33,6 +32,6 @@ else:
             "everstep.testing.object_checks": ("Checked", "check", "check_stateful"),
             "everstep.testing.service_checks": ("check_service", "check_sink"),
             "everstep.testing.stream_checks": ("check_stream",),
-            "everstep.testing.tools": ("ManualClock", "armed", "nothing_left", "stamps_checked"),
+            "everstep.testing.tools": ("ManualClock", "armed", "nothing_left"),
         },
     )

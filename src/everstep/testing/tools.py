@@ -12,7 +12,6 @@ from typing import Any
 
 from everstep import hazard
 from everstep.errors import ConfigError
-from everstep.state import codec
 from everstep.supervisor.threads.signals import SIGNALS
 
 
@@ -59,20 +58,6 @@ def armed(spec: str) -> Iterator[None]:
         yield
     finally:
         hazard.arm(None)
-
-
-@contextmanager
-def stamps_checked() -> Iterator[None]:
-    """Compare, in the block, each copy that a save leaves alone with the live array; other values raise.
-
-    A save leaves alone the copies of those chunks of a `everstep.data.RingBuffer` that nobody wrote to.  The
-    comparison reads the whole memory at each save.  EVERSTEP_CHECK_STAMPS=1 does it in a whole process.
-    """
-    before, codec.checking_stamps = codec.checking_stamps, True
-    try:
-        yield
-    finally:
-        codec.checking_stamps = before
 
 
 @contextmanager
