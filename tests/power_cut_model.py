@@ -1,6 +1,6 @@
 """What a disk may hold after a power cut, as far as POSIX promises nothing else.
 
-The model follows strace's record of a process (`strace_log`).  Certain are the bytes of a file at its
+The model follows strace's record of a process.  Certain are the bytes of a file at its
 last fsync, and the names in a folder at its last fsync.  Of what came later, each write may be on the disk or
 not, as zeros of its length, by half, or page by page, whatever became of the writes before and behind it; and
 each name may be there or not.  A rename is done or not; from one folder into another the file may also have
@@ -12,12 +12,12 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from strace_log import Call
+from strace_record import Call
 
 
 class Change(NamedTuple):
@@ -86,6 +86,8 @@ LOST, THERE, ZEROS, HALF, PAGES = "lost", "there", "zeros", "half", "pages"
 PAGE = 4096
 EXTREMES = ((LOST, LOST), (THERE, LOST), (THERE, ZEROS), (THERE, HALF), (LOST, THERE), (THERE, THERE))
 """What becomes of all names, and of all writes, where all have the same fate."""
+KILLED = len(EXTREMES) - 1
+"""All is there: what a kill of the process leaves."""
 
 
 class Disk:
@@ -361,3 +363,35 @@ def cuts(
             lines += call.data
         elif call is not None:
             disk.follow(call)
+
+
+# ------------------------------------------------------------------------------------ hazards
+
+
+COVERED = {
+    "open": {"create"},
+    "write": {"write"},
+    "fsync": {"fsync"},
+    "fsync_folder": {"fsync"},
+    "rename": {"rename", "link"},
+    "mkdir": {"mkdir"},
+    "link": {"link"},
+    "unlink": {"unlink"},
+    "rmtree": {"unlink", "rmdir"},
+    "truncate": {"truncate"},
+    # one operation each, of several calls
+    "create": {"mkdir", "unlink", "create", "write", "map"},
+    "log": {"mkdir", "create", "write"},
+}
+"""Classes of calls that a hazard of this last name announces."""
+
+
+def unannounced(calls: Iterable[Call]) -> set[str]:
+    """The roles of calls before which no hazard of their class stands."""
+    return {
+        call.role
+        for call in calls
+        if not call.failed
+        and call.kind != "open"
+        and call.kind not in COVERED.get(call.hazard.rpartition(".")[2], ())
+    }

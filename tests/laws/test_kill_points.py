@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from law_support.forkserver import ForkServer
 from law_support.points import Points
 
-SHARDS = 8
-"""Tests that share the points, for pytest-xdist."""
+import gate
+
+SHARDS = 12
+"""Tests that share the points, for pytest-xdist; the gate has the first, and of each point three times."""
 
 STARTS = {
     "first start": (None,),
@@ -28,9 +30,9 @@ def points(request: pytest.FixtureRequest, server: ForkServer, tmp_path: Path) -
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_killed_at_every_point(points: Points, shard: int) -> None:
+def test_killed_at_every_point(points: Points, shard: int, tally: Any) -> None:
     struck = 0
-    strikes = list(itertools.islice(points.strikes(), shard, None, SHARDS))
+    strikes = points.strikes(every_time=gate.is_campaign)[shard::SHARDS]
     for strike in strikes:
         run_dir = points.fresh()
         # The threads' race may reach a point less often than when it was traced.
@@ -39,14 +41,15 @@ def test_killed_at_every_point(points: Points, shard: int) -> None:
         points.require_exact(run_dir, strike)
         points.require_clean(run_dir, strike)
     assert struck >= sum(strike.endswith(":1") for strike in strikes) > 0
+    tally("crash points", struck, how="SIGKILL", door="TrainLoop", by="points of everstep.hazard")
 
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_refused_by_the_disk_at_every_point(points: Points, shard: int) -> None:
     """Training goes on, or it ends with an error that says what to do; nothing is lost either way."""
-    operations = (strike for strike in points.strikes() if not strike.startswith("loop."))  # no I/O there
-    for number, strike in enumerate(itertools.islice(operations, shard, None, SHARDS)):
+    operations = [strike for strike in points.strikes() if not strike.startswith("loop.")]  # no I/O there
+    for number, strike in enumerate(operations[shard::SHARDS]):
         run_dir = points.fresh()
         status = points.start(run_dir, f"{('ENOSPC', 'EIO')[number % 2]}:{strike}")
         if status:

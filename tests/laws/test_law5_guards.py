@@ -82,7 +82,7 @@ def committed(run_dir: Path) -> list[CheckpointName]:
     return names
 
 
-@pytest.mark.campaign("long", gate=8)
+@pytest.mark.campaign("long", gate=5)
 @pytest.mark.parametrize(
     ("door", "cadence"),
     [

@@ -1,4 +1,4 @@
-"""Laws 1 and 4 after a power cut at any call of a training: the next start ends as the undisturbed run.
+"""Laws 1 and 4 after a power cut, or a kill, at any call of a training: the next start ends all the same.
 
 `power_cut_model` makes the states from strace's record.  What is promised (docs/decisions):
 
@@ -25,7 +25,7 @@ import gate
 from everstep.checkpoint import CheckpointName, Store
 from everstep.errors import EverstepError
 from everstep.record import RunJournal
-from power_cut_model import Cut, cuts
+from power_cut_model import KILLED, Cut, cuts, unannounced
 
 pytestmark = pytest.mark.campaign("machine")
 
@@ -101,6 +101,13 @@ def rows_of(run_dir: Path) -> dict[RowKey, list[bytes]]:
     return found
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_call_is_announced(server: ForkServer, tmp_path: Path, kind: str) -> None:
+    """So hazards strike wherever a file changes."""
+    calls = Runs(server, tmp_path, kind).record(EVERSTEP_HAZARD=f"trace:{tmp_path}/all.hazards")
+    assert len(calls) > 99 and unannounced(calls) == set()
+
+
 @pytest.mark.parametrize("shard", range(SHARDS))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_power_cut_at_some_calls(
@@ -118,7 +125,8 @@ def test_a_power_cut_at_every_call(
     server: ForkServer, tmp_path: Path, kind: str, part: int, tally: Tally
 ) -> None:
     found = Cuts(server, tmp_path, kind)
-    # three states of each instant; over the instants each number has its turn
+    # what a kill leaves, and three states of each instant; over the instants each number has its turn
     instants = range(len(found.calls) + 1)
     some = {at * EACH + (7 * at + shift) % EACH for at in instants for shift in (0, 7, 15)}
+    some |= {at * EACH + KILLED for at in instants}
     found.require_sound(some, tally, slice(part, None, PARTS))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 from everstep.proof.compare import compare_runs
@@ -56,10 +55,13 @@ class Points:
         """How often the start reaches each point."""
         return Counter(self.course())
 
-    def strikes(self) -> Iterator[str]:
-        """POINT:COUNT for the first, middle and last time that each point is reached."""
-        for point, count in sorted(self.counts().items()):
-            yield from (f"{point}:{n}" for n in sorted({1, (count + 1) // 2, count}))
+    def strikes(self, every_time: bool = False) -> list[str]:
+        """POINT:COUNT for every time that each point is reached, or for the first, middle and last."""
+        return [
+            f"{point}:{n}"
+            for point, count in sorted(self.counts().items())
+            for n in (range(1, count + 1) if every_time else sorted({1, (count + 1) // 2, count}))
+        ]
 
     def fresh(self) -> Path:
         """A run directory as the struck start finds it."""
