@@ -20,15 +20,6 @@ import pytest
 import warm
 from waiting import until
 
-# fmt: off
-READING = {
-    "read", "pread64", "readv", "preadv", "lseek", "close", "dup", "dup2", "dup3", "fcntl", "ioctl", "flock",
-    "poll", "ppoll", "select", "pselect6", "pipe2", "epoll_create1", "epoll_ctl", "epoll_wait", "execve",
-    "access", "faccessat", "faccessat2", "stat", "lstat", "fstat", "newfstatat", "statx", "statfs", "fstatfs",
-    "getxattr", "listxattr", "fadvise64", "getdents64", "readlink", "readlinkat", "getcwd", "chdir", "fchdir",
-}
-# fmt: on
-"""Calls that take a path or a descriptor and change no file."""
 CLASSES = {
     **dict.fromkeys(("write", "pwrite64", "writev", "pwritev", "pwritev2"), "write"),
     **dict.fromkeys(("fsync", "fdatasync"), "fsync"),
@@ -40,6 +31,10 @@ CLASSES = {
     "rmdir": "rmdir",
 }
 """Calls that change files, and their class; `_class_of` has those whose class depends on their arguments."""
+SEEN = ("open", "openat", "creat", "unlinkat", "mmap", *CLASSES)
+UNKNOWN = ("copy_file_range", "sendfile", "splice", "symlink", "symlinkat", "mknod", "mknodat", "openat2")
+"""Calls that change files as well, in a way that is not modelled."""
+
 _FOUND = re.compile(r'"((?:\\x[0-9a-f]{2})*)"(\.\.\.)?|\b(AT_FDCWD|\d+)<((?:\\x[0-9a-f]{2})*)>(\(deleted\))?')
 _LINE = re.compile(r"(?:(\d+) +)?(\w+)\((.*)\) += (\?|-?\d+|0x[0-9a-f]+)(.*)", re.DOTALL)
 
@@ -121,8 +116,8 @@ def record(command: list[str], folder: Path, log: Path, **environment: str) -> l
             start_new_session=True,
         )
         number = ours.recv(64).decode()
-        what = ["-f", "-e", "trace=%file,%desc", "-e", "raw=read,pread64,readv,getdents64"]
-        options = [strace, "-y", "-xx", "-s", "9999999", "-o", str(log), "-p", number, *what]
+        what = "trace=" + ",".join((*SEEN, *UNKNOWN))
+        options = [strace, "-f", "-y", "-xx", "-s", "9999999", "-o", str(log), "-p", number, "-e", what]
         with subprocess.Popen(options, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as tracer:
             assert tracer.stderr is not None
             first = tracer.stderr.readline().decode()
@@ -196,7 +191,7 @@ def _call(name: str, arguments: str, texts: list[str], files: list[str], folder:
     below = [path.removeprefix(top) if path.startswith(top) else "" for path in paths]
     if str(folder) in paths:
         below = [b or ("." if path == str(folder) else "") for b, path in zip(below, paths, strict=True)]
-    if not any(below) or name in READING:
+    if not any(below):
         return None
     kind = _class_of(name, arguments)
     if not kind:
@@ -237,5 +232,5 @@ def _class_of(name: str, arguments: str) -> str:
         return "rmdir" if "AT_REMOVEDIR" in flags else "unlink"
     if name == "mmap":
         return "map" if "MAP_SHARED" in flags and "PROT_WRITE" in flags else ""
-    assert name in CLASSES, f"what does {name} do to a file?  Name it in strace_record: {arguments[:200]}"
+    assert name in CLASSES, f"what does {name} do to a file?  Name it here: {arguments[:200]}"
     return CLASSES[name]

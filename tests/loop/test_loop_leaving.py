@@ -126,25 +126,6 @@ def test_a_step_generator_kept_alive_after_break_does_no_harm(tmp_path: Path) ->
     assert [r[1] for r in rows(tmp_path / "run", "step")] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_step_generator_that_is_closed_late_leaves_the_new_one_alone(tmp_path: Path) -> None:
-    with loop_in(tmp_path / "run", max_epoch=2) as loop:
-        old = None
-        for epoch in loop.iter_epochs():
-            steps = loop.iter_steps([1, 2, 3])
-            for step, _ in steps:
-                if epoch == 1:
-                    old = steps
-                    break
-                if old is not None:
-                    old.close()
-                    old = None
-                assert loop.within_step and loop.step == step
-                with pytest.raises(UsageError, match="one step loop at a time"):
-                    loop.iter_steps([1])
-            del steps
-    assert loop.step == 4
-
-
 def test_a_generator_that_is_kept_too_long_says_so(tmp_path: Path) -> None:
     with loop_in(tmp_path / "run", max_epoch=3) as loop:
         epochs, old = loop.iter_epochs(), None
@@ -291,18 +272,6 @@ def test_head_metrics_are_not_written_twice_and_tails_write_the_same_keys(tmp_pa
     assert [(r[0], r[1], r[4]) for r in tails] == [(e, 4 * e, seq) for e in (1, 2, 3) for seq in (0, 1, 2)]
     every = [(r.epoch, r.step, r.phase, r.name, r.seq) for r in RunJournal(tmp_path / "run").rows()]
     assert len(every) == len(set(every))
-
-
-def test_values_of_one_name_in_one_step_fold_into_their_mean(tmp_path: Path) -> None:
-    with loop_in(tmp_path / "run", max_epoch=1) as loop:
-        for _ in loop.iter_epochs():
-            for step, _ in loop.iter_steps([1, 2]):
-                for part in range(step):
-                    loop.collect_metrics(loss=float(part))
-    assert [(r[1], r[5], r[6]) for r in rows(tmp_path / "run", "step")] == [
-        (1, (0.0).hex(), 1),
-        (2, (0.5).hex(), 2),
-    ]
 
 
 def test_the_mean_of_a_resumed_epoch_is_that_of_the_whole(tmp_path: Path) -> None:

@@ -338,7 +338,8 @@ def test_restore_at_end_of_a_part_leaves_the_rest_as_it_ended(tmp_path: Path) ->
 def test_restore_at_end_not_after_an_exception_and_not_without_a_best(tmp_path: Path) -> None:
     tiny, kept = with_best(tmp_path / "fails", fails_at=6)
     assert tiny.w.tobytes() == kept[6][0]
-    tiny = Tiny(tmp_path / "nan", max_epoch=2, services=[everstep.Best("valid_loss", restore_at_end=True)])
+    services = [everstep.Best("valid_loss", restore_at_end=True)]
+    tiny = Tiny(tmp_path / "nan", max_epoch=2, services=services, default_services=False)
     tiny.train(tail=lambda loop, epoch: loop.collect_metrics(valid_loss=float("nan")))
     assert tiny.w.tobytes() == Tiny(tmp_path / "plain", max_epoch=2).train().w.tobytes()
     assert tiny.loop.best is None
