@@ -30,8 +30,6 @@ CAMPAIGN_MODULES = {
     "drill/scripts/thread.py",
     "laws/law_support/campaign.py",
     "laws/law_support/campaign_pace.py",
-    "strace_record.py",
-    "struck_program.py",
 }
 """What only tests of the campaign use."""
 

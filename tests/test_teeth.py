@@ -173,7 +173,7 @@ FAULTS = {
             ),
             Edit(r"for place in self\._top:\n\s+if place\.step == step:", "self._top[0].name = name"),
         ),
-        "loop/test_loop_again.py::"
+        "loop/test_loop_leaving.py::"
         "test_weights_that_were_trained_on_since_the_measurement_are_not_kept_as_the_best",
     ),
     "the clock in the digest": Fault(
