@@ -172,7 +172,7 @@ DOORS = [
     )
 ]
 """What drives the engine: the loops that users see, and what answers the engine's questions for them."""
-BEFORE_THE_RUN = {"supervisor.opening.run_opening", "supervisor.opening.init_from"}
+BEFORE_THE_RUN = {f"supervisor.opening.{name}" for name in ("open_run", "recover", "init_from")}
 """These make the parts, or what they begin with; nothing is running then."""
 
 

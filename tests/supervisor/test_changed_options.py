@@ -117,37 +117,12 @@ CHANGES: dict[str, tuple[Program, Program, str]] = {
         Program(adam(0.1, betas=(0.9, 0.9)), lambda o: schedulers.CyclicLR(o, 0.1, 1, scale_fn=lambda x: -x)),
         "code of _scale_fn_custom: stored",
     ),
-    "lambda inside a chain": (
-        Program(adam(0.1), lambda o: schedulers.SequentialLR(o, [cosine(9)(o), schedulers.LinearLR(o)], [9])),
-        Program(adam(0.1), lambda o: schedulers.SequentialLR(o, [cosine(8)(o), schedulers.LinearLR(o)], [9])),
-        r"0\.lr_lambdas\.0\.num_training_steps: stored 9, given 8",
-    ),
     "learning rate": (Program(adam(0.1)), Program(adam(0.01)), r"'optimizer': lr: stored 0.1, given 0.01"),
-    "betas": (
-        Program(adam(0.1)),
-        Program(adam(0.1, betas=(0.5, 0.9))),
-        r"betas: stored \[0.9, 0.999\], given \[0.5, 0.9\]",
-    ),
     "second group": (Program(two_groups(0.1)), Program(two_groups(0.2)), r"1\.lr: stored 0.1, given 0.2"),
     "schedule": (
         Program(adam(0.1), lambda o: schedulers.CosineAnnealingLR(o, 5)),
         Program(adam(0.1), lambda o: schedulers.CosineAnnealingLR(o, 9)),
         r"'schedule': T_max: stored 5, given 9",
-    ),
-    "milestones": (
-        Program(adam(0.1), lambda o: schedulers.MultiStepLR(o, [2, 4])),
-        Program(adam(0.1), lambda o: schedulers.MultiStepLR(o, [2, 5])),
-        "milestones: stored",
-    ),
-    "inside a chain": (
-        Program(adam(0.1), lambda o: schedulers.SequentialLR(o, [schedulers.LinearLR(o)], [])),
-        Program(adam(0.1), lambda o: schedulers.SequentialLR(o, [schedulers.LinearLR(o, total_iters=9)], [])),
-        r"0\.total_iters: stored 5, given 9",
-    ),
-    "base rate of a warm-up": (
-        Program(adam(0.1), lambda o: schedulers.LambdaLR(o, lambda epoch: epoch / 4)),
-        Program(adam(0.2), lambda o: schedulers.LambdaLR(o, lambda epoch: epoch / 4)),
-        r"lr: stored 0.1, given 0.2\n.*base_lrs: stored \[0.1\], given \[0.2\]",
     ),
 }
 
@@ -216,25 +191,10 @@ def test_a_raised_limit_excuses_only_a_longer_schedule(
     assert not now.rates
 
 
-def test_a_raised_limit_takes_a_function_of_more_steps(tmp_path: Path) -> None:
-    Program(adam(0.1), cosine(4)).train(tmp_path / "run", 2)
-    longer = Program(adam(0.1), cosine(8)).train(tmp_path / "run", 6)
-    assert longer.says("num_training_steps: stored 4, given 8")
-    whole = Program(adam(0.1), cosine(8)).train(tmp_path / "whole", 6)
-    assert longer.rates == pytest.approx(whole.rates[2 * EPOCH :])
-
-
 def test_another_seed_is_no_part_of_a_raised_limit(tmp_path: Path) -> None:
     Program(adam(0.1)).train(tmp_path / "run", 2, seed=1)
     with pytest.raises(ConfigError, match="seed: stored 1, given 2"):
         Program(adam(0.1)).train(tmp_path / "run", 4, seed=2)
-
-
-def test_an_object_that_training_changed_is_the_same_in_the_next_loop_of_a_notebook(tmp_path: Path) -> None:
-    program = Program(adam(0.1), lambda o: schedulers.LambdaLR(o, Warmup(3)))
-    program.train(tmp_path / "run", 2)
-    program.train(tmp_path / "run", 4)
-    Program(adam(0.1), lambda o: schedulers.LambdaLR(o, Warmup(3))).train(tmp_path / "run", 5)
 
 
 def test_what_cannot_be_compared_is_said_at_the_start(tmp_path: Path) -> None:
@@ -277,10 +237,6 @@ def test_a_controller_with_another_function_must_be_chosen(tmp_path: Path, make:
 
 
 CHOSEN: dict[str, tuple[Make, Make]] = {
-    "base rate": (
-        lambda o: schedulers.ExponentialLR(o, 0.5),
-        lambda o: schedulers.ExponentialLR(o, 0.25),
-    ),
     "lambda": (
         lambda o: schedulers.LambdaLR(o, lambda epoch: 0.5**epoch),
         lambda o: schedulers.LambdaLR(o, lambda epoch: 0.5**epoch),
@@ -292,18 +248,6 @@ CHOSEN: dict[str, tuple[Make, Make]] = {
         lambda o: schedulers.SequentialLR(
             o, [schedulers.LinearLR(o, 0.1, total_iters=2), schedulers.CosineAnnealingLR(o, 9)], [3]
         ),
-    ),
-    "restarts": (
-        lambda o: schedulers.CosineAnnealingWarmRestarts(o, 8),
-        lambda o: schedulers.CosineAnnealingWarmRestarts(o, 3),
-    ),
-    "chain": (
-        lambda o: schedulers.ChainedScheduler([schedulers.ExponentialLR(o, 0.5)]),
-        lambda o: schedulers.ChainedScheduler([schedulers.ExponentialLR(o, 0.7)]),
-    ),
-    "one cycle": (
-        lambda o: schedulers.OneCycleLR(o, 0.2, total_steps=8),
-        lambda o: schedulers.OneCycleLR(o, 0.4, total_steps=12),
     ),
     "another schedule": (
         lambda o: schedulers.StepLR(o, 1),
@@ -323,49 +267,19 @@ def test_a_chosen_schedule_goes_on_from_where_it_would_be(tmp_path: Path, before
     assert again.rates == pytest.approx(Program(adam(0.4), now).train(tmp_path / "straight", 6).rates)
 
 
-class Plateau(schedulers.ReduceLROnPlateau):
-    def step(self, metrics: Any = 1.0, epoch: Any = None) -> None:
-        super().step(metrics)
-
-
-def test_a_schedule_by_a_metric_goes_on_from_its_beginning(tmp_path: Path) -> None:
-    def plateau(optimizer: Any) -> Any:
-        return Plateau(optimizer, patience=0)
-
-    Program(adam(0.1), plateau).train(tmp_path / "run", 3)
-    now = Program(adam(0.4), plateau).train(tmp_path / "run", 4, on_change="override")
-    assert now.rates == [0.4] * EPOCH
-
-
-OTHERS: list[Make] = [
-    lambda p: torch.optim.AdamW(p, 0.1),
-    lambda p: torch.optim.SGD(p, 0.3, momentum=0.9),
-    lambda p: torch.optim.NAdam(p, 0.3),
-]
-
-
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("other", OTHERS)
-def test_another_class_does_not_fit(tmp_path: Path, other: Make) -> None:
+def test_another_class_does_not_fit(tmp_path: Path) -> None:
     Program(adam(0.1)).train(tmp_path / "run", 2)
-    name = type(other([torch.nn.Parameter(torch.zeros(1))])).__name__
-    now = Program(other)
+    now = Program(lambda p: torch.optim.AdamW(p, 0.1))
     before = now.weights
-    with pytest.raises(RestoreError, match=f"optimizer/Adam -> {name}"):
+    with pytest.raises(RestoreError, match="optimizer/Adam -> AdamW"):
         now.train(tmp_path / "run", 3, on_change="override")
-    with pytest.raises(RestoreError, match=f"Adam -> {name}"):
+    with pytest.raises(RestoreError, match="Adam -> AdamW"):
         everstep.load(tmp_path / "run", now.state)
-    with pytest.raises(RestoreError, match=f"Adam -> {name}"):
+    with pytest.raises(RestoreError, match="Adam -> AdamW"):
         now.train(tmp_path / "new", 3, init_from=tmp_path / "run")
     assert now.weights == before
     start = everstep.InitFrom(tmp_path / "run", reset={"step", "optimizer"})
     assert len(now.train(tmp_path / "newer", 3, init_from=start).rates) == 3 * EPOCH
-
-
-def test_another_number_of_groups_does_not_fit(tmp_path: Path) -> None:
-    Program(adam(0.1)).train(tmp_path / "run", 2)
-    with pytest.raises(RestoreError, match=r"parameters per group \[2\] -> \[1, 1\]"):
-        Program(two_groups(0.1)).train(tmp_path / "run", 3, on_change="override")
 
 
 def test_a_live_optimizer_that_goes_on_is_not_a_change(tmp_path: Path) -> None:
@@ -393,23 +307,6 @@ def test_a_rate_that_is_set_by_hand_is_given(tmp_path: Path) -> None:
         by_hand(0.001, both, "second")
 
 
-class Dated(schedulers.StepLR):
-    """A schedule of a user's own that remembers when it was made."""
-
-    def __init__(self, optimizer: Any, step_size: int) -> None:
-        self.when = next(Dated.clock)
-        super().__init__(optimizer, step_size)
-
-    clock = iter(range(9))
-
-
-def test_what_the_constructor_was_not_given_is_no_option(tmp_path: Path) -> None:
-    Program(adam(0.1), lambda o: Dated(o, 2)).train(tmp_path / "run", 2)
-    Program(adam(0.1), lambda o: Dated(o, 2)).train(tmp_path / "run", 2)
-    with pytest.raises(ConfigError, match="step_size: stored 2, given 3"):
-        Program(adam(0.1), lambda o: Dated(o, 3)).train(tmp_path / "run", 2)
-
-
 def test_inside_a_container(tmp_path: Path) -> None:
     before, now = Program(adam(0.1)), Program(adam(0.01))
     for program in (before, now):
@@ -433,17 +330,8 @@ class Holder:
     def load_state_dict(self, state: Any) -> None: ...
 
 
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        lambda o: schedulers.StepLR(o, 2),
-        lambda o: schedulers.OneCycleLR(o, 0.2, total_steps=9),
-        lambda o: schedulers.SequentialLR(o, [schedulers.LinearLR(o), schedulers.StepLR(o, 2)], [1]),
-    ],
-)
-def test_a_schedule_that_the_state_lacks_is_noticed(tmp_path: Path, schedule: Make) -> None:
-    program = Program(adam(0.1), schedule)
+def test_a_schedule_that_the_state_lacks_is_noticed(tmp_path: Path) -> None:
+    program = Program(adam(0.1), lambda o: schedulers.StepLR(o, 2))
     held = program.state.pop("schedule")
     with pytest.raises(StateError, match=r"learning rate of 'optimizer'.*'scheduler': scheduler"):
         program.train(tmp_path / "run", 1)

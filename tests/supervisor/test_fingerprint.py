@@ -17,7 +17,7 @@ import everstep
 from everstep.backends.torch.backend import TorchBackend
 from everstep.cli.looking import show_command as show
 from everstep.contracts.group import DataRanks
-from everstep.supervisor.opening.machine import changes, fingerprint
+from everstep.supervisor.opening.comparing import changes, fingerprint
 from tiny_runs import Boom, Tiny, boom_at
 
 

@@ -119,22 +119,12 @@ def test_every_source_and_no_trace(trained: Trained, source: Callable[[Path], An
     assert files() == before and torch.equal(torch.get_rng_state(), random_state)
 
 
-def test_while_the_run_is_training(tmp_path: Path, trained: Trained) -> None:
-    run_dir = tmp_path / "run"
-    shutil.copytree(trained[0], run_dir)
-    net, other = Net(), Net()
-    with everstep.TrainLoop(run_dir, net.state, max_epoch=9, default_services=False):
-        everstep.load(run_dir, {"model": other.model})
-    assert same(snapshot(other.model), trained[1][4])
-
-
 def test_what_does_not_fit_is_refused_before_anything_is_loaded(trained: Trained) -> None:
     net = Net(out=5)
     before = snapshot(net.model)
-    with pytest.raises(RestoreError, match="does not fit these objects") as raised:
+    with pytest.raises(RestoreError, match="does not fit the state") as raised:
         everstep.load(trained[0], {"notes": net.notes, "model": net.model, "ema": np.zeros(2)})
     assert raised.value.missing == ("ema",) and raised.value.unexpected == ()
-    assert "'ema': known: model, notes, optimizer; " in str(raised.value)
     assert "model/0.weight (3, 4) float32 -> (5, 4) float32" in raised.value.reshaped
     assert same(snapshot(net.model), before) and net.notes["epoch"] == 0
     with pytest.raises(RestoreError) as raised:
@@ -157,23 +147,6 @@ def test_renamed_and_in_part(trained: Trained) -> None:
     everstep.load(chosen, {"net": net.model})
     assert torch.equal(net.model.state_dict()["0.bias"], trained[1][4]["0.bias"])
     assert torch.equal(net.model.state_dict()["1.running_var"], before["1.running_var"])
-
-
-def test_a_warm_start_from_the_best(tmp_path: Path, trained: Trained) -> None:
-    net = Net()
-    with everstep.TrainLoop(
-        tmp_path / "run", net.state, max_epoch=1, init_from=trained[0] / "best" / "valid.loss"
-    ):
-        assert torch.equal(net.model.state_dict()["0.bias"], trained[1][4]["0.bias"])
-
-
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path, trained: Trained) -> None:
-    run_dir = tmp_path / "run"
-    shutil.copytree(trained[0], run_dir)
-    with open(run_dir / "checkpoints" / "epoch-0004-step-00000008" / "arrays.safetensors", "r+b") as file:
-        file.truncate(10)
-    with pytest.warns(RuntimeWarning, match=r"epoch-0004-step-00000008.*passed over"):
-        assert everstep.load(run_dir, {"model": Net().model}).epoch == 3
 
 
 def test_no_such_thing(tmp_path: Path, trained: Trained) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 import xxhash
@@ -75,13 +75,13 @@ class Verifier:
         places = self.places
         place = places.get(stream, 0)
         places[stream] = place + 1
-        found = batch_digest(batch, pass_index)
-        self._drawn[stream].append(found)
+        digest = batch_digest(batch, pass_index)
+        self._drawn[stream].append(digest)
         if self.handed is not None:
-            self.handed = batch_digest([found or 0, step, place], self.handed)
-        self._trail.batch(step, stream, pass_index, place, found)
+            self.handed = batch_digest([digest or 0, step, place], self.handed)
+        self._trail.batch(step, stream, pass_index, place, digest)
         if not self._comparison.done:
-            self._comparison.batch(step, stream, pass_index, place, found)
+            self._comparison.batch(step, stream, pass_index, place, digest)
             self._notice()
             self.require_agreement()
 
@@ -93,10 +93,8 @@ class Verifier:
         """
         step += stream in self.places
         self._trail.mark(step, "pass", stream, epoch=pass_index)
-        if not self._comparison.done:
-            self._comparison.pass_ended(step, stream, pass_index)
-            self._notice()
-            self.require_agreement()
+        self._compare(self._comparison.pass_ended, step, stream, pass_index)
+        self.require_agreement()
 
     def step_done(self, step: int, epoch: int) -> None:
         """Note a complete step."""
@@ -109,18 +107,13 @@ class Verifier:
     def rows(self, block: Block) -> None:
         """Note rows of metrics that were read."""
         self._trail.rows(block)
-        if not self._comparison.done:
-            self._comparison.rows(block)
-            self._notice()
+        self._compare(self._comparison.rows, block)
 
     def snapshot(self, step: int, phase: str, encoded: Encoded) -> None:
         """Note the digests of a state that was copied, to be saved."""
-        for part, found in _digests(encoded):
-            self._trail.mark(step, "copy", f"{phase}/{part}", found)
-            if not self._comparison.done:
-                self._comparison.copied(step, phase, part, found)
-        if not self._comparison.done:
-            self._notice()
+        for part, digest in _digests(encoded):
+            self._trail.mark(step, "copy", f"{phase}/{part}", digest)
+            self._compare(self._comparison.copied, step, phase, part, digest)
 
     def committed(self, step: int) -> None:
         """Note that a checkpoint is committed."""
@@ -180,20 +173,25 @@ class Verifier:
         if error is not None:
             raise error
 
+    def _compare(self, compare: Callable[..., None], *values: Any) -> None:
+        if not self._comparison.done:
+            compare(*values)
+            self._notice()
+
     def _notice(self) -> None:
         """Record a divergence at once in the journal's file, because a kill may follow."""
-        found = self._comparison.difference
-        if found is None or found == self._noted:
+        new = self._comparison.difference
+        if new is None or new == self._noted:
             return
-        self._noted = found
-        self._journal.event(DIVERGED, found._asdict())
+        self._noted = new
+        self._journal.event(DIVERGED, new._asdict())
         self._journal.flush()
-        if self._on_divergence == "stop" or (self._on_divergence is None and found.in_data):
+        if self._on_divergence == "stop" or (self._on_divergence is None and new.in_data):
             self._error = DivergenceError(
-                f"resume differs: {found}; {_CAUSES[found.in_data]}. If the change is intended, run "
-                f"everstep accept RUN --divergence {found.step}, and start again; or continue with "
+                f"resume differs: {new}; {_CAUSES[new.in_data]}. If the change is intended, run "
+                f"everstep accept RUN --divergence {new.step}, and start again; or continue with "
                 'on_divergence="warn"',
-                step=found.step,
+                step=new.step,
             )
 
 
@@ -203,18 +201,15 @@ def _digests(encoded: Encoded) -> Iterator[tuple[str, int]]:
     own = next(name for name in structure["rng"] if name.startswith("rank"))
     parts = {f"rng/{own}": ("random state", structure["rng"][own])}
     parts |= {f"user/{name}": (name, entry) for name, entry in structure["user"].items()}
-    arrays: dict[str, list[Any]] = {place: [] for place in parts}
+    totals = dict.fromkeys(parts, 0)
     for path, array in sorted(encoded.arrays.items()):  # the order of a dict makes no difference
         place = "/".join(path.split("/", 2)[:2])
-        if place in arrays:
-            arrays[place].append(array)
+        if place in totals:
+            # folded into one number: of a long list only the first and last items count in `batch_digest`
+            totals[place] = array_digest(array.data, totals[place]) or 0
     for place, (part, entry) in parts.items():
         text = json.dumps(entry, sort_keys=True, default=repr)
-        total = 0
-        # folded into one number: of a long list only the first and last items count in `batch_digest`
-        for array in arrays[place]:
-            total = array_digest(array.data, total) or 0
-        yield part, batch_digest([xxhash.xxh3_64_intdigest(text.encode()), total], 0) or 0
+        yield part, batch_digest([xxhash.xxh3_64_intdigest(text.encode()), totals[place]], 0) or 0
 
 
 _CAUSES = {

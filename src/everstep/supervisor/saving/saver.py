@@ -35,7 +35,7 @@ from everstep.record import Journal
 from everstep.services.checkpoints import Checkpoints
 from everstep.state import Buffers, Encoded, digest, encode, note_digests, split, with_regions
 from everstep.supervisor.leaving.retries import Retries
-from everstep.supervisor.opening.run_opening import Opening
+from everstep.supervisor.opening.open_run import OpenRun
 from everstep.supervisor.saving.memory_left import memory_left, too_large
 from everstep.supervisor.saving.replicas import digests
 from everstep.supervisor.saving.snapshot import Snapshot
@@ -68,7 +68,7 @@ class Saver:
 
     def __init__(
         self,
-        opening: Opening,
+        opening: OpenRun,
         journal: Journal,
         rule: Checkpoints,
         retries: Retries,
