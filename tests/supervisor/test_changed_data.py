@@ -62,20 +62,16 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
         "batch_size was 2 at the checkpoint and is 4 now",
     ),
     "length": (lambda: arrays(X, batch_size=2), lambda: arrays(X[:7], batch_size=2), "length was 8.*is 7"),
-    "shuffle": (
-        lambda: loader(SAMPLES, 2),
-        lambda: loader(SAMPLES, 2, shuffle=True),
-        "shuffle was False.*is True",
-    ),
     "several": (
         lambda: arrays(X, batch_size=2),
         lambda: arrays(X, batch_size=3, drop_last=True),
         "batch_size was 2.*is 3 now, drop_last was False.*is True now",
     ),
-    "dataset of a DataLoader": (
+    "kind": (lambda: [X[:2]] * 4, lambda: arrays(X, batch_size=2), "kind was 'sequence'.*is 'arrays'"),
+    "shuffle of a DataLoader": (
         lambda: DataLoader(SAMPLES, 2),
-        lambda: DataLoader(TensorDataset(X[:7]), 2),
-        "length was 8.*is 7",
+        lambda: DataLoader(SAMPLES, 2, shuffle=True),
+        "sampler was 'SequentialSampler' at the checkpoint and is 'RandomSampler' now; give",
     ),
     "settings of a DataLoader's sampler": (
         lambda: DataLoader(SAMPLES, 2, sampler=RandomSampler(SAMPLES)),

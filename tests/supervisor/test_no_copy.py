@@ -14,7 +14,7 @@ import torch
 import everstep
 from everstep import Every
 from everstep.errors import CheckpointError, GuardStop, Interrupted, NonFiniteError
-from everstep.state import Buffers, digest, encode, note_digests
+from everstep.state import Buffers, digest, encode
 from everstep.supervisor.saving import memory_left as memory
 from everstep.supervisor.saving.spill import Spill
 from everstep.testing import armed, nothing_left
@@ -155,18 +155,6 @@ def test_nothing_is_copied_and_no_live_array_is_kept() -> None:
     assert before == digest(encode(live))
     live["n"][0] = live["t"][1] = live["f"][1, 1] = 7
     assert digest(encoded) == digest(encode(live)) != before
-
-
-def test_a_memory_that_nobody_wrote_to_is_not_hashed_again() -> None:
-    memory, buffers = everstep.data.RingBuffer(10, {"x": "int64"}), Buffers(copy=False)
-    memory.append(x=1)
-    first = encode(memory.state_dict(), buffers)
-    note_digests(first)
-    (again,) = encode(memory.state_dict(), buffers).arrays.values()
-    assert again.xxh3_128 is not None
-    memory.append(x=2)
-    (again,) = encode(memory.state_dict(), buffers).arrays.values()
-    assert again.xxh3_128 is None
 
 
 def test_what_is_kept_on_disk_comes_back_and_damage_is_noticed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 
 import everstep
 from everstep import Auto, Every, InitFrom, Supervisor, TrainLoop
-from everstep.errors import ConfigError, MetricError, RunDirError, StateError, UsageError
+from everstep.errors import ConfigError, DataError, MetricError, RunDirError, StateError, UsageError
 from everstep.record import RunJournal
 from everstep.services import HangWatch
 from everstep.testing import nothing_left
@@ -150,6 +150,8 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (supervised(lambda sv: (sv.should_stop(), sv.advance(loss="high"))), MetricError, "'loss' is 'high'"),
     (supervised(lambda sv: sv.advance()), UsageError, r"before the first should_stop\(\)"),
     (supervised(lambda sv: next(sv.stream([1]))), UsageError, r"before the first should_stop\(\)"),
+    (supervised(lambda sv: [sv.stream([]), sv.should_stop()] and next(sv._draws.streams[0])), DataError,
+     "gave no batch in a whole pass"),
     (supervised(lambda sv: next(sv.stream(None))), UsageError, r"stream\(None\).*give it data"),
 ]  # fmt: skip
 

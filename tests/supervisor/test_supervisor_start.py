@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +17,7 @@ import pytest
 import torch
 
 import everstep
-from everstep import Every, InitFrom, Supervisor, hazard
+from everstep import Every, Supervisor, hazard
 from everstep.errors import (
     CheckpointError,
     ConfigError,
@@ -266,117 +265,6 @@ def test_a_finished_checkpoint_that_is_chosen_sets_the_later_ones_aside(tmp_path
     assert stepwise(tmp_path, max_epoch=1).train().loop.ending.resumed_from == last
 
 
-# -------------------------------------------------------------------------------------- warm starts
-
-
-def model_of(seed: int, out: int = 2) -> torch.nn.Module:
-    generator = torch.Generator().manual_seed(seed)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, out))
-    for parameter in model.parameters():
-        parameter.data = torch.rand(parameter.shape, generator=generator)
-    return model
-
-
-class Net:
-    """A torch program with model and Adam; `run` trains a few steps."""
-
-    def __init__(
-        self, run_dir: Path, *, seed: int = 1, out: int = 2, lr: float = 0.1, **arguments: Any
-    ) -> None:
-        self.model = model_of(seed, out)
-        self.before = {k: v.clone() for k, v in self.model.state_dict().items()}
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=lr)
-        self.lines: list[str] = []
-        names = arguments.pop("names", ("model", "optimizer"))
-        state = dict(zip(names, (self.model, self.optimizer), strict=True))
-        services = [everstep.Console(sink=self.lines.append)]
-        self.sv = Supervisor(run_dir, state, services=services, **{"seed": 1, **arguments})
-
-    def run(self, steps: int = 3) -> Net:
-        self.sv.max_step = steps or None
-        with self.sv as sv:
-            batches = sv.stream([torch.ones(2, 3) * i for i in range(4)])
-            while not sv.should_stop():
-                loss = self.model(next(batches)).square().mean()
-                self.optimizer.zero_grad()
-                loss.backward()
-                self.optimizer.step()
-                sv.advance(loss=loss)
-        return self
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        return {k: v.clone() for k, v in self.model.state_dict().items()}
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
-    run_dir = tmp_path_factory.mktemp("source") / "run"
-    return run_dir, Net(run_dir).run(3).weights()
-
-
-Source = tuple[Path, dict[str, torch.Tensor]]
-
-
-def entered(net: Net) -> Net:
-    """Enter and leave the block without a step."""
-    with net.sv as sv:
-        sv.stream([1])
-        sv.should_stop()
-    return net
-
-
-def test_a_warm_start_takes_the_weights_and_counts_from_zero(tmp_path: Path, source: Source) -> None:
-    """init_fn runs first, the warm start has the last word."""
-    calls: list[str] = []
-    for name, path in (("run", source[0]), ("one", str(source[0] / "checkpoints" / "step-00000003"))):
-        net = Net(tmp_path / name, seed=9, init_from=path, init_fn=lambda: calls.append("init"))
-        assert_same(entered(net).weights(), source[1])
-        assert net.sv.step == 0
-        assert net.optimizer.state_dict()["state"][0]["step"] == 3  # the optimizer comes along
-        assert any("initialised from" in line and "step-00000003" in line for line in net.lines)
-    assert calls == ["init", "init"]
-
-
-CHOICES: dict[str, tuple[dict[str, Any], str]] = {
-    "include": ({"include": r"^model/0\."}, r"^0\."),
-    "exclude": ({"exclude": r"bias$|^optimizer"}, "weight$"),
-    "rename": ({"rename": {r"^model/": "net/"}}, ""),
-}
-
-
-@pytest.mark.parametrize("choice", CHOICES)
-def test_parts_by_name(tmp_path: Path, source: Source, choice: str) -> None:
-    arguments, taken = CHOICES[choice]
-    names = ("net" if choice == "rename" else "model", "optimizer")
-    net = entered(Net(tmp_path / "run", seed=9, names=names, init_from=InitFrom(source[0], **arguments)))
-    expected = {k: (source[1] if re.search(taken, k) else net.before)[k] for k in net.before}
-    assert_same(net.weights(), expected)
-    assert (net.optimizer.state_dict()["state"] == {}) == (choice != "rename")
-
-
-def test_a_choice_that_cannot_be_made(tmp_path: Path, source: Source) -> None:
-    (tmp_path / "empty").mkdir()
-    refused: list[tuple[Any, type[Exception], str]] = [
-        (InitFrom(source[0], rename={r"^model/\d": "model/0"}), ConfigError, "'model/0.weight' and 'model/"),
-        (
-            InitFrom(source[0], rename={"^model/": r"\1/"}),
-            ConfigError,
-            "invalid group reference 1.*give a name",
-        ),
-        (tmp_path / "empty", NoCheckpointError, "neither a checkpoint.* nor a run with a checkpoint; check"),
-        (tmp_path / "nowhere", NoCheckpointError, "neither a checkpoint"),
-    ]
-    for start, error, words in refused:
-        with pytest.raises(error, match=words):
-            entered(Net(tmp_path / "run", init_from=start))
-
-
-def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
-    assert left.keys() == right.keys()
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
-
-
 def test_what_a_dict_has_and_its_checkpoint_lacks_is_said_once(tmp_path: Path) -> None:
     def lines(notes: dict[str, int]) -> list[str]:
         said: list[str] = []
@@ -391,85 +279,6 @@ def test_what_a_dict_has_and_its_checkpoint_lacks_is_said_once(tmp_path: Path) -
     notes = {"n": 0, "k": 5}
     (line,) = lines(notes)
     assert "state 'notes': the checkpoint has no 'k': dropped" in line and notes == {"n": 0}
-
-
-def test_the_run_of_a_warm_start_is_left_as_it_is(tmp_path: Path, source: Source) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(source[0], other)
-    names = checkpoints(other)
-    with open(other / "checkpoints" / names[-1] / "arrays.safetensors", "r+b") as file:
-        file.truncate(10)
-
-    def files() -> dict[str, bytes]:
-        return {str(path): path.read_bytes() for path in other.rglob("*") if path.is_file()}
-
-    before = files()
-    net = entered(Net(tmp_path / "run", seed=9, init_from=other))
-    assert files() == before
-    assert any("init_from" in line and names[-1] in line and "passed over" in line for line in net.lines)
-
-
-def test_a_second_launch_ignores_it_and_says_so(tmp_path: Path, source: Source) -> None:
-    first = Net(tmp_path / "run", seed=9, init_from=source[0]).run(2)
-    second = Net(tmp_path / "run", seed=5, init_from=source[0])
-    second.run(2)
-    assert_same(second.weights(), first.weights())
-    assert any("init_from" in line and "is not used" in line for line in second.lines)
-
-
-def test_the_default_error_lists_every_mismatch(tmp_path: Path, source: Source) -> None:
-    net = Net(tmp_path / "run", seed=9, out=5, names=("net", "optimizer"), init_from=source[0])
-    with pytest.raises(RestoreError) as raised:
-        entered(net)
-    error = raised.value
-    assert error.missing == ("net/0.weight", "net/0.bias", "net/2.weight", "net/2.bias")
-    assert error.unexpected == ("model/0.weight", "model/0.bias", "model/2.weight", "model/2.bias")
-    assert "include=" in str(error) and "rename=" in str(error)
-    assert_same(net.weights(), net.before)
-
-    net = Net(tmp_path / "run2", seed=9, out=5, init_from=source[0])
-    with pytest.raises(RestoreError, match="reshaped") as raised:
-        entered(net)
-    assert len(raised.value.reshaped) == 2
-    assert all("model/2." in text for text in raised.value.reshaped)
-    assert_same(net.weights(), net.before)
-
-
-@pytest.mark.parametrize("policy", ["skip", "warn"])
-def test_what_to_do_with_what_does_not_fit(tmp_path: Path, source: Source, policy: Any) -> None:
-    start = InitFrom(source[0], on_reshaped=policy, reset={"step", "optimizer"})
-    net = entered(Net(tmp_path / "a", seed=9, out=5, init_from=start))
-    expected = {k: (source[1] if k.startswith("0.") else net.before)[k] for k in net.before}
-    assert_same(net.weights(), expected)
-    said = [line for line in net.lines if "reshaped" in line]
-    assert (len(said) == 1 and "model/2.weight" in said[0]) if policy == "warn" else not said
-
-    start = InitFrom(
-        source[0], on_missing=policy, on_unexpected=policy, rename={r"^model/0\.weight$": "model/other"}
-    )
-    net = entered(Net(tmp_path / "b", seed=9, init_from=start))
-    expected = {k: (net.before if k == "0.weight" else source[1])[k] for k in net.before}
-    assert_same(net.weights(), expected)
-
-
-def test_reset_parts(tmp_path: Path, source: Source) -> None:
-    net = entered(Net(tmp_path / "all", seed=9, lr=0.5, init_from=InitFrom(source[0], reset=())))
-    assert net.sv.step == 3
-    assert net.optimizer.param_groups[0]["lr"] == 0.1
-    net = entered(Net(tmp_path / "lr", seed=9, lr=0.5, init_from=InitFrom(source[0], reset={"step", "lr"})))
-    assert net.optimizer.param_groups[0]["lr"] == 0.5
-    assert net.optimizer.state_dict()["state"][0]["step"] == 3
-    start = InitFrom(source[0], reset={"step", "optimizer"})
-    net = entered(Net(tmp_path / "optimizer", seed=9, lr=0.5, init_from=start))
-    assert net.optimizer.param_groups[0]["lr"] == 0.5 and net.optimizer.state_dict()["state"] == {}
-
-
-def test_counters_that_go_on_from_a_warm_start_resume_exactly(tmp_path: Path, source: Source) -> None:
-    start = InitFrom(source[0], reset=())
-    straight = Net(tmp_path / "straight", seed=9, init_from=start).run(7)
-    assert straight.sv.ending.step == 7
-    Net(tmp_path / "run", seed=9, init_from=start).run(5)
-    assert_same(Net(tmp_path / "run", seed=9, init_from=start).run(7).weights(), straight.weights())
 
 
 # ------------------------------------------------------------------------------------------ the lock
@@ -531,20 +340,15 @@ def test_a_run_that_is_replaced_while_it_is_entered_is_left_alone(tmp_path: Path
 # ------------------------------------------------------------------------------ what does not fit
 
 
-def test_a_checkpoint_of_another_model_is_refused_with_the_three_lists(tmp_path: Path) -> None:
-    Net(tmp_path / "run").run(2)
-    before = checkpoints(tmp_path / "run")
-    other = Net(tmp_path / "run", out=5)
-    with pytest.raises(RestoreError) as raised:
-        other.run(4)
-    assert any("2.weight" in text and "(2, 4)" in text and "(5, 4)" in text for text in raised.value.reshaped)
-    renamed = Net(tmp_path / "run", names=("net", "optimizer"))
-    with pytest.raises(RestoreError, match=r"missing in the checkpoint \(1\): net") as raised:
-        renamed.run(4)
-    assert raised.value.unexpected == ("model",)
-    assert_same(renamed.weights(), renamed.before)
-    assert checkpoints(tmp_path / "run") == before
-    assert Net(tmp_path / "run").run(4).sv.ending.step == 4
+def test_a_checkpoint_of_another_state_is_refused_with_the_three_lists(tmp_path: Path) -> None:
+    crashed(tmp_path)
+    before, w = checkpoints(tmp_path), np.ones(4)
+    with pytest.raises(RestoreError, match=r"missing in the checkpoint \(1\): v") as raised:
+        stepwise(tmp_path, state={"w": w, "v": np.zeros(3)}).train()
+    assert raised.value.unexpected == ("momentum",)
+    assert raised.value.reshaped == ("w/float64 (3,) -> float64 (4,)",)
+    assert w.tolist() == [1] * 4 and checkpoints(tmp_path) == before
+    assert stepwise(tmp_path).train().seen[0][1] == 6
 
 
 # -------------------------------------------------------------------------- the disk, and the state

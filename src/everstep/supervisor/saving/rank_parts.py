@@ -45,12 +45,7 @@ from everstep.supervisor.saving.user_state import UserState
 
 
 def own_paths(rank: int, user: Iterable[Path], streams: Iterable[Path]) -> frozenset[Path]:
-    """Return the paths of what is a rank's own in its state tree, for `split`.
-
-    Args:
-        user: `UserState.rank_paths()`.
-        streams: `Streams.rank_paths()`.
-    """
+    """Return the paths of what is a rank's own in its tree, given those of the state and the streams."""
     random = (("rng", name) for name in random_parts(rank))
     return frozenset({*random, *user, *streams, ("wall", "streams")})
 
@@ -60,9 +55,6 @@ def for_rank(checkpoint: Checkpoint, group: Group, user: UserState) -> Checkpoin
 
     Arrays in common go to the device that is current when they are decoded; only the writer keeps numbers of
     devices.
-
-    Args:
-        checkpoint: as `read_checkpoint(path, rank)` returns it.
 
     Raises:
         RestoreError: an entry is a rank's own in the checkpoint and not in the program; or the number of
@@ -82,11 +74,7 @@ def for_rank(checkpoint: Checkpoint, group: Group, user: UserState) -> Checkpoin
 
 
 def another_number(saved: DataRanks, now: DataRanks, *, exact: bool) -> str:
-    """Say what another number of ranks means for the run.
-
-    Args:
-        exact: whether steps have the same bits on any number of ranks.
-    """
+    """Say what another number of ranks means; `exact`: steps have the same bits on any number of ranks."""
     keyed = "; ranks from 1 on draw random numbers keyed by (seed, rank, step)" if now.size > 1 else ""
     bits = (
         f"the gradients stay to the bit those of {_ranks(saved)}, by everstep.torch.VirtualShards"
@@ -115,11 +103,7 @@ class _OtherRanks:
         return [_on_current_devices(own) for own in read_own_trees(self._checkpoint.path)]
 
     def trees(self) -> tuple[Encoded, Encoded]:
-        """Return the common tree, and this rank's own.
-
-        Raises:
-            RestoreError: something cannot be given to another number of ranks; names it.
-        """
+        """Return the common tree, and this rank's own."""
         common, own = self._checkpoint.common, self._rest()
         entries = sorted(self._user.per_rank & {*_user(common), *_user(self._parts[0])})
         for made in (self._random(), self._streams(), *map(self._merged, entries)):
