@@ -20,7 +20,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import everstep
 import gate
 from everstep.checkpoint import format, read_checkpoint
-from everstep.contracts.data import Cursor, Share, Stream
+from everstep.contracts.data import Share
 from everstep.contracts.group import DataRanks, Group
 from everstep.contracts.state import HostArray
 from everstep.data.adapt import as_stream
@@ -398,40 +398,8 @@ def test_each_rank_loads_what_is_in_common_onto_its_device(tmp_path: Path, rank:
 # --------------------------------------------------------------------------------- streams' own keys
 
 
-class Loader(Stream):
-    """Data whose position has a key of its own on each rank."""
-
-    rank_keys = ("own",)
-
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        return LoaderCursor()
-
-
-class LoaderCursor(Cursor):
-    done = 0
-
-    def __next__(self) -> int:
-        self.done += 1
-        return self.done
-
-    def position(self) -> Any:
-        return {"batches": self.done, "own": 3}
-
-
 def new_streams() -> Streams:
     return Streams(7, lambda text: None)
-
-
-def test_a_stream_that_is_not_bound_yet_is_a_ranks_own_as_a_whole() -> None:
-    before = new_streams()
-    next(before.bind(Loader(), "train").open())
-    tree, words = before.tree()
-    after = new_streams()
-    after.load(tree, words, {}, "step-1")
-    again = {"streams": after.tree()[0]}
-    common, own = (decode(each) for each in split(encode(again), after.rank_paths()))
-    assert common == {"streams": {}}
-    assert own == again == {"streams": tree}
 
 
 def of_arrays(rank: int) -> Any:
@@ -482,3 +450,15 @@ def test_the_rest_of_a_streams_branch_is_equal_on_all_ranks(kind: str, batches: 
         owns.append(digest(own))
     assert digests(commons[0]) == digests(commons[1])
     assert (owns[0] == owns[1]) == (kind in ("arrays", "loader")), "a rank's own place is in its own part"
+
+
+def test_a_stream_that_is_not_bound_yet_is_a_ranks_own_as_a_whole() -> None:
+    before = new_streams()
+    next(before.bind(as_stream(of_torch(0)).split(Share(0, 2)), "train").open())
+    tree, words = before.tree()
+    after = new_streams()
+    after.load(tree, words, {}, "step-1")
+    again = {"streams": after.tree()[0]}
+    common, own = split(encode(again), after.rank_paths())
+    assert decode(common) == {"streams": {}}
+    assert digest(own) == digest(encode(again)) == digest(encode({"streams": tree}))

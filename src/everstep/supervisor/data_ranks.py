@@ -34,11 +34,7 @@ class Said(NamedTuple):
 
 
 def said(given: Any) -> Said | None:
-    """Read a `data_ranks=` argument; None where it is left out, and each rank reads a part of its own.
-
-    Raises:
-        ConfigError: the argument has another form, or is out of range.
-    """
+    """Read a `data_ranks=` argument; None where it is left out, and each rank reads a part of its own."""
     if given is None:
         return None
     pair = (0, given) if type(given) is int else given
@@ -56,9 +52,6 @@ def said(given: Any) -> Said | None:
 
 def divide(group: Group, mine: Said | None) -> None:
     """Settle which part of each batch every rank of a group reads; called by all of them.
-
-    Args:
-        mine: this rank's argument `data_ranks`.
 
     Raises:
         DisagreementError: the ranks have said different things.

@@ -33,12 +33,11 @@ OnDivergence: TypeAlias = Literal["stop", "warn"] | None
 class Verifier:
     """Keeps the findings of one start's steps, and compares them with earlier executions.
 
+    Where a divergence is to stop the run, DivergenceError leaves `drew`, `pass_ended` or `boundary`.
+
     Args:
-        trail: takes the findings of the steps.
-        comparison: has the findings of earlier executions, for steps that run again.
+        trail, comparison: take the findings of the steps; the latter has those of earlier executions.
         on_divergence: "stop" or "warn"; None: other batches stop the run, other numbers are a warning.
-        collector: the collector of the run's metrics.
-        voice: tells the user.
         drawn: by stream, takes the digest of each batch, for the ledger.
         last: the last step that some rank compares; 0 if none does.
 
@@ -67,11 +66,7 @@ class Verifier:
         self._error: DivergenceError | None = None
 
     def drew(self, step: int, stream: str, pass_index: int, batch: Any) -> None:
-        """Note a batch that is handed out for `step`; nobody has changed it yet.
-
-        Raises:
-            DivergenceError: the step got another batch before, and this is to stop the run.
-        """
+        """Note a batch that is handed out for `step`; nobody has changed it yet."""
         places = self.places
         place = places.get(stream, 0)
         places[stream] = place + 1
@@ -86,11 +81,7 @@ class Verifier:
             self.require_agreement()
 
     def pass_ended(self, step: int, stream: str, pass_index: int) -> None:
-        """Note the end of a pass; `step` is the last complete step, and the open step may have drawn from it.
-
-        Raises:
-            DivergenceError: the pass ended elsewhere before, and this is to stop the run.
-        """
+        """Note the end of a pass; `step` is the last complete one, the open one may have drawn from it."""
         step += stream in self.places
         self._trail.mark(step, "pass", stream, epoch=pass_index)
         self._compare(self._comparison.pass_ended, step, stream, pass_index)
@@ -120,11 +111,7 @@ class Verifier:
         self._trail.committed(step)
 
     def boundary(self, step: int) -> None:
-        """Note a boundary, at which everything so far is read.
-
-        Raises:
-            DivergenceError: a step came out otherwise, and this is to stop the run.
-        """
+        """Note a boundary, at which everything so far is read."""
         self._trail.boundary(step)
         if not self._comparison.done:
             self._comparison.reached(step)
@@ -163,12 +150,7 @@ class Verifier:
             self._voice.warn(f"{report}\n{comparison.advice()}")
 
     def require_agreement(self) -> None:
-        """Leave the loop if a divergence is to stop the run.
-
-        Raises:
-            DivergenceError: says what came out otherwise, and what to do.
-        """
-        # raised once: the way out of the loop asks again
+        """Raise the DivergenceError that is to stop the run: once, as the way out of the loop asks again."""
         error, self._error = self._error, None
         if error is not None:
             raise error

@@ -90,39 +90,47 @@ class InitFrom:
         return given if given is None or isinstance(given, cls) else cls(path=given)  # type: ignore[arg-type]
 
     def load(self, user: UserState, progress: Progress, say: Say) -> str:
-        """Load the chosen parts into the state of a new run; return in words what was used.
-
-        Raises:
-            RestoreError: names do not fit and are not allowed to; has the three lists of them.
-            NoCheckpointError: `path` has no checkpoint.
-        """
-
-        def note(text: str) -> None:
-            say(f"init_from: {text}")
-
-        if (foreign := self.open_foreign(note)) is not None:
-            user.load_user(self.merge_foreign(user, foreign, note))
-            return f"{foreign.path} ({foreign.kind})"
-        checkpoint = self.read(note, in_user)
-        where, counts = str(checkpoint.path), "step" not in self.reset
-        saved = saved_tree(checkpoint, ("user", "progress") if counts else ("user",))
-        merged = self.merge(user, saved["user"], where, note)
-        with reading(where, "user"):
-            user.check(merged, where)
-            user.load_user(merged)
-        if counts:
+        """Load the chosen parts into the state of a new run; return in words what was used."""
+        checkpoint, where, kind = self.take(user, lambda text: say(f"init_from: {text}"))
+        if checkpoint is not None and "step" not in self.reset:
+            saved = saved_tree(checkpoint, ("progress",))
             with reading(where, "progress"):
                 counters = Progress.from_tree(saved["progress"])
             progress.step, progress.epoch = counters.step, counters.epoch
             progress.epoch_start = counters.step
-        return f"{where} (step {checkpoint.step})"
+        return f"{where} ({kind})"
 
-    def read(self, say: Say, wanted: Callable[[str], bool]) -> Checkpoint:
-        """Read those arrays of the checkpoint whose names are `wanted`; nothing there is changed.
+    def take(self, user: UserState, say: Say, *, starts: bool = True) -> tuple[Checkpoint | None, str, str]:
+        """Load the chosen parts into the objects.
+
+        Args:
+            starts: whether a run starts: then entries that only the source has are unexpected; and of another
+                program's weights, optimizers are left out, and entries that a file with names alone does not
+                know.  False where each entry must be there.
+
+        Returns:
+            The checkpoint, None for another program's weights; the path; and in words what is there.
 
         Raises:
-            NoCheckpointError: `path` has no checkpoint.
+            RestoreError: names do not fit and are not allowed to; has the three lists of them.
         """
+        asked: Collection[str] | None = None
+        foreign, checkpoint = self.open_foreign(say), None
+        if foreign is not None:
+            where, kind = str(foreign.path), foreign.kind
+            saved, asked = self._entries_of(foreign, user, say, starts)
+        else:
+            checkpoint = self.read(say, in_user)
+            where, kind = str(checkpoint.path), f"step {checkpoint.step}"
+            saved = saved_tree(checkpoint, ("user",))["user"]
+        merged = self._merge(user, saved, where, say, starts, asked)
+        with reading(where, "user"):
+            user.check(merged, where)
+            user.load_user(merged)
+        return checkpoint, where, kind
+
+    def read(self, say: Say, wanted: Callable[[str], bool]) -> Checkpoint:
+        """Read those arrays of the checkpoint whose names are `wanted`; nothing there is changed."""
         path = to_read(user_path(self.path, "path"))
         checkpoint = find_checkpoint(path, say, wanted=wanted)
         if checkpoint is None:
@@ -133,12 +141,7 @@ class InitFrom:
         return checkpoint
 
     def open_foreign(self, say: Say) -> Foreign | None:
-        """Open another program's weights; None if `path` is everstep's own, or nothing.
-
-        Raises:
-            CheckpointError: a file is damaged, or has what cannot be read; says what to do.
-            ConfigError: counters are wanted, which only a checkpoint has.
-        """
+        """Open another program's weights; None if `path` is everstep's own, or nothing."""
         path = to_read(user_path(self.path, "path"))
         if (path / MANIFEST).exists() or (path / "run.json").exists():
             return None
@@ -149,34 +152,26 @@ class InitFrom:
             )
         return foreign
 
-    def merge_foreign(
-        self, user: UserState, foreign: Foreign, say: Say, *, strangers: bool = True
-    ) -> dict[str, Any]:
-        """Return the tree to load per entry, as `merge`, with the chosen names of another program's weights.
-
-        Args:
-            strangers: whether a run starts: then optimizers, and entries of which a file with names alone
-                knows nothing, are left as they are.  False where each entry must be there.
-        """
+    def _entries_of(
+        self, foreign: Foreign, user: UserState, say: Say, starts: bool
+    ) -> tuple[dict[str, Any], Collection[str]]:
+        """Return the trees of other weights by entry, and the entries that must not miss a name."""
         saved = {name: tree for name, tree in foreign.tree.items() if not _is_optimizer(tree)}
         asked: set[str] = set(user.entries)
-        if strangers:
+        if starts:
             asked = {name for name, entry in user.entries.items() if not _is_optimizer(entry.save())}
             if left := [name for name in user.entries if name in foreign.tree and name not in saved]:
                 say(f"{', '.join(left)}: optimizers are only taken from everstep's checkpoints")
         if foreign.is_flat:
             entry = self._entry_for(user, foreign)
             saved = {entry: next(iter(saved.values())) if "" in saved else saved}
-            asked = {entry} if strangers else asked
-        elif self.entry is not None:
+            return saved, {entry} if starts else asked
+        if self.entry is not None:
             raise ConfigError(
                 f"InitFrom(entry={self.entry!r}): {foreign.path} has names of its own for what it holds: "
                 f"{', '.join(map(str, foreign.tree))}; choose with include= and rename="
             )
-        where = str(foreign.path)
-        merged = self.merge(user, saved, where, say, strangers=strangers, asked=asked)
-        user.check(merged, where)
-        return merged
+        return saved, asked
 
     def _entry_for(self, user: UserState, foreign: Foreign) -> str:
         """Return the name of the entry that weights without an entry's name belong to."""
@@ -191,26 +186,16 @@ class InitFrom:
             )
         return flat[0]
 
-    def merge(
+    def _merge(
         self,
         user: UserState,
         saved: dict[str, Any],
         where: str,
         say: Say,
-        *,
-        strangers: bool = True,
-        asked: Collection[str] | None = None,
+        starts: bool,
+        asked: Collection[str] | None,
     ) -> dict[str, Any]:
-        """Return the tree to load per entry: the program's own, with the chosen names from the checkpoint.
-
-        Args:
-            saved: the checkpoint's `user` branch.
-            strangers: False to ignore entries that only the checkpoint has.
-            asked: the entries that must not miss a name; None for all.
-
-        Raises:
-            RestoreError: names do not fit and are not allowed to; has the three lists of them.
-        """
+        """Return the tree to load per entry: the program's own, with the chosen names of what is saved."""
         own = {name: entry.save() for name, entry in user.entries.items()}
         ours = {path: value for name, tree in own.items() for path, value in _split(name, tree)}
         anew = {
@@ -228,7 +213,7 @@ class InitFrom:
         lists = {
             "missing": _untied(missing, ours, theirs),
             "unexpected": [
-                path for path in theirs if path not in ours and (strangers or path.partition("/")[0] in own)
+                path for path in theirs if path not in ours and (starts or path.partition("/")[0] in own)
             ],
             "reshaped": list(differing.values()),
         }
@@ -365,32 +350,26 @@ def load(source: str | Path | InitFrom, state: Mapping[str, Any] | Sequence[tupl
     chosen = source if isinstance(source, InitFrom) else InitFrom(user_path(source, "source"))
     notes: list[str] = []
     user = UserState(state)
-    if (foreign := chosen.open_foreign(notes.append)) is not None:
-        user.load_user(chosen.merge_foreign(user, foreign, notes.append, strangers=False))
-        loaded = Loaded(str(foreign.path), 0, 0)
+    if chosen is source or chosen.open_foreign(lambda note: None) is not None:
+        checkpoint, where, _ = chosen.take(user, notes.append, starts=False)
     else:
         paths = [("user", name) for name in user.entries]
-        checkpoint = chosen.read(notes.append, in_user if chosen is source else within(paths))
+        checkpoint = chosen.read(notes.append, within(paths))
         where = str(checkpoint.path)
-        if chosen is source:
-            saved = saved_tree(checkpoint, ("user",))["user"]
-            trees = chosen.merge(user, saved, where, notes.append, strangers=False)
-        else:  # the arrays of other entries were not read
-            _, part = split(Encoded(checkpoint.structure), paths)
-            trees = saved_tree(replace(checkpoint, structure=part.structure or {"user": {}}), ("user",))[
-                "user"
-            ]
+        _, part = split(Encoded(checkpoint.structure), paths)  # the arrays of other entries were not read
+        trees = saved_tree(replace(checkpoint, structure=part.structure or {"user": {}}), ("user",))["user"]
         with reading(where, "user"):
             user.check(trees, where)
             user.load_user(trees)
-        structure: Any = checkpoint.structure
-        # best weights have no counters
-        counters = saved_tree(checkpoint, ("progress",)) if "progress" in structure else {}
-        seed = counters["progress"]["seed"] if counters else None
-        loaded = Loaded(where, checkpoint.step, checkpoint.epoch, checkpoint.digest, seed)
     for note in notes:
         warnings.warn(note, RuntimeWarning, stacklevel=3)
-    return loaded
+    if checkpoint is None:
+        return Loaded(where, 0, 0)
+    structure: Any = checkpoint.structure
+    # best weights have no counters
+    counters = saved_tree(checkpoint, ("progress",)) if "progress" in structure else {}
+    seed = counters["progress"]["seed"] if counters else None
+    return Loaded(where, checkpoint.step, checkpoint.epoch, checkpoint.digest, seed)
 
 
 @checked_keywords
