@@ -28,7 +28,7 @@ from everstep.untrusted_files import is_count, is_file_name, parse_json, read_re
 
 FORMAT = 7
 """Version of these files and of the state tree in them, as written; raised with every change of the tree's
-shape (tests/supervisor/test_tree_shape.py).  No other is read."""
+shape (tests/supervisor/test_forged_checkpoints.py).  No other is read."""
 
 ARRAYS = "arrays.safetensors"
 MANIFEST = "manifest.json"

@@ -126,5 +126,7 @@ class Window:
         """Make the window that `state` returned; it continues bit-equal to the saved window."""
         window = cls()
         for slot in cls.__slots__:
-            setattr(window, slot, state[slot[1:]])
+            if not isinstance(value := state[slot[1:]], int | float):
+                raise TypeError(f"{slot[1:]} is {value!r}")
+            setattr(window, slot, value)
         return window

@@ -24,6 +24,7 @@ from everstep.supervisor.boundaries import Boundaries, Decisions
 from everstep.supervisor.checks.no_progress import Rounds, Work
 from everstep.supervisor.checks.sanity_checks import ProgramChecks, WatchedMetrics
 from everstep.supervisor.checks.verification import Verifier
+from everstep.supervisor.data_ranks import begin_random
 from everstep.supervisor.leaving.ending import BestRecord, Ending
 from everstep.supervisor.leaving.failure_reporter import FailureReporter, tell_torchrun
 from everstep.supervisor.leaving.hangs import HangThread
@@ -31,8 +32,8 @@ from everstep.supervisor.leaving.lost_group import LostGroup
 from everstep.supervisor.leaving.retries import Retries
 from everstep.supervisor.leaving.rollbacks import Rollbacks
 from everstep.supervisor.loop_driver import LoopDriver
-from everstep.supervisor.opening.run_opening import Opening
-from everstep.supervisor.opening.start import Recovered
+from everstep.supervisor.opening.open_run import OpenRun, ResumePoint
+from everstep.supervisor.opening.recover import recover
 from everstep.supervisor.ranks import Ranks
 from everstep.supervisor.recording import Recording
 from everstep.supervisor.saving.saver import Saver
@@ -41,7 +42,6 @@ from everstep.supervisor.saving.state_tree import Progress, reading
 from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.settings import Settings
 from everstep.supervisor.streams.generators import RngMarks
-from everstep.supervisor.streams.same_random import begin_random
 from everstep.supervisor.threads.periodic_functions import GRACE, PeriodicThreads
 from everstep.supervisor.threads.signals import SignalWatch, exit_error
 from everstep.supervisor.threads.wakeups import Wakeups
@@ -75,7 +75,7 @@ class Engine:
         self.begun = False
         self.segment = 0
         self.progress = Progress(seed=settings.seed or 0)
-        self.recovered = Recovered(self.progress)
+        self.recovered = ResumePoint(self.progress)
         self.voice = Voice()
         self.collector = Collector(lambda: self.progress.epoch)
         self.board = ServiceBoard(self.collector, self.voice)
@@ -143,7 +143,7 @@ class Engine:
 
     def _open(self, stack: ExitStack) -> None:
         """Take each resource in this order; all are given back in reverse, also if a later one fails."""
-        self.opening = opening = Opening(self.settings, self.voice, stack, self.ranks.group)
+        self.opening = opening = OpenRun(self.settings, self.voice, stack, self.ranks.group)
         if not self.ranks.writer:
             self.board.leave_reports_out()
             stack.callback(self.voice.close)
@@ -161,7 +161,7 @@ class Engine:
         self.user.open(stack)
         self.user.require_whole()
         self.ranks.require_synchronised(self.user.replicated)
-        self.recovered = recovered = opening.recover(self.user, self.board, self.limits.tree())
+        self.recovered = recovered = recover(opening, self.user, self.board, self.limits.tree())
         self.segment = opening.segment
         for target in (target for service in self.board for target in service.sets):
             self.user.numbers(target)  # which refuses what is not there

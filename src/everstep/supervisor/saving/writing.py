@@ -25,7 +25,7 @@ from everstep.durable import remedy
 from everstep.errors import RunDirError
 from everstep.record import Journal
 from everstep.state import Encoded, digest, note_digests, split, with_regions
-from everstep.supervisor.opening.run_opening import Opening
+from everstep.supervisor.opening.open_run import OpenRun
 from everstep.supervisor.saving.replicas import digests
 from everstep.supervisor.saving.snapshot import Snapshot
 
@@ -46,7 +46,7 @@ class Writing:
 
     def __init__(
         self,
-        opening: Opening,
+        opening: OpenRun,
         journal: Journal,
         retention: Retention,
         group: Group,
