@@ -424,11 +424,10 @@ def _read_on(
     start = before or _NEW | {"run": run, "number": number}
     try:
         found = read_segment(path, start["size"], home.id)
-        torn = found.size < path.stat().st_size
     except OSError as error:
         raise _unreadable(error, path) from error
     problems = [text for text in found.problems if not start["size"] or "the header" not in text]
-    start["torn"] = problems.pop() if torn and problems else None
+    start["torn"] = found.torn or None
     start["problems"] = json.dumps(stored(start["problems"], list) + problems)
     start["size"], start["begun"] = found.size, max(int(found.started), start["begun"])
     start["end"] = max(start["end"], found.end)

@@ -4,17 +4,13 @@
              parent offset u64, xxh3_64 of the 28 bytes before it
     frame    marker (4 bytes), payload length u32, kind u32, offset u64, xxh3_64 of the payload
              seeded with xxh3_64 of the 20 bytes before it, payload
-    event    (kind 1) JSON {"kind", "time", "wall", "data", "link"}; link: the `link` of the header
-             and of all frames before, 16 hex digits.
-             An event of kind "gap" stands where frames were dropped, and is in no link; "goes_on" has
-             [offset, link before] of each frame that follows dropped ones
+    event    (kind 1) JSON {"kind", "time", "wall", "data"}
     metrics  (kind 2) one block: time f64 (of the newest row), epoch i64, rows u32, byte lengths of phase
              and name u32, wall u8, phase, name, the columns steps, counts, seqs, then values as f64
     column   width u8, base i64; width 0: stride i64, the column is base + i * stride; else an
              unsigned number of `width` bytes per row, the column is base + number
 
-A frame's offset counts all bytes that its segment wrote: the frame's place in the file, unless earlier
-rows were dropped for lack of space.  So dropping rows leaves every position valid.
+A frame's offset is its place in the file: a frame elsewhere shows that bytes were removed or added.
 The header's layout is the same in every version, so that an old everstep can name a new version.
 """
 
@@ -22,7 +18,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,12 +52,9 @@ _FALSE = 1024
 HEADER_SIZE = _HEADER.size + _CHECKSUM.size
 FRAME_SIZE = _FRAME.size + _CHECKSUM.size
 
-link: Callable[[bytes | memoryview, int], int] = xxhash.xxh3_64_intdigest
-"""(first `FRAME_SIZE` bytes of a frame or of the header, link before it) -> link after it; it begins as 0."""
-
 
 class Position(NamedTuple):
-    """Place in a run's journal: `offset` bytes into everything that segment number `segment` wrote."""
+    """Place in a run's journal: `offset` bytes into the file of segment number `segment`."""
 
     segment: int
     offset: int
@@ -74,7 +67,7 @@ class Header(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Whole frame: bytes [start, end) of the file, at `offset` in everything that the segment wrote."""
+    """Whole frame: bytes [start, end) of what was read; `offset` is where it was written in the file."""
 
     start: int
     end: int
@@ -176,17 +169,6 @@ def pack_event(kind: str, data: dict[str, Any], wall: bool, time: float) -> byte
 
 def _is_deep(packed: bytes, record: Any) -> bool:
     return packed.count(b"[") + packed.count(b"{") > DEEPEST and levels(record) > DEEPEST
-
-
-def linked_event(payload: bytes, before: int) -> bytes:
-    """Return the payload of an event with the link of all frames before it."""
-    return payload[:-1] + b',"link":"%016x"}' % before
-
-
-def linked_gap(payload: bytes, before: int, behind: list[tuple[int, int]]) -> bytes:
-    """As `linked_event`, of a gap: also with the places at which the links go on."""
-    told = json.dumps([[offset, f"{known:016x}"] for offset, known in behind], separators=(",", ":"))
-    return linked_event(payload[:-1] + b',"goes_on":' + told.encode() + b"}", before)
 
 
 def unpack_event(payload: memoryview) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from operator import itemgetter
@@ -131,7 +130,7 @@ class RunJournal:
     def problems(self) -> list[str]:
         """Descriptions of torn, damaged or missing places; empty for a healthy journal."""
         _ = self._chain  # finding the chain fills _chain_problems
-        found = [problem for segment in self._segments.values() for problem in segment.problems]
+        found = [p for s in self._segments.values() for p in (*s.problems, *([s.torn] if s.torn else []))]
         return found + self._chain_problems
 
     def segments(self) -> list[Segment]:
@@ -442,8 +441,6 @@ class Follower:
     def news(self) -> Iterator[Item]:
         """Yield the entries that reached the newest segment's file since the last call."""
         with open_regular(self._path) as file:
-            if file.seek(0, os.SEEK_END) < self._at:  # a failing disk: rows wait to be written again
-                self._at = journal_format.HEADER_SIZE
             start = file.seek(self._at)
             data = file.read()
         for found in journal_format.scan(data, 0):
