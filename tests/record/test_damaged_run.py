@@ -238,6 +238,7 @@ UNPROTECTED = {
     "labels.json": ("tags", "note"),
     "pins.json": ("checkpoints",),
     "failure page": ("failures",),
+    "evaluation": ("evaluations",),
     "trail": ("segments",),
     "lock.json": ("status", "segments"),
     "lock": ("status", "segments"),  # without one a heartbeat tells who is alive, as on some file systems
@@ -250,10 +251,6 @@ def silent(run: Path, damage: Damage, before: dict[str, Any], after: dict[str, A
     if is_named(damage, said):
         return []
     free = [part for one in damage.struck for part in UNPROTECTED.get(kind_of(one), ())]
-    gone = [one for one in damage.struck if not (run / one).exists() or not (run / one).stat().st_size]
-    if "evaluations" in map(kind_of, gone):
-        # nothing refers to the record, and a process that was killed before its first row leaves it empty
-        free.append("evaluations")
     if damage.also is not None and _saved(damage.also) == _saved(damage.place):
         # a state that was saved twice: its other manifest tells another time, and else the same
         before, after = _undated(before), _undated(after)

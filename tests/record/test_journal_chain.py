@@ -236,7 +236,6 @@ def test_a_segment_of_another_run_counts_for_nothing(tmp_path):
     said = f"the run {runs[1].id} has written it, and this is {runs[0].id}; no row of it is read"
     assert told == f"segment-0001.evj: {said}"
     (runs[0].path / "run.json").unlink()
-    (runs[0].path / ".run.json").unlink(missing_ok=True)
     assert len(list(RunJournal(runs[0].path).rows())) == 2, "a run that has lost its name refuses nothing"
     mine.write_bytes(own)
     assert RunJournal(runs[0].path).problems == []

@@ -364,8 +364,7 @@ def _write_facts(run: Path, facts: dict[str, Any]) -> None:
     from everstep.record.rundir import _encode
 
     facts.pop("checksum", None)
-    for name in ("run.json", ".run.json"):
-        (run / name).write_bytes(_encode(facts))
+    (run / "run.json").write_bytes(_encode(facts))
 
 
 def recorded_otherwise(run: Path, to: Path, **facts: Any) -> Path:

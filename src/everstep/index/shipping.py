@@ -55,9 +55,6 @@ _SEGMENT = re.compile(r"segment-(?!0000)([0-9]{4}|[1-9][0-9]{4,8})\.evj")
 _MOST_PROBLEMS = 3
 """Most problems of a run that are listed."""
 
-EVALUATIONS = "evaluations"
-"""Folder of a run directory with the evaluations outside the loop, which is a run directory itself."""
-
 _FOREVER = 1 << 62
 _BATCH = 50_000
 
@@ -114,8 +111,7 @@ class Journals:
         if not self._marks:
             self._running = _running(database)
         if only is None:
-            found = [run for folder in self._folders for run in run_dirs(folder)]
-            only = [*(part for run in found for part in parts_of(run)), *self._running]
+            only = [*(run for folder in self._folders for run in run_dirs(folder)), *self._running]
         # Before the index is read: what changes after that is then seen as a change.
         marks = {path: self._mark(path) for path in only}
         changed = [
@@ -199,18 +195,11 @@ def run_dirs(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
             found = [entry for entry in entries if not entry.name.startswith(TMP)]  # those are being made
-            inside = map(Path, sorted(e.path for e in found if e.is_dir() and is_run(e.path)))
-            return [*itself, *(path for path in inside if not itself or path.name != EVALUATIONS)]
+            return [*itself, *map(Path, sorted(e.path for e in found if e.is_dir() and is_run(e.path)))]
     except OSError as error:
         raise RunDirError(
             error.errno, f"cannot look for runs: {error.strerror}; check the path", str(folder)
         ) from error
-
-
-def parts_of(run_dir: Path) -> list[Path]:
-    """Return a run directory, and that of its evaluations outside the loop, if there is one."""
-    beside = run_dir / EVALUATIONS
-    return [run_dir, beside] if is_run(beside) and not beside.is_symlink() else [run_dir]
 
 
 def is_here(database: Database, host: str | None) -> bool:
@@ -320,12 +309,11 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
     from everstep.record import RunDir
 
     run = RunDir.open(run_dir, create=False)
-    for part in (run.path / "journal", run.path / EVALUATIONS):
-        if part.is_symlink():
-            raise RunDirError(
-                f"{part} is a link, to {os.readlink(part)}: no part of a run is read through a link; put the "
-                "folder itself there (the run directory as a whole may be a link)"
-            )
+    if (journal := run.path / "journal").is_symlink():
+        raise RunDirError(
+            f"{journal} is a link, to {os.readlink(journal)}: no part of a run is read through a link; put "
+            "the folder itself there (the run directory as a whole may be a link)"
+        )
     if (name := clean(str(run.path))) != str(run.path):
         raise RunDirError(
             f"{name} is not indexed: its name is not UTF-8; change the name and run everstep sync"

@@ -395,7 +395,7 @@ class RunJournal:
 
 
 def _require_run(folder: Path) -> None:
-    if any((folder / name).exists() for name in ("run.json", ".run.json", "journal")):
+    if any((folder / name).exists() for name in ("run.json", "journal")):
         return
     runs = {str(path.parent) for near in (folder, folder.parent) for path in near.glob("*/run.json")}
     close = difflib.get_close_matches(str(folder), runs, n=3, cutoff=0.0)

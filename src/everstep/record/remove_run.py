@@ -14,8 +14,6 @@ from everstep.record.journal_reader import RunJournal
 from everstep.record.lock import RunLock, is_held
 from everstep.record.rundir import RunDir
 
-_FACTS = ("run.json", ".run.json")
-
 
 def why_stays(run_dir: Path, run: str) -> str:
     """Say why a directory must not be removed; "" if it may be.
@@ -31,8 +29,6 @@ def why_stays(run_dir: Path, run: str) -> str:
             return f"another run is there, {there}"
         if is_held(run_dir):
             return "it is running"
-        if is_held(run_dir / "evaluations"):
-            return "it is being evaluated"
         if _may_run(run_dir):
             return (
                 "it was started without a lock and did not say how it ended: it may be running; if you know "
@@ -54,9 +50,9 @@ def _may_run(run_dir: Path) -> bool:
 
 
 def _other_run(run_dir: Path) -> Path | None:
-    """Find a run inside a run, other than the folder of its own evaluations."""
+    """Find a run inside a run."""
     for folder, _, names in os.walk(run_dir):
-        if any(name in names for name in _FACTS) and Path(folder) not in (run_dir, run_dir / "evaluations"):
+        if "run.json" in names and Path(folder) != run_dir:
             return Path(folder)
     return None
 
@@ -102,7 +98,7 @@ def remove(run_dir: Path, run: str) -> None:
 
 def _empty(folder: Path) -> None:
     """Empty and remove a run's folder; the files by which it can be removed again come last."""
-    rank = {name: at for at, name in enumerate((*_FACTS, "lock"), 1)}
+    rank = {"run.json": 1, "lock": 2}
     for entry in sorted(folder.iterdir(), key=lambda entry: rank.get(entry.name, 0)):
         hazard.reach("removing.entry")
         if entry.is_dir() and not entry.is_symlink():

@@ -73,7 +73,7 @@ def copy_run(
     path = Path(os.path.abspath(run_dir if opened_as is None else opened_as))
     place = root.joinpath(*path.parts[1:])
     (place / "journal").mkdir(parents=True)
-    for file in (run_dir / "run.json", run_dir / ".run.json", *sorted((run_dir / "journal").glob("*.evj"))):
+    for file in (run_dir / "run.json", *sorted((run_dir / "journal").glob("*.evj"))):
         if file.exists():
             shutil.copyfile(file, place / file.relative_to(run_dir))
     chosen, notes = (None, []) if anew else _newest(run_dir, place, step)
