@@ -122,17 +122,6 @@ def test_a_rate_by_hand_spoils_the_optimizer(tally: Any) -> None:
 
 
 @pytest.mark.campaign("long")
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("name", FAULTS)
-def test_faults_are_named_at_every_seed(name: str, seed: int, tally: Any) -> None:
-    first = drill(SCRIPTS / f"{name}.py", seed=seed).first_divergence
-    assert first is not None
-    assert (first.component, first.name) == FAULTS[name], first
-    tally("planted faults named", component=first.component)
-
-
-@pytest.mark.campaign("long")
 def test_exact_says_where_no_kill_was_followed_by_a_resume_from_a_later_checkpoint() -> None:
     report = drilled("saved_late", hazards=["start-up"])
     assert report.exact and report.kills_resumed == 0

@@ -108,12 +108,6 @@ def test_a_run_that_is_held_is_not_accepted(diverged: Path) -> None:
 
 
 @pytest.mark.campaign("long")
-def test_a_rollback_of_the_state_by_hand_takes_the_mark_with_it(diverged: Path) -> None:
-    start(diverged, resume=6, max_epoch=2).train()
-    assert (marks(diverged), status(diverged)) == ([], ("finished", None))
-
-
-@pytest.mark.campaign("long")
 def test_a_choice_that_saved_nothing_and_is_taken_back_is_not_compared_with(tmp_path: Path) -> None:
     """Killed in step 8, gone on with another seed, killed again, and gone on as it was begun."""
     crashed(tmp_path)

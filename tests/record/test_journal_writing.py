@@ -57,12 +57,6 @@ def test_a_block_has_the_time_of_its_own_newest_row(journal, monkeypatch):
     assert [found.time - 1e9 for found in read_segment(journal.path).blocks] == [1, 3]
 
 
-def test_an_empty_block_is_no_row(journal):
-    before = journal.flush()
-    journal.append(block())
-    assert journal.flush() == before
-
-
 def test_a_segment_is_never_opened_twice(journal, tmp_path):
     with pytest.raises(JournalError, match=r"segment-0001.evj exists; open the next segment"):
         Journal.open(tmp_path, 1, None, {})
@@ -127,12 +121,6 @@ def test_a_decision_is_durable_at_once(journal, tmp_path):
     assert points(tmp_path, lambda: journal.decide({"skip": 3})) == ["journal.write", "journal.fsync"]
 
 
-def test_a_decision_that_is_not_durable_raises(journal):
-    hazard.arm("EIO:journal.fsync:1")
-    with pytest.raises(OSError, match="Input/output error"):
-        journal.decide({"skip": 3})
-
-
 def test_a_decision_that_was_not_durable_is_withdrawn(journal, tmp_path):
     for point in ("write", "fsync"):
         hazard.arm(f"EIO:journal.{point}:1")
@@ -143,18 +131,6 @@ def test_a_decision_that_was_not_durable_is_withdrawn(journal, tmp_path):
     journal.close()
     assert [event.data for event in RunJournal(tmp_path).events("decision")] == [{"skip": 4}]
     assert RunJournal(tmp_path).problems == []
-
-
-def test_an_fsync_that_keeps_failing_is_told_once(journal, tmp_path, told):
-    hazard.arm("EIO:journal.fsync:1-3")
-    for step in range(3):
-        journal.append(block(step))
-        with pytest.raises(OSError, match="Input/output error"):
-            journal.sync()
-    assert len(told) == 1
-    journal.sync()
-    assert len(told) == 2
-    assert steps_of(tmp_path) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -304,14 +280,6 @@ def test_rows_are_synced_before_what_is_kept_for_writing_again_outgrows_the_limi
 
     assert points(tmp_path, fill).count("journal.fsync") >= 5
     journal.close()
-
-
-def test_a_large_backlog_is_written_in_pieces(journal, tmp_path, told):
-    rows = list(range(30_000))
-    for name in "abcdefgh":
-        journal.append(block(*rows, name=name))
-    assert len(points(tmp_path, journal.flush)) == 2
-    assert len(steps_of(tmp_path)) == 240_000
 
 
 def test_one_thread_syncs_while_another_records(journal, tmp_path):

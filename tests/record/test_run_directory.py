@@ -9,7 +9,7 @@ import pytest
 import warm
 from everstep import hazard
 from everstep.errors import RunDirError
-from everstep.record import Journal, RunDir, located, to_read
+from everstep.record import Journal, RunDir, to_read
 
 
 def test_a_new_run_gets_a_name_and_a_seed_and_keeps_them(tmp_path):
@@ -30,12 +30,6 @@ def test_a_given_seed_is_kept_and_said_to_be_given(tmp_path):
 
 def test_two_runs_of_one_name_have_two_ids(tmp_path):
     assert RunDir.open(tmp_path / "a" / "x").id != RunDir.open(tmp_path / "b" / "x").id
-
-
-def test_where_things_lie(tmp_path):
-    run = RunDir.open(tmp_path)
-    names = ["checkpoints", "best", "journal", "logs"]
-    assert [getattr(run, name) for name in names] == [tmp_path / name for name in names]
 
 
 def test_segments_are_counted_from_the_files(tmp_path):
@@ -174,8 +168,3 @@ def test_a_root_moves_run_directories_and_only_them(tmp_path, monkeypatch):
     (tmp_path / "pretrained").mkdir()
     assert to_read("pretrained") == Path("pretrained")
     assert to_read("runs/x") == opened.path
-
-
-def test_without_a_root_a_path_is_a_path(tmp_path, monkeypatch):
-    monkeypatch.setenv("EVERSTEP_ROOT", "")
-    assert located("runs/x") == to_read("runs/x") == Path("runs/x")

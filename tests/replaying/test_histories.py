@@ -1,4 +1,4 @@
-"""Replay, diverge and audit on runs with a history: kills, a rollback, a fork, workers, the demo."""
+"""Replay, diverge and audit on runs with a history: kills, a rollback, a fork, workers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from test_replay import PROGRAM, as_it_is, replay, start
 
 from everstep.proof.audit import audit
 from everstep.record import RunJournal
-
-DEMO = Path(__file__).parents[2] / "examples" / "digits.py"
 
 HISTORY = """
 import os
@@ -152,15 +150,3 @@ def test_loader_workers_with_three_kills() -> None:
     start(PROGRAM, "faulty", "--workers", "2", "--fault", "draw", "--at", "14")
     found, told = diverge("killed", "faulty", status=1)
     assert (found["step"], found["component"]) == (14, "random state"), told
-
-
-@pytest.mark.campaign("long")
-def test_the_demo_with_a_kill() -> None:
-    start(DEMO, "--run", "twin", "--epochs", "2")
-    killed(1, DEMO, "--run", "killed", "--epochs", "2")
-    steps = RunJournal("twin").status().step
-    found, told = diverge("twin", "killed")
-    assert found["step"] is None and found["equal"]["loss"] == steps, told
-    assert f"verified: steps 1 to {steps}" in replay("killed", "--verify", ":")
-    ((passes, verdict, _),) = found_by_audit("killed")
-    assert (passes, verdict) == ("passes 1 to 2", "proven")

@@ -152,14 +152,6 @@ with everstep.Supervisor(sys.argv[1], {"w": w}, services=services, seed=5, max_s
 
 
 @pytest.mark.campaign("long")
-def test_nothing_that_is_recorded_verifies_nothing() -> None:
-    Path("bare.py").write_text(BARE)
-    start("bare.py", "bare")
-    told = replay("bare", "--verify", "2:9", status=1)
-    assert "not verified: of steps 2 to 9 nothing is recorded that can be compared" in told
-
-
-@pytest.mark.campaign("long")
 def test_a_stream_of_another_name_is_found_out() -> None:
     """Its batches are at other places of the record, and none of the recorded ones is found again."""
     Path("bare.py").write_text(BARE)
@@ -426,59 +418,3 @@ def test_a_file_that_has_changed_since_is_named() -> None:
         with open(f"code/{name}", "a") as file:
             file.write("# another line\n")
     assert "): tiny.py; what differs" in " ".join(replay("runs/tiny", "--verify", "29:30").split())
-
-
-# ------------------------------------------------------------------------------------ runs with a history
-
-HISTORY = """
-import sys
-import numpy as np
-import everstep
-
-bad = float(sys.argv[1]) if len(sys.argv) > 1 else -1.0
-data = everstep.data.arrays(np.arange(48.0), batch_size=4, shuffle=True)
-
-
-def main():
-    w = np.zeros(2)
-    services = [everstep.Checkpoints(everstep.Every(steps=4), keep_last=None), everstep.Recovery()]
-    with everstep.TrainLoop("runs/history", {"w": w}, seed=2, max_epoch=4, services=services) as loop:
-        for epoch in loop.iter_epochs():
-            for step, (x,) in loop.iter_steps(data):
-                w += 0.01 * x[:2] * np.random.random(2)
-                loop.collect_metrics(loss=float("nan") if bad in x and epoch == 3 else float(w.sum()))
-
-
-everstep.recovering(main)
-"""
-
-
-@pytest.mark.campaign("long")
-def test_a_run_with_three_kills_and_a_rollback_is_verified() -> None:
-    Path("history.py").write_text(HISTORY)
-    for _ in range(3):
-        start("history.py", "17", EVERSTEP_HAZARD="kill:checkpoint.rename:2", status=-signal.SIGKILL)
-    start("history.py", "17")
-    journal = RunJournal("runs/history")
-    assert len(journal.rollbacks()) == 1 and len(journal.segments()) >= 5
-    assert journal.status().superseded > 0
-    told = replay("runs/history", "--verify", ":")
-    assert (
-        "verified: steps 1 to 47 found every recorded value again" in told
-        or "verified: steps 1 to 48" in told
-    )
-
-
-@pytest.mark.campaign("long")
-def test_a_fork_is_verified(tmp_path: Path) -> None:
-    sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
-    from tiny_experiment import write
-
-    write(tmp_path)
-    for more in (["trainer.max_epoch=1"], ["trainer.max_epoch=3", "seed=9", "--on-change", "fork"]):
-        command = ["train", "tiny.yaml", "--run-dir", "runs/tiny", *more]
-        subprocess.run([sys.executable, "-m", "everstep", *command], check=True, capture_output=True)
-    forks = [path for path in Path("runs").iterdir() if path.name != "tiny" and (path / "run.json").exists()]
-    assert len(forks) == 1
-    assert "verified: steps" in replay(forks[0], "--verify", ":")
-    assert "or from another run's checkpoint" in refused(forks[0], "--step", "2")

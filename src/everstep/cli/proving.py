@@ -104,27 +104,21 @@ _NEW_FILE = NewFile(dir_okay=False, path_type=Path)
 @click.option("--timeout", type=float, default=600.0, help="Seconds that one start may take.")
 @keep_option
 @click.option("--json", "json_file", type=_NEW_FILE, help="File to write the report to, as JSON.")
-@click.option("--junit", "junit_file", type=_NEW_FILE, help="File to write a case per hazard to, for CI.")
-def drill_command(
-    script: Path, args: tuple[str, ...], json_file: Path | None, junit_file: Path | None, **options: Any
-) -> None:
-    from everstep.drill import DrillReport, campaign
-    from everstep.drill.report import NOT_DRILLED, write_junit
+def drill_command(script: Path, args: tuple[str, ...], json_file: Path | None, **options: Any) -> None:
+    from everstep.drill import campaign
+    from everstep.drill.report import NOT_DRILLED
     from everstep.errors import DrillError
 
     leave_in_order()
-    cases: DrillReport | str
     try:
-        report = cases = campaign.drill(script, args, say=say, **options)
+        report = campaign.drill(script, args, say=say, **options)
         result, status = report.as_dict(), report.exit_code
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     except DrillError as error:
         say(f"error: {error}", err=True)
-        cases, status = str(error), NOT_DRILLED
-        result = {"error": cases, "exit_code": status}
-    if junit_file is not None:
-        write_junit(junit_file, str(script), cases)
+        status = NOT_DRILLED
+        result = {"error": str(error), "exit_code": status}
     _write_json(json_file, result)
     sys.exit(status)
 
@@ -244,8 +238,7 @@ _DIVERGE = """Find where two runs part: the first step, and the first component 
 First the records are compared: settings, metrics of each step, digests of batches, and the states in
 checkpoints that both runs have.  Then both programs execute the steps between the last equal checkpoint and
 the first difference again, in copies, and each part of each step is compared: data, random state, weights,
-loss, gradient, optimizer, update.  Numbers come with their distance in units in the last place.  Nothing is
-written into a run.
+loss, gradient, optimizer, update.  Nothing is written into a run.
 
 With --again, RUN is compared with its own replay.
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from everstep.drill.processes import owned_folder
 from everstep.drill.program import Program, ProgramStart, Strike, command
 from everstep.drill.report import (
     CHANCE,
-    HASH_ORDER,
     DrillReport,
     Ordeal,
     Verdict,
@@ -53,8 +51,6 @@ PARTS = 16
 
 SAVES = 4
 """Number of checkpoints that the drill adds to a run that it leaves before the script has saved."""
-
-HASH_SEED = "PYTHONHASHSEED"
 
 
 def drill(
@@ -176,8 +172,7 @@ class _Drill:
             budget=self.budget,
             outside=written,
         )
-        if (difference := self._difference(second)) is not None:
-            report.nondeterminism = self._hash_order(difference, [first, second])
+        report.nondeterminism = self._difference(second)
         self.say(report.header())
         for name in names:
             for turn in range(self.kills if name == "random instant" else 1):
@@ -222,11 +217,11 @@ class _Drill:
                 "more, or let each run be shorter by --max-steps"
             ) from None
 
-    def program(self, name: str, env: Mapping[str, str] | None = None) -> Program:
+    def program(self, name: str) -> Program:
         """Make a program, with the limits and the seed that all programs of this drill have."""
         line = command(self.script, self.args, self.ranks)
         limit = {LIMIT: json.dumps(self.limit)} if self.limit else {}
-        env = {SEED: str(self.drawn_seed), **limit, **(env or {})}
+        env = {SEED: str(self.drawn_seed), **limit}
         return Program(line, self.folder / name, self.timeout, self.ranks, env=env)
 
     def _start(
@@ -263,22 +258,6 @@ class _Drill:
 
     def _difference(self, program: Program) -> DrillDivergence | None:
         return first_divergence(self.undisturbed, program)
-
-    def _hash_order(self, where: DrillDivergence, differing: list[Program]) -> DrillDivergence:
-        """Run one more pair with PYTHONHASHSEED fixed, and name hash order where that makes them equal."""
-        fixed = os.environ.get(HASH_SEED, "random") != "random"
-        if fixed or where.note or self._left() < 2 * self.report.seconds:
-            return where
-        pair = [self.program(f"hash-seed-{number}", {HASH_SEED: "0"}) for number in (1, 2)]
-        for program in pair:
-            if self._undisturbed(program).status:
-                return where
-        alike = Undisturbed(pair[0])
-        if first_divergence(alike, pair[1]) is not None:
-            return where
-        # were it chance, one of the first two would probably equal the pair
-        certain = all(first_divergence(alike, program) is not None for program in differing)
-        return replace(where, note=HASH_ORDER[certain])
 
     # ------------------------------------------------------------------------------ the hazards
 

@@ -510,14 +510,16 @@ def _text(text: Any) -> str | None:
 
 
 def _link(starts: dict[int, dict[str, Any]]) -> None:
-    """Note up to where each segment is valid, by the chain of `everstep.record.journal_reader`."""
-    valid: dict[int, int] = {}
-    at = max((number for number, start in starts.items() if start["begun"]), default=None)
-    end = _FOREVER
-    while at is not None and at in starts:
-        valid[at] = end
-        parent, end = starts[at]["parent"], starts[at]["parent_offset"]
-        at = parent if parent is None or parent < at else None
+    """Note up to where each segment is valid."""
+    from everstep.record import Position
+    from everstep.record.journal_reader import chain_to
+
+    parents = {
+        number: None if start["parent"] is None else Position(start["parent"], start["parent_offset"])
+        for number, start in starts.items()
+    }
+    newest = max((number for number, start in starts.items() if start["begun"]), default=0)
+    valid = chain_to(parents, Position(newest, _FOREVER))
     for number, start in starts.items():
         start["valid_to"] = valid.get(number, 0)
 

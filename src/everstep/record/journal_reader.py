@@ -90,7 +90,6 @@ class RunJournal:
         self.run_dir = user_path(run_dir, "run_dir")
         self._saved_by = saved_by
         _require_run(self.run_dir)
-        self._chain_problems: list[str] = []
 
     @cached_property
     def _segments(self) -> dict[int, Segment]:
@@ -105,33 +104,28 @@ class RunJournal:
         started = [segment for segment in self._segments.values() if segment.started]
         return self._chain_to(Position(started[-1].number, started[-1].end)) if started else {}
 
-    def _chain_to(self, position: Position) -> dict[int, int]:
-        """Follow the parents from a position back to a start from nothing."""
-        number, end = position
-        links = {number: end}
-        at = self._segments.get(number)
-        while at is not None and at.parent is not None:
-            number, end = at.parent
-            parent = self._segments.get(number)
-            if parent is None or number >= at.number:  # parents are older: a forged cycle must end
-                missing = segment_path(self.run_dir, number).name
-                self._chain_problems.append(f"{at.path.name} continues {missing}, which is missing")
-                break
-            if end > parent.end:
-                self._chain_problems.append(
-                    f"{at.path.name} continues {parent.path.name} from {end}, but that file ends at "
-                    f"{parent.end}"
-                )
-            links[number] = end
-            at = parent
-        return dict(reversed(links.items()))
+    def _chain_to(self, position: Position | None) -> dict[int, int]:
+        parents = {number: segment.parent for number, segment in self._segments.items()}
+        return {} if position is None else chain_to(parents, position)
 
     @property
     def problems(self) -> list[str]:
         """Descriptions of torn, damaged or missing places; empty for a healthy journal."""
-        _ = self._chain  # finding the chain fills _chain_problems
         found = [p for s in self._segments.values() for p in (*s.problems, *([s.torn] if s.torn else []))]
-        return found + self._chain_problems
+        for number in self._chain:
+            segment = self._segments[number]
+            if segment.parent is None:
+                continue
+            parent = self._segments.get(segment.parent.segment)
+            name = segment_path(self.run_dir, segment.parent.segment).name
+            if parent is None or parent.number >= number:
+                found.append(f"{segment.path.name} continues {name}, which is missing")
+            elif segment.parent.offset > parent.end:
+                found.append(
+                    f"{segment.path.name} continues {name} from {segment.parent.offset}, but that file ends "
+                    f"at {parent.end}"
+                )
+        return found
 
     def segments(self) -> list[Segment]:
         """List the files of the journal, oldest first."""
@@ -232,11 +226,11 @@ class RunJournal:
     def _began(self) -> int:
         """Number of the segment from nothing that the newest start with a checkpoint goes back to."""
         saved_by = math.inf if self._saved_by is None else self._saved_by
-        at = max((s.number for s in self._segments.values() if s.started and s.number <= saved_by), default=0)
-        while at in self._segments and (parent := self._segments[at].parent) is not None:
-            # parents are older: a forged cycle must end
-            at = parent.segment if parent.segment < at else 0
-        return at if at in self._segments else 0
+        newest = max(
+            (s.number for s in self._segments.values() if s.started and s.number <= saved_by), default=0
+        )
+        first = next(iter(self._chain_to(Position(newest, 0))), 0)
+        return first if first and self._segments[first].parent is None else 0
 
     def heads(self, step: int) -> dict[str, dict[str, Any]]:
         """Map each stream to the changes that the head of the epoch after `step` made to its generators.
@@ -253,7 +247,7 @@ class RunJournal:
         A comparable row is key -> (bits of the value, count).  Rows that depend on the clock are left out; of
         two rows with the same key the newer counts.  With None for the position, all rows are left behind.
         """
-        chain = {} if position is None else self._chain_to(position)
+        chain = self._chain_to(position)
         return {
             number: {
                 key: row
@@ -269,7 +263,7 @@ class RunJournal:
 
         Starts that resumed from such a start are included.  A start from `position` has not made that choice.
         """
-        chain = {} if position is None else self._chain_to(position)
+        chain = self._chain_to(position)
         left: set[int] = set()
         for number, segment in self._segments.items():
             chose = any(
@@ -392,6 +386,18 @@ class RunJournal:
             step, epoch = max(step, event_step), max(epoch, event_epoch)
         total = sum(len(block.steps) for _, block in self._blocks(valid=False))
         return Status(len(self._segments), epoch, step, valid, total - valid, self.ended())
+
+
+def chain_to(parents: Mapping[int, Position | None], position: Position) -> dict[int, int]:
+    """Follow the segments' parents from a position back: number -> the offset up to which it is valid."""
+    links, at = dict[int, int](), position
+    while at.segment in parents:
+        links[at.segment] = at.offset
+        parent = parents[at.segment]
+        if parent is None or parent.segment >= at.segment:  # parents are older: a forged cycle must end
+            break
+        at = parent
+    return dict(reversed(links.items()))
 
 
 def _require_run(folder: Path) -> None:

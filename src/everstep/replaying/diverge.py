@@ -11,7 +11,7 @@ from everstep.checkpoint import Checkpoint, CheckpointName, Store, read_checkpoi
 from everstep.errors import ReplayError
 from everstep.record import RunJournal
 from everstep.replaying.execution import Executed, execute, plan_for
-from everstep.replaying.parting import Parting, first_parting, parts_of, told, with_values
+from everstep.replaying.parting import Parting, first_parting, parts_of, told
 from everstep.replaying.recorded_program import program_of, start_of
 from everstep.replaying.recorded_values import (
     ValueDifference,
@@ -280,16 +280,15 @@ class _Side:
         self.executed: Executed
         self.unfaithful: ValueDifference | None = None
 
-    def execute(self, *, anew: bool = False, first: int = 1, values: int = 0, last: int = 0) -> None:
+    def execute(self, *, anew: bool = False) -> None:
         """Execute the steps again; also compare them with what the run itself has recorded."""
         self._tries += 1
         place = self.folder / str(self._tries)
         self.copy = copy_run(self.subject.run_dir, place, self._begin, anew=anew)
-        begin = max(first, self.copy.step + 1)
-        last = last or self.last
-        plan = plan_for(self.copy, last, parts=begin, values=values)
+        begin = self.copy.step + 1
+        plan = plan_for(self.copy, self.last, parts=begin)
         self.executed = execute(self.program, self.copy, plan)
-        steps = range(begin, last + 1)
+        steps = range(begin, self.last + 1)
         own = recorded_values(self.subject.run_dir, steps)
         found, _ = compare_values(
             own, replayed_values(self.copy, steps), left_out(self.subject.run_dir, self.executed)
@@ -300,24 +299,18 @@ class _Side:
         """Whether an execution from nothing is possible, and is another one."""
         return self.copy.checkpoint is not None and can_begin_anew(self.subject.run_dir)
 
-    @property
-    def values(self) -> Path:
-        return Path(f"{self.copy.root.parent / 'found.jsonl'}.npz")
-
 
 def _execute_both(pair: Sequence[_Side], report: DivergeReport) -> None:
     """Execute both sides again from equal states, and find the first part of a step that differs."""
-    anew = [False, False]
     for side in pair:
         side.execute()
-    for number, side in enumerate(pair):
+    for side in pair:
         report.notes += [f"{side.subject.name}: {each}" for each in side.program.notes]
         if side.unfaithful is not None and side.can_begin_anew():
             # a resume that is not exact spoils each execution from a checkpoint
             was, origin = side.unfaithful, side.copy.origin
             side.execute(anew=True)
-            anew[number] = side.unfaithful is None
-            if anew[number]:
+            if side.unfaithful is None:
                 report.notes.append(
                     f"{side.subject.name}: executed from {origin} it is not what it was ({was}), and from "
                     "its start it is: a resume of this program is not exact (everstep drill SCRIPT)"
@@ -340,9 +333,7 @@ def _execute_both(pair: Sequence[_Side], report: DivergeReport) -> None:
         "before"
     ):
         report.notes.append(f"no common state is recorded before step {parting.step}: they may part earlier")
-    for side, fresh in zip(pair, anew, strict=True):
-        side.execute(anew=fresh, first=parting.step, values=parting.step, last=parting.step)
-    report.parting = with_values(parting, *(side.values for side in pair))
+    report.parting = parting
 
 
 def diverge_again(subject: Subject, folder: Path, steps: range, *, trust: bool = False) -> DivergeReport:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
-
 from everstep.replaying.execution import Executed
-from everstep.state.digests import last_places
 
 Parts: TypeAlias = dict[int, dict[str, str]]
 """Step -> part -> digest, as `everstep.services.replayed` tells them."""
@@ -87,17 +83,12 @@ class Part(NamedTuple):
         name: what differs, such as "model/0.weight".
         where: what is known of the place, in words.
         place: the part, as `everstep.services.replayed` names it.
-        units: largest distance in units in the last place; None where there is none, or it is not known.
-        was, now: the values of a single number, in words; "" for others.
     """
 
     component: str
     name: str
     where: str
     place: str
-    units: int | None = None
-    was: str = ""
-    now: str = ""
 
 
 class Parting(NamedTuple):
@@ -183,36 +174,6 @@ def _timeline(parts: Mapping[str, str]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def with_values(parting: Parting, a: Path, b: Path) -> Parting:
-    """Add values and distances to the parts of a parting, from the files of two executions."""
-    one, other = _values(a), _values(b)
-    return parting._replace(parts=[_valued(part, one, other) for part in parting.parts])
-
-
-def _values(path: Path) -> dict[str, tuple[str, bytes]]:
-    if not path.exists():
-        return {}
-    with np.load(path, allow_pickle=False) as saved:
-        return {key.partition(":")[2]: (key.partition(":")[0], saved[key].tobytes()) for key in saved.files}
-
-
-def _valued(part: Part, one: Mapping[str, tuple[str, bytes]], other: Mapping[str, tuple[str, bytes]]) -> Part:
-    if part.place not in one or part.place not in other:
-        return part
-    (dtype, a), (_, b) = one[part.place], other[part.place]
-    units = last_places(a, b, dtype) if len(a) == len(b) else None
-    was, now = _number(dtype, a), _number(dtype, b)
-    return part._replace(units=units, was=was, now=now)
-
-
-def _number(dtype: str, data: bytes) -> str:
-    """Format a single number; "" for arrays."""
-    kinds = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64}
-    if dtype in kinds and len(data) == np.dtype(kinds[dtype]).itemsize:
-        return repr(np.frombuffer(data, kinds[dtype])[0].item())
-    return data.decode(errors="replace") if dtype == "" and len(data) <= 64 else ""
-
-
 def told(parts: Iterable[Part], most: int = 6) -> Iterator[str]:
     """Write the parts in lines, those of one component and place together."""
     groups: dict[tuple[str, str], list[Part]] = {}
@@ -221,7 +182,4 @@ def told(parts: Iterable[Part], most: int = 6) -> Iterator[str]:
     for (component, _), members in list(groups.items())[:most]:
         every = list(dict.fromkeys(each.name for each in members))
         names = ", ".join(every[:3]) + (f" and {len(every) - 3} more" if len(every) > 3 else "")
-        far = [each.units for each in members if each.units]
-        values = next((f" ({each.was} and {each.now})" for each in members if each.was != each.now), "")
-        units = f", by up to {max(far):,} units in the last place" if far else ""
-        yield f"{component}: {names}{values}{units}"
+        yield f"{component}: {names}"
