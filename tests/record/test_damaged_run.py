@@ -201,6 +201,7 @@ def is_named(damage: Damage, said: str) -> bool:
 REMEDY = (
     "move it away",
     "restore it",
+    "restore them",
     "put the folder or file itself",
     "bring it back",
     "checkpoint back",
@@ -230,6 +231,8 @@ def outcome(damage: Damage, struck: Struck, twin: Path) -> str:
         found = compare_runs(struck.run, twin)
     except (CheckpointError, OSError) as error:
         return _told("said", damage, text, f"{error}; it said: ")
+    if "service 'export' failed" in text:
+        found = [one for one in found if not one.path.startswith("leaf/services/export/")]
     lost = [one for one in found if one.path.startswith("row/") and one.a == "absent"]
     assert found == lost, f"{found[:5]}; it said: {text}"
     return _told("said", damage, text, f"rows are lost without a word: {lost[:3]}; ") if lost else "exact"

@@ -134,7 +134,7 @@ def test_another_program_is_found_out_at_its_first_other_value(run: Path) -> Non
     first = json.loads(Path("found.json").read_text())["differences"][0]
     # behind step 6 the rate is changed, step 7 uses it first, and step 8 computes a loss from that
     assert (first["step"], first["kind"], first["name"]) == (8, "metric", "loss"), told
-    assert "not verified: step" in told and "everstep diverge" in told
+    assert "not verified: step" in told
 
 
 BARE = """
@@ -408,13 +408,11 @@ def test_a_file_that_has_changed_since_is_named() -> None:
     os.utime("code/everything.py")
     assert "the code has changed since start 1 of the run" in replay("runs/tiny", "--verify", "29:30")
     git = ["git", "-C", "code", "-c", "user.name=a", "-c", "user.email=a@b"]
-    Path("code/notes.md").touch()
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *words], check=True)
     shutil.rmtree("runs")
     start("code/everything.py")
     assert "has changed" not in replay("runs/tiny", "--verify", "29:30")
-    for name in ("tiny.py", "notes.md"):
-        with open(f"code/{name}", "a") as file:
-            file.write("# another line\n")
-    assert "): tiny.py; what differs" in " ".join(replay("runs/tiny", "--verify", "29:30").split())
+    with open("code/tiny.py", "a") as file:
+        file.write("# another line\n")
+    assert "): git has another commit" in " ".join(replay("runs/tiny", "--verify", "29:30").split())

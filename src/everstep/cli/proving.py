@@ -232,7 +232,6 @@ _DIVERGE = """Find where two runs part: the first step, and the first component 
 
 \b
   everstep diverge digits-3 digits-4
-  everstep diverge digits-3 --again
   everstep diverge digits-3 digits-4 --script-b "train.py --lr 0.1"
 
 First the records are compared: settings, metrics of each step, digests of batches, and the states in
@@ -240,23 +239,17 @@ checkpoints that both runs have.  Then both programs execute the steps between t
 the first difference again, in copies, and each part of each step is compared: data, random state, weights,
 loss, gradient, optimizer, update.  Nothing is written into a run.
 
-With --again, RUN is compared with its own replay.
-
 \b
 Exit status:
   0  equal in all that both have recorded
   1  the runs differ
   2  wrong usage
-  4  nothing was recorded that can be compared; RUN cannot be executed again (--again)
+  4  nothing was recorded that can be compared
 """
 
 
 @click.command("diverge", help=_DIVERGE)
 @runs_argument
-@click.option("--again", is_flag=True, help="Compare one RUN with its own replay.")
-@click.option(
-    "--steps", metavar="A:B", help="With --again: the steps to execute; default: all that is possible."
-)
 @click.option("--script-a", metavar="COMMAND", default="", help="Script and arguments of the first run.")
 @click.option("--script-b", metavar="COMMAND", default="", help="Script and arguments of the second run.")
 @click.option("--recorded", "only_recorded", is_flag=True, help="Compare the records; execute nothing.")
@@ -266,8 +259,6 @@ Exit status:
 @index_option
 def diverge_command(
     runs: tuple[str, ...],
-    again: bool,
-    steps: str | None,
     script_a: str,
     script_b: str,
     only_recorded: bool,
@@ -279,12 +270,11 @@ def diverge_command(
     from everstep.errors import ReplayError
     from everstep.replaying import diverge as room
     from everstep.replaying.execution import folder_for
-    from everstep.replaying.verify import asked_steps
 
-    if len(runs) != (1 if again else 2):
-        raise click.UsageError("give two runs, or one run and --again")
-    if steps and not again:
-        raise click.UsageError("--steps goes with --again; two runs are executed where they differ")
+    if len(runs) != 2:
+        raise click.UsageError(
+            "give two runs; one run is compared with its replay by everstep replay --verify"
+        )
     leave_in_order()
     paths = [found.path.absolute() for found in find_all(runs, index)]
     subjects = [
@@ -293,10 +283,7 @@ def diverge_command(
     ]
     try:
         with folder_for(keep) as folder:
-            if again:
-                asked = asked_steps(steps or ":", paths[0])
-                report = room.diverge_again(subjects[0], folder, asked, trust=trust)
-            elif only_recorded:
+            if only_recorded:
                 report = room.compare_recorded(*paths)
             else:
                 report = room.diverge(subjects[0], subjects[1], folder, trust=trust)

@@ -280,11 +280,7 @@ class _Drill:
         return Ordeal(hazard, "not reached", message=f"the budget of {self.budget:g} s was used up")
 
     def _require_struck(self) -> None:
-        """Refuse to say anything of a script where the budget ended before anything was struck.
-
-        Raises:
-            DrillError: says how long an ordeal takes.
-        """
+        """Refuse to say anything of a script where the budget ended before anything was struck."""
         report = self.report
         verdicts = {one.verdict for one in report.ordeals}
         if "not reached" in verdicts and verdicts <= {"not reached", "no such place"}:

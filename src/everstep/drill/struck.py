@@ -56,11 +56,7 @@ _AT_ITS_NAME = ("start-up", "commit", "tail", "shutdown")
 
 
 def window(start: ProgramStart, hazard: str, where: str) -> str:
-    """Name the window in which a start was struck.
-
-    Args:
-        where: the place in words, see `where`.
-    """
+    """Name the window in which a start was struck."""
     if hazard in _AT_ITS_NAME:
         return hazard
     point = "" if start.strike is None else start.strike.point

@@ -43,12 +43,7 @@ class Finding(NamedTuple):
 
 
 class Order:
-    """Order of the samples in one pass of everstep's own data, computed again.
-
-    Args:
-        plan: the pass.
-        length: number of samples.
-    """
+    """Order of the samples in one pass of everstep's own data, computed again."""
 
     def __init__(self, plan: Plan, length: int, drop_last: bool) -> None:
         self.plan, self.length, self.batches = plan, length, len(plan)
@@ -143,9 +138,6 @@ class AuditedStream:
             start: number of the start that wrote the event.
             earlier: why entries before the first may be missing.
             chosen: whether a person has chosen other data for this start.
-
-        Raises:
-            ValueError: the event does not have the form of `ledger_format`.
         """
         entries = list(ledger_format.unpack(told.get("entries")))
         place = ledger_format.unpack_place(told["from"]) if "from" in told else None
@@ -329,11 +321,7 @@ class AuditedStream:
         self._close("so far")
 
     def _close(self, how: str) -> None:
-        """Note what is known of the open pass.
-
-        Args:
-            how: why it is not whole, where that is no choice of the program.
-        """
+        """Note what is known of the open pass; `how`: why it is not whole, where that is no choice."""
         found, self._pass = self._pass, None
         if found is None or (how == "so far" and not (found.place or found.wrong)):
             return

@@ -76,9 +76,6 @@ def record_evaluation(
     Args:
         facts: the evaluation's provenance (`everstep.record.facts`).
         wall: further metrics, which depend on the clock.
-
-    Raises:
-        OSError: the evaluation cannot be written.
     """
     run = RunDir.open(run_dir, create=False)
     name = f"step-{evaluation.step:08}-{secrets.token_hex(6)}.json"
@@ -87,11 +84,7 @@ def record_evaluation(
 
 
 class EvaluationSegment:
-    """Segment of a journal that is written outside a loop.
-
-    Attributes:
-        journal: takes events.
-    """
+    """Segment of a journal that is written outside a loop."""
 
     def __init__(self, journal: Journal, before: RunJournal) -> None:
         self.journal = journal

@@ -65,13 +65,7 @@ class Failure(NamedTuple):
 
 
 class FailurePages:
-    """Writes the pages of one process.
-
-    Args:
-        run_dir: the run's directory.
-        segment: number of this start, from 1.
-        rank: number of this process.
-    """
+    """Writes the pages of one process."""
 
     def __init__(self, run_dir: Path, segment: int, rank: int) -> None:
         self._run_dir, self._segment, self._rank = run_dir, segment, rank
@@ -80,11 +74,7 @@ class FailurePages:
     def write(
         self, kind: Kind, what: str, lines: list[str], *, step: int, epoch: int, cause: str | None = None
     ) -> Path:
-        """Write a page, and delete this rank's oldest ones beyond `KEPT`; return its path.
-
-        Args:
-            kind, what, lines, step, epoch, cause: as in `Failure`; credentials are left out.
-        """
+        """Write a page, and delete this rank's oldest ones beyond `KEPT`; return its path."""
         self._count += 1
         place = (self._segment, self._rank, step, epoch)
         here = (time.time(), socket.gethostname(), os.getpid())

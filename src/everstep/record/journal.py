@@ -134,11 +134,7 @@ class Journal:
         return journal
 
     def append(self, block: Block) -> None:
-        """Add rows; they reach the file at the next flush.
-
-        Raises:
-            JournalError: the block's columns differ in length.
-        """
+        """Add rows; they reach the file at the next flush."""
         require_equal_columns(block)
         if block.steps:
             with self._lock:
@@ -151,9 +147,6 @@ class Journal:
 
         Args:
             plain: whether `data` has no text of the user's, so that no credential is looked for.
-
-        Raises:
-            JournalError: `data` is not JSON.
         """
         recorded = data if plain else _recordable(data)
         self._add_event(pack_event(kind, recorded, wall, time.time()))
@@ -349,11 +342,7 @@ class Journal:
             self._tell()
 
     def _stay(self) -> None:
-        """Write the file again where its name was taken away: a file without a name dies with this process.
-
-        Raises:
-            OSError: another file has the name, or the disk refuses.
-        """
+        """Write the file again where its name was taken away: without one it dies with this process."""
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(self._fd), os.lstat(self.path)):
                 return
@@ -382,11 +371,7 @@ class Journal:
 
 
 class NoJournal(Journal):
-    """Journal of a rank that records nothing: the writer does.
-
-    Args:
-        segment: this start's number, from 1.
-    """
+    """Journal of a rank that records nothing: the writer does."""
 
     def __init__(self, segment: int) -> None:
         self.segment = segment

@@ -147,11 +147,7 @@ def _next_frame(data: bytes, view: memoryview, start: int, budget: int) -> tuple
 
 
 def pack_event(kind: str, data: dict[str, Any], wall: bool, time: float) -> bytes:
-    """Pack an event as a frame's payload.
-
-    Raises:
-        JournalError: `data` is not JSON, or is nested deeper than `DEEPEST`.
-    """
+    """Pack an event as a frame's payload."""
     record = {"kind": kind, "time": time, "wall": wall, "data": data}
     try:
         packed = json.dumps(record, separators=(",", ":")).encode()
@@ -172,11 +168,7 @@ def _is_deep(packed: bytes, record: Any) -> bool:
 
 
 def unpack_event(payload: memoryview) -> dict[str, Any]:
-    """Undo `pack_event`: return kind, data, wall, time.
-
-    Raises:
-        ValueError: the payload is not an event.
-    """
+    """Undo `pack_event`: return kind, data, wall, time."""
     record = parse_json(payload)
     fits = isinstance(record, dict) and all(isinstance(record.get(k), t) for k, t in _EVENT.items())
     if not fits or _is_deep(bytes(payload), record) or not 0 <= record["time"] < LATEST:
@@ -191,11 +183,7 @@ _EVENT = {"kind": str, "data": dict, "wall": bool, "time": int | float}
 
 
 def require_equal_columns(block: Block) -> None:
-    """Refuse a block whose columns differ in length.
-
-    Raises:
-        JournalError: they differ.
-    """
+    """Refuse a block whose columns differ in length."""
     if not len(block.steps) == len(block.values) == len(block.counts) == len(block.seqs):
         lengths = [len(column) for column in block[4:]]
         raise JournalError(f"block {block.name!r} has columns of lengths {lengths}; give equal lengths")

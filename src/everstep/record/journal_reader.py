@@ -299,12 +299,7 @@ class RunJournal:
     def meets(
         self, others: Callable[[Mapping[str, Any]], bool], position: Position | None, step: int
     ) -> bool:
-        """Whether a start from `position` would be compared with one of `others`.
-
-        Args:
-            others: whether a start is one of them, by its facts.
-            step: the step of `position`.
-        """
+        """Whether a start from `position` would be compared with one of `others`."""
         left = self.left_choices(position)
         return any(
             others(event.data.get("facts", {})) and self.compared_until(event.segment, step, left)[0] > step
@@ -427,12 +422,7 @@ def comparable_rows(block: Block) -> dict[Key, tuple[int, int]]:
 
 
 class Follower:
-    """Valid rows and events of a run, in the order of writing, while its newest segment grows.
-
-    Args:
-        run_dir: the run directory.
-        segment: number of the segment that is being written; its start has been flushed.
-    """
+    """Valid rows and events of a run, in the order of writing, while its newest segment grows."""
 
     def __init__(self, run_dir: Path, segment: int) -> None:
         self._run_dir, self._segment = Path(run_dir), segment

@@ -16,11 +16,7 @@ from everstep.record.rundir import RunDir
 
 
 def why_stays(run_dir: Path, run: str) -> str:
-    """Say why a directory must not be removed; "" if it may be.
-
-    Args:
-        run: the id of the run that should be in the directory.
-    """
+    """Say why a directory must not be removed; "" if it may be."""
     if run_dir.is_symlink():
         return "it is a link; remove the run that it points to"
     try:
@@ -62,10 +58,6 @@ def remove(run_dir: Path, run: str) -> None:
 
     The directory gets another name first, so that a start at its old place begins a new run.  After a kill
     in between, the rest is still a run directory, and can be removed.
-
-    Raises:
-        RunLockedError: a process trains the run.
-        RunDirError: the directory must not be removed (`why_stays`), or the disk refuses.
     """
     if why := why_stays(run_dir, run):
         raise RunDirError(f"{run_dir} stays: {why}")

@@ -35,14 +35,7 @@ _FOLDERS = (
 
 
 def user_path(path: object, argument: str) -> Path:
-    """Return the path, with a leading "~" as the user's home.
-
-    Args:
-        argument: the argument's name, for the message.
-
-    Raises:
-        ConfigError: the value is not a path, or names the home of an unknown user.
-    """
+    """Return the path, with a leading "~" as the user's home."""
     if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
         raise ConfigError(f'{argument}={path!r} is not a path; give a path, as in {argument}="runs/first"')
     try:
@@ -148,11 +141,7 @@ class RunDir:
         return int(self.facts["seed"])
 
     def require_same(self) -> None:
-        """Check, once the lock is held, that the directory still holds the run that was read before.
-
-        Raises:
-            RunDirError: the run was removed since it was opened, or another run was begun in its place.
-        """
+        """Check, once the lock is held, that the directory still holds the run that was read before."""
         facts, _ = _read(self.path / "run.json")
         if facts is None or facts["id"] != self.id:
             now = "removed" if facts is None else f"replaced by {facts['id']}"
@@ -180,14 +169,7 @@ class RunDir:
         return max(numbers, default=0) + 1
 
     def require_newest(self, segment: int) -> None:
-        """Refuse a start that a later one has replaced: it was stopped, and has lost the lock meanwhile.
-
-        Args:
-            segment: number of the start; each start creates the file of its segment exclusively.
-
-        Raises:
-            RunLockedError: a later start has taken over the run.
-        """
+        """Refuse a start that a later one has replaced: it was stopped, and has lost the lock meanwhile."""
         newest = self.next_segment() - 1
         if newest > segment:
             raise RunLockedError(

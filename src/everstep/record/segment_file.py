@@ -123,11 +123,7 @@ def segment_number(path: Path) -> int | None:
 
 
 def newest_segment(journal: str) -> str:
-    """Return the path of the newest file in a folder of a journal; "" if there is none.
-
-    Raises:
-        OSError: the folder cannot be listed.
-    """
+    """Return the path of the newest file in a folder of a journal; "" if there is none."""
     with os.scandir(journal) as entries:
         numbers = {segment_number(Path(entry.name)) or 0: entry.path for entry in entries}
     return numbers[max(numbers)] if max(numbers, default=0) else ""

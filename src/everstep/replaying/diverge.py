@@ -20,7 +20,7 @@ from everstep.replaying.recorded_values import (
     recorded_values,
 )
 from everstep.replaying.run_copy import RunCopy, can_begin_anew, copy_run, last_step, origin
-from everstep.replaying.verify import left_out, replayed_values, verify_copy
+from everstep.replaying.verify import left_out, replayed_values
 from everstep.services.replayed import differing_leaves
 from everstep.state import Encoded
 from everstep.supervisor.opening.configuration import differences
@@ -30,13 +30,7 @@ _FACTS = ("argv", "config", "controllers", "seed", "limits", "ranks", "fingerpri
 
 
 class Subject(NamedTuple):
-    """One of the two sides.
-
-    Attributes:
-        name: "A" or "B".
-        run_dir: the run.
-        given: script and arguments, in place of the recorded ones.
-    """
+    """One of the two sides."""
 
     name: str
     run_dir: Path
@@ -245,15 +239,7 @@ def _settings(run_dir: Path, step: int) -> dict[str, Any]:
 
 
 def diverge(a: Subject, b: Subject, folder: Path, *, trust: bool = False) -> DivergeReport:
-    """Find where two runs part.
-
-    Args:
-        folder: a folder for copies.
-        trust: start recorded programs that do not count as this user's.
-
-    Raises:
-        EverstepError: a run cannot be read.
-    """
+    """Find where two runs part."""
     report = compare_recorded(a.run_dir, b.run_dir)
     if report.recorded is None:
         return report
@@ -334,46 +320,3 @@ def _execute_both(pair: Sequence[_Side], report: DivergeReport) -> None:
     ):
         report.notes.append(f"no common state is recorded before step {parting.step}: they may part earlier")
     report.parting = parting
-
-
-def diverge_again(subject: Subject, folder: Path, steps: range, *, trust: bool = False) -> DivergeReport:
-    """Find where a run and its replay part.
-
-    Args:
-        steps: the steps that are executed again.
-    """
-    run_dir = subject.run_dir
-    program = program_of(run_dir, steps[-1], subject.given, trust=trust)
-    copy = copy_run(run_dir, folder / "whole", steps[0] - 1)
-    verified, _ = verify_copy(copy, steps, program)
-    report = DivergeReport(str(run_dir), f"its replay from {copy.origin}", equal=verified.equal)
-    report.notes += verified.notes
-    if not verified.differences:
-        return report
-    report.recorded = verified.differences[0]
-    spoiled = {each.step for each in verified.differences if each.kind == "state"}
-    sound = [name for name in verified.states if CheckpointName.parse(name).step not in spoiled]
-    before = [n for n in sound if CheckpointName.parse(n).step < report.recorded.step]
-    report.last_equal = before[-1] if before else ""
-    pair = [
-        _Side(subject._replace(name=name), report.recorded.step, report.last_equal, folder / name, trust)
-        for name in ("A", "B")
-    ]
-    for side in pair:
-        side.execute()
-    parting = first_parting(*(parts_of(side.executed) for side in pair))
-    start = start_of(run_dir, report.recorded.step)
-    recorded_by = f"step {report.recorded.step} was recorded by start {start.number}"
-    if parting is not None:
-        report.parting = parting
-        report.notes.append(
-            "two executions of these steps differ from each other, too: the program is not deterministic"
-        )
-    else:
-        found = "finds" if pair[0].unfaithful is None else "does not find"
-        resumed = start.facts.get("resumed_from")
-        report.notes.append(
-            f"two executions from {pair[0].copy.origin} agree with each other, and each {found} the record "
-            f"from there; {recorded_by}" + (f", which resumed from {resumed}" if resumed else "")
-        )
-    return report

@@ -69,7 +69,7 @@ class Verification:
         if len(self.differences) > 5:
             shown.append(f"  and {len(self.differences) - 5:,} more values")
         verdict = f"not verified: step {self.differences[0].step} is the first that differs from the record"
-        return "\n".join([*lines, *shown, f"{verdict}; everstep diverge {self.run} --again tells more"])
+        return "\n".join([*lines, *shown, verdict])
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as JSON."""
@@ -81,11 +81,7 @@ class Verification:
 
 
 def asked_steps(text: str, run_dir: Path) -> range:
-    """Parse "A:B", both inclusive; without A from the first step that can be replayed, without B to the last.
-
-    Raises:
-        ConfigError: the text has another form, or the run has no such steps.
-    """
+    """Parse "A:B", both inclusive; without A from the first that can be replayed, without B to the last."""
     first, colon, last = text.partition(":")
     ends = [first, last if colon else first]
     if not all(each == "" or each.isdigit() for each in ends):
@@ -113,28 +109,13 @@ def verify(
     folder: Path,
     opened_as: Path | None = None,
 ) -> Verification:
-    """Execute steps of a run again, and compare every value that the run has recorded of them.
-
-    Raises:
-        ReplayError: the steps cannot be executed again.
-    """
+    """Execute steps of a run again, and compare every value that the run has recorded of them."""
     copy = copy_run(run_dir, folder, steps[0] - 1, opened_as)
-    return verify_copy(copy, steps, program)[0]
-
-
-def verify_copy(
-    copy: RunCopy, steps: range, program: RecordedProgram, **more: Any
-) -> tuple[Verification, Executed]:
-    """As `verify`, in a copy that was made; also return what the execution has left.
-
-    Args:
-        more: further fields of the plan.
-    """
     names = [
         str(each.name) for each in Store(copy.run_dir).facts() if copy.step < each.name.step <= steps[-1]
     ]
     began = time.monotonic()
-    executed = execute(program, copy, plan_for(copy, steps[-1], states=names, **more))
+    executed = execute(program, copy, plan_for(copy, steps[-1], states=names))
     seconds = time.monotonic() - began
     if executed.status:
         raise ReplayError(f"the program ended with status {executed.status}:\n{executed.log[-2000:]}")
@@ -154,7 +135,7 @@ def verify_copy(
         sorted(differences, key=lambda each: (each.step, each.order, each.name)),
         [line["name"] for line in lines],
         notes,
-    ), executed
+    )
 
 
 def replayed_values(copy: RunCopy, steps: range) -> Any:
