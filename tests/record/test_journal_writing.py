@@ -11,6 +11,7 @@ import pytest
 from everstep import hazard
 from everstep.errors import JournalError, UsageError
 from everstep.record import Block, Journal, RunJournal, read_segment
+from everstep.record.journal_format import HEADER_SIZE
 from everstep.testing import ManualClock
 
 
@@ -316,3 +317,24 @@ def test_warn_may_use_the_journal_itself(tmp_path):
     journal.sync()
     journal.close()
     assert len(list(RunJournal(tmp_path).events("warning"))) == 2
+
+
+def test_a_write_torn_anywhere_and_a_resume_leave_every_row_once(tmp_path):
+    """What a kill in the middle of a write leaves: any prefix of the file beyond the last fsync."""
+    (tmp_path / "whole").mkdir()
+    whole = Journal.open(tmp_path / "whole", 1, None, {})
+    positions = []
+    for step in (1, 2, 3):
+        whole.append(block(step))
+        positions.append(whole.flush())
+    whole.close()
+    data = whole.path.read_bytes()
+    for size in (*range(HEADER_SIZE), *range(positions[1].offset, len(data))):
+        run_dir = tmp_path / str(size)
+        (run_dir / "journal").mkdir(parents=True)
+        (run_dir / "journal" / whole.path.name).write_bytes(data[:size])
+        saved = 2 if size >= positions[1].offset else 0  # the step of the checkpoint
+        again = Journal.open(run_dir, 2, positions[saved - 1] if saved else None, {})
+        again.append(block(*range(saved + 1, 4)))
+        again.close()
+        assert RunJournal(run_dir).series("loss") == ([1, 2, 3], [1.0, 2.0, 3.0])

@@ -172,17 +172,6 @@ def test_a_file_system_without_locks_is_refused_naming_the_way_out(tmp_path, err
         RunLock(tmp_path).acquire()
 
 
-@pytest.mark.parametrize("point", ["lock.open", "lock.json.write", "lock.json.rename"])
-def test_a_lock_that_cannot_be_written_is_an_error_and_is_not_held(tmp_path, point):
-    hazard.arm(f"ENOSPC:{point}:1")
-    lock = RunLock(tmp_path)
-    with pytest.raises(RunDirError, match="cannot be locked: No space left on device"):
-        lock.acquire()
-    assert refused(tmp_path) == ""
-    assert lock.acquire() is None
-    lock.release()
-
-
 @pytest.mark.parametrize("anew", [True, False], ids=["replaced", "removed"])
 def test_a_lock_in_a_directory_that_is_removed_meanwhile_is_refused(tmp_path, anew):
     """Else two processes train one directory: the second one locks the file of the new one."""

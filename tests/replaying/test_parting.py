@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everstep.replaying.parting import first_parting
+from everstep.replaying.diverge import first_parting
 
 SAME = {
     "weights before/model/0.weight": "1",

@@ -103,20 +103,6 @@ def test_every_recorded_value_is_found_again_and_the_run_stays_as_it_is(run: Pat
     assert list(temporary.glob("everstep-replay-*")) == []
 
 
-def test_a_checkpoint_that_retention_deletes_meanwhile_is_not_compared(trained: Path) -> None:
-    """As of a run that is being trained; a damaged one is an error all the same."""
-    shutil.copytree(trained, "trained")
-    run, folder = Path("trained/runs/tiny"), "os.environ['EVERSTEP_REPLAY'] + '.deleted'"
-    newest = sorted((run / "checkpoints").iterdir())[-1].resolve()
-    changed = (SCRIPTS / "everything.py").read_text()
-    deletes = "import os, shutil\nif 'EVERSTEP_REPLAY' in os.environ:\n    "
-    deletes += f"shutil.move({str(newest)!r}, {folder})\n"
-    Path("deletes.py").write_text(changed.replace("import everstep\n", f"import everstep\n{deletes}", 1))
-    given = ("--", "deletes.py", run)
-    told = replay(run, "--opened-as", run, "--verify", "26:30", *given, PYTHONPATH=str(SCRIPTS))
-    assert "1 of states of checkpoints" in told and "verified" in told
-
-
 def test_a_run_with_a_given_seed_is_executed_from_its_beginning_where_no_checkpoint_is_older(
     run: Path,
 ) -> None:
@@ -135,45 +121,6 @@ def test_another_program_is_found_out_at_its_first_other_value(run: Path) -> Non
     # behind step 6 the rate is changed, step 7 uses it first, and step 8 computes a loss from that
     assert (first["step"], first["kind"], first["name"]) == (8, "metric", "loss"), told
     assert "not verified: step" in told
-
-
-BARE = """
-import os, sys, numpy, everstep
-w = numpy.zeros(1)
-samples = numpy.arange(40.0) * float(os.environ.get("FACTOR", 1))
-services = [everstep.Checkpoints(everstep.Every(steps=100))]
-with everstep.Supervisor(sys.argv[1], {"w": w}, services=services, seed=5, max_step=12) as sv:
-    if (name := os.environ.get("NAME")) is not None:
-        batches = sv.stream(everstep.data.arrays(samples, batch_size=4, shuffle=True), name=name)
-    while not sv.should_stop():
-        w += 1 if name is None else next(batches)[0].sum()
-        sv.advance()
-"""
-
-
-@pytest.mark.campaign("long")
-def test_a_stream_of_another_name_is_found_out() -> None:
-    """Its batches are at other places of the record, and none of the recorded ones is found again."""
-    Path("bare.py").write_text(BARE)
-    start("bare.py", "bare", NAME="train")
-    assert "verified: steps 2 to 9 found" in replay("bare", "--verify", "2:9", NAME="train")
-    told = replay("bare", "--verify", "1:9", status=1, NAME="other", FACTOR="2")
-    assert "differs: step 1, data train: drawn and not drawn" in told
-
-
-@pytest.mark.campaign("long")
-def test_a_resume_after_a_clean_stop_is_verified_though_nothing_was_executed_again() -> None:
-    hazard = "SIGTERM:checkpoint.rename:2"
-    start(SCRIPTS / "supervisor.py", "runs/stopped", EVERSTEP_HAZARD=hazard, status=128 + signal.SIGTERM)
-    start(SCRIPTS / "supervisor.py", "runs/stopped")
-    journal = RunJournal("runs/stopped")
-    stopped = journal.newest_start()
-    assert stopped is not None and stopped.data["facts"]["resumed_from"] not in (
-        None,
-        "epoch-0000-step-00000000",
-    )
-    assert "resume not verified: nothing was executed again" in Path("runs/stopped/logs/run.log").read_text()
-    assert "verified: steps 2 to 10 found" in replay("runs/stopped", "--verify", "2:10")
 
 
 @pytest.mark.campaign("long")
@@ -282,13 +229,6 @@ def test_the_debugger_stops_in_the_users_own_code_and_the_replay_ends_with_the_s
     told = at_prompt(run, "p notes['seen'], _step\nc\n", "--step", "27", "--pdb")
     assert "everything.py(17)" in told and "(104, 27)" in told
     assert at_prompt(run, "q\n", "--step", "27", "--pdb").count("everything.py(17)") == 1
-
-
-@pytest.mark.campaign("long")
-def test_the_debugger_stops_in_a_tasks_step() -> None:
-    start(PROGRAM, "runs/one", "--door", "Trainer")
-    told = at_prompt(Path("runs/one"), "n\nn\np bx.shape\nc\n", "--step", "9", "--pdb")
-    assert "forward()" in told and "torch.Size([8, 6])" in told
 
 
 class Noisy:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,21 +25,16 @@ from everstep.drill.report import (
     draw_timeline,
     executed_again,
     positions,
-)
-from everstep.drill.strike_plans import Landmarks, aim, chosen, most_telling_first
-from everstep.drill.struck import (
-    first_divergence,
-    last_step,
-    outside,
-    run_left_early,
     struck_at,
     summaries,
     where,
     window,
 )
+from everstep.drill.strike_plans import Landmarks, aim, chosen, most_telling_first
 from everstep.drilled import LIMIT, SEED
-from everstep.errors import ConfigError, DrillError
+from everstep.errors import ConfigError, DrillError, EverstepError
 from everstep.record import RunDir
+from everstep.record.trust import key_file
 
 LAST_STARTS = 3
 """Most starts of a program after the last strike, in which it must come to its end."""
@@ -358,3 +354,38 @@ class _Drill:
 
 def _trace(program: Program) -> Path:
     return program.folder / ("trace" if program.ranks == 1 else "trace-{rank}")
+
+
+def run_left_early(program: Program) -> str | None:
+    """Return the run that the drill's limit has ended; nothing else interrupts with status 0."""
+    for run in program.runs:
+        if any(event.data["status"] == 0 for event in program.journal(run).events("interrupted")):
+            return run
+    return None
+
+
+def last_step(program: Program, run: str) -> int:
+    """Return the last step of a run that the last start has completed."""
+    return max(record.step for record in program.starts[-1].records if record.run == run)
+
+
+def first_divergence(undisturbed: Undisturbed, program: Program) -> DrillDivergence | None:
+    """Find the first divergence as `Undisturbed` does; a run that cannot be read counts as a divergence."""
+    try:
+        return undisturbed.first_divergence(program)
+    except EverstepError as error:
+        return DrillDivergence("journal", str(error), "", "end", 0, 0, "a whole run", "damaged")
+
+
+def outside(paths: Iterable[str], drill: Path) -> list[str]:
+    """Return those paths that are files outside the drill's folder; relative if below the current one."""
+    here = os.getcwd() + os.sep
+    found = {
+        path.removeprefix(here)
+        for path in map(os.path.normpath, paths)
+        if path != str(key_file())  # everstep's own
+        and not path.startswith(("/proc/", "/sys/", f"{drill}{os.sep}"))
+        and "__pycache__" not in path
+        and os.path.isfile(path)
+    }
+    return sorted(found)

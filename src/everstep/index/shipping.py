@@ -37,7 +37,6 @@ from everstep.index.sql_tables import (
 )
 from everstep.labels import NAMES as LABELS
 from everstep.labels import has_labels, labels
-from everstep.redaction import without_credentials
 
 if TYPE_CHECKING:
     from everstep.record import Event, RunDir
@@ -450,8 +449,7 @@ def _note(start: dict[str, Any], event: Event) -> None:
     step, epoch = event.completed
     start["step"], start["epoch"] = max(start["step"], step), max(start["epoch"], epoch)
     if event.kind == "segment":
-        recorded = without_credentials(event.data.get("facts", {}))
-        start["started"], start["facts"] = event.time, json.dumps(recorded)
+        start["started"], start["facts"] = event.time, json.dumps(event.data.get("facts", {}))
     elif event.kind == "decision" and event.data.get("what") == ACCEPTED:
         start["status"], start["started"] = "accepted", event.time
         start["reason"] = f"the divergence at step {event.data['step']}"

@@ -49,7 +49,7 @@ class Order:
         self.plan, self.length, self.batches = plan, length, len(plan)
         # tried, not believed: with this each place in the pass stands for a sample of its own
         self.is_whole = bool((np.bincount(plan.order, minlength=length) == 1).all())
-        self._drop_last = drop_last
+        self.rule = "drop_last" if drop_last else 'uneven="drop"'
 
     def count(self, first: int, end: int) -> int:
         """Number of samples that are used of batches `first` to `end` - 1."""
@@ -57,11 +57,6 @@ class Order:
             return 0
         # only the last batch of a pass may be smaller
         return (end - first - 1) * len(self.plan.used(first)) + len(self.plan.used(end - 1))
-
-    def why_fewer(self) -> str:
-        """Say which samples no batch of the pass has."""
-        rule = "drop_last" if self._drop_last else 'uneven="drop"'
-        return f"left out by {rule}"
 
 
 def order_of(
@@ -354,7 +349,7 @@ class AuditedStream:
         else:
             used += ", each"
         fewer = order.length - found.used - sum(order.count(each, each + 1) for each in found.left_out)
-        rule = f", {fewer:,} {order.why_fewer()}" if fewer else ""
+        rule = f", {fewer:,} left out by {order.rule}" if fewer else ""
         return "proven", f"{used} exactly once, in {batches:,} batches{rule}{out}"
 
     def _why_out(self, found: _Pass) -> Iterator[str]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -191,20 +192,14 @@ def require_equal_columns(block: Block) -> None:
 
 def joined_blocks(blocks: list[Block]) -> Block:
     """Join blocks of one metric, epoch and phase."""
-    if len(blocks) == 1:
-        return blocks[0]
-    return blocks[0]._replace(
-        steps=[step for block in blocks for step in block.steps],
-        values=[value for block in blocks for value in block.values],
-        counts=[count for block in blocks for count in block.counts],
-        seqs=[seq for block in blocks for seq in block.seqs],
-    )
+    columns = zip(*(block[4:] for block in blocks), strict=True)
+    return Block(*blocks[0][:4], *(list(chain.from_iterable(column)) for column in columns))
 
 
 def pack_block(block: Block, time: float) -> bytes:
     """Pack a block, whose columns are of equal length, as a frame's payload."""
     rows = len(block.steps)
-    phase, name = _text(block.phase), _text(block.name)
+    phase, name = (text.encode("utf-8", "surrogatepass") for text in (block.phase, block.name))
     head = _BLOCK.pack(time, block.epoch, rows, len(phase), len(name), block.wall)
     columns = [_pack_column(column) for column in (block.steps, block.counts, block.seqs)]
     values = np.array(block.values, "<f8").tobytes()
@@ -213,28 +208,20 @@ def pack_block(block: Block, time: float) -> bytes:
 
 def unpack_block(payload: memoryview) -> Block:
     _, epoch, rows, phase, name, wall = _BLOCK.unpack_from(payload)
-    at = _BLOCK.size
-    names = [bytes(payload[at : at + phase]), bytes(payload[at + phase : at + phase + name])]
-    at += phase + name
+    at = _BLOCK.size + phase + name
     columns = []
     for _ in range(3):
-        column, at = _unpack_column(payload, at, rows)
-        columns.append(column)
-    steps, counts, seqs = columns
+        column, at = _column(payload, at, rows)
+        columns.append(column.tolist())
     values = np.frombuffer(payload, "<f8", rows, at).tolist()
-    phase_text, name_text = (part.decode("utf-8", "surrogatepass") for part in names)
-    return Block(epoch, phase_text, name_text, bool(wall), steps, values, counts, seqs)
+    return Block(epoch, *block_names(payload), bool(wall), columns[0], values, *columns[1:])
 
 
 def block_columns(payload: memoryview) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the steps and values of a packed block, one of each per row."""
     _, _, rows, phase, name, _ = _BLOCK.unpack_from(payload)
-    at = _BLOCK.size + phase + name
-    steps, at = _column(payload, at, rows)
-    for _ in range(2):  # counts and seqs
-        width, _ = _COLUMN.unpack_from(payload, at)
-        at += _COLUMN.size + (width * rows if width else _STRIDE.size)
-    return steps, np.frombuffer(payload, "<f8", rows, at)
+    steps, _ = _column(payload, _BLOCK.size + phase + name, rows)
+    return steps, np.frombuffer(payload, "<f8", rows, len(payload) - 8 * rows)
 
 
 def _column(payload: memoryview, at: int, rows: int) -> tuple[NDArray[np.int64], int]:
@@ -297,10 +284,6 @@ def bits_float(bits: int) -> float:
     return float(value)
 
 
-def _text(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
 def _pack_column(column: list[int]) -> bytes:
     first = column[0]
     if column.count(first) == len(column):
@@ -315,8 +298,3 @@ def _pack_column(column: list[int]) -> bytes:
     width = np.min_scalar_type(int(offsets.max())).itemsize
     packed: bytes = offsets.astype(_WIDTHS[width]).tobytes()
     return _COLUMN.pack(width, int(base)) + packed
-
-
-def _unpack_column(payload: memoryview, at: int, rows: int) -> tuple[list[int], int]:
-    column, at = _column(payload, at, rows)
-    return column.tolist(), at

@@ -32,7 +32,6 @@ from everstep.record.segment_file import (
     segment_path,
     unpack_item,
 )
-from everstep.redaction import without_credentials
 from everstep.untrusted_files import open_regular
 
 OTHER_CONFIGURATION, OTHER_DATA = "another configuration", "other data"
@@ -134,15 +133,12 @@ class RunJournal:
     def facts(self) -> dict[str, Any]:
         """Return the newest start's provenance (`everstep.record.facts`); empty before the first start."""
         start = self.newest_start()
-        found: dict[str, Any] = {} if start is None else without_credentials(start.data.get("facts", {}))
-        return found
+        return {} if start is None else dict(start.data.get("facts", {}))
 
     def facts_since(self, number: int) -> list[dict[str, Any]]:
         """List the provenance of the starts from this number on, superseded starts included."""
         started = self.events("segment", valid=False)
-        return [
-            without_credentials(event.data.get("facts", {})) for event in started if event.segment >= number
-        ]
+        return [event.data.get("facts", {}) for event in started if event.segment >= number]
 
     def newest_start(self) -> Event | None:
         """Return the event with which the newest start began; None before the first start."""
@@ -290,9 +286,8 @@ class RunJournal:
         Returns:
             that step, infinite if there is none; and the reason, empty if there is none.
         """
-        cuts = [(first, why) for until, first, why in self._cuts if segment <= until]
-        cuts += [(first, why) for at, first, why in self._choices if segment < at and at not in left]
         own = [e.data["step"] for e in self.events(DIVERGED, valid=False) if e.segment == segment]
+        cuts = [each[2:] for each in self._cuts if segment <= each[0] and each[1] not in left]
         cuts += [(first, f"start {segment} had diverged at step {first}") for first in own if first > step]
         return min(cuts, key=itemgetter(0), default=(math.inf, ""))
 
@@ -308,28 +303,34 @@ class RunJournal:
         )
 
     @cached_property
-    def _cuts(self) -> list[tuple[int, int, str]]:
-        """(segment, step, why): from that step on, this and earlier segments are not compared with."""
+    def _cuts(self) -> list[tuple[int, int, int, str]]:
+        """(segment, chooser, step, why): from that step on, this and earlier segments are not compared with.
+
+        The chooser is the start that made a person's choice; 0 where it was no choice.
+        """
         began = [
-            (s.number - 1, 0, f"start {s.number} began from nothing")
+            (s.number - 1, 0, 0, f"start {s.number} began from nothing")
             for s in self._segments.values()
             if s.started and s.parent is None
         ]
         rollbacks = [
-            (each.segment, each.first, f"rollback {each.number} has other batches from step {each.first} on")
+            (
+                each.segment,
+                0,
+                each.first,
+                f"rollback {each.number} has other batches from step {each.first} on",
+            )
             for each in self.rollbacks()
         ]
-        accepted = [(at, first, f"a divergence was accepted at step {first}") for at, first in self._accepted]
-        return began + rollbacks + accepted
-
-    @cached_property
-    def _choices(self) -> list[tuple[int, int, str]]:
-        """(segment, step, why): from that step on, earlier segments are not compared with."""
-        return [
-            (event.segment, event.data["step"], f"start {event.segment} had {event.data.get('why')}")
-            for event in self.events("decision")
-            if event.data.get("what") == CHOSEN
+        accepted = [
+            (at, 0, first, f"a divergence was accepted at step {first}") for at, first in self._accepted
         ]
+        chosen = [
+            (at - 1, at, event.data["step"], f"start {at} had {event.data.get('why')}")
+            for event in self.events("decision")
+            if event.data.get("what") == CHOSEN and (at := event.segment)
+        ]
+        return began + rollbacks + accepted + chosen
 
     def divergences(self) -> list[Event]:
         """List the divergences in the run's valid events that nobody has accepted, oldest first."""

@@ -189,7 +189,7 @@ class RunLock:
 
 
 def is_held(run_dir: Path) -> bool:
-    """Whether a live process holds the run; asks without taking the lock.  OSError: there are no locks here."""
+    """Whether a live process holds the run, without taking the lock; OSError: there are no locks here."""
     path = run_dir / "lock"
     try:
         status = os.stat(path)
