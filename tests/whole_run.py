@@ -27,7 +27,7 @@ KINDS = {
     "checkpoints/*/manifest.json": "manifest",
     "checkpoints/*/*.safetensors": "arrays",
     "damaged/*": "damaged checkpoint",
-    "evaluations/*": "evaluations",
+    "evaluations/*.json": "evaluation",
     "exports/*": "export",
     "failures/*.json": "failure page",
     "journal/*.evj": "journal segment",
@@ -39,7 +39,6 @@ KINDS = {
     "logs/*": "log",
     "pins.json": "pins.json",
     "run.json": "run.json",
-    ".run.json": "copy of run.json",
     "shared/*": "shared file",
     "superseded/*": "superseded checkpoint",
 }

@@ -123,10 +123,9 @@ def frame(run_dir: Path, kind: int, payload: bytes) -> None:
 
 
 def facts(run_dir: Path, **changed: Any) -> None:
-    """Other facts in both copies of run.json, with a right checksum."""
+    """Other facts in run.json, with a right checksum."""
     there = dict(RunDir.open(run_dir, create=False).facts) | changed
-    for name in ("run.json", ".run.json"):
-        (run_dir / name).write_bytes(_encode(there))
+    (run_dir / "run.json").write_bytes(_encode(there))
 
 
 def event(kind: str, data: Any, **more: Any) -> bytes:
@@ -190,10 +189,8 @@ HARMS: dict[str, Callable[[Path], object]] = {
     "the same frame twice": lambda bad: segment(bad).write_bytes(
         segment(bad).read_bytes() + segment(bad).read_bytes()[journal_format.HEADER_SIZE :]
     ),
-    "brackets in run.json": lambda bad: [(bad / n).write_bytes(DEEP) for n in ("run.json", ".run.json")],
-    "a long run.json": lambda bad: [
-        (bad / n).write_bytes(b" " * (2 << 20)) for n in ("run.json", ".run.json")
-    ],
+    "brackets in run.json": lambda bad: (bad / "run.json").write_bytes(DEEP),
+    "a long run.json": lambda bad: (bad / "run.json").write_bytes(b" " * (2 << 20)),
     "no number in run.json": lambda bad: facts(bad, created="yesterday"),
     "an id that is a list": lambda bad: facts(bad, id=["good"]),
     "a far day in run.json": lambda bad: facts(bad, created=1e300),

@@ -46,7 +46,7 @@ def test_false_frames_cost_little(tmp_path: Path) -> None:
     path = segment_path(tmp_path, 1)
     path.parent.mkdir(parents=True)
     path.write_bytes(journal_format.pack_header(1, None) + b"\xe5\x1aEV\0\0\0\0" * 1_000_000)
-    assert len(read_segment(path).problems) == 1
+    assert read_segment(path).torn
 
 
 def test_after_a_page_of_damaged_frames_the_true_ones_are_found(tmp_path: Path) -> None:
@@ -84,10 +84,8 @@ def test_the_file_of_a_start_that_is_missing_is_told(tmp_path: Path) -> None:
 
 
 def test_a_damaged_name_in_run_json_is_not_another_run(tmp_path: Path) -> None:
-    """The whole copy beside it says whose directory it is; the damaged name said that the run was gone."""
     run = Tiny(tmp_path / "run", max_epoch=1).train().run_dir
-    name, raw = id_at(run), (run / "run.json").read_bytes()
+    raw = (run / "run.json").read_bytes()
+    assert id_at(run) is not None
     (run / "run.json").write_bytes(raw.replace(b'"id": "run-', b'"id": "ruN-'))
-    assert raw != (run / "run.json").read_bytes() and id_at(run) == name
-    (run / ".run.json").unlink()
-    assert id_at(run) == str(name).replace("run-", "ruN-")  # of no whole one, the one that is there
+    assert id_at(run) is None

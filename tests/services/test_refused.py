@@ -33,7 +33,7 @@ from everstep.services import (
 
 LOWER = SetValue("optimizer.lr", times=0.5)
 NAN = float("nan")
-OWN = ["", ".", "run.json", ".run.json", "./checkpoint", "lock", "journal/segment-0001.evj", "logs/run.log"]
+OWN = ["", ".", "run.json", "./checkpoint", "lock", "journal/segment-0001.evj", "logs/run.log"]
 A: Any = "an argument of another type"
 
 REFUSED: list[tuple[Callable[[], object], str]] = [

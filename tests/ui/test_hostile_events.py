@@ -97,8 +97,7 @@ def test_the_step_of_a_checkpoint_is_a_count(tmp_path: Path, name: str) -> None:
 def test_a_long_id_is_no_run_and_a_fault_is_told_in_short(tmp_path: Path) -> None:
     written(tmp_path / "good", wrote(block([1.0])))
     facts = {**RunDir.open(tmp_path / "long").facts, "id": "a:" * 50_000 + "@"}
-    for name in ("run.json", ".run.json"):
-        (tmp_path / "long" / name).write_bytes(_encode(facts))
+    (tmp_path / "long" / "run.json").write_bytes(_encode(facts))
     RunDir.open(tmp_path / "longest", about={"id": "b" * LONGEST_ID})
     torn = tmp_path / "longest" / "journal" / "segment-0001.evj"
     torn.parent.mkdir()

@@ -298,9 +298,7 @@ def prune_command(
         from everstep.cli.search_runs import search
 
         searched = search(index, conditions, filter_text)
-        # records of evaluations are deleted with their run
-        there = [run for run in searched.runs if run["status"] != GONE]
-        found = [(searched.database, run) for run in there if Path(run["path"]).name != "evaluations"]
+        found = [(searched.database, run) for run in searched.runs if run["status"] != GONE]
     rows = [_pruned(database, run, delete, index) for database, run in found]
     stay = [row for row in rows if row["stays"]]
     if as_json:

@@ -59,7 +59,6 @@ class ReplayPlan:
         out: file for what is found, as JSON lines.
         states: names of the checkpoints of the run with which the state is compared.
         parts: the first step of which `StepParts` are told; 0: none.
-        values: a step of which their values are told, too, in the file OUT.npz; 0: none.
     """
 
     run: str
@@ -69,7 +68,6 @@ class ReplayPlan:
     out: str
     states: list[str] = field(default_factory=list)
     parts: int = 0
-    values: int = 0
 
     def write(self, path: Path) -> None:
         """Write the plan, for `plan_of_process`."""
@@ -327,8 +325,6 @@ class StepParts(Service):
         self._open_step = 0
         self._times: Counter[str] = Counter()
         self._parts: dict[str, str] = {}
-        self._values: dict[str, Any] = {}
-        """Bytes of the leaves, by "TYPE:PART"; TYPE is safetensors' name, "" where it is not an array."""
         self._hooks: Any = None
 
     def open(self, run: RunView) -> None:
@@ -353,7 +349,7 @@ class StepParts(Service):
 
     def _begin(self, boundary: Boundary) -> None:
         self._open_step = boundary.step + 1
-        self._parts, self._values, self._times = {}, {}, Counter()
+        self._parts, self._times = {}, Counter()
         self._state("before")
         self._take("data", {"batch": boundary.payload})
         self._take("random before", capture())
@@ -370,8 +366,6 @@ class StepParts(Service):
     def _end(self) -> None:
         self._take("random after", capture())
         self._state("after")
-        if self._values:
-            np.savez(f"{self._plan.out}.npz", **self._values)
         tell(self._plan.out, "parts", step=self._open_step, parts=self._parts)
         self._open_step = 0
 
@@ -392,7 +386,3 @@ class StepParts(Service):
             return
         for path, data in leaves(encoded):
             self._parts[f"{place}/{path}"] = f"{xxhash.xxh3_64_intdigest(data):016x}"
-            if self._open_step == self._plan.values:
-                array = encoded.arrays.get(path)
-                key = f"{'' if array is None else array.dtype}:{place}/{path}"
-                self._values[key] = np.frombuffer(bytes(data), np.uint8)

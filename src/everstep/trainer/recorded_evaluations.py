@@ -22,7 +22,6 @@ class RecordedEvaluations:
         run_dir: as the user gave it.
         services: the services of the Trainer, for the record.
         config: the configuration of the run, for the record.
-        lock: False where the file system has no locks.
     """
 
     def __init__(
@@ -30,9 +29,8 @@ class RecordedEvaluations:
         run_dir: str | Path,
         services: Sequence[Service],
         config: Mapping[str, Any] | Configuration | None,
-        lock: bool,
     ) -> None:
-        self._run_dir, self._services, self._lock = run_dir, services, lock
+        self._run_dir, self._services = run_dir, services
         self._config = Configuration.of(config) or Configuration({})
         self._facts: dict[str, Any] | None = None
 
@@ -47,7 +45,7 @@ class RecordedEvaluations:
             self._facts = self._config.facts(seed, self._services)
         wall = {f"{found.stream}/eval_time": seconds}
         try:
-            record_evaluation(to_read(self._run_dir), found, self._facts, wall, lock=self._lock)
+            record_evaluation(to_read(self._run_dir), found, self._facts, wall)
         except OSError as error:
             warnings.warn(
                 f"an evaluation is not recorded: {error}; repair the disk, or free space", RuntimeWarning, 4

@@ -93,9 +93,7 @@ class Trainer:
         self._build()
         settings = loop_settings(TrainerLoop.kind(), run_dir, self._services, self.streams, options)
         settings.state(task.state())  # refused here, before any loop is opened
-        recorded = RecordedEvaluations(
-            run_dir, self._services, options.get("config"), options.get("lock", True)
-        )
+        recorded = RecordedEvaluations(run_dir, self._services, options.get("config"))
         self._evaluations = Evaluations(task, run_dir, self._streams, self._services, recorded, data_ranks)
         for service in evaluates(self._services):
             service.evaluator = self._evaluations.due

@@ -131,8 +131,6 @@ class OpenRun:
             )
             # a directory that is made for a mirrored run is of that run, with its seed
             self.run_dir = RunDir.open(settings.path, seed=settings.seed, about=self.mirror.facts)
-            for note in self.run_dir.notes:
-                voice.say(note)
             self.lock = RunLock(self.run_dir.path)
             if settings.lock:
                 if taken_over := self.lock.acquire():
