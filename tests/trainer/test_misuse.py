@@ -145,8 +145,8 @@ def test_attributes_by_the_names_of_other_libraries(tmp_path: Path) -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'run_trainig'; did you mean 'run_training'\?$"):
         fit.run_trainig  # noqa: B018
     assert not hasattr(fit, "nothing_like_it")
-    with pytest.raises(AttributeError, match=r"'ProgressBar'; it is everstep\.services\.ProgressBar$"):
-        everstep.ProgressBar  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'LogVariables'; it is everstep\.services\.LogVariables$"):
+        everstep.LogVariables  # noqa: B018
     with pytest.raises(AttributeError, match=r"'Evaluate'; it is everstep\.Evaluate$"):
         everstep.services.Evaluate  # noqa: B018
     with pytest.raises(AttributeError, match=r"'Plateu'; did you mean 'Plateau'\? known: Annealing, "):

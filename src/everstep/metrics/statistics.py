@@ -71,10 +71,6 @@ class Window:
         Args:
             values: real numbers; NaN and infinities are allowed.
             weights: one per value, finite and not negative; None for all 1.
-
-        Raises:
-            MetricError: a weight is negative or not finite, or the numbers of weights and values differ.
-                No value was added then.
         """
         if weights is not None and len(values) != len(weights):
             raise MetricError(f"{len(values)} values came with {len(weights)} weights; give one for each")

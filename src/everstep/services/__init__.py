@@ -8,7 +8,7 @@ from everstep.lazy import exports
 
 if TYPE_CHECKING:
     from everstep.services.checkpoints import GlobalStepWaiter as GlobalStepWaiter, Index as Index
-    from everstep.services.console import LogVariables as LogVariables, ProgressBar as ProgressBar
+    from everstep.services.console import LogVariables as LogVariables
     from everstep.services.dump import Dump as Dump
     from everstep.services.export import Export as Export
     from everstep.services.judges import (
@@ -40,7 +40,7 @@ else:
         __name__,
         {
             "everstep.services.checkpoints": ("GlobalStepWaiter", "Index"),
-            "everstep.services.console": ("LogVariables", "ProgressBar"),
+            "everstep.services.console": ("LogVariables",),
             "everstep.services.dump": ("Dump",),
             "everstep.services.export": ("Export",),
             "everstep.services.judges": ("Annealing", "LossBound", "Plateau", "Require", "Scheduled"),

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import pdb
+import pkgutil
 import signal
 import sys
 import sysconfig
@@ -140,11 +141,7 @@ class Replayed(Service):
         self._left_out = left_out
 
     def require(self, run: str, run_dir: Path) -> None:
-        """Refuse another run than that of the plan, which would be trained from its beginning.
-
-        Raises:
-            UsageError: names both runs.
-        """
+        """Refuse another run than that of the plan, which would be trained from its beginning."""
         if run != self.plan.run:
             root = Path(os.environ.get(ROOT, "/")).resolve()
             shown = f"/{run_dir.relative_to(root)}" if run_dir.is_relative_to(root) else str(run_dir)
@@ -223,7 +220,7 @@ def tell(out: str, at: str, **facts: Any) -> None:
 
 def differing_leaves(was: Encoded, now: Encoded) -> Iterator[tuple[str, int | None]]:
     """Yield the path of each leaf that differs, and by how many units in the last place."""
-    old, new = (dict(compared_leaves(tree)) for tree in (was, now))
+    old, new = (dict(_compared_leaves(tree)) for tree in (was, now))
     for path in sorted(old.keys() | new.keys()):
         if old.get(path) != new.get(path):
             array, other = was.arrays.get(path), now.arrays.get(path)
@@ -232,7 +229,7 @@ def differing_leaves(was: Encoded, now: Encoded) -> Iterator[tuple[str, int | No
             yield path, far
 
 
-def compared_leaves(tree: Encoded) -> Iterator[tuple[str, bytes]]:
+def _compared_leaves(tree: Encoded) -> Iterator[tuple[str, bytes]]:
     """Yield the path and the bytes of each leaf of a state that another execution has to find again."""
     for path, data in leaves(tree):
         parts = path.split("/")
@@ -251,20 +248,13 @@ def _interact(at: ReplayedStep) -> int:
 
 
 def _called(where: str, at: ReplayedStep) -> int:
-    """Call the function that "MODULE:FUNCTION" names with the step; return the exit status.
-
-    Raises:
-        ConfigError: there is no such module or function.
-    """
-    module, _, name = where.partition(":")
+    """Call the function that "MODULE:FUNCTION" names with the step; return the exit status."""
     try:
-        function = importlib.import_module(module)
-        for part in name.split("."):
-            function = getattr(function, part)
+        function = pkgutil.resolve_name(where)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"--call {where}: {error}; give MODULE:FUNCTION, as Python finds it") from error
     try:
-        function(at)  # type: ignore[operator]
+        function(at)
     except Exception:
         traceback.print_exc()
         return 1
@@ -340,19 +330,19 @@ class StepParts(Service):
     def run(self, boundary: Boundary) -> None:
         if boundary.moment is Moment.BEFORE_STEP:
             if boundary.step + 1 >= self._plan.parts:
-                self._begin(boundary)
+                self._open_step = boundary.step + 1
+                self._parts, self._times = {}, Counter()
+                self._state("before")
+                self._take("data", {"batch": boundary.payload})
+                self._take("random before", capture())
         elif boundary.moment is Moment.METRICS_COLLECTED:
             for name, value in boundary.payload.items() if self._open_step else ():
                 self._take("loss", {name: np.array([value]) if isinstance(value, float) else value})
         elif self._open_step:
-            self._end()
-
-    def _begin(self, boundary: Boundary) -> None:
-        self._open_step = boundary.step + 1
-        self._parts, self._times = {}, Counter()
-        self._state("before")
-        self._take("data", {"batch": boundary.payload})
-        self._take("random before", capture())
+            self._take("random after", capture())
+            self._state("after")
+            tell(self._plan.out, "parts", step=self._open_step, parts=self._parts)
+            self._open_step = 0
 
     def _inside(self, kind: str, name: str, tree: Any) -> None:
         """Take a part that a hook has seen; of several of a kind each has its number."""
@@ -362,12 +352,6 @@ class StepParts(Service):
         time = self._times[f"{kind}/{name}"]
         if time <= _FORWARDS:
             self._take(f"{kind} inside", {str(time): {name: tree}})
-
-    def _end(self) -> None:
-        self._take("random after", capture())
-        self._state("after")
-        tell(self._plan.out, "parts", step=self._open_step, parts=self._parts)
-        self._open_step = 0
 
     def _state(self, when: str) -> None:
         saved = self._save()

@@ -29,11 +29,7 @@ class ManualClock:
         return self.now
 
     def advance(self, seconds: float) -> None:
-        """Let some seconds pass.
-
-        Raises:
-            ConfigError: `seconds` is negative.
-        """
+        """Let some seconds pass."""
         if seconds < 0:
             raise ConfigError(
                 f"advance({seconds!r}): a monotonic clock does not go back; set .now to test that"
@@ -49,9 +45,6 @@ def armed(spec: str) -> Iterator[None]:
         spec: "kill:checkpoint.rename:2" (SIGKILL at the second time), "ENOSPC:journal.write:3-5"
             (the 3rd to 5th time raise OSError), or "trace:FILE" (append the name of each hazard that is
             reached, to learn which there are).
-
-    Raises:
-        ConfigError: the spec has another form.
     """
     hazard.arm(spec)
     try:
@@ -66,9 +59,6 @@ def nothing_left(settle: float = 0.0) -> Iterator[None]:
 
     Args:
         settle: seconds to wait for what ends by itself, such as a connection that another process closes.
-
-    Raises:
-        AssertionError: names what is left; if the block itself raises, its error is raised instead.
     """
     before = _resources()
     yield
