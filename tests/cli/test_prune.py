@@ -16,7 +16,6 @@ from everstep.cli.find_run import find
 from everstep.errors import ConfigError, RunDirError
 from everstep.record import Journal, RunDir, RunLock, remove, why_stays
 from everstep.views.describe_run import describe
-from tiny_runs import Tiny
 
 
 @pytest.fixture
@@ -51,15 +50,6 @@ def test_it_deletes_what_was_chosen_and_the_index_forgets_it(here: Path) -> None
     assert "1 run deleted" in said
     assert there(here) == before - {"failed", "killed"}
     assert everstep("prune", "status=killed", cwd=here)[0].startswith("0 runs would be deleted")
-
-
-def test_by_name_and_by_directory(here: Path) -> None:
-    before = there(here)
-    assert len(as_json("runs", cwd=here)) == 5
-    rows = as_json("prune", "good", "runs/long", "--delete", cwd=here)
-    assert [row["deleted"] for row in rows] == [True, True]
-    assert there(here) == before - {"good", "long"}
-    assert {run["status"] for run in as_json("runs", cwd=here)} == {"failed", "killed", "stopped"}
 
 
 @pytest.mark.campaign("long")
@@ -111,22 +101,6 @@ def test_a_run_without_a_lock_stays_unless_it_said_its_end(tmp_path: Path) -> No
         journal.close()
     (row,) = as_json("prune", "a", "--delete", cwd=tmp_path)
     assert row["deleted"] and there(tmp_path) == set()
-
-
-@pytest.mark.campaign("long")
-def test_a_start_without_a_lock_stays_though_an_earlier_one_had_it(tmp_path: Path) -> None:
-    run_dir = tmp_path / "runs" / "a"
-    Tiny(run_dir, max_epoch=1).train()
-    assert (run_dir / "lock").exists()
-    with Tiny(run_dir, max_epoch=2, lock=False).loop as loop:
-        epochs = loop.iter_epochs()
-        next(epochs)
-        assert [run["status"] for run in as_json("runs", cwd=tmp_path)] == ["running"]
-        assert "may be running" in why_stays(run_dir, RunDir.open(run_dir).id)
-        everstep("prune", "a", "--delete", cwd=tmp_path, status=1)
-        epochs.close()
-    (row,) = as_json("prune", "a", "--delete", cwd=tmp_path)
-    assert row["deleted"]
 
 
 @pytest.mark.campaign("long")

@@ -64,20 +64,6 @@ def test_a_run_is_named_by_its_settings_and_is_that_of_train(here: Path) -> None
 
 
 @pytest.mark.campaign("long")
-def test_the_same_command_again_opens_no_run_that_is_finished(here: Path) -> None:
-    line = ("sweep", *SMALL, "--grid", "optimizer.lr=[0.1]")
-    everstep(*line, cwd=here)
-    before = sorted((path, path.stat().st_mtime_ns) for path in (here / "runs").rglob("*"))
-    said, beside = everstep(*line, cwd=here)
-    assert beside == "[1/1] runs/tiny-lr-0.1: finished, before this sweep\n"
-    assert said.splitlines()[1].split() == ["runs/tiny-lr-0.1", "0.1", "finished"]
-    assert sorted((path, path.stat().st_mtime_ns) for path in (here / "runs").rglob("*")) == before
-    everstep("sweep", "tiny.yaml", "trainer.max_epoch=2", "--grid", "optimizer.lr=[0.1]", cwd=here)
-    (run,) = as_json("runs", "--columns", "status,starts,epoch", cwd=here)
-    assert run == {"status": "finished", "starts": 2, "epoch": 2}, "a raised limit is something to train"
-
-
-@pytest.mark.campaign("long")
 def test_a_metric_is_shown_in_the_table(here: Path) -> None:
     line = ("sweep", *SMALL, "--grid", "streams.valid.batch_size=[2, 0]", "--show", "valid/loss")
     rows = as_json(*line, cwd=here, status=1)
@@ -159,15 +145,6 @@ def test_a_search_that_was_cut_off_goes_on(here: Path) -> None:
             for folder in ("whole", "runs")
         )
         assert kept == again
-
-
-@pytest.mark.campaign("long")
-def test_a_trial_that_fails_is_left_out_of_the_search(here: Path) -> None:
-    space = "streams.valid.batch_size=[0, 2]"
-    line = ("sweep", *SMALL, "--optuna", space, "--minimize", "valid/loss", "-n", "4")
-    rows = as_json(*line, cwd=here, status=1)
-    assert {row["status"] for row in rows} == {"failed", "finished"}
-    assert all((row["valid/loss"] is None) == (row["status"] == "failed") for row in rows)
 
 
 @pytest.mark.campaign("long", gate=3)
@@ -333,11 +310,3 @@ def test_the_order_of_the_options_makes_no_other_trials(here: Path) -> None:
     )
     assert there == back and len(there) == 24
     assert list(spaces(draws)) == list(spaces(draws[::-1]))
-
-
-@pytest.mark.parametrize(
-    ("given", "where"), [(".", "lr-1"), ("..", "../lr-1"), ("a/", "a-lr-1"), ("/a/b", "/a/b-lr-1")]
-)
-def test_the_run_directory_of_a_trial_follows_from_any_given_path(here: Path, given: str, where: str) -> None:
-    (trial,) = trials(Base([here / "tiny.yaml"], run_dir=Path(given)), grid=["optimizer.lr=[1]"])
-    assert trial.run_dir == Path(where)

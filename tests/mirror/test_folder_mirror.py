@@ -18,7 +18,7 @@ from mirror_program import make, train
 import everstep
 from everstep import hazard
 from everstep.errors import ConfigError, MirrorError, RunLockedError
-from everstep.mirror import uploads
+from everstep.mirror import run_mirror
 from tiny_runs import Tiny, rows
 from waiting import until
 
@@ -230,7 +230,7 @@ def test_a_machine_that_ends_without_a_further_save_is_refused_too(tmp_path: Pat
 def test_an_outage_is_one_warning_and_is_caught_up(
     tmp_path: Path, right: Any, disarmed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "PAUSES", (0.01, 0.02))
+    monkeypatch.setattr(run_mirror, "PAUSES", (0.01, 0.02))
     hazard.arm("EIO:mirror.put:3-12")
     tiny = train(make(tmp_path / "run", tmp_path / "mirror"))
     hazard.arm(None)
@@ -379,7 +379,7 @@ def test_a_shared_file_that_is_damaged_before_its_upload(
     tmp_path: Path, harm: Any, both: bool, disarmed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second copy takes its place; without one, no checkpoint is listed that lacks a file."""
-    monkeypatch.setattr(uploads, "PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(run_mirror, "PAUSES", (0.01, 0.01))
 
     def inside(loop: Any, step: int) -> None:
         if step == 1:
@@ -407,7 +407,7 @@ def test_a_shared_file_that_is_damaged_before_its_upload(
 def test_a_checkpoint_that_is_cut_off_on_the_disk_stops_no_upload(
     tmp_path: Path, right: Any, disarmed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(run_mirror, "PAUSES", (0.01, 0.01))
 
     def inside(loop: Any, step: int) -> None:
         if step == 3:
@@ -529,7 +529,6 @@ def test_an_address_that_cannot_be_used_is_refused(tmp_path: Path, mirror: Any, 
 def test_a_missing_package_is_named_with_its_extra(
     tmp_path: Path, url: str, missing: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "everstep.mirror.object_store", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ConfigError, match=remedy):
         train(make(tmp_path / "run", url))

@@ -17,7 +17,7 @@ from s3_server import server, settings
 
 from everstep.errors import MirrorError, RunLockedError
 from everstep.mirror.contents import Contents, Holder
-from everstep.mirror.object_store import ObjectStore
+from everstep.mirror.place import ObjectStore
 
 pytestmark = pytest.mark.campaign("machine")
 

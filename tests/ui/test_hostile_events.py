@@ -25,12 +25,11 @@ from everstep.index.sql_tables import events, runs
 from everstep.record import RunDir
 from everstep.record.rundir import _encode
 from everstep.ui.connections import MOST, PATIENCE
-from everstep.ui.list_runs import Asked, list_runs
+from everstep.ui.list_runs import Asked, list_runs, side_by_side
 from everstep.ui.one_run import one_run
 from everstep.ui.run_files import LONGEST_TEXT, MissingError, summary
 from everstep.ui.runs_table import RunsTable
 from everstep.ui.server import Json
-from everstep.ui.side_by_side import side_by_side
 from everstep.untrusted_files import LONGEST_ID
 
 
@@ -145,11 +144,11 @@ def test_a_metric_hides_no_setting_of_other_runs(tmp_path: Path) -> None:
     odd = [block([5.0], name) for name in ("config.lr", "sweep", "tags")]
     written(tmp_path / "hostile", wrote(*odd))
     database = shipped(tmp_path)
-    table = RunsTable()
+    table = RunsTable(database)
     with database.read() as connection:
         table.update(connection, ())
         assert sorted(RunColumns(connection).first("config.lr").values()) == [0.1, 0.2]
-    found = list_runs(table, database, Asked(filter="config.lr<0.15", columns=["config.lr", "sweep"]))
+    found = list_runs(table, Asked(filter="config.lr<0.15", columns=["config.lr", "sweep"]))
     assert [row["values"] for row in found["rows"]] == [{"config.lr": 0.1, "sweep": "s1"}]
     compared = side_by_side(table, table.runs())
     assert {"name": "config.lr", "values": [0.1, 0.2, None]} in compared["settings"]
@@ -164,17 +163,17 @@ def test_a_hundred_thousand_settings_are_no_answer(tmp_path: Path) -> None:
     for number in (1, 2):
         written(tmp_path / str(number), wrote(block([1.0])), facts={"config": {"lr": number}})
     database = shipped(tmp_path)
-    table = RunsTable()
+    table = RunsTable(database)
     with database.read() as connection:
         table.update(connection, ())
-    answer = list_runs(table, database, Asked())
+    answer = list_runs(table, Asked())
     assert len(Json(answer).body) < 100_000 and "config.lr" in answer["choices"]
     compared = side_by_side(table, table.runs())
     assert len(Json(compared).body) < 200_000
     assert "config.lr" in {row["name"] for row in compared["settings"]}
     begun = time.process_time()
     with pytest.raises(ConfigError, match=r"did you mean 'config.lr'\?.* more") as error:
-        list_runs(table, database, Asked(sort="config.lrr"))
+        list_runs(table, Asked(sort="config.lrr"))
     assert time.process_time() - begun < 1 and len(str(error.value)) < 20_000
 
 

@@ -174,7 +174,7 @@ def _ask_runs(connection: Connection, collection: str, asked: Asked, gone: set[i
     for name in asked.names if collection == "configs" else ():
         if name != "run" and name.partition(".")[0] != "config":
             raise ConfigError(f"configs have no field {name!r}; {nearest(name, ('config', 'run'))}")
-    columns.require(leaves(asked.where), [name for name, _ in asked.order] + list(asked.fields), strict=False)
+    columns.require(leaves(asked.where), [name for name, _ in asked.order] + list(asked.fields))
     found = columns.find(asked.where)
     for name, descending in reversed(asked.order):
         columns.add(found, [name])

@@ -55,7 +55,6 @@ class FollowedIndex:
     """
 
     def __init__(self, place: Location | None, folder: Path) -> None:
-        self.table = RunsTable()
         self._problems: list[str] = []
         self._trouble: list[str] = []
         """Why the newest look has failed."""
@@ -77,6 +76,7 @@ class FollowedIndex:
         else:
             self.database, found = query.open_index(str(place))
             self._note(found)
+        self.table = RunsTable(self.database)
         # Of its own: a connection that is kept open belongs to one thread.
         self._followed = Database(self.database.place)
         self._look()

@@ -14,7 +14,7 @@ from everstep.contracts.group import Group
 from everstep.durable import TMP, discard
 from everstep.errors import RestoreError, RunDirError, UsageError
 from everstep.metrics.collector import is_wall
-from everstep.mirror import NoMirror, open_mirror
+from everstep.mirror import RunMirror, open_mirror
 from everstep.record import (
     OTHER_CONFIGURATION,
     OTHER_LAYOUT,
@@ -96,7 +96,7 @@ class Opening:
         self.writer = group.writer
         self._config = settings.config
         """Configuration that is compared at a resume: the writer's, as a rank's own may name its device."""
-        self.mirror = NoMirror()
+        self.mirror = RunMirror()
         if group.writer:
             self.mirror = open_mirror(
                 settings.mirror, settings.mirror_wait, settings.path, voice.say, voice.warn
