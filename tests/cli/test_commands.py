@@ -171,15 +171,6 @@ def test_columns_are_facts_metrics_and_paths_into_what_was_recorded(made: Path) 
     assert first.startswith("long-") and first.endswith("0.25") and second.endswith("0.5")
 
 
-def test_the_index_is_found_by_folder_option_and_environment(here: Path) -> None:
-    as_json("sync", cwd=here)
-    assert len(as_json("runs", cwd=here / "runs")) == 5
-    assert len(as_json("runs", cwd=here / "runs" / "good")) == 5
-    assert len(as_json("runs", "--index", str(here / "runs"), cwd=Path("/"))) == 5
-    told, _ = everstep("runs", cwd=Path("/"), EVERSTEP_INDEX=str(here / "runs" / "everstep.db"))
-    assert len(told.splitlines()) == 6
-
-
 # ---------------------------------------------------------------------------------------- show
 
 
@@ -476,6 +467,19 @@ def test_a_running_run_is_seen_and_left_alone(running: Path) -> None:
     assert "is in use by process" in everstep(*command, "--delete", cwd=running, status=1)[1]
 
 
-def test_pruning_a_killed_run_leaves_it_a_killed_one(here: Path) -> None:
-    as_json("checkpoints", "runs/killed", "prune", "--keep-last", "1", "--delete", cwd=here)
-    assert as_json("show", "runs/killed", cwd=here)["status"] == "killed"
+def test_show_and_runs_list_evaluations_outside_a_loop(tmp_path: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parent.parent / "trainer"))
+    from tiny_task import trainer
+
+    door = trainer(tmp_path / "runs" / "digits")
+    door.run_training()
+    found = door.evaluate("test")
+    shown = as_json("show", "digits", cwd=tmp_path)
+    assert [(one["checkpoint"], one["metrics"]) for one in shown["evaluations"]] == [
+        ("epoch-0002-step-00000008", found)
+    ]
+    text, _ = everstep("show", "digits", cwd=tmp_path)
+    assert f"test/loss {found['test/loss']:.6g}" in text
+    (better,) = as_json("runs", "test/loss<1000", cwd=tmp_path)
+    assert better["name"] == f"evaluations-of-{shown['name']}"
+    assert better["status"] == "finished" and better["step"] == 8

@@ -93,18 +93,6 @@ def test_it_loads_without_everstep(trained: Path) -> None:
     assert "All keys matched" in done.stdout
 
 
-def test_an_earlier_export_is_replaced_and_nothing_else(trained: Path) -> None:
-    everstep("export", "small", "--out", "twice", cwd=trained)
-    before = content(trained / "twice")
-    everstep("export", "small", "--entry", "ema", "--out", "twice", cwd=trained)
-    assert content(trained / "twice")[1] != before[1]
-    (trained / "mine").mkdir()
-    (trained / "mine" / "notes.txt").write_text("keep")
-    _, said = everstep("export", "small", "--out", "mine", cwd=trained, status=2)
-    assert "exists and is not an export" in said
-    assert [path.name for path in (trained / "mine").iterdir()] == ["notes.txt"]
-
-
 @pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize(
     ("command", "status", "said"),

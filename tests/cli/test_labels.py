@@ -48,16 +48,6 @@ def test_a_tag_is_a_column_a_filter_and_part_of_a_run(here: Path) -> None:
 
 
 @pytest.mark.campaign("long")
-def test_labels_that_reached_the_file_alone_reach_the_index(here: Path) -> None:
-    """Another machine wrote them, or the index was away."""
-    assert names(here) == ["one", "two"]
-    add_tags(here / "runs" / "two", ["later"])
-    assert names(here, "tags=later") == ["two"]
-    (here / "runs" / "two" / "labels.json").write_text('{"tags": []}')
-    assert names(here, "tags=later") == []
-
-
-@pytest.mark.campaign("long")
 def test_a_further_start_keeps_them_and_the_run_is_the_same(here: Path) -> None:
     add_tags(here / "runs" / "one", ["kept"])
     for name in ("one", "two"):

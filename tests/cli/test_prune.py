@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from cli_runs import as_json, everstep
 from index_runs import start, train
 
-from everstep import hazard
 from everstep.cli.find_run import find
 from everstep.errors import ConfigError, RunDirError
 from everstep.record import Journal, RunDir, RunLock, remove, why_stays
@@ -179,25 +177,4 @@ def test_only_the_run_that_was_meant_is_removed(tmp_path: Path) -> None:
     RunDir.open(tmp_path / "a", seed=1)
     with pytest.raises(RunDirError, match="another run is there, a-"):
         remove(tmp_path / "a", "a-000000")
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-def test_a_run_that_begins_in_its_place_meanwhile_keeps_its_lock(tmp_path: Path) -> None:
-    """Its lock.json tells one that was killed from one that failed."""
-    old, new = RunDir.open(tmp_path / "a"), RunLock(tmp_path / "a")
-    (old.path / "lock").touch()
-
-    def begin(number: int, frame: object) -> None:
-        RunDir.open(tmp_path / "a")
-        new.acquire()
-
-    before = signal.signal(signal.SIGUSR1, begin)
-    hazard.arm("SIGUSR1:removing.fsync_folder:1")  # after it was given another name
-    try:
-        remove(tmp_path / "a", old.id)
-        assert (tmp_path / "a" / "lock.json").exists()
-    finally:
-        hazard.arm(None)
-        signal.signal(signal.SIGUSR1, before)
-        new.release()
     assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -222,17 +222,6 @@ def test_a_signal_reaches_the_command_which_saves_and_ends_it(
 
 
 @pytest.mark.campaign("long")
-def test_a_signal_ends_the_wait_before_a_start(tmp_path: Path, program: Callable[..., list[str]]) -> None:
-    process = begin(tmp_path, program("step == 3 and die()"), "--back-off", "60")
-    assert process.stderr is not None
-    while "start 2 in 60 s" not in process.stderr.readline():
-        pass
-    process.send_signal(signal.SIGTERM)
-    process.communicate()
-    assert process.returncode == 143 and starts(tmp_path) == 1
-
-
-@pytest.mark.campaign("long")
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a process that its parent died")
 def test_killed_itself_it_leaves_no_training_behind(
     tmp_path: Path, program: Callable[..., list[str]]

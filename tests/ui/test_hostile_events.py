@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from page_server import running_page
-from sqlalchemy import select, update
+from sqlalchemy import select
 from test_event_fields import WRONG  # of tests/record
 from test_run_page import block, written, wrote
 
@@ -21,7 +21,7 @@ from everstep.errors import ConfigError
 from everstep.index.columns import RunColumns
 from everstep.index.database import Database
 from everstep.index.shipping import sync
-from everstep.index.sql_tables import events, runs
+from everstep.index.sql_tables import runs
 from everstep.record import RunDir
 from everstep.record.rundir import _encode
 from everstep.ui.connections import MOST, PATIENCE
@@ -61,35 +61,12 @@ def test_events_of_wrong_types_are_told_and_shown_nowhere(tmp_path: Path) -> Non
             assert everstep.show(tmp_path / str(number)).facts["problems"] == answer["problems"]
 
 
-def test_an_index_of_an_older_version_may_hold_such_events(tmp_path: Path) -> None:
-    odd = [(kind, data) for kind, data, _ in WRONG if kind in ("decision", "verified", "times", "summary")]
-    for number, (kind, _) in enumerate(odd):
-        data = {"name": "x", "step": 1, "text": "x"} if kind == "summary" else {"what": "later"}
-        written(tmp_path / str(number), wrote(block([1.0]), events=[(kind, data)]))
-    database = shipped(tmp_path)
-    with database.write() as connection:
-        for run, path in connection.execute(select(runs.c.id, runs.c.path)).all():
-            kind, data = odd[int(Path(path).name)]
-            mine = (events.c.run == run) & (events.c.kind == kind)
-            connection.execute(update(events).where(mine).values(data=json.dumps(data)))
-    for answer in pages(database).values():
-        assert (answer["rollbacks"], answer["summaries"], answer["times"]) == ([], [], {})
-        assert [start["again"] for start in answer["starts"]] == [0]
-
-
 def test_a_file_in_place_of_the_checkpoints_is_told(tmp_path: Path) -> None:
     run = written(tmp_path / "a", wrote(block([1.0])))
     (run / "checkpoints").write_text("x")
     (answer,) = pages(shipped(tmp_path)).values()
     assert answer["checkpoints"] == []
     assert "Not a directory" in answer["problems"][0]
-
-
-@pytest.mark.parametrize("name", ["step-" + "9" * 400, "step-" + "9" * 5000, "nothing"])
-def test_the_step_of_a_checkpoint_is_a_count(tmp_path: Path, name: str) -> None:
-    written(tmp_path / "a", wrote(block([1.0])), facts={"resumed_from": name})
-    (answer,) = pages(shipped(tmp_path)).values()
-    assert answer["starts"][0]["from_step"] == 0
 
 
 @pytest.mark.campaign("long")

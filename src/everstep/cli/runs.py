@@ -44,10 +44,6 @@ def search(
 
     Args:
         wanted: further names to add to each run that has them.
-
-    Raises:
-        ConfigError: the question is not a comparison or a filter, or no run can match.
-        RunIndexError: there is neither an index nor a run.
     """
     from everstep.index.columns import RunColumns
     from everstep.index.filters import Group, leaves, parse_json, parse_words, why_none

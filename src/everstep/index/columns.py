@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, func, select, tuple_
 
@@ -67,6 +67,9 @@ class RunColumns:
         rows: key of a run -> its row in the table `runs`, the newest start last.
     """
 
+    _of_records: ClassVar[tuple[str, ...]] = ("paths",)
+    """Cached properties that follow from the records of the runs."""
+
     def __init__(self, index: Connection | Database, gone: Collection[int] = ()) -> None:
         self._index = index
         self._lock = threading.RLock()
@@ -104,10 +107,7 @@ class RunColumns:
         with self._lock:
             if name not in self._columns:
                 with self._reading() as connection:
-                    column, source = self._read(connection, name)
-                if not column:
-                    return column
-                self._columns[name], self._sources[name] = column, source
+                    self._columns[name], self._sources[name] = self._read(connection, name)
             return self._columns[name]
 
     def first(self, name: str) -> dict[int, Any]:
@@ -169,19 +169,19 @@ class RunColumns:
         begun = {*told, *(run for run in rows if before.get(run, {}).get("started") != rows[run]["started"])}
         changed = [run for run in rows if run in grown or run in begun or before.get(run) != rows[run]]
         changed += before.keys() - rows.keys()
-        stale = {*changed}
+        stale, renewed = {*changed}, bool(begun or before.keys() - rows.keys())
         with self._lock:
-            for top, trees in self._facts.items() if begun or before.keys() - rows.keys() else ():
+            for top, trees in self._facts.items() if renewed else ():
                 fresh = newest_facts(connection, stale, names=[top])
                 self._facts[top] = {run: tree for run, tree in trees.items() if run not in stale} | fresh
             for name, column in list(self._columns.items()) if stale else ():
-                read, source = self._read(connection, name, stale)
-                if read and source != self._sources[name]:
-                    del self._columns[name]  # it means something else now
-                else:
+                read, source = self._read(connection, name, stale) if column else ({}, "")
+                if column and (not read or source == self._sources[name]):
                     kept = {run: values for run, values in column.items() if run not in stale}
                     self._columns[name] = kept | read
-            for name in ("metric_counts", "paths") if stale else ():
+                else:
+                    del self._columns[name]  # it may mean something else now
+            for name in (*(("metric_counts",) if stale else ()), *(self._of_records if renewed else ())):
                 self.__dict__.pop(name, None)
             self.rows, self._sizes, self._labels = rows, sizes, labels
         return changed, grown

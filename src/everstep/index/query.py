@@ -280,10 +280,6 @@ def open_index(index: str | None) -> tuple[Database, list[str]]:
     """Open the index, up to date with the journals beside it; also return descriptions of their faults.
 
     If a file can be neither written nor read, the journals beside it are read into a temporary index.
-
-    Raises:
-        RunIndexError: there is neither an index nor a run, or the index cannot be used.
-        MalformedIndexError: the index was damaged and is set aside; the next call makes it again.
     """
     from everstep.index.database import Database
     from everstep.index.shipping import run_dirs, sync

@@ -39,9 +39,6 @@ class MirrorAt:
 
     Args:
         url: a path, "file://...", or a URL of a scheme that fsspec knows.
-
-    Raises:
-        ConfigError: not a string or a path, or a URL whose credentials were removed from a record.
     """
 
     def __init__(self, url: str | os.PathLike[str]) -> None:
@@ -70,11 +67,7 @@ class MirrorAt:
         return str(redacted(text))
 
     def open(self) -> Place:
-        """Connect to the place; what is written there comes later.
-
-        Raises:
-            ConfigError: no such scheme, or a package is missing.
-        """
+        """Connect to the place; what is written there comes later."""
         if self.folder is not None:
             return Folder(self.folder)
         try:
@@ -135,11 +128,7 @@ class Place(Protocol):
 
 
 def blocks(source: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """Yield the bytes of a file from `start` to `end`, a block at a time.
-
-    Raises:
-        EOFError: the file ends before.
-    """
+    """Yield the bytes of a file from `start` to `end`, a block at a time."""
     with source.open("rb") as file:
         file.seek(start)
         left = os.fstat(file.fileno()).st_size - start if end is None else end - start
@@ -229,10 +218,6 @@ class ObjectStore:
     Args:
         url: with its credentials.
         name: the URL without them.
-
-    Raises:
-        ImportError: a package is missing.
-        ValueError: fsspec does not know the scheme.
     """
 
     def __init__(self, url: str, name: str) -> None:

@@ -44,9 +44,6 @@ class RunMirror:
 
     Attributes:
         facts: content of the mirrored run's `run.json`; empty where there is none.
-
-    Raises:
-        ConfigError, MirrorError: the mirror cannot be read.
     """
 
     def __init__(
@@ -85,11 +82,7 @@ class RunMirror:
             ) from None
 
     def join(self, run_dir: RunDir) -> None:
-        """Bring the run directory up to the state of the mirror, if the mirror is ahead.
-
-        Raises:
-            MirrorError: the mirror is of another run, of another history, damaged, or cannot be read.
-        """
+        """Bring the run directory up to the state of the mirror, if the mirror is ahead."""
         if self._at is None:
             return
         if self.facts and self.facts["id"] != run_dir.id:
@@ -115,11 +108,7 @@ class RunMirror:
             return
 
     def take(self, run_dir: RunDir, store: Store, segment: int) -> None:
-        """Take the mirror over for this start, and begin to upload what the mirror lacks.
-
-        Raises:
-            MirrorError: the mirror cannot be written, or another start uses it at this moment.
-        """
+        """Take the mirror over for this start, and begin to upload what the mirror lacks."""
         if self._at is None:
             return
         before = self._tried(lambda: self._mirror.take(run_dir.facts, run_dir.path), "written")
@@ -146,11 +135,7 @@ class RunMirror:
         return frozenset(CheckpointName.parse(path.split("/")[1]) for path in missing)
 
     def require_held(self) -> None:
-        """Refuse to save on, if a later start has taken the mirror over.
-
-        Raises:
-            RunLockedError: names that start.
-        """
+        """Refuse to save on, if a later start has taken the mirror over."""
         if self._taken is not None:
             raise self._taken
 
@@ -275,11 +260,7 @@ class RunMirror:
 
 
 def open_mirror(at: MirrorAt | None, wait: float, run_dir: Path, say: Say, warn: Say) -> RunMirror:
-    """Open the mirror of a run, if there is one.
-
-    Raises:
-        ConfigError, MirrorError: the mirror cannot be read, or is not apart from the run directory.
-    """
+    """Open the mirror of a run, if there is one."""
     if at is not None and at.folder is not None:
         folder, own = at.folder.resolve(), run_dir.resolve()
         if folder.is_relative_to(own) or own.is_relative_to(folder):
@@ -314,9 +295,6 @@ class RunFiles:
         Args:
             durable: number of bytes of this start's journal that are on the disk.
             ended: whether the start ends now.
-
-        Raises:
-            OSError: a file cannot be read.
         """
         top, files = self.store.run_dir, dict[str, Source]()
         known, self._known = self._known, {}

@@ -34,11 +34,7 @@ class Asked(NamedTuple):
 
 
 def list_runs(table: RunsTable, asked: Asked) -> dict[str, Any]:
-    """Return the runs that a question means, as JSON.
-
-    Raises:
-        ConfigError: the filter cannot be read, or no run can match; says what to do.
-    """
+    """Return the runs that a question means, as JSON."""
     where = _parsed(asked.filter)
     named = [*([] if _is_json(asked.filter) else paths(where)), asked.sort]
     wanted = list(dict.fromkeys(asked.columns or [*table.defaults(), *named]))
@@ -121,9 +117,6 @@ def numeric_columns(table: RunsTable, text: str) -> dict[str, Any]:
 
     Returns:
         settings, metrics, facts: lists of {name, varied}, which says whether two of the numbers differ.
-
-    Raises:
-        ConfigError: as of `list_runs`.
     """
     where = _parsed(text)
     table.require(leaves(where))

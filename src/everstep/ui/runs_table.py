@@ -45,6 +45,8 @@ class RunsTable(RunColumns):
         database: the index; each transaction has its own connection.
     """
 
+    _of_records = ("paths", "differing")
+
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._ordered: list[dict[str, Any]] = []
@@ -64,8 +66,6 @@ class RunsTable(RunColumns):
         before = self.rows
         changed, grown = self.refresh(connection, gone)
         with self._lock:
-            if changed:
-                self.__dict__.pop("differing", None)
             self._ordered = sorted(self.rows.values(), key=lambda row: str(row["name"]))
             self._by_id = {run_id(row): row for row in self._ordered}
             running = {run: row["step"] for run, row in self.rows.items() if row["status"] == "running"}

@@ -92,9 +92,7 @@ def application(index: FollowedIndex, live: Live, static: Path = STATIC) -> Star
         return Response(content, media_type=media, headers={"Content-Disposition": "inline"})
 
     def series(request: Request) -> Response:
-        given = _known(
-            request, "runs", "stream", "metric", "x", "from", "to", "points", "superseded", "beyond"
-        )
+        given = _known(request, "runs", "stream", "metric", "x", "from", "to", "points", "superseded")
         return Json(curves(stored, index.database, _runs(index, given), _asked_curves(given)))
 
     def compare(request: Request) -> Response:
@@ -168,9 +166,6 @@ def serve(index: FollowedIndex, port: int, hosts: Sequence[str], started: Callab
         port: 0 to 65535; 0 for a free port.
         hosts: further names by which browsers reach the page.
         started: called with a link that works once: when the page is there, and when the link was used.
-
-    Raises:
-        ConfigError: the port is in use.
     """
     try:
         line = socket.create_server(("127.0.0.1", port), backlog=128)
@@ -268,7 +263,6 @@ def _asked_curves(given: dict[str, str]) -> Curves:
         _number(given, "to"),
         integer_in(given, "points", 0, 1, MOST_POINTS) or None,
         _flag(given, "superseded", False),
-        beyond=_flag(given, "beyond", False),
     )
 
 
@@ -312,11 +306,7 @@ def _known(request: Request, *names: str) -> dict[str, str]:
 
 
 def integer_in(given: dict[str, str], name: str, default: int, least: int, most: int) -> int:
-    """Return an integer parameter.
-
-    Raises:
-        ConfigError: the value is not an integer in the range.
-    """
+    """Return an integer parameter."""
     text = given.get(name, "")
     if not text:
         return default
