@@ -295,7 +295,7 @@ def prune_command(
     if names:
         found = [(run.database, run.facts) for run in find_all(names, index, exactly=True)]
     else:
-        from everstep.cli.search_runs import search
+        from everstep.cli.runs import search
 
         searched = search(index, conditions, filter_text)
         found = [(searched.database, run) for run in searched.runs if run["status"] != GONE]

@@ -38,18 +38,14 @@ def _write_json(file: Path | None, value: Any) -> None:
 _DRILL = """Kill SCRIPT at every hazard, resume it each time, and compare with a run that nobody killed.
 
 SCRIPT is a Python script, or a config file for `everstep train`.  First it runs undisturbed, twice; if these
-two runs differ, the difference is reported and nothing is killed.  Then it is killed: at random instants,
-during start-up, inside the commit of a checkpoint, in the tail of an epoch, at the last step of an epoch,
-in the head of the next epoch, during shutdown, three times in a row during resume, by SIGTERM, by SIGINT,
-and by SIGKILL shortly after SIGTERM.  Last, its disk is made full.  All runs are written to a folder of the
-drill.
+two runs differ, the difference is reported and nothing is killed.  Then it is killed at random instants and
+at every hazard, and last, its disk is made full.  All runs are written to a folder of the drill.
 
 A script that takes hours: --budget 10m ends the drill in time, and leaves each run after the steps that fit;
 --max-steps N leaves each run at step N.  What was not reached is named.
 
 With --ranks N, torchrun starts SCRIPT as N processes on this machine.  Each hazard strikes one of them,
-chosen by the seed.  Then all of them are killed, torchrun itself, the writer and another rank at a message
-of a commit, and a rank for which the others wait in a collective.  All ranks are compared.
+chosen by the seed; then all of them, and torchrun itself.  All ranks are compared.
 
 \b
 Exit status:
@@ -138,14 +134,11 @@ _REPLAY = """Execute steps of RUN again, exactly, in a copy of it; RUN itself is
   everstep replay digits --step 4711 -- train.py --lr 0.1
 
 --step N starts the program that the run has recorded, from the nearest checkpoint before step N, and stops
-just before the step: at a prompt with the batch, the objects of the state, random state and the loop; with
---pdb in the debugger, at the first line of your own code in that step; or a function is called with all that.
+just before the step: at a prompt with the batch, the state and the loop; with --pdb in the debugger; or a
+function is called with all that.
 
---verify A:B executes these steps, and compares every value that was recorded of them: metrics, digests of
-batches, the states in checkpoints.  A: goes on to the last step, : is all that can be executed again.
-
-The program runs as it is; only its run directory is elsewhere.  Nothing is saved, and no service reports.
-The program is left at once, so that no line behind its loop runs.
+--verify A:B executes these steps, and compares every value that was recorded of them.  A: goes on to the
+last step, : is all that can be executed again.  Nothing is saved, and no service reports.
 
 \b
 Exit status:
@@ -234,8 +227,7 @@ _DIVERGE = """Find where two runs part: the first step, and the first component 
   everstep diverge digits-3 digits-4
   everstep diverge digits-3 digits-4 --script-b "train.py --lr 0.1"
 
-First the records are compared: settings, metrics of each step, digests of batches, and the states in
-checkpoints that both runs have.  Then both programs execute the steps between the last equal checkpoint and
+First the records are compared.  Then both programs execute the steps between the last equal checkpoint and
 the first difference again, in copies, and each part of each step is compared: data, random state, weights,
 loss, gradient, optimizer, update.  Nothing is written into a run.
 

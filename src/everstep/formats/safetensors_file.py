@@ -35,11 +35,7 @@ def is_safetensors(start: bytes) -> bool:
 
 
 def open_file(path: Path) -> dict[str, Unread]:
-    """List the arrays of a file by name, from its header; each is read when it is needed.
-
-    Raises:
-        CheckpointError: the file cannot be read, or is damaged.
-    """
+    """List the arrays of a file by name, from its header; each is read when it is needed."""
     try:
         with open_regular(path) as file:
             spans = _spans(path, file)
@@ -116,11 +112,7 @@ def unreadable(path: Path, error: OSError) -> NoReturn:
 
 
 def inside(folder: Path, name: object, whose: Path) -> Path:
-    """Return the path of a file of a folder; `whose` is the file that names it.
-
-    Raises:
-        CheckpointError: the name leads out of the folder, or into one of its folders.
-    """
+    """Return the path of a file of a folder; `whose` is the file that names it."""
     if not is_file_name(name):
         refuse(whose, f"names the file {name!r:.200}, which is not a name in its folder and is not followed")
     return folder / name

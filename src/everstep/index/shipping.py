@@ -10,7 +10,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
@@ -121,14 +120,13 @@ class Journals:
         changed = [path for path in changed if path in self._marks or not _unchanged(path, known)]
         changed.sort(key=is_strangers)  # of two copies one's own counts
         origins = {row["name"]: (row["created"], row["seed"]) for row in known.values()}
-        with database.kept_open() if changed else nullcontext():
-            for path in changed:
-                inside = any(folder in (path, *path.parents) for folder in self._folders)
-                why = refusal(database, origins, path, inside=inside, named=self._named)
-                if why is None:
-                    _ship_noting(total, database, path)
-                elif why:
-                    total.problems.append(why)
+        for path in changed:
+            inside = any(folder in (path, *path.parents) for folder in self._folders)
+            why = refusal(database, origins, path, inside=inside, named=self._named)
+            if why is None:
+                _ship_noting(total, database, path)
+            elif why:
+                total.problems.append(why)
         if changed:
             self._running = _running(database)
         self._marks |= marks  # after the shipping: where this fails, the next call tries again
@@ -299,11 +297,6 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
     Args:
         run_dir: the run directory.
         alive: whether the caller is the process that trains the run.
-
-    Raises:
-        RunDirError: `run_dir` is not a run directory, or is damaged.
-        JournalError: a newer everstep wrote the journal.
-        RunIndexError: the index cannot be written.
     """
     from everstep.record import RunDir
 

@@ -45,11 +45,7 @@ class Restoring:
         self._place, self._contents, self._top = place, contents, run_dir
 
     def is_ahead(self) -> bool:
-        """Whether the mirror has a part of the journal that the directory lacks.
-
-        Raises:
-            MirrorError: the journals are of different histories.
-        """
+        """Whether the mirror has a part of the journal that the directory lacks."""
         ahead = False
         for path, parts in self._contents.files.items():
             if path.startswith(_JOURNAL):
@@ -98,11 +94,7 @@ class Restoring:
         )
 
     def require_nothing_lost(self) -> None:
-        """Refuse to bring anything over a directory with a checkpoint that the mirror has never had.
-
-        Raises:
-            MirrorError: names the checkpoint.
-        """
+        """Refuse to bring anything over a directory with a checkpoint that the mirror has never had."""
         store = Store(self._top)
         for facts in store.facts():
             folder = store.path(facts.name)
@@ -133,12 +125,7 @@ class Restoring:
     # --------------------------------------------------------------------------------- bringing
 
     def bring(self, say: Callable[[str], None]) -> None:
-        """Bring everything that the directory lacks; what only the directory has moves to superseded/.
-
-        Raises:
-            FileNotFoundError: a file is gone from the mirror: its list is not the newest any more.
-            MirrorError: a file in the mirror is damaged.
-        """
+        """Bring everything that the directory lacks; what only the directory has moves to superseded/."""
         for name in ("journal", "shared"):  # of an earlier start that was killed here
             discard_leftovers(self._top / name, ROOM)
         folders: dict[str, list[str]] = {}

@@ -14,7 +14,7 @@ from everstep.contracts.group import Group
 from everstep.durable import TMP, discard
 from everstep.errors import DamagedCheckpointError, RestoreError, RunDirError
 from everstep.metrics.collector import is_wall
-from everstep.mirror import NoMirror, open_mirror
+from everstep.mirror import RunMirror, open_mirror
 from everstep.record import (
     EarlierSteps,
     Journal,
@@ -121,7 +121,7 @@ class OpenRun:
 
     def __init__(self, settings: Settings, voice: Voice, stack: ExitStack, group: Group) -> None:
         self.settings, self.voice, self.group = settings, voice, group
-        self.writer, self.config, self.mirror = group.writer, settings.config, NoMirror()
+        self.writer, self.config, self.mirror = group.writer, settings.config, RunMirror()
         self.rollbacks: list[Rollback] = []
         self.chosen = ""
         self.request: str | None = None
