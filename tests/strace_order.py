@@ -96,9 +96,6 @@ class Order:
             before = self._dirty.pop(path)
             assert without or call.kind == "link", f"{call}, and {path} was not synced since: {before}"
             assert without or path == call.path, f"{call}, and {path} was not synced since: {before}"
-        if "checkpoints/" in call.target and not _is_temporary(call.target):
-            loose = [path for path in self._dirty if "shared" in path.split("/")]
-            assert not loose, f"{call}, which may refer to {loose}, and these are not durable"
         self._dirty[_folder(call.target)] = call
         if without or (call.kind == "link" and _is_temporary(call.target)):
             return

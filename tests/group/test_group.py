@@ -167,7 +167,7 @@ def test_a_process_opens_one_connection_for_its_requests_and_one_that_blocks() -
     import torch, everstep
     from everstep.backends.torch.parallel import open_group
     from everstep.group import Agreement, GroupNews
-    from everstep.checkpoint.exchange import Exchange
+    from everstep.checkpoint import RankExchange
     def connections():
         port = f":{int(os.environ['MASTER_PORT']):04X}"
         sockets = {os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if n.isdecimal()
@@ -177,7 +177,7 @@ def test_a_process_opens_one_connection_for_its_requests_and_one_that_blocks() -
     for make in (find_group, lambda: open_group(False) or find_group()):
         group = make()
         agreement = Agreement(group, lambda: 0, lambda: None)
-        users = Exchange(group), GroupNews(group)
+        users = RankExchange(group), GroupNews(group)
         say(connections())
         group.barrier("both have counted")
         agreement.close()

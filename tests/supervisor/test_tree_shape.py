@@ -16,7 +16,7 @@ from everstep.state import Encoded, decode
 from tiny_runs import Tiny
 
 SHAPE = {
-    7: {
+    8: {
         "gradients": [],
         "progress": [
             *("batch_in_epoch", "call_start", "calls", "epoch", "epoch_loop", "epoch_start", "iterating"),
@@ -73,7 +73,7 @@ def rewritten(path: Path, change: Any) -> None:
 def test_a_run_of_an_earlier_everstep_is_refused_with_one_clear_error(tmp_path: Path) -> None:
     trained(tmp_path).train()
     rewritten(newest(tmp_path), lambda body: body.update(format=1))
-    with pytest.raises(CheckpointVersionError, match=r"format version 1, .* reads only 7: continue with the"):
+    with pytest.raises(CheckpointVersionError, match=r"format version 1, .* reads only 8: continue with the"):
         trained(tmp_path).train()
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from everstep.checkpoint import files, format, reading
 from everstep.checkpoint.array_file import chunks
 from everstep.checkpoint.checkpoint_name import CheckpointName
-from everstep.checkpoint.content import Linked, Sharing
 from everstep.checkpoint.format import Checkpoint, Phase
 from everstep.checkpoint.manifest import read_body
+from everstep.checkpoint.shared import Sharing
 from everstep.contracts.state import HostArray, Json
 from everstep.durable import require_no_link, temporary
 from everstep.errors import CheckpointError, NonFiniteError
@@ -222,13 +222,6 @@ Writing: TypeAlias = Callable[[Commit], Callable[[Path], int]]
 def writing(commit: Commit, segment: int = 0, sharing: Sharing | None = None) -> Callable[[Path], int]:
     """Make the function that fills a folder on one process."""
     return lambda folder: format.write(folder, commit.body(segment), commit.common, commit.own, sharing)
-
-
-def writing_best(sharing: Sharing) -> Writing:
-    """Make a `Writing` for best weights that share content with the checkpoints of their run."""
-    return lambda commit: (
-        lambda folder: format.write(folder, commit.body(0), commit.common, sharing=Linked(sharing, folder))
-    )
 
 
 def copying(checkpoint: Checkpoint, segment: int, meta: Json) -> Callable[[Path], int]:

@@ -17,8 +17,7 @@ import numpy as np
 import xxhash
 
 from everstep.checkpoint.array_file import ITEM_BYTES, Bytes, Record, write_arrays
-from everstep.checkpoint.content import Sharing, lay_out
-from everstep.checkpoint.manifest import Piece, describe, pieces_of
+from everstep.checkpoint.shared import Piece, Sharing, describe, lay_out, pieces_of
 from everstep.contracts.state import HostArray, Region, Regions
 from everstep.errors import CheckpointError
 
@@ -77,7 +76,7 @@ def write_pieces(
     mine, file = written_by(rank, arrays), piece_file(rank)
     if not mine:
         return {}, {}
-    layout = lay_out(file, mine, sharing)
+    layout = lay_out(folder, file, mine, sharing)
     pieces = {
         name: _piece(name, file, array.region, layout.described[name])
         for name, array in mine.items()

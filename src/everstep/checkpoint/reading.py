@@ -9,11 +9,10 @@ from typing import Any, NoReturn
 
 from everstep.checkpoint.array_file import ALL, ArrayFile, damaged, read_arrays
 from everstep.checkpoint.checkpoint_name import CheckpointName
-from everstep.checkpoint.content import Known
 from everstep.checkpoint.format import OWN, Checkpoint
 from everstep.checkpoint.manifest import ARRAYS, FORMAT, MANIFEST, check_sizes, checked, read_body
 from everstep.checkpoint.pieces import Assembly, Made
-from everstep.checkpoint.shared import Flaw, either, verify_copies
+from everstep.checkpoint.shared import COPY, Flaw, Known, either, verify_copies
 from everstep.contracts.state import Json, Regions
 from everstep.errors import CheckpointError
 from everstep.state import Encoded, merge
@@ -90,8 +89,11 @@ def _own(folder: Path, body: dict[str, Any], rank: int) -> Encoded:
         _odd(folder, error)
 
 
-def verify(folder: Path) -> list[Flaw]:
+def verify(folder: Path, *, shared: bool = False) -> list[Flaw]:
     """Verify every byte of a checkpoint, in little memory.
+
+    Args:
+        shared: look only at files that other checkpoints may have, too.
 
     Returns:
         What is wrong with copies of shared files, where the other copy is whole.
@@ -102,7 +104,7 @@ def verify(folder: Path) -> list[Flaw]:
     body = read_body(folder)
     if body["name"] != folder.name:
         damaged(folder / MANIFEST, f"belongs to {body['name']}")
-    listed = body["files"].items()
+    listed = [(name, record) for name, record in body["files"].items() if COPY in record or not shared]
     return [flaw for name, record in listed for flaw in verify_copies(folder, name, record)]
 
 
@@ -118,7 +120,7 @@ def known_in(folder: Path, file: str) -> Known | None:
         if file in body["ranks"]:
             tree = read_arrays(folder / file, body["files"][file], ()).metadata[OWN]
             arrays = parse_json(tree)["arrays"]
-        return Known.of(file, arrays, body["files"])
+        return Known.of(folder, file, arrays, body["files"])
     except (CheckpointError, KeyError, TypeError, ValueError):
         return None
 

@@ -12,7 +12,7 @@ from typing import Any
 import xxhash
 
 from everstep.checkpoint import CheckpointName, Store, read_manifest
-from everstep.checkpoint.shared import copy_of, is_shared, located
+from everstep.checkpoint.shared import copies_of
 from everstep.errors import CheckpointError, ConfigError, EverstepError, MirrorError
 from everstep.mirror.address import MirrorAt
 from everstep.mirror.contents import NOTES, Holder
@@ -272,9 +272,8 @@ def _listed(folder: Path, top: Path) -> dict[str, Source]:
         return {}
     found = {}
     for name, record in files.items():
-        path = located(folder, name, record)
-        copy = copy_of(path) if is_shared(record) else None
-        found[path.relative_to(top).as_posix()] = Source(path, record["bytes"], record["xxh3_128"], copy)
+        path, *copy = copies_of(folder, name, record)
+        found[path.relative_to(top).as_posix()] = Source(path, record["bytes"], record["xxh3_128"], *copy)
     data = read_regular(manifest)
     return found | {
         manifest.relative_to(top).as_posix(): Source(manifest, len(data), xxhash.xxh3_128_hexdigest(data))

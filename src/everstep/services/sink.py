@@ -81,7 +81,7 @@ def finite(value: Any) -> Any:
 
 _RUNS = {
     *("best", "checkpoint", "checkpoints", "damaged", "dumps", "evaluations", "exports", "failures"),
-    *("journal", "labels.json", "lock", "lock.json", "pins.json", "run.json", "shared", "superseded"),
+    *("journal", "labels.json", "lock", "lock.json", "pins.json", "run.json", "superseded"),
 }
 _LOGS = {Path("logs/run.log"), Path("logs/media")}
 

@@ -34,7 +34,7 @@ class Points:
         self.log = folder / "log"
         self.undisturbed = folder / "undisturbed"
         assert self.start(self.undisturbed) == 0, self.log.read_text()
-        assert any((self.undisturbed / "shared").iterdir()), "no checkpoints share anything"
+        assert any(self.undisturbed.glob("checkpoints/*/*.copy.*")), "no checkpoints share anything"
         self._prepared = None if killed_at is None else folder / "prepared"
         if self._prepared is not None:
             assert self.start(self._prepared, f"kill:{killed_at}") == -9, self.log.read_text()

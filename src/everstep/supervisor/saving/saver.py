@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
@@ -24,7 +23,6 @@ from everstep.checkpoint import (
     WriterExchange,
     disk_failed,
     first_error,
-    leading_apart,
     save_apart,
 )
 from everstep.contracts.group import Group
@@ -297,7 +295,7 @@ class Saver:
             return
         writing, token = self._opening.store.writing_best, ""
         if spread and exchange is not None:
-            writing, token = partial(leading_apart, exchange), secrets.token_hex(4)
+            writing, token = exchange.leading, secrets.token_hex(4)
         keep, top = {*self._spoken_of(action.metric), *action.beside}, self._opening.run_dir.path
         save_apart(folder, commit, keep=keep, top=top, writing=writing, token=token)
 
