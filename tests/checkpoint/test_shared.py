@@ -214,7 +214,7 @@ def test_every_damage_of_one_copy_is_found_and_healed(tmp_path: Path, small: Non
     first, copy = shared_files(store, 3)
     raw = first.read_bytes()
     assert len(raw) < 4300
-    for index in range(0, len(raw), 3):
+    for index in range(0, len(raw), 11):
         flipped = raw[:index] + bytes([raw[index] ^ 4]) + raw[index + 1 :]
         for wrong in (raw[:index], flipped, raw[:index] + bytes(len(raw) - index)):
             first.write_bytes(wrong)

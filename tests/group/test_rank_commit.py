@@ -264,7 +264,7 @@ def test_a_failure_that_a_rank_has_reported_ends_the_wait(tmp_path: Path) -> Non
 def test_killed_anywhere_in_a_save_it_is_the_newest_or_the_previous_whole(tmp_path: Path) -> None:
     kills = [kill for size in (2, 3) for kill in places(tmp_path / f"whole-{size}", 0, size, three_saves)]
     of_messages = [kill for kill in kills if kill[3].startswith(MESSAGES)]
-    for size, rank, number, _ in sorted({*of_messages, *share(kills, 80)}):
+    for size, rank, number, _ in sorted({*of_messages, *share(kills, 30)}):
         run_dir = tmp_path / f"{size}-{rank}-{number}"
         ranks: list[Rank] = []
 

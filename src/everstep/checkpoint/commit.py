@@ -95,9 +95,6 @@ def require_finite(name: CheckpointName, arrays: Mapping[str, HostArray], guarde
 
     Args:
         guarded: names of the arrays that are looked at.
-
-    Raises:
-        NonFiniteError: names the step and up to five of the arrays.
     """
     bad = [key for key in arrays if key in guarded and not finite(arrays[key])]
     if bad:
@@ -181,11 +178,7 @@ def place(
 
 
 def place_apart(target: Path, write: Callable[[Path], int], *, top: Path, token: str = "") -> int:
-    """Place a folder and its parents; an old folder of that name is deleted after the new folder is there.
-
-    Raises:
-        RunDirError: a link below `top` leads to the folder.
-    """
+    """Place a folder and its parents; an old folder of that name is deleted after the new folder is there."""
     require_no_link(target, top)
     files.make_dirs(target.parent)
     trash: Path | None = None
@@ -203,11 +196,7 @@ def place_apart(target: Path, write: Callable[[Path], int], *, top: Path, token:
 
 
 def retire_others(folder: Path, keep: Collection[str], *, top: Path) -> None:
-    """Delete the checkpoints in `folder` whose names are not in `keep`.
-
-    Raises:
-        RunDirError: a link below `top` leads to `folder`.
-    """
+    """Delete the checkpoints in `folder` whose names are not in `keep`."""
     require_no_link(folder, top)
     for other in sorted(folder.iterdir()):
         if other.name not in keep and CheckpointName.matches(other.name):

@@ -258,11 +258,7 @@ class WriterExchange(Exchange):
         return write
 
     def _collect(self, own: Part) -> list[Part]:
-        """Return the parts of all ranks, in the order of ranks, once all have written theirs.
-
-        Raises:
-            DivergedRanksError: something that must be the same on all ranks is not.
-        """
+        """Return the parts of all ranks, in the order of ranks, once all have written theirs."""
         heard = self._heard([f"part/{rank}" for rank in range(1, self.size)], "did not report its part")
         self._forget()
         parts = [own]

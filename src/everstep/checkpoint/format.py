@@ -141,10 +141,6 @@ def write(
 
     Returns:
         Number of bytes of the files in the folder.
-
-    Raises:
-        CheckpointError: an array's bytes do not fit its shape, the trees overlap, or `facts` are not JSON.
-        OSError: the disk failed.
     """
     written = write_common(folder, common, sharing)
     ranks = [write_own(folder, 0, own or Encoded({}), common, sharing)]
@@ -156,10 +152,6 @@ def copy(source: Path, folder: Path, facts: Mapping[str, Json] | None = None) ->
 
     Args:
         facts: values of the manifest that replace those of the same name.
-
-    Raises:
-        DamagedCheckpointError, CheckpointVersionError: as `read`; each byte that is copied is verified.
-        OSError: the disk failed.
     """
     body = read_body(source)
     listed = body["files"].items()
@@ -184,12 +176,7 @@ def write_common(folder: Path, common: Encoded, sharing: Sharing | None = None) 
 def write_own(
     folder: Path, rank: int, own: Encoded, common: Encoded, sharing: Sharing | None = None
 ) -> dict[str, Record]:
-    """Write the file of a rank's own tree, unless the tree is empty; returns the records of its files.
-
-    Raises:
-        CheckpointError: the trees overlap, or an array's bytes do not fit its shape.
-        OSError: the disk failed.
-    """
+    """Write the file of a rank's own tree, unless the tree is empty; returns the records of its files."""
     if own.structure == {}:
         return {}
     try:

@@ -36,21 +36,13 @@ _MANIFEST = re.compile(rb'\{"checksum":"([0-9a-f]{32})","body":(\{.*\})\}\n', re
 
 
 def packed(body: Mapping[str, Any]) -> bytes:
-    """Return the bytes of the file.
-
-    Raises:
-        CheckpointError: JSON cannot hold a value of `body`.
-    """
+    """Return the bytes of the file."""
     text = json_bytes(body, f"checkpoint {body['name']}")
     return b'{"checksum":"%s","body":%s}\n' % (xxhash.xxh3_128_hexdigest(text).encode(), text)
 
 
 def json_bytes(value: Any, whose: str) -> bytes:
-    """Return a value as compact JSON.
-
-    Raises:
-        CheckpointError: JSON cannot hold the value.
-    """
+    """Return a value as compact JSON."""
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
@@ -74,11 +66,7 @@ def versions() -> dict[str, str]:
 
 
 def read_body(folder: Path) -> dict[str, Any]:
-    """Read and verify the manifest alone, and return its body.
-
-    Raises:
-        DamagedCheckpointError, CheckpointVersionError: as `read`.
-    """
+    """Read and verify the manifest alone, and return its body."""
     path = folder / MANIFEST
     try:
         raw = read_regular(path)
@@ -169,11 +157,7 @@ def _require_version(folder: Path, body: Mapping[str, Any]) -> None:
 
 
 def check_sizes(folder: Path, body: Mapping[str, Any]) -> None:
-    """Verify the cheap half: all files are there and have their sizes.
-
-    Raises:
-        DamagedCheckpointError: a file is missing or has another size.
-    """
+    """Verify the cheap half: all files are there and have their sizes."""
     for name, record in body["files"].items():
         check_there(folder, name, record)
 
@@ -244,11 +228,7 @@ _FACTS: dict[str, _Fits] = {
 
 
 def checked(described: dict[str, Any]) -> dict[str, Any]:
-    """Return descriptions of arrays, all of which have the facts that a `HostArray` needs.
-
-    Raises:
-        KeyError: names an array whose description does not.
-    """
+    """Return descriptions of arrays, all of which have the facts that a `HostArray` needs."""
     if odd := [name for name, facts in described.items() if not _is_description(facts)]:
         raise KeyError(f"arrays/{odd[0]}")
     return described

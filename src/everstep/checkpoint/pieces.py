@@ -68,10 +68,6 @@ def write_pieces(
 
     Returns:
         The records of its files by their names, and its pieces by the names of the arrays.
-
-    Raises:
-        CheckpointError: an array's bytes do not fit its shape.
-        OSError: the disk failed.
     """
     mine, file = written_by(rank, arrays), piece_file(rank)
     if not mine:
@@ -98,9 +94,6 @@ def described(
     Args:
         arrays: the common tree's.
         ranks: what each rank wrote.
-
-    Raises:
-        CheckpointError: the pieces do not make the whole array.
     """
     return {
         name: describe(
@@ -201,11 +194,7 @@ class Assembly:
                 user.made.parts.append(part)
 
     def arrays(self, wanted: list[Made]) -> dict[str, HostArray]:
-        """Put together the arrays of what was taken.
-
-        Raises:
-            ValueError: what was taken does not make an array; names the array, or the piece that is missing.
-        """
+        """Put together the arrays of what was taken."""
         if self._users:
             (file, key), *_ = self._users
             raise ValueError(f"no file {file} with an array {key!r} is there")
@@ -262,10 +251,6 @@ def joined(
         shape: of the whole array.
         size: bytes of the whole array.
         region: the part that is wanted; None for all.
-
-    Raises:
-        ValueError: a piece is not inside the array or has another size, or the pieces do not fill what is
-            wanted.
     """
     offset, box = ([0] * len(shape), shape) if region is None else (region.offset, region.shape)
     item = size // max(1, math.prod(shape))

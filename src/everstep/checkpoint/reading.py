@@ -68,11 +68,7 @@ def read(
 
 
 def read_own(folder: Path, rank: int) -> Encoded:
-    """Read the own tree of a rank, and verify its bytes; an empty tree if the rank has none.
-
-    Raises:
-        DamagedCheckpointError, CheckpointVersionError: as `read`.
-    """
+    """Read the own tree of a rank, and verify its bytes; an empty tree if the rank has none."""
     return _own(folder, read_body(folder), rank)
 
 
@@ -97,9 +93,6 @@ def verify(folder: Path, *, shared: bool = False) -> list[Flaw]:
 
     Returns:
         What is wrong with copies of shared files, where the other copy is whole.
-
-    Raises:
-        DamagedCheckpointError, CheckpointVersionError: as `read`.
     """
     body = read_body(folder)
     if body["name"] != folder.name:

@@ -73,9 +73,6 @@ def either(folder: Path, name: str, record: Record, use: Callable[[Path], T], fl
     Args:
         use: reads the file at a path.
         flaws: takes what is wrong with the first copy.
-
-    Raises:
-        DamagedCheckpointError: the file is damaged, and so is its copy.
     """
     path, *second = copies_of(folder, name, record)
     try:
@@ -114,11 +111,7 @@ def check_there(folder: Path, name: str, record: Record) -> None:
 
 
 def verify_copies(folder: Path, name: str, record: Record) -> list[Flaw]:
-    """Verify every byte of a file of a checkpoint, and of its copy; returns what is wrong with one of them.
-
-    Raises:
-        DamagedCheckpointError: the file is damaged, and so is its copy.
-    """
+    """Verify all bytes of a file of a checkpoint, and of its copy; returns what is wrong with one of them."""
     flaws: list[Flaw] = []
     either(folder, name, record, lambda path: verify_file(path, record), flaws)
     path, *second = copies_of(folder, name, record)

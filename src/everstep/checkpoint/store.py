@@ -226,9 +226,6 @@ class Store(SavedCheckpoints):
 
         Returns:
             `meta` of the copy.
-
-        Raises:
-            CheckpointError, OSError: as `commit`.
         """
         foreign: Any = checkpoint.meta
         meta: dict[str, Json] = {**foreign, **facts, "run": self.run}
@@ -243,10 +240,6 @@ class Store(SavedCheckpoints):
 
         Args:
             folder: the folder to be made is `folder/NAME`; `folder` is made, too, if it is missing.
-
-        Raises:
-            CheckpointError: the checkpoint is missing or damaged, or `folder` has something of that name.
-            OSError: the disk failed.
         """
         self._require(name)
         target = folder.absolute() / str(name)
@@ -294,11 +287,7 @@ class Store(SavedCheckpoints):
         return bool(self._left)
 
     def settle(self) -> None:
-        """Make the choice of `continue_from` durable for later starts; called before the first save.
-
-        Raises:
-            OSError, CheckpointError: the disk failed; a second call tries again.
-        """
+        """Make the choice of `continue_from` durable for later starts; called before the first save."""
         if self.settled:
             return
         chosen = self._chosen
@@ -333,9 +322,6 @@ class Store(SavedCheckpoints):
         """Set aside the checkpoints of `step` and later steps that starts up to `segment` saved.
 
         After a kill in the middle it is called again.
-
-        Raises:
-            CheckpointError: no other checkpoint would be left.
         """
         gone = [one.name for one in self.facts() if one.name.step >= step and one.segment <= segment]
         if not gone:
@@ -416,11 +402,7 @@ class Store(SavedCheckpoints):
         self._write_pins(self.pins() | {name})
 
     def unpin(self, name: CheckpointName) -> None:
-        """Let retention decide about a checkpoint again.
-
-        Raises:
-            NoCheckpointError: the checkpoint is not pinned.
-        """
+        """Let retention decide about a checkpoint again."""
         pinned = self.pins()
         if name not in pinned:
             raise NoCheckpointError(
