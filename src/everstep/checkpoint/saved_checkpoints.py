@@ -170,7 +170,7 @@ class SavedCheckpoints:
         )
 
     def read(self, name: CheckpointName, rank: int = 0) -> Checkpoint:
-        """Read and verify one checkpoint, as `rank` resumes from it; rank 0 verifies the bytes of all ranks."""
+        """Read and verify a checkpoint, as `rank` resumes from it; rank 0 verifies the bytes of all ranks."""
         self._require(name)
         found = reading.read(self.path(name), rank, self.wanted, self.regions)
         if found.name != name:
