@@ -189,7 +189,8 @@ def in_pieces(folder: Path, whole: np.ndarray[Any, Any], cuts: list[tuple[slice,
         record = write_arrays(folder / file, {"piece": host(part), "other": host(np.ones(5))})
         rewrite(folder, lambda body, file=file, record=record: body["files"].update({file: record}))
         offset = [span.indices(most)[0] for span, most in zip(cut, whole.shape, strict=True)]
-        pieces.append({"file": file, "key": "piece", "offset": offset, "shape": list(part.shape)})
+        place = {"file": file, "key": "piece", "offset": offset, "shape": list(part.shape)}
+        pieces.append({**place, "xxh3_128": xxhash.xxh3_128_hexdigest(part.tobytes())})
     told = {"shape": list(whole.shape), "bytes": whole.nbytes, "pieces": pieces}
     rewrite(folder, lambda body: body["arrays"]["user/w"].update(told))
 

@@ -20,8 +20,8 @@ The checksum of the manifest (xxh3_128) covers the exact bytes of the body.  The
     ranks           for each rank the file of its own tree, null for none; as many as the checkpoint has ranks
     files           {FILE: {"bytes", "xxh3_128"}}: size and checksum of every other file
 
-A piece may have "xxh3_128", too.  Who needs some of the arrays reads and verifies these alone, by the
-checksums of the arrays or of all their pieces; without such checksums, the files in which they lie.
+Of several pieces each has "xxh3_128", too.  Who needs some of the arrays reads and verifies these alone, by
+the checksums of the arrays or of their pieces.
 
 So no bit of any file can change unnoticed, and nobody needs to list the folder.  Nothing is ever unpickled.
 

@@ -153,11 +153,11 @@ class Assembly:
     """Arrays, put together while the files that have their pieces are read.
 
     Attributes:
-        keys: for each file, the names of the wanted arrays there, with their checksums where they have one.
+        keys: for each file, the names of the wanted arrays there, with their checksums.
     """
 
     def __init__(self) -> None:
-        self.keys: dict[str, dict[str, str | None]] = defaultdict(dict)
+        self.keys: dict[str, dict[str, str]] = defaultdict(dict)
         self._users: dict[tuple[str, str], list[_User]] = defaultdict(list)
 
     def add(self, arrays: Mapping[str, Any], file: str, regions: Regions | None = None) -> list[Made]:
@@ -175,7 +175,7 @@ class Assembly:
             for piece in pieces_of(name, facts, file):
                 if region is None or _overlap(piece, region.offset, region.shape) is not None:
                     self._users[piece["file"], piece["key"]].append(_User(made, piece))
-                    self.keys[piece["file"]][piece["key"]] = piece.get("xxh3_128")
+                    self.keys[piece["file"]][piece["key"]] = piece["xxh3_128"]
         return wanted
 
     def cut(self, file: str, key: str, data: Bytes) -> list[_Part]:

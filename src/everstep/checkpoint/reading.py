@@ -189,11 +189,8 @@ class _Reader:
         if name == self._mine or not (keys or all_of_it):
             return
         record, cut = self._body["files"][name], partial(self._assembly.cut, name)
-        checksums = {key: checksum for key, checksum in keys.items() if checksum is not None}
-
-        some = checksums if not all_of_it and len(checksums) == len(keys) else None
 
         def use(path: Path) -> ArrayFile:
-            return read_arrays(path, record, keys, cut, some)
+            return read_arrays(path, record, keys, cut, None if all_of_it else keys)
 
         self._assembly.take(name, either(self._folder, name, record, use, self.flaws).arrays)

@@ -184,7 +184,7 @@ class Known(NamedTuple):
         places = {}
         for name, facts in described.items():
             for piece in pieces_of(name, facts, file):
-                if "xxh3_128" in piece and facts["bytes"] >= LEAST:
+                if facts["bytes"] >= LEAST:
                     content = piece["xxh3_128"], facts["dtype"], tuple(piece["shape"])
                     places[content] = Place(piece["file"], piece["key"])
         return cls(folder, places, {name: record for name, record in files.items() if COPY in record})
@@ -367,7 +367,7 @@ def lay_out(
 # ------------------------------------------------------------------------------- descriptions of arrays
 
 Piece: TypeAlias = Mapping[str, Any]
-"""{"file", "key", "offset", "shape"} and perhaps "xxh3_128", see `format`."""
+"""{"file", "key", "offset", "shape", "xxh3_128"}, see `format`."""
 
 
 def describe(array: HostArray, shape: Sequence[int], size: int, **more: Json) -> dict[str, Json]:
@@ -389,7 +389,7 @@ def describe(array: HostArray, shape: Sequence[int], size: int, **more: Json) ->
 
 
 def pieces_of(name: str, facts: Mapping[str, Any], file: str) -> list[Piece]:
-    """List the pieces of a described array, each with its checksum where that is known.
+    """List the pieces of a described array, each with its checksum.
 
     Args:
         file: the own file of the array's tree.  An array that lies whole in it is one piece.
@@ -397,6 +397,4 @@ def pieces_of(name: str, facts: Mapping[str, Any], file: str) -> list[Piece]:
     shape = facts["shape"]
     whole = {"file": file, "key": name, "offset": [0] * len(shape), "shape": shape}
     pieces: list[Piece] = facts.get("pieces", [whole])
-    if len(pieces) == 1 and facts.get("xxh3_128") is not None:
-        return [{"xxh3_128": facts["xxh3_128"], **pieces[0]}]
-    return pieces
+    return [{"xxh3_128": facts["xxh3_128"], **pieces[0]}] if len(pieces) == 1 else pieces
