@@ -397,4 +397,4 @@ def pieces_of(name: str, facts: Mapping[str, Any], file: str) -> list[Piece]:
     shape = facts["shape"]
     whole = {"file": file, "key": name, "offset": [0] * len(shape), "shape": shape}
     pieces: list[Piece] = facts.get("pieces", [whole])
-    return [{"xxh3_128": facts["xxh3_128"], **pieces[0]}] if len(pieces) == 1 else pieces
+    return [{"xxh3_128": facts.get("xxh3_128"), **pieces[0]}] if len(pieces) == 1 else pieces
