@@ -25,6 +25,7 @@ KINDS = {
     "best/*/manifest.json": "manifest of best weights",
     "best/*": "best weights",
     "checkpoints/*/manifest.json": "manifest",
+    "checkpoints/*/*step-*.safetensors": "shared file",
     "checkpoints/*/*.safetensors": "arrays",
     "damaged/*": "damaged checkpoint",
     "evaluations/*.json": "evaluation",
@@ -39,7 +40,6 @@ KINDS = {
     "logs/*": "log",
     "pins.json": "pins.json",
     "run.json": "run.json",
-    "shared/*": "shared file",
     "superseded/*": "superseded checkpoint",
 }
 """Pattern of a file -> what it is, the first that fits; a file that none fits fails the tests."""

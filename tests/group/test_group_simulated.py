@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
-import group_checks
 import pytest
-from group_checks import check_group
 from simulation import Simulation
 
 from everstep.errors import DisagreementError, GroupError, MissingRankError
 from everstep.group import Single, StoreGroup, report
 from gate import share
-
-
-def test_it_keeps_the_contract_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_checks, "nothing_left", lambda settle: nullcontext())
-    monkeypatch.setattr(group_checks, "_REQUESTS", 5)
-    for seed in range(6):
-        with Simulation(seed, 2 + seed % 3, host=(None, 0)[seed % 2]) as simulation:
-            simulation.run(lambda rank: check_group(simulation.group))
 
 
 def test_an_operation_costs_five_requests_and_leaves_no_keys() -> None:
@@ -55,6 +44,37 @@ def outcome(call: Callable[[], Any]) -> Any:
         return call()
     except GroupError as error:
         return type(error).__name__, error.ranks
+
+
+VALUES: tuple[Any, ...] = (None, True, -7, 2**40, 0.1, "", "é\n", [1, [2, None]], {"a": [0.5]}, "x" * 100_000)
+
+
+def test_operations_bring_the_values_of_all_ranks_and_differences_are_errors_on_all() -> None:
+    def program(rank: int) -> Any:
+        group, last = simulation.group(), rank == simulation.size - 1
+        for value in VALUES:
+            assert group.gather([rank, value], "a value") == [[r, value] for r in range(group.size)]
+        assert group.writer == (rank == 0) and group.share(rank, "a choice") == 0
+        assert group.any(last, "a wish") is True and group.any(False, "a wish") is False
+        assert group.agree({"a": [1, 2.5]}, "a config") == {"a": [1, 2.5]}
+        differ = outcome(lambda: group.agree(last, "the config"))
+        began = simulation.now  # the group goes on after a difference
+        if last:
+            simulation.sleep(0.4)
+        group.barrier("a late rank")
+        assert simulation.now - began >= 0.4
+        elsewhere = outcome(lambda: group.barrier("a place" if rank == 0 else "another place"))
+        after = outcome(lambda: group.barrier("after an error"))
+        for _ in range(2):
+            group.close()
+        return differ, elsewhere, after
+
+    for seed in range(12):
+        with Simulation(seed, 2 + seed % 3, host=(None, 0)[seed % 2]) as simulation:
+            found = simulation.run(program)
+        for differ, elsewhere, after in found:
+            assert differ[0] == elsewhere[0] == "DisagreementError" and after == ("GroupError", ())
+            assert simulation.size == 2 or differ[1] == (simulation.size - 1,)
 
 
 def trained(simulation: Simulation, limit: float = 5, count: int = 3) -> Callable[[int], Any]:

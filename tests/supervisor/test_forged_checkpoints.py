@@ -68,7 +68,7 @@ def forge(folder: Path, place: str, value: Any) -> None:
 
 
 SHAPE = {
-    7: {
+    8: {
         "gradients": [],
         "progress": [
             *("batch_in_epoch", "call_start", "calls", "epoch", "epoch_loop", "epoch_start", "iterating"),

@@ -22,19 +22,4 @@ if TYPE_CHECKING:
 
     __all__: list[str]
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "everstep.experiment.calls": ("Call",),
-            "everstep.experiment.config": ("Resolved", "as_yaml", "resolve"),
-            "everstep.experiment.experiment": ("Experiment",),
-            "everstep.experiment.open_experiment": ("open_config", "open_run"),
-            "everstep.experiment.experiment_config": ("ExperimentConfig",),
-            "everstep.tfutils": (
-                "intermediate_results",
-                "recorded_params",
-                "test_from_params",
-                "train_from_params",
-            ),
-        },
-    )
+    __getattr__, __dir__, __all__ = exports(__name__)

@@ -33,7 +33,7 @@ from everstep.untrusted_files import is_count, is_file_name, parse_json
 FORMAT = 1
 """Version of a list, as written."""
 
-FOLDERS = ("checkpoints", "best", "shared", "journal")
+FOLDERS = ("checkpoints", "best", "journal")
 """Folders of a run directory of which a mirror has files."""
 NOTES = ("checkpoint", "labels.json", "pins.json")
 """Small files of a run directory that a list has."""

@@ -178,9 +178,13 @@ class Mirror:
         number = self._last + 1
         files: dict[str, tuple[Part, ...]] = {}
         lost: dict[str, str] = {}
+        # what several checkpoints share has a name in the folder of each, and is uploaded once
+        equal = {parts[0][1:]: parts for parts in held.values() if len(parts) == 1}
         for path, source in committed.files.items():
             try:
-                files[path] = self._stored(path, source, held.get(path, ()), number, go_on)
+                parts = equal.get((source.bytes, source.digest or ""), held.get(path, ()))
+                files[path] = self._stored(path, source, parts, number, go_on)
+                equal |= {parts[0][1:]: parts for parts in [files[path]] if len(parts) == 1}
             except (DamagedCheckpointError, FileNotFoundError) as error:
                 if source.digest is None or (isinstance(error, FileNotFoundError) and source.path.exists()):
                     raise

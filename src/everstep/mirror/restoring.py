@@ -60,12 +60,6 @@ class Restoring:
         except FileNotFoundError:
             return 0
 
-    def _is_here(self, path: str) -> bool:
-        """Whether the directory has a file with all the bytes that the mirror has."""
-        if self._size(path) != self._contents.size(path):
-            return False
-        return [digest_of(self._top / path)] == [part.digest for part in self._contents.files[path]]
-
     def _require_same_history(self, path: str, parts: tuple[Part, ...], size: int) -> None:
         at = 0
         for part in parts:
@@ -125,15 +119,17 @@ class Restoring:
     # --------------------------------------------------------------------------------- bringing
 
     def bring(self, say: Callable[[str], None]) -> None:
-        """Bring everything that the directory lacks; what only the directory has moves to superseded/."""
-        for name in ("journal", "shared"):  # of an earlier start that was killed here
-            discard_leftovers(self._top / name, ROOM)
+        """Bring everything that the directory lacks; what only the directory has moves to superseded/.
+
+        Raises:
+            FileNotFoundError: a file is gone from the mirror: its list is not the newest any more.
+            MirrorError: a file in the mirror is damaged.
+        """
+        discard_leftovers(self._top / "journal", ROOM)  # of an earlier start that was killed here
         folders: dict[str, list[str]] = {}
         for path in self._contents.files:
             if path.startswith(("checkpoints/", "best/")):
                 folders.setdefault(path.rpartition("/")[0], []).append(path)
-            elif path.startswith("shared/") and not self._is_here(path):
-                self._bring_file(path)
         brought = [folder for folder, paths in sorted(folders.items()) if self._bring_folder(folder, paths)]
         self._leave_others(folders)
         for name, note in self._contents.notes.items():

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import xxhash
 
 from everstep.checkpoint import CheckpointName, Store, read_manifest
-from everstep.checkpoint.shared import copy_of, is_shared, located
+from everstep.checkpoint.shared import copies_of
 from everstep.errors import CheckpointError, ConfigError, EverstepError, MirrorError, RunLockedError
 from everstep.mirror.contents import NOTES
 from everstep.mirror.mirror import Committed, Mirror, Source
@@ -322,9 +322,8 @@ def _listed(folder: Path, top: Path) -> dict[str, Source]:
         return {}
     sources = {}
     for name, record in files.items():
-        path = located(folder, name, record)
-        copy = copy_of(path) if is_shared(record) else None
-        sources[path.relative_to(top).as_posix()] = Source(path, record["bytes"], record["xxh3_128"], copy)
+        path, *copy = copies_of(folder, name, record)
+        sources[path.relative_to(top).as_posix()] = Source(path, record["bytes"], record["xxh3_128"], *copy)
     data = read_regular(manifest)
     sources[manifest.relative_to(top).as_posix()] = Source(
         manifest, len(data), xxhash.xxh3_128_hexdigest(data)

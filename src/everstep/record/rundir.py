@@ -30,7 +30,7 @@ _OURS = ("run.json", "lock", "lock.json", "checkpoint", "checkpoints", "journal"
 _FILES = ("run.json", "lock", "lock.json", "checkpoint", "pins.json", "labels.json")
 _FOLDERS = (
     *("checkpoints", "journal", "evaluations"),
-    *("best", "damaged", "superseded", "shared", "exports", "dumps", "logs", "failures"),
+    *("best", "damaged", "superseded", "exports", "dumps", "logs", "failures"),
 )
 
 

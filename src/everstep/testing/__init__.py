@@ -26,12 +26,4 @@ if TYPE_CHECKING:
 
     __all__: list[str]
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "everstep.testing.object_checks": ("Checked", "check", "check_stateful"),
-            "everstep.testing.service_checks": ("check_service", "check_sink"),
-            "everstep.testing.stream_checks": ("check_stream",),
-            "everstep.testing.tools": ("ManualClock", "armed", "nothing_left"),
-        },
-    )
+    __getattr__, __dir__, __all__ = exports(__name__)

@@ -23,10 +23,4 @@ if TYPE_CHECKING:
 
     __all__: list[str]
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "everstep.tfutils.params": ("recorded_params",),
-            "everstep.tfutils.runs": ("intermediate_results", "test_from_params", "train_from_params"),
-        },
-    )
+    __getattr__, __dir__, __all__ = exports(__name__)

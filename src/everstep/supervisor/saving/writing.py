@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 from everstep.checkpoint import (
@@ -16,7 +15,6 @@ from everstep.checkpoint import (
     Retention,
     WriterExchange,
     disk_failed,
-    leading_apart,
     save_apart,
 )
 from everstep.contracts.group import Group
@@ -161,7 +159,7 @@ class Writing:
             return
         writing, token = store.writing_best, ""
         if spread and exchange is not None:
-            writing, token = partial(leading_apart, exchange), secrets.token_hex(4)
+            writing, token = exchange.leading, secrets.token_hex(4)
         # a resume from a checkpoint on disk needs the best weights that it names
         needed = {name for facts in store.facts() for name in facts.kept.get(action.metric, ())}
         keep, top = {*needed, *action.beside}, self._opening.run_dir.path
