@@ -15,7 +15,7 @@ from everstep.contracts.data import Share, Stream
 from everstep.data import arrays, as_stream
 from everstep.errors import DataError
 from everstep.trainer.eval_loop import evaluate
-from everstep.trainer.shared_stream import SharedStream, Tap
+from everstep.trainer.multi_run import SharedStream, Tap
 from everstep.trainer.train_inputs import TrainInputs
 
 
