@@ -16,7 +16,7 @@ from everstep.data import arrays, as_stream
 from everstep.errors import DataError
 from everstep.trainer.eval_loop import evaluate
 from everstep.trainer.multi_run import SharedStream, Tap
-from everstep.trainer.train_inputs import TrainInputs
+from everstep.trainer.named_streams import TrainInputs
 
 
 class Counting(everstep.Task):

@@ -41,7 +41,7 @@ from everstep.tfutils.params import TEST, TRAINING, Given, Params, ParamsRecord,
 from everstep.tfutils.task import Example, ParamsTask, data_of
 from everstep.trainer import MultiRun, Trainer
 from everstep.trainer.eval_loop import evaluate
-from everstep.trainer.train_inputs import TrainInputs
+from everstep.trainer.named_streams import TrainInputs
 
 _FREE = (
     "save_params",

@@ -244,8 +244,8 @@ class SharedStream:
         known = self._last is not None and place == self._last.before
         if self._cursor is None or not (known or place == self._head):
             self.close()
-            *where, position = place
-            self._cursor = self.stream.open(*where, position, seed=seed)
+            purpose, pass_index, position = place
+            self._cursor = self.stream.open(purpose, pass_index, position, seed=seed)
             self._head, self._last = place, None
         return self._cursor
 
