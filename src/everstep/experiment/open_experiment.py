@@ -112,18 +112,13 @@ class Configured(Experiment):
 
     def _to_train(self) -> Trainer:
         trainer = super()._to_train()
-        # Refused before `begin` makes a fork on the disk.
-        self._require_optimizer()
-        if self._chosen.begin is not None:
-            self._chosen = self._chosen.begin(trainer.task.state())
+        self._require_optimizer()  # before a fork is made on the disk
+        if self._chosen.fork is not None:
+            self._chosen.fork.begin(self._chosen.run_dir, trainer.task.state())
         if self._chosen.says:
             print(self._chosen.says)
-            self._chosen = replace(self._chosen, says="")
-        if self._chosen.run_dir == self.run_dir:
-            return trainer
-        # Another process began a fork under that name meanwhile: a new Trainer is made for the new folder.
-        self.run_dir, self._trainer = self._chosen.run_dir, None
-        return self.trainer
+        self._chosen = replace(self._chosen, says="", fork=None)
+        return trainer
 
     def check(self, schedule: str) -> str:
         """Make everything that a schedule needs; return its message about a changed config.
