@@ -336,16 +336,17 @@ def test_a_fork_is_made_wholly_or_not_at_all(here: Path, point: str, is_made: bo
 
 
 @pytest.mark.campaign("long")
-def test_two_forks_in_the_same_instant_are_two(here: Path) -> None:
+def test_of_two_forks_in_the_same_instant_one_is_started_again(here: Path) -> None:
     everstep("train", "tiny.yaml", "trainer.max_epoch=1", cwd=here)
     line = ("train", "tiny.yaml", "--on-change", "fork")
     environment = {**os.environ, "EVERSTEP_HAZARD": "SIGSTOP:fork.rename:1"}
     command = [sys.executable, "-m", "everstep", *line, "optimizer.lr=0.2"]
-    with subprocess.Popen(command, cwd=here, env=environment, stdout=subprocess.PIPE, text=True) as first:
+    with subprocess.Popen(command, cwd=here, env=environment, stderr=subprocess.PIPE, text=True) as first:
         os.waitpid(first.pid, os.WUNTRACED)
         assert "into runs/tiny-fork-1" in everstep(*line, "optimizer.lr=0.3", cwd=here)[0]
         first.send_signal(signal.SIGCONT)
-        assert "into runs/tiny-fork-2" in first.communicate()[0]
+        assert "check its folder, and start again" in first.communicate()[1]
+    assert "into runs/tiny-fork-2" in everstep(*line, "optimizer.lr=0.2", cwd=here)[0]
     for number, rate in {1: 0.3, 2: 0.2}.items():
         journal = RunJournal(here / "runs" / f"tiny-fork-{number}")
         assert journal.ended() is not None and journal.facts()["config"]["optimizer"]["lr"] == rate
