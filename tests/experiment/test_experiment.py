@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tiny_experiment import TinyTask, noise, numbers, write
 
 import everstep
 from everstep.errors import ChangedError, ConfigError, NoCheckpointError, RestoreError, UsageError
-from everstep.experiment import Call, ExperimentConfig, calls, open_config, open_run, resolve
+from everstep.experiment import Call, ExperimentConfig, open_config, open_run, resolve
 from everstep.experiment.experiment import SCHEDULES
 from everstep.experiment.open_experiment import Configured, stored
 from everstep.record import RunDir, RunJournal
@@ -75,13 +74,6 @@ def test_nothing_is_called_at_construction() -> None:
 def test_what_cannot_be_right_is_refused_at_once(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         everstep.Experiment(**{"task": TinyTask, "train_stream_fn": numbers, **arguments})
-
-
-def test_import_paths_are_functions_too() -> None:
-    by_path = everstep.Experiment(
-        "tiny_experiment:TinyTask", "tiny_experiment:numbers", max_step=2, skip_check=True
-    )
-    assert by_path.run("train").ending.step == 2
 
 
 def test_what_is_made_follows_from_the_seed() -> None:
@@ -186,14 +178,6 @@ def test_continuous_eval_follows_a_run_to_its_final_step() -> None:
     assert found[-1] == 8 and found == sorted(set(found))
 
 
-@pytest.mark.campaign("timed")
-def test_continuous_eval_waits_before_the_first() -> None:
-    experiment().train()
-    before = time.monotonic()
-    assert "valid/loss" in experiment().continuous_eval(delay_secs=0.3, throttle_secs=0.0).metrics
-    assert time.monotonic() - before >= 0.3
-
-
 def test_continuous_eval_evaluates_every_stream_on_the_final_step() -> None:
     streams = {"valid": numbers, "test": lambda: numbers(3)}
     services = [everstep.Evaluate(name) for name in streams]
@@ -215,14 +199,6 @@ def test_test_is_a_smoke_test_that_leaves_nothing() -> None:
 
     with pytest.raises(ZeroDivisionError):
         everstep.Experiment(Broken, numbers, numbers, "runs/a", skip_check=True).test()
-
-
-def test_export_strategies_are_services() -> None:
-    at: list[int] = []
-    strategy = everstep.Best("valid/loss", "min")
-    done = experiment(export_strategies=[strategy], services=[lambda: at_end(at)])
-    done.train()
-    assert strategy.value is not None and at
 
 
 def test_a_config_exports_the_final_the_latest_and_the_best(tmp_path: Path) -> None:
@@ -250,16 +226,6 @@ seed: 7
     assert exports == {"best": ["02", "04"], "final": ["07"], "latest": ["06"]}
 
 
-def at_end(seen: list[int]) -> everstep.Service:
-    class AtEnd(everstep.Service):
-        moments = frozenset({everstep.Moment.EXIT_LOOP})
-
-        def run(self, boundary: everstep.Boundary) -> None:
-            seen.append(boundary.step)
-
-    return AtEnd("at end")
-
-
 # --------------------------------------------------------------------------- from a config file
 
 
@@ -279,13 +245,6 @@ def test_the_recorded_config_makes_the_run_again(file: Path) -> None:
     Path("again.yaml").write_text(everstep.experiment.as_yaml(tree))
     assert opened(Path("again.yaml"), run_dir="runs/again").train().ending.digest == first.digest
     assert open_run("runs/first", ["trainer.max_epoch=4"], skip_check=True).train().ending.step == 16
-
-
-def test_a_stopped_and_resumed_run_is_the_undisturbed_one(file: Path) -> None:
-    opened(file, "trainer.max_step=5").train()
-    resumed = opened(file).train().ending
-    assert resumed.resumed_from is not None
-    assert resumed.digest == opened(file, run_dir="runs/other").train().ending.digest
 
 
 class Line(everstep.torch.Task):
@@ -435,12 +394,6 @@ def test_what_makes_the_optimizer_is_an_argument_of_the_tasks_build(file: Path) 
     assert "build_optimizer" not in vars(task)  # nothing is put onto it
 
 
-def test_a_config_is_checked_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, checked = opened(file), []
-    monkeypatch.setattr(calls, "checked_arguments", lambda *given, **more: checked.append(given))
-    assert made.train().ending.step == 12 and not checked
-
-
 def test_wrong_parts_are_told(file: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="scheduler: TinyTask has no build_scheduler"):
         _ = opened(file, "scheduler={call: tiny_experiment:numbers}").trainer
@@ -498,20 +451,6 @@ def test_keep_goes_on_with_the_stored_config(file: Path, capsys: pytest.CaptureF
     assert "kept as stored: optimizer.lr: stored 0.1, given 0.2" in capsys.readouterr().out
     undisturbed = opened(file, "trainer.max_epoch=4", run_dir="runs/other").train().ending
     assert kept.step == 16 and kept.digest == undisturbed.digest
-
-
-def test_keep_leaves_the_services_in_their_order(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    services = (
-        "services=[{EarlyStop: {metric: valid/loss, patience: 9}}, Evaluate, "
-        "{StopAfter: {steps: 90}}, {Throughput: {samples: 2}}]"
-    )
-    opened(file, services).train()
-    capsys.readouterr()
-    opened(file, services, "optimizer.lr=0.2", "trainer.max_epoch=4", on_change="keep").train()
-    said = capsys.readouterr().out
-    assert "config.trainer.max_epoch: stored 3, given 4" in said and "config.services" not in said
-    override = ["services.0.EarlyStop.patience=8", "trainer.max_epoch=5"]
-    assert open_run("runs/tiny", override, on_change="override").train().ending.step == 20
 
 
 def test_override_goes_on_with_the_given_config(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -620,18 +559,6 @@ def test_a_fork_goes_on_inside_the_epoch_that_a_limit_cut_short(file: Path) -> N
     assert (forked.step, forked.resumed_from) == (12, "step-00000005")
 
 
-def test_a_fork_goes_on_with_its_own_checkpoints_in_one_process(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    opened(file).train()
-    forked = opened(file, "optimizer.lr=0.2", "trainer.max_epoch=4", on_change="fork")
-    first = forked.train().ending
-    again = forked.run("train_and_evaluate").ending
-    assert again.resumed_from == "epoch-0004-step-00000016" and again.digest == first.digest
-    assert not (Path(forked.run_dir) / "superseded").exists()
-    assert capsys.readouterr().out.count("forked from") == 1
-
-
 def test_the_config_is_compared_before_the_shapes_and_what_fits_nothing_is_not_forked(file: Path) -> None:
     opened(file, "trainer.max_epoch=1").train()
     wide = "task.width=4"
@@ -669,17 +596,6 @@ def test_a_check_says_what_a_training_would_and_leaves_nothing(file: Path, tmp_p
         with pytest.raises(ConfigError, match="give the config the key `optimizer`"):
             checked()
     assert not Path("runs/line").exists()
-
-
-def test_without_a_difference_there_is_no_fork(file: Path) -> None:
-    opened(file, "trainer.max_epoch=1").train()
-    assert opened(file, on_change="fork").train().ending.step == 12
-    assert not Path("runs/tiny-fork-1").exists()
-
-
-def test_an_unknown_choice(file: Path) -> None:
-    with pytest.raises(ConfigError, match='give "error", "keep", "override" or "fork"'):
-        opened(file, on_change="kepe")
 
 
 # -------------------------------------------------------------------------------- provenance

@@ -15,8 +15,8 @@ import pytest
 
 import everstep
 from everstep.errors import ConfigError
-from everstep.experiment.config import Call, as_yaml, free, resolve
-from everstep.experiment.experiment_config import MAIN_SERVICES, ExperimentConfig, ServiceCall, TrainerConfig
+from everstep.experiment.config import Call, as_yaml, resolve
+from everstep.experiment.experiment_config import MAIN_SERVICES, ExperimentConfig, TrainerConfig
 from everstep.schedule import At, Every, Never, Schedule
 
 HERE = __name__
@@ -150,12 +150,6 @@ def test_an_override_reaches_into_a_list_and_replaces_what_it_names(write: Calla
     assert found.layer == Layer(3)
 
 
-def test_anchors_and_merge_keys(write: Callable[..., str]) -> None:
-    text = "layer: &l {width: 3, rates: [1]}\nnamed:\n  a: *l\n  b:\n    <<: *l\n    width: 4\n"
-    found = resolve(Config, [write(text)]).config
-    assert found.named == {"a": Layer(3, (1.0,)), "b": Layer(4, (1.0,))}
-
-
 def test_aliases_that_stand_for_too_much_are_refused(write: Callable[..., str]) -> None:
     """Nine lines that stand for ten to the ninth values."""
     lines = ["a0: &a0 [" + ", ".join("x" * 10) + "]"]
@@ -196,22 +190,6 @@ def test_a_value_of_another_kind_under_any_key_is_an_error_with_its_line(tmp_pat
     unknown = "the config has no profile 'x'"
     assert all(f"{file}, line " in each or each.startswith(unknown) for each in said)
     assert len(said) > 300
-
-
-@pytest.mark.parametrize(
-    ("profiles", "message"),
-    [
-        ("[x]", r"line 3: profiles: \['x'\] is a list; give a mapping"),
-        ("xyz", "line 3: profiles: 'xyz' is a string; give a mapping"),
-        ("{x: }", "line 3: profiles.x: there is no value; give a mapping"),
-        ("{x: [a]}", "line 3: profiles.x: .* is a list; give a mapping"),
-    ],
-)
-def test_profiles_of_another_kind(tmp_path: Path, profiles: str, message: str) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text(f"task: {HERE}:Net\nstreams: {{train: {HERE}:Net}}\nprofiles: {profiles}\n")
-    with pytest.raises(ConfigError, match=message):
-        resolve(ExperimentConfig, [file], profile="x")
 
 
 def test_a_profile_is_laid_over_all_lists_replaced_the_rest_merged() -> None:
@@ -394,11 +372,6 @@ def test_all_mistakes_are_told_at_once(write: Callable[..., str]) -> None:
     ]
 
 
-def test_a_service_that_is_written_as_a_call_is_told_its_own_form() -> None:
-    with pytest.raises(ConfigError, match=r"import path: give \{mine:Beep: \{'every': 3\}\}"):
-        ServiceCall.of({"call": "mine:Beep", "every": 3})
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -441,9 +414,3 @@ def test_a_schema_whose_types_cannot_be_had() -> None:
     for schema in (Local, Strange):
         with pytest.raises(ConfigError, match=r"is not a schema: .*give a dataclass whose types"):
             resolve(schema, (), ["net=1"])
-
-
-def test_what_is_free_to_change() -> None:
-    assert free(Config) == ["late"]
-    assert {"trainer.max_epoch", "services", "run_dir"} <= set(free(ExperimentConfig))
-    assert "trainer.steps_per_epoch" not in free(ExperimentConfig)

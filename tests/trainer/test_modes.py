@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_task import TinyTask, numbers, trainer
+from tiny_task import TinyTask, trainer
 
 import everstep
 import warm
@@ -37,13 +36,6 @@ def train_and_evaluate(door: everstep.Trainer, **how: Any) -> tuple[everstep.End
     """How training ended, and what the evaluation of the end found."""
     ending = door.run_training(**{"evaluate_end": True, **how})
     return ending, door.evaluate_all()
-
-
-def test_training_with_its_evaluations_or_without(tmp_path: Path) -> None:
-    for how, in_the_loop in ({}, [4, 8]), ({"evaluate": False}, []):
-        run_dir = tmp_path / str(len(in_the_loop))
-        assert trainer(run_dir).run_training(**how).finished
-        assert evaluated(run_dir) == in_the_loop and apart(run_dir) == []
 
 
 @pytest.mark.campaign("long", gate=2)
@@ -149,23 +141,6 @@ def test_rows_of_the_loop_answer_only_for_the_same_evaluation(tmp_path: Path) ->
     assert len(apart(run_dir)) == 3 and door(num_steps=1, stats={"loss": ["max"]}).evaluate_all() == more
 
 
-def test_a_service_that_is_named_like_another_stream_does_not_answer_for_it(tmp_path: Path) -> None:
-    trainer(tmp_path / "run", services=[everstep.Evaluate("valid", name="test")]).run_training()
-    found = trainer(tmp_path / "run", services=[everstep.Evaluate("test")]).evaluate_all()
-    assert found.keys() == {"test/loss", "test/noise"}
-
-
-def test_weights_of_another_run_are_not_answered_from_this_one(tmp_path: Path) -> None:
-    for name, seed in (("run", 7), ("other", 8)):
-        trainer(tmp_path / name, seed=seed).run_training()
-    door, other = trainer(tmp_path / "run"), trainer(tmp_path / "other")
-    (newest,) = (tmp_path / "other" / "checkpoints").glob("epoch-0002-*")
-    door.evaluate("test", weights=newest)
-    loss = other.evaluate("valid")["valid/loss"]
-    # each run evaluates with its own seed, which "noise" depends on
-    assert door.evaluate_all()["valid/loss"] == loss
-
-
 # ---------------------------------------------------------------------------------- the record
 
 
@@ -223,16 +198,6 @@ def test_processes_record_at_the_same_time(tmp_path: Path) -> None:
     assert len(found) == 10 and len({str(one.metrics) for one in found}) == 1
 
 
-def test_values_that_are_not_finite_come_back(tmp_path: Path) -> None:
-    class Bad(TinyTask):
-        def eval_step(self, batch: Any) -> Mapping[str, Any]:
-            return {"nan": math.nan, "inf": -math.inf}
-
-    train_and_evaluate(trainer(tmp_path / "run", Bad()), evaluate=False)
-    (found,) = everstep.evaluations(tmp_path / "run")
-    assert math.isnan(found.metrics["valid/nan"]) and found.metrics["valid/inf"] == -math.inf
-
-
 def test_restored_best_weights_are_what_is_evaluated_and_named(tmp_path: Path) -> None:
     class Rising(TinyTask):
         def eval_step(self, batch: Any) -> Mapping[str, Any]:
@@ -253,21 +218,6 @@ def test_data_without_a_name_is_not_recorded(tmp_path: Path) -> None:
     door.train(1)
     door.evaluate([(np.array([1.0]),)])
     assert everstep.evaluations(tmp_path / "run") == []
-
-
-def test_evaluation_data_is_shuffled_by_the_runs_seed(tmp_path: Path) -> None:
-    class First(TinyTask):
-        def eval_step(self, batch: Any) -> Mapping[str, Any]:
-            return {"first": float(batch[0][0])}
-
-    def door() -> everstep.Trainer:
-        streams = {"valid": numbers(10_000, 1, shuffle=True)}
-        services = [everstep.Evaluate("valid", num_steps=1)]
-        return trainer(tmp_path / "run", First(), streams=streams, services=services, seed=None)
-
-    door().run_training()
-    rows_of = RunJournal(tmp_path / "run").series("valid/first", "eval/valid")[1]
-    assert door().evaluate("valid", 1)["valid/first"] == rows_of[-1]
 
 
 # ------------------------------------------------------------------------------------- epochs

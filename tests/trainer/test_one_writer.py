@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_task import TinyTask, numbers, trainer
+from tiny_task import numbers, trainer
 
 import everstep
 from everstep import Boundary, Evaluate, Every, Outcome, Service, Stage
 from everstep.errors import ConfigError, MetricError
-from tiny_runs import Boom, Tiny, rows
-
-
-class Counted(TinyTask):
-    """Counts the batches that are evaluated; the loss falls no more."""
-
-    evaluated = 0
-
-    def eval_step(self, batch: Any) -> Mapping[str, Any]:
-        self.evaluated += 1
-        return {"loss": 1.0}
+from tiny_runs import Tiny, rows
 
 
 def inside(door: everstep.Trainer) -> None:
@@ -31,47 +20,10 @@ def inside(door: everstep.Trainer) -> None:
             door.epoch("train", "valid")
 
 
-def epoch_by_epoch(door: everstep.Trainer) -> None:
-    for _ in range(3):
-        door.epoch("train", "valid")
-
-
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("program", [inside, epoch_by_epoch])
-def test_what_the_program_evaluates_the_default_service_leaves_to_it(
-    tmp_path: Path, program: Callable[[everstep.Trainer], None]
-) -> None:
-    task = Counted()
-    stop = everstep.EarlyStop("valid/loss", patience=2)
-    door = trainer(tmp_path / "run", task, max_epoch=3, services=[stop])
-    program(door)
-    assert task.evaluated == 9  # three batches in each of three epochs
-    assert [(step, phase) for _, step, phase, name, *_ in rows(tmp_path / "run") if name == "valid/loss"] == [
-        (4, "tail"),
-        (8, "tail"),
-        (12, "tail"),
-    ]
-
-
-def test_an_epoch_in_which_the_program_does_not_evaluate_is_the_services(tmp_path: Path) -> None:
-    def program(door: everstep.Trainer, crash: bool = False) -> None:
-        with door.open() as loop:
-            for epoch in loop.iter_epochs():
-                door.epoch("train", "valid" if epoch == 2 else ())
-                if crash and epoch == 2:
-                    raise Boom
-
-    program(trainer(tmp_path / "straight", max_epoch=3))
-    with pytest.raises(Boom):
-        program(trainer(tmp_path / "run", max_epoch=3), crash=True)
-    program(trainer(tmp_path / "run", max_epoch=3))
-    assert rows(tmp_path / "run") == rows(tmp_path / "straight")
-    losses = [row for row in rows(tmp_path / "run") if row[3] == "valid/loss"]
-    assert [(step, phase) for _, step, phase, *_ in losses] == [
-        (4, "eval/valid"),
-        (8, "tail"),
-        (12, "eval/valid"),
-    ]
+def test_what_the_program_evaluates_the_default_service_leaves_to_it(tmp_path: Path) -> None:
+    inside(trainer(tmp_path, max_epoch=3, services=[everstep.EarlyStop("valid/loss", patience=2)]))
+    found = [(step, phase) for _, step, phase, name, *_ in rows(tmp_path) if name == "valid/loss"]
+    assert found == [(4, "tail"), (8, "tail"), (12, "tail")]
 
 
 def test_a_service_that_was_asked_for_and_the_program_are_two_writers(tmp_path: Path) -> None:
@@ -107,11 +59,6 @@ def test_two_services_that_write_one_name_at_one_step(tmp_path: Path) -> None:
     Tiny(tmp_path / "apart", max_step=2, services=services(3)).train()
 
 
-def test_a_service_that_writes_what_steps_collect(tmp_path: Path) -> None:
-    with pytest.raises(MetricError, match="'loss' is written at step 3 by the program and by service 'mine'"):
-        Tiny(tmp_path / "run", max_epoch=2, services=[Says("mine", "loss", Every(steps=3))]).train()
-
-
 def test_a_name_twice_in_ones_own_loop_folds(tmp_path: Path) -> None:
     def twice(loop: Any, count: int) -> None:
         loop.collect_metrics(x=1.0)
@@ -132,28 +79,3 @@ def test_two_services_on_one_stream_are_refused_before_anything_is_trained(tmp_p
     quick = {"valid": numbers(5, 2), "quick": numbers(5, 2)}
     pair = [Evaluate("valid"), Evaluate("quick", Every(steps=2), num_steps=1)]
     trainer(tmp_path / "two names", streams=quick, services=pair).run_training()
-
-
-def test_the_word_train_means_the_same_behind_every_door(tmp_path: Path) -> None:
-    def evaluated(run: Callable[[Counted, Path], object], name: str) -> int:
-        task = Counted()
-        run(task, tmp_path / name)
-        return task.evaluated
-
-    def experiment(task: Counted, run_dir: Path, **how: Any) -> None:
-        door = everstep.Experiment(
-            lambda: task,
-            lambda: numbers(8, 2),
-            lambda: numbers(5, 2),
-            run_dir,
-            services=[everstep.Console(sink=lambda line: None)],
-            seed=7,
-            max_epoch=2,
-            skip_check=True,
-        )
-        door.run("train", **how)
-
-    for how, count in ({}, 6), ({"evaluate": False}, 0):
-        assert evaluated(lambda t, d: trainer(d, t).run_training(**how), f"method {count}") == count  # noqa: B023
-        assert evaluated(lambda t, d: experiment(t, d, **how), f"schedule {count}") == count  # noqa: B023
-    assert evaluated(lambda t, d: trainer(d, t).train(8), "train") == 6

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import everstep
-from everstep.errors import ConfigError, MetricError, NonFiniteError
+from everstep.errors import ConfigError, NonFiniteError
 from everstep.proof.compare import compare_runs
 from everstep.torch import Clip, ClipOptimizer
 from gate import share
@@ -82,21 +82,6 @@ def test_accumulation_is_the_mean_over_the_elements_also_in_a_short_last_window(
     short = train(tmp_path / "short", Linear(accumulate=2), batch=8)  # 8 8 | 6
     whole = train(tmp_path / "whole", Linear(), batch=16)  # 16 | 6
     assert (weights(short) - weights(whole)).abs().max() < 1e-6
-
-
-def test_elements_may_be_other_than_samples(tmp_path: Path) -> None:
-    class Masked(Linear):
-        def forward(self, batch: Any) -> Mapping[str, Any]:
-            x, y = batch
-            kept = y != 0
-            return {"loss": cross_entropy(self.model(x)[kept], y[kept])}
-
-        def elements(self, batch: Any) -> float:
-            return float((batch[1] != 0).sum())
-
-    small = train(tmp_path / "small", Masked(accumulate=6), batch=4)
-    large = train(tmp_path / "large", Masked(), batch=22)
-    assert (weights(small) - weights(large)).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("clip", ["value", "norm", "global_norm"])
@@ -193,15 +178,6 @@ def test_an_infinite_norm_is_not_applied_and_the_guard_names_its_step(tmp_path: 
     assert [math.isfinite(v) for v in values(tmp_path / "unguarded", "grad_norm")] == [1, 1, 1, 0, 1, 1]
 
 
-def test_a_schedule_steps_with_the_updates(tmp_path: Path) -> None:
-    class Scheduled(Linear):
-        def build_scheduler(self, optimizer: Any) -> Any:
-            return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-
-    task = train(tmp_path / "run", Scheduled(accumulate=3))
-    assert task.optimizer.param_groups[0]["lr"] == 0.1 * 0.5**2
-
-
 def test_an_overflowed_step_counts_and_its_update_does_not(tmp_path: Path) -> None:
     class Overflowing(Linear):
         calls = 0
@@ -278,14 +254,6 @@ def test_a_batch_goes_to_the_device_however_it_is_nested() -> None:
     assert Linear().to_device(batch) is batch
 
 
-@pytest.mark.campaign("long")
-def test_on_the_device_cpu_it_is_the_run_without_one(tmp_path: Path) -> None:
-    task = train(tmp_path / "cpu", Linear(device="cpu"))
-    assert {p.device.type for p in task.model.parameters()} == {"cpu"}
-    train(tmp_path / "none", Linear())
-    assert compare_runs(tmp_path / "cpu", tmp_path / "none") == []
-
-
 class Noisy(Linear):
     """With dropout; it may crash in a step."""
 
@@ -344,15 +312,6 @@ def test_a_smoke_test_leaves_the_schedule_and_the_average_alone(tmp_path: Path) 
     assert task.optimizer.param_groups[0]["lr"] == 0.05
 
 
-def test_the_summary_lists_the_model_once(tmp_path: Path) -> None:
-    lines: list[str] = []
-    services = [everstep.Console(sink=lines.append)]
-    data = {"train": everstep.data.arrays(X, Y, batch_size=22)}
-    everstep.Trainer(Linear(ema=0.5), data, tmp_path, services=services, max_epoch=1, seed=3).run_training()
-    table = next(text for text in lines if "Trainable Parameters" in text)
-    assert "model" in table and "ema" not in table and "67" in table
-
-
 def test_an_evaluation_is_of_the_average_and_gives_the_weights_back(tmp_path: Path) -> None:
     class Watching(Linear):
         fails = False
@@ -379,8 +338,7 @@ def test_an_evaluation_is_of_the_average_and_gives_the_weights_back(tmp_path: Pa
 
 
 @pytest.mark.campaign("long", gate="share")
-@pytest.mark.parametrize("every", [1, 4])
-def test_all_of_it_resumes_to_the_bit(tmp_path: Path, every: int) -> None:
+def test_all_of_it_resumes_to_the_bit(tmp_path: Path) -> None:
     class Everything(Linear):
         crash = 0
         calls = 0
@@ -405,8 +363,8 @@ def test_all_of_it_resumes_to_the_bit(tmp_path: Path, every: int) -> None:
     calls = start(tmp_path / "straight").calls
     for crash in share(range(1, calls + 1, 3), 2):
         with pytest.raises(Boom):
-            start(tmp_path / str(crash), crash, every)
-        start(tmp_path / str(crash), 0, every)
+            start(tmp_path / str(crash), crash, 4)
+        start(tmp_path / str(crash), 0, 4)
         assert compare_runs(tmp_path / "straight", tmp_path / str(crash)) == [], crash
 
 
@@ -474,41 +432,3 @@ def test_several_optimizers_by_name_are_all_saved(tmp_path: Path) -> None:
     start("crashed")
     assert compare_runs(tmp_path / "straight", tmp_path / "crashed") == []
     assert len(values(tmp_path / "crashed", "grad_norm")) == 6
-
-
-def test_misuse(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="exactly one of value, norm, global_norm"):
-        Clip(value=1.0, norm=1.0)
-    with pytest.raises(ConfigError, match="did you mean 'accumulate'"):
-        Linear(accumulation=2)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match="give a decay between 0 and 1"):
-        Linear(ema=1.5)
-    with pytest.raises(ConfigError, match="give torch"):
-        Linear(autocast=torch.float64)
-    with pytest.raises(ConfigError, match="autocast='half': give torch"):
-        Linear(autocast="half")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="compile='inductor': give True, or options in a mapping"):
-        Linear(compile="inductor")  # type: ignore[arg-type]
-
-    class Following(Linear):
-        def build_scheduler(self, optimizer: Any) -> Any:
-            return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-
-    with pytest.raises(ConfigError, match=r"services\.Plateau"):
-        Following().build()
-
-    class Several(Linear):
-        def build_optimizer(self, model: Any) -> Any:
-            return {"head": super().build_optimizer(model[2]), "rest": super().build_optimizer(model[:2])}
-
-    with pytest.raises(ConfigError, match=r"Several: .* cannot be used with clip and accumulate"):
-        Several(clip=Clip(norm=1.0), accumulate=2).build()
-    with pytest.raises(ConfigError, match="write a train_step that steps yours"):
-        train(tmp_path / "several", Several())
-
-    class Lossless(Linear):
-        def forward(self, batch: Any) -> Mapping[str, Any]:
-            return {"cost": torch.ones(())}
-
-    with pytest.raises(MetricError, match="return a mapping with the loss"):
-        train(tmp_path / "run", Lossless())

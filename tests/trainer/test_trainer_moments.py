@@ -63,24 +63,6 @@ def test_the_trace_of_two_epochs_of_two_steps(tmp_path: Path) -> None:
     ]
 
 
-def test_observers_see_each_batch_of_an_evaluation(tmp_path: Path) -> None:
-    seen: list[Any] = []
-    found: list[Any] = []
-    door = trainer(tmp_path / "run", max_epoch=1)
-    with door.open() as loop:
-        loop.on(Moment.AFTER_EVAL_STEP, lambda b: seen.append(b.payload))
-        loop.on(Moment.AFTER_EVALUATION, lambda b: found.append(b.payload))
-        for _ in loop.iter_epochs():
-            door.epoch()
-    assert [(s.stream, s.number, [int(i) for i in s.batch[0]]) for s in seen] == [
-        ("valid", 1, [0, 1]),
-        ("valid", 2, [2, 3]),
-        ("valid", 3, [4]),
-    ]
-    assert set(seen[0].outputs) == {"loss", "noise"}
-    assert [set(each) for each in found] == [{"valid/loss", "valid/noise"}]
-
-
 class TellsSamples(TinyTask):
     def eval_step(self, batch: Any) -> Mapping[str, Any]:
         return {**super().eval_step(batch), "sample": batch[0]}

@@ -19,7 +19,6 @@ from watch_program import door
 
 import everstep
 import warm
-from everstep.errors import ConfigError, UsageError
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 from waiting import until
@@ -158,17 +157,3 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_is_passed_over(
     said = capsys.readouterr().out
     assert "checkpoint step-00000001 is passed over: it was deleted while it was read" in said
     assert "checkpoint step-00000002 is passed over: " in said and "damaged" in said
-
-
-def test_misuse_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    watcher = door(tmp_path / "run", steps=1)
-    with pytest.raises(ConfigError, match="did you mean 'newest'"):
-        watcher.watch(every="newst")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="did you mean 'valid'"):
-        watcher.watch("vald")
-    with pytest.raises(ConfigError, match="did you mean 'timeout'"):
-        watcher.watch(time_out=3)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match="throttle=-1"):
-        watcher.watch(throttle=-1)
-    with watcher.open(), pytest.raises(UsageError, match="in another process"):
-        watcher.watch()
