@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_task import TinyTask, numbers, trainer
+from tiny_task import Own, TinyTask, numbers, trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 import everstep
@@ -22,26 +22,6 @@ from everstep.testing import ManualClock
 from tiny_runs import rows
 
 EACH_STEP = everstep.Every(steps=1)
-
-
-class Own:
-    """Data that keeps its own place: the order of a pass depends on how many were begun."""
-
-    def __init__(self, samples: int = 6) -> None:
-        self.samples, self.begun, self.place = samples, -1, samples
-
-    def __iter__(self) -> Iterator[Any]:
-        if self.place == self.samples:
-            self.begun, self.place = self.begun + 1, 0
-        while self.place < self.samples:
-            self.place += 1
-            yield (np.array([(self.place * (self.begun + 2)) % 7.0]),)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"begun": self.begun, "place": self.place}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.begun, self.place = state["begun"], state["place"]
 
 
 class Pairs(TinyTask):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny_task import TinyTask, numbers, trainer
+from tiny_task import Own, TinyTask, numbers, trainer
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import everstep
@@ -37,29 +36,6 @@ class Noisy(Dataset[Any]):
         return (index + 0.1 * self.rng.random(),)
 
 
-class Own:
-    """Keeps its place and its order by itself."""
-
-    def __init__(self) -> None:
-        self.rng, self.order, self.at = random.Random(8), list[int](), 0
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self.order:
-            self.order, self.at = self.rng.sample(range(COUNT), COUNT), 0
-        while self.at < COUNT:
-            chosen = self.order[self.at : self.at + 4]
-            self.at += 4
-            yield (torch.tensor(chosen),)
-        self.order = []
-
-    def state_dict(self) -> Any:
-        return {"rng": self.rng.getstate(), "order": self.order, "at": self.at}
-
-    def load_state_dict(self, state: Any) -> None:
-        self.rng.setstate(state["rng"])
-        self.order, self.at = state["order"], state["at"]
-
-
 def data(kind: str) -> Any:
     samples = TensorDataset(torch.arange(COUNT))
     if kind == "generator":
@@ -67,9 +43,9 @@ def data(kind: str) -> Any:
     if kind == "dataset's":
         return DataLoader(Noisy(), 4, shuffle=True)
     if kind == "own":
-        return Own()
+        return Own(6)
     if kind == "prefetched":
-        return everstep.data.prefetch(Own())
+        return everstep.data.prefetch(Own(6))
     return DataLoader(samples, 4, shuffle=True, num_workers=1)
 
 
@@ -96,9 +72,9 @@ class Scheduled(everstep.torch.Task):
 
     def train_step(self, batch: Any) -> Mapping[str, Any]:
         self.count["steps"] += 1
-        x = batch[0][:, None].float() / COUNT
+        x = torch.as_tensor(batch[0])[:, None].float() / COUNT
         loss = self.model(x).square().mean()
-        if self.count["steps"] >= self.since and bool((batch[0].int() == self.bad).any()):
+        if self.count["steps"] >= self.since and bool((torch.as_tensor(batch[0]).int() == self.bad).any()):
             loss = loss * float("nan")
         self.optimizer.zero_grad()
         loss.backward()
@@ -137,10 +113,10 @@ def test_on_and_on_is_at_once(tmp_path: Path, kind: str) -> None:
 def test_after_a_rollback_the_same_objects_are_as_good_as_new_ones(
     tmp_path: Path, kind: str, since: int, every: int
 ) -> None:
-    same = make(tmp_path / "same", kind, 7, since, every).run_training()
+    same = make(tmp_path / "same", kind, 3, since, every).run_training()
 
     def anew() -> everstep.Ending:
-        trainer = make(tmp_path / "new", kind, 7, since, every)
+        trainer = make(tmp_path / "new", kind, 3, since, every)
         with trainer.open() as loop:
             for _ in loop.iter_epochs():
                 trainer.epoch()

@@ -84,9 +84,6 @@ class Call:
 
         Args:
             supplied: positional arguments, before those of the config.
-
-        Raises:
-            ConfigError: an argument of the config is wrong.
         """
         problems: list[Problem] = []
         arguments = self.checked((), problems, len(supplied))
@@ -315,9 +312,6 @@ def schedule(value: Any) -> Schedule:
     """Make a schedule of {steps: 100}, {epochs: 1}, {seconds: 60}, {at: [10, 20]}, auto, never, or a list.
 
     A list is due when one of its schedules is.  "auto" and {auto: {share: 0.02}} are `Auto`, for saves.
-
-    Raises:
-        ConfigError: the value has none of these forms.
     """
     if value in ("never", "auto"):
         return Never() if value == "never" else Auto()

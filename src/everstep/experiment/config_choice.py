@@ -59,10 +59,6 @@ def choose(
 
     Args:
         trust: whether code that the run names may be imported even if the run does not count as this user's.
-
-    Raises:
-        ConfigError: `on_change` has another value.
-        TrustError: "keep" would import code that a run names, and the run does not count as this user's.
     """
     if on_change not in ("error", "keep", "override", "fork"):
         raise ConfigError(f'on_change={on_change!r}: give "error", "keep", "override" or "fork"')
@@ -91,11 +87,7 @@ def choose(
 
 
 def require_unchanged(choice: Choice, on_change: OnChange) -> str:
-    """Return the message of a training about changes since the newest checkpoint; "" if there is none.
-
-    Raises:
-        ChangedError: the training would be refused.
-    """
+    """Return the message of a training about changes since the newest checkpoint; "" if there is none."""
     checkpoint = find_checkpoint(located(choice.run_dir), print)
     meta: Any = None if checkpoint is None else checkpoint.meta
     if meta is None or not meta.get("config"):

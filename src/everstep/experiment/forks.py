@@ -51,10 +51,6 @@ class Fork:
 
         Args:
             state: the program's objects; a checkpoint that does not fit them leaves no folder behind.
-
-        Raises:
-            RestoreError: the checkpoint does not fit; lists missing, unexpected and reshaped names.
-            RunDirError: the directory cannot be made, or another process has begun a fork there.
         """
         user = UserState(state)
         with ExitStack() as stack:

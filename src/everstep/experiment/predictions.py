@@ -21,11 +21,7 @@ _KINDS = (".npy", ".npz", ".jsonl")
 
 
 def check(path: Path, overwrite: bool = False) -> None:
-    """Refuse a file that cannot be written.
-
-    Raises:
-        ConfigError: the file has another ending, no folder, or exists already and `overwrite` is false.
-    """
+    """Refuse a file that cannot be written."""
     if path.suffix not in _KINDS:
         raise ConfigError(f"{path} ends in {path.suffix!r}; {nearest(path.suffix, _KINDS)}")
     if not path.absolute().parent.is_dir():
@@ -39,9 +35,6 @@ def write(path: Path, predictions: Iterable[Any]) -> int:
 
     Args:
         predictions: for each batch an array or tensor, or name to array, of shape (samples, ...).
-
-    Raises:
-        DataError: there are no predictions, or they do not fit together or into the file.
     """
     parts: dict[str, list[Any]] = {}
     for number, batch in enumerate(predictions):
@@ -71,11 +64,7 @@ def write(path: Path, predictions: Iterable[Any]) -> int:
 
 
 def npz(arrays: Mapping[str, Any]) -> bytes:
-    """Make a .npz file of arrays with any names (`numpy.savez` takes some names for its own arguments).
-
-    Raises:
-        DataError: an array holds Python objects.
-    """
+    """Make a .npz file of arrays with any names (`numpy.savez` takes some names for its own arguments)."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, array in arrays.items():

@@ -86,11 +86,7 @@ class Base:
         findable(Path(file).absolute().parent for file in self.files)
 
     def trial(self, settings: dict[str, Any]) -> Trial:
-        """Make the trial of some settings.
-
-        Raises:
-            ConfigError: the config with these settings would be wrong.
-        """
+        """Make the trial of some settings."""
         given = [*self.overrides, *(_override(path, value) for path, value in settings.items())]
         resolved = resolve(ExperimentConfig, self.files, given, profile=self.profile)
         config = resolved.config
@@ -176,9 +172,6 @@ def trials(
         draws: "PATH=[VALUE, ...]" or "PATH={low: 1e-4, high: 1e-1, log: true}" each, to draw from.
         count: number of draws; each draw is combined with every combination.
         seed: seed of the draws.
-
-    Raises:
-        ConfigError: there is nothing to vary, a list or range has another form, or a config would be wrong.
     """
     listed = [_axis("--grid", text) for text in grid]
     drawn = [_space("--random", text) for text in draws]
@@ -204,11 +197,7 @@ def distinct(found: Iterable[Trial]) -> list[Trial]:
 
 
 def spaces(texts: Iterable[str]) -> dict[str, Space]:
-    """Read the spaces of `--optuna`: "PATH=[VALUE, ...]" or "PATH={low: 1e-4, high: 1e-1, log: true}" each.
-
-    Raises:
-        ConfigError: a list or range has another form, or a path is given twice.
-    """
+    """Read the spaces of `--optuna`: "PATH=[VALUE, ...]" or "PATH={low: A, high: B, log: true}" each."""
     given = [_space("--optuna", text) for text in texts]
     _require_once(given)
     return dict(sorted(given))
@@ -305,9 +294,6 @@ class Search:
         metric: metric whose last value is a trial's result.
         maximize: whether the largest result is the best; else the smallest.
         seed: seed of the choices.
-
-    Raises:
-        ConfigError: there is nothing to vary, or Optuna is not installed.
     """
 
     def __init__(
@@ -335,9 +321,6 @@ class Search:
 
         Args:
             count: number of trials to train before the next ones are chosen.
-
-        Raises:
-            ConfigError: the config of a trial would be wrong.
         """
         asked = [self._study.ask(self._distributions) for _ in range(count)]
         self._asked = [(each, self._base.trial(self._settings(each.params))) for each in asked]
@@ -357,9 +340,6 @@ class Search:
 
         Returns:
             Run directory to the result; nan for a failed trial.
-
-        Raises:
-            ConfigError: a run that ended well has no such metric; names the nearest.
         """
         import optuna
 
@@ -376,11 +356,7 @@ class Search:
 
 
 def last_value(run_dir: str, metric: str) -> float:
-    """Return the last value of a run's metric.
-
-    Raises:
-        ConfigError: the run has no such metric; names the nearest.
-    """
+    """Return the last value of a run's metric."""
     return RunJournal(run_dir).series(metric)[1][-1]
 
 

@@ -43,9 +43,6 @@ class CheckpointFollower:
         throttle: least number of seconds between two checkpoints.
         timeout: seconds without a sign of life after which the run is given up; None for no limit.
         say: takes sentences for the user.
-
-    Raises:
-        ConfigError: an argument is out of its range.
     """
 
     def __init__(

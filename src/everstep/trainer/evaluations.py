@@ -94,12 +94,7 @@ class Evaluations:
     # -------------------------------------------------------------------------------- the weights
 
     def load(self, asked: str | Path | None = None) -> None:
-        """Load weights: those asked for, else the newest checkpoint; an open loop has loaded its own.
-
-        Raises:
-            NoCheckpointError: nothing was trained.
-            UsageError: weights are asked for in a loop that is open.
-        """
+        """Load weights: those asked for, else the newest checkpoint; an open loop has loaded its own."""
         if self.loop is not None:
             if asked is not None:
                 raise UsageError(
@@ -355,11 +350,7 @@ def one_batch(service: Evaluate) -> Evaluate:
 
 
 def require_one_each(services: Sequence[Evaluate]) -> None:
-    """Refuse two evaluations of a stream, which would one day write the same metrics at the same step.
-
-    Raises:
-        ConfigError: names the two services.
-    """
+    """Refuse two evaluations of a stream, which would one day write the same metrics at the same step."""
     by_stream: dict[str, Evaluate] = {}
     for service in services:
         first = by_stream.setdefault(service.stream, service)
@@ -388,11 +379,7 @@ def _in_the_loop(run_dir: Path, asked: Mapping[str, Any], weights: Loaded) -> di
 
 
 def weights_of(run_dir: str | Path, asked: str | Path) -> Path:
-    """Return the path of best weights ("best", "best/METRIC"), of a checkpoint by its name, or as given.
-
-    Raises:
-        ConfigError: the run keeps no best weights, or those of several metrics.
-    """
+    """Return the path of best weights ("best", "best/METRIC"), of a checkpoint by its name, or as given."""
     first, _, metric = str(asked).partition("/")
     if first == "best":
         kept = {name: record.path for name, record in best(run_dir).items() if record.path is not None}

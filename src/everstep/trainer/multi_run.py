@@ -139,11 +139,7 @@ def _raise(runs: Sequence[_Turns]) -> None:
 
 
 def _shared_by(trainers: Sequence[Trainer]) -> Stream:
-    """Return the stream that all Trainers train on.
-
-    Raises:
-        ConfigError: they have several streams, or reading together would give a run other batches than alone.
-    """
+    """Return the stream that all Trainers train on."""
     streams = [trainer.streams.get("train") for trainer in trainers]
     stream = streams[0]
     for each in streams:
@@ -206,11 +202,7 @@ class SharedStream:
         """Place at which a pass was found to end."""
 
     def after(self, place: Place, seed: int) -> _Batch:
-        """Return the batch that follows a place.
-
-        Raises:
-            StopIteration: the pass ends there.
-        """
+        """Return the batch that follows a place."""
         if self._last is not None and place == self._last.before:
             return self._last
         if place == self._end:

@@ -26,9 +26,6 @@ class NamedStreams:
 
     Attributes:
         named: name to stream.
-
-    Raises:
-        ConfigError: `given` is not a mapping of names to data.
     """
 
     def __init__(self, given: Mapping[str, Data]) -> None:
@@ -53,11 +50,7 @@ class NamedStreams:
             self._inputs.clear()
 
     def get(self, name: str) -> Stream:
-        """Return the stream of a name.
-
-        Raises:
-            ConfigError: no stream has that name; names the nearest.
-        """
+        """Return the stream of a name."""
         if name not in self.named:
             raise ConfigError(f"no stream is named {name!r}; {nearest(name, self.named)}")
         return self.named[name]
@@ -98,11 +91,7 @@ class NamedStreams:
         return known
 
     def require_apart(self, name: str, stream: Stream, use: str) -> None:
-        """Refuse a second use of data that keeps its own place: an evaluation would move the training's.
-
-        Raises:
-            ConfigError: the data is used for something else already.
-        """
+        """Refuse a second use of data that keeps its own place: an evaluation would move the training's."""
         place = stream.keeps_place
         if place is None:
             return

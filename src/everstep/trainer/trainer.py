@@ -524,11 +524,7 @@ def no_attribute(trainer: object, name: str) -> AttributeError:
 
 
 def require_our_names(task: Task) -> None:
-    """Refuse a method under another library's name: nothing calls it, so it would be left out in silence.
-
-    Raises:
-        ConfigError: the task has a method under another library's name, and none under ours.
-    """
+    """Refuse a method under another library's name: nothing calls it, so it would be left out in silence."""
     for theirs, ours in _TASK.items():
         inherited = getattr(getattr(task, ours), "__module__", "").startswith("everstep.")
         if inherited and hasattr(type(task), theirs):
