@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from tiny_task import TinyTask, numbers
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -432,3 +433,86 @@ def test_several_optimizers_by_name_are_all_saved(tmp_path: Path) -> None:
     start("crashed")
     assert compare_runs(tmp_path / "straight", tmp_path / "crashed") == []
     assert len(values(tmp_path / "crashed", "grad_norm")) == 6
+
+
+# -------------------- task again
+
+
+class Failing(Linear):
+    """The update of number `fails` raises, once, after the gradients were unscaled and clipped."""
+
+    def __init__(self, fails: int, **given: Any) -> None:
+        super().__init__(**given)
+        self.fails, self.made = fails, 0
+
+    def build_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = super().build_optimizer(model)
+        optimizer.register_step_pre_hook(self.count)
+        return optimizer
+
+    def count(self, *_: Any) -> None:
+        self.made += 1
+        if self.made == self.fails:
+            self.fails = 0
+            raise Boom
+
+
+SETTINGS = [
+    pytest.param({"accumulate": 3, "clip": Clip(global_norm=1.0)}, id="window"),
+    pytest.param({"autocast": torch.float16}, id="float16"),
+]
+
+
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize("given", SETTINGS)
+def test_the_same_objects_go_on_after_an_error_as_new_ones(tmp_path: Path, given: Any) -> None:
+    def start(name: str, task: Failing) -> None:
+        train(tmp_path / name, task, services=[everstep.Checkpoints(everstep.Every(steps=3))])
+
+    for name, new in (("anew", True), ("same", False)):
+        task = Failing(2, **given)
+        with pytest.raises(Boom):
+            start(name, task)
+        start(name, Failing(0, **given) if new else task)
+    assert compare_runs(tmp_path / "anew", tmp_path / "same") == []
+
+
+def test_an_epoch_whose_updates_all_overflow_is_no_error(tmp_path: Path) -> None:
+    """The scale begins high: float16 leaves out the first updates."""
+
+    class Loud(Failing):
+        def forward(self, batch: Any) -> Mapping[str, Any]:
+            return {"loss": 1e3 * super().forward(batch)["loss"].float()}
+
+    task = Loud(0, autocast=torch.float16)
+    train(tmp_path, task)
+    assert task.made < len(values(tmp_path, "overflowed")) == 6
+
+
+def test_gradients_that_clipping_refuses_are_no_missing_update(tmp_path: Path) -> None:
+    class Infinite(Failing):
+        steps = 0
+
+        def forward(self, batch: Any) -> Mapping[str, Any]:
+            self.steps += 1
+            scale = torch.tensor(0.0 if self.steps > 6 else 1e38)
+            return {"loss": super().forward(batch)["loss"] + scale * self.model[2].bias.sum()}
+
+    task = Infinite(0, clip=Clip(global_norm=1.0))
+    train(tmp_path, task, default_services=False, max_epoch=2)
+    assert task.made == 6
+
+
+def test_a_smoke_test_does_not_build_again(tmp_path: Path) -> None:
+    class Builds(TinyTask):
+        built = 0
+
+        def build(self) -> None:
+            self.built += 1
+            super().build()
+
+    task = Builds()
+    door = everstep.Trainer(task, {"train": numbers(8, 4)}, tmp_path / "run", seed=1)
+    door.smoke_test()
+    everstep.Trainer(task, {"train": numbers(8, 4)}, tmp_path / "other", seed=1)
+    assert task.built == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,22 @@ import pytest
 from tiny_task import TinyTask, numbers, trainer
 
 import everstep
-from everstep.errors import ConfigError, UsageError
+from everstep import (
+    Best,
+    Boundary,
+    EarlyStop,
+    Evaluate,
+    Every,
+    Moment,
+    Outcome,
+    Recovery,
+    Service,
+    Stage,
+    StopAfter,
+    services,
+)
+from everstep.errors import ConfigError, MetricError, UsageError
+from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 from everstep.testing import ManualClock
 from tiny_runs import Boom, Tiny, rows
@@ -285,3 +302,297 @@ def test_a_smoke_test_evaluates_with_the_statistics_and_functions_of_the_service
 
 
 # --------------------------------------------------------------------------------- bad input
+
+
+# -------------------- one writer
+
+
+def inside(door: everstep.Trainer) -> None:
+    with door.open() as loop:
+        for _ in loop.iter_epochs():
+            door.epoch("train", "valid")
+
+
+def test_what_the_program_evaluates_the_default_service_leaves_to_it(tmp_path: Path) -> None:
+    inside(trainer(tmp_path, max_epoch=3, services=[everstep.EarlyStop("valid/loss", patience=2)]))
+    found = [(step, phase) for _, step, phase, name, *_ in rows(tmp_path) if name == "valid/loss"]
+    assert found == [(4, "tail"), (8, "tail"), (12, "tail")]
+
+
+def test_a_service_that_was_asked_for_and_the_program_are_two_writers(tmp_path: Path) -> None:
+    for every in (Every(epochs=1), Every(steps=4)):
+        door = trainer(tmp_path / str(every), services=[Evaluate("valid", every)])
+        with pytest.raises(MetricError, match=r"is written at step 4 by .* and by") as raised:
+            inside(door)
+        assert "the program" in str(raised.value) and "service 'valid'" in str(raised.value)
+    inside(trainer(tmp_path / "never", services=[Evaluate("valid", everstep.Never())]))
+
+
+class Says(Service):
+    """Returns a metric of this name."""
+
+    stage = Stage.MEASURE
+
+    def __init__(self, name: str, metric: str, every: everstep.schedule.Schedule) -> None:
+        super().__init__(name, every)
+        self.metric = metric
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        return Outcome({self.metric: 1.0})
+
+
+def test_two_services_that_write_one_name_at_one_step(tmp_path: Path) -> None:
+    def services(other: int) -> list[Service]:
+        return [Says("a", "norm", Every(steps=2)), Says("b", "norm", Every(steps=other))]
+
+    with pytest.raises(MetricError, match="'norm' is written at step 6 by service 'a' and by service 'b'"):
+        Tiny(tmp_path / "run", max_epoch=2, services=services(3)).train()
+    with pytest.raises(MetricError, match="'norm' is written at step 6 by service 'a' and by service 'b'"):
+        Tiny(tmp_path / "run", max_epoch=2, services=services(3)).train()  # a resume knows who wrote
+    Tiny(tmp_path / "apart", max_step=2, services=services(3)).train()
+
+
+def test_a_name_twice_in_ones_own_loop_folds(tmp_path: Path) -> None:
+    def twice(loop: Any, count: int) -> None:
+        loop.collect_metrics(x=1.0)
+        loop.collect_metrics(x=2.0)
+
+    Tiny(tmp_path / "run", max_epoch=1).train(inside=twice, tail=twice)
+    steps = [row for row in rows(tmp_path / "run", "step") if row[3] == "x"]
+    assert [(float.fromhex(bits), count) for *_, bits, count in steps] == [(1.5, 2)] * 4
+    tail = [row for row in rows(tmp_path / "run", "tail") if row[3] == "x"]
+    assert [(seq, float.fromhex(bits)) for *_, seq, bits, _ in tail] == [(0, 1.0), (1, 2.0)]
+
+
+def test_two_services_on_one_stream_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    both = [Evaluate("valid", Every(steps=3)), Evaluate("valid", name="at the end")]
+    with pytest.raises(ConfigError, match=r"'valid' and 'at the end' both evaluate stream 'valid'.* \| "):
+        trainer(tmp_path / "run", services=both)
+    assert not (tmp_path / "run").exists()
+    quick = {"valid": numbers(5, 2), "quick": numbers(5, 2)}
+    pair = [Evaluate("valid"), Evaluate("quick", Every(steps=2), num_steps=1)]
+    trainer(tmp_path / "two names", streams=quick, services=pair).run_training()
+
+
+# -------------------- what is said
+
+
+class Lines(list[str]):
+    def having(self, part: str) -> list[str]:
+        return [line for line in self if part in line]
+
+
+def said(run_dir: Path, task: everstep.Task | None = None, **arguments: Any) -> Lines:
+    lines = Lines()
+    trainer(run_dir, task, lines=lines, **arguments).run_training()
+    return lines
+
+
+class Ending(TinyTask):
+    """Ends the run from inside, which nothing else does."""
+
+    def train_step(self, batch: Any) -> Mapping[str, Any]:
+        if len(self.seen) == 6:
+            raise KeyboardInterrupt
+        return super().train_step(batch)
+
+
+def test_a_training_without_an_end_says_so(tmp_path: Path) -> None:
+    lines = Lines()
+    endless = trainer(tmp_path / "run", Ending(), lines=lines, max_epoch=None, services=[Recovery()])
+    with pytest.raises(KeyboardInterrupt):
+        endless.run_training()
+    (line,) = lines.having("no limit")
+    assert "give max_epoch=, max_step= or max_time=" in line
+    limits: list[dict[str, Any]] = [
+        {"max_step": 2},
+        {"max_time": 1000.0, "max_step": 2},
+        {"services": [StopAfter(epochs=1)]},
+        {"services": [EarlyStop("loss", patience=1, threshold=1e9)]},
+    ]
+    for number, given in enumerate(limits):
+        assert not said(tmp_path / str(number), **{"max_epoch": None, **given}).having("no limit")
+
+
+def test_a_metric_that_an_evaluation_did_not_find_is_said_at_once(tmp_path: Path) -> None:
+    class Looking(TinyTask):
+        def train_step(self, batch: Any) -> Mapping[str, Any]:
+            if len(self.seen) == 3:
+                said_at_step_3.extend(lines.having("no value of"))
+            return super().train_step(batch)
+
+    said_at_step_3: list[str] = []
+    lines = Lines()
+    watching = [EarlyStop("valid/los", "min", patience=9), Best("valid/loss")]
+    watching += [Best("test/top1", "max"), Best("other", "max")]
+    services = [*watching, Evaluate("valid", Every(steps=2)), Evaluate("test", Every(epochs=2))]
+    trainer(tmp_path, Looking(), lines=lines, max_epoch=2, services=services).run_training()
+    assert len(said_at_step_3) == 1
+    assert "no value of 'valid/los' has come; did you mean 'valid/loss'? known: valid/" in said_at_step_3[0]
+    assert [line.split("'")[3] for line in lines.having("no value of")] == ["valid/los", "test/top1", "other"]
+
+
+def test_streams_that_nobody_evaluates_are_named(tmp_path: Path) -> None:
+    (line,) = said(tmp_path / "run", streams={"val": numbers(3, 2)}).having("streams not evaluated")
+    assert line.startswith("streams not evaluated while training: test, val; ")
+    assert not said(tmp_path / "all", services=[Evaluate("valid"), Evaluate("test")]).having("not evaluated")
+    assert not said(tmp_path / "all").having("not evaluated")  # finished
+
+
+def test_a_rollback_does_not_introduce_the_run_again(tmp_path: Path) -> None:
+    class Spoilt(TinyTask):
+        def train_step(self, batch: Any) -> Mapping[str, Any]:
+            found = super().train_step(batch)
+            return {"loss": math.nan} if len(self.seen) == 3 else found
+
+    streams = {"train": numbers(20, 2)}
+    lines = said(tmp_path, Spoilt(), services=[Recovery()], streams=streams, max_epoch=1)
+    assert len(lines.having("Quarantined")) == 1
+    assert len(lines.having("Execution Environment")) == len(lines.having("not evaluated")) == 1
+
+
+def test_the_batch_in_which_a_metric_is_not_finite_is_named(tmp_path: Path) -> None:
+    class Nan(TinyTask):
+        def eval_step(self, batch: Any) -> Mapping[str, Any]:
+            spoilt = 2 in batch[0]
+            return {"acc": math.nan if spoilt else 1.0, "ok": 1.0, "left": math.nan, "size": math.inf}
+
+    services = [Evaluate("valid", stats={"left": ["nanmean"]})]
+    lines = said(tmp_path, Nan(), services=services, max_epoch=1)
+    assert lines.having("of the evaluation") == [
+        "stream 'valid': 'size' is inf in batch 1, 'acc' is nan in batch 2 of the evaluation"
+    ]
+
+
+# -------------------- trainer moments
+
+
+Trace = list[tuple[str, int, int]]
+
+
+def test_the_trace_of_two_epochs_of_two_steps(tmp_path: Path) -> None:
+    trace: Trace = []
+    evaluate = everstep.Evaluate("valid", validate_first=True)
+    streams = {"train": numbers(4, 2), "valid": numbers(3, 2)}
+    door = trainer(tmp_path / "run", streams=streams, services=[evaluate])
+    with door.open() as loop:
+        for moment in (m for m in Moment if m not in (Moment.AFTER_CHECKPOINT, Moment.ENTER_LOOP)):
+            loop.on(moment, lambda b: trace.append((b.moment.value, b.epoch, b.step)))
+        for _ in loop.iter_epochs():
+            door.epoch()
+
+    def epoch(number: int, step: int) -> Trace:
+        steps = [
+            [("before_step", number, s - 1), ("metrics_collected", number, s - 1), ("after_step", number, s)]
+            for s in (step + 1, step + 2)
+        ]
+        return [("before_epoch", number, step), *itertools.chain(*steps)]
+
+    def evaluation(number: int, step: int) -> Trace:
+        return [("after_eval_step", number, step)] * 2 + [("after_evaluation", number, step)]
+
+    def line(number: int, step: int) -> Trace:
+        return [("metric_stats_printed", number, step), ("time_metric_stats_printed", number, step)]
+
+    first, *rest = epoch(1, 0)
+    assert trace == [
+        *evaluation(1, 0),
+        *line(1, 0),
+        first,
+        *rest,
+        *evaluation(1, 2),
+        *line(1, 2),
+        ("after_epoch", 1, 2),
+        *epoch(2, 2),
+        *evaluation(2, 4),
+        *line(2, 4),
+        ("after_epoch", 2, 4),
+        ("exit_loop", 2, 4),
+    ]
+
+
+def test_observers_of_an_evaluation_only_look(tmp_path: Path) -> None:
+    door = trainer(tmp_path / "run", max_epoch=1)
+
+    def program() -> None:
+        with door.open() as loop:
+            loop.on(Moment.AFTER_EVAL_STEP, lambda b: everstep.Outcome(actions=(everstep.Stop("me too"),)))
+            for _ in loop.iter_epochs():
+                door.epoch()
+
+    with pytest.raises(UsageError, match="observer"):
+        program()
+
+
+class Traced(Service):
+    """Notes when it runs."""
+
+    def __init__(self, name: str, stage: Stage, trace: Trace) -> None:
+        super().__init__(name, everstep.Every(steps=1) | everstep.Every(epochs=1))
+        self.stage, self.trace = stage, trace
+
+    def run(self, boundary: Boundary) -> None:
+        self.trace.append((self.name, boundary.epoch, boundary.step))
+
+
+def listed(trace: Trace) -> list[Service]:
+    """Every service that a run on NumPy can have, and two of each stage that note when they run."""
+    lower = everstep.SetValue("rate.value", times=0.5, least=0.1)
+    return [
+        *(Traced(f"{stage.name} {n}", stage, trace) for stage in Stage for n in (1, 2)),
+        everstep.Evaluate("valid", validate_first=True),
+        everstep.Evaluate("test", everstep.Every(steps=3), num_steps=1),
+        everstep.NaNGuard(),
+        everstep.EarlyStop("valid/loss", patience=2, min_delta=1e3, name="stop"),
+        everstep.Best("valid/loss"),
+        everstep.Best("test/noise", "max"),
+        everstep.StopAfter(epochs=9),
+        everstep.Checkpoints(everstep.Every(steps=3) | everstep.Every(epochs=1), keep_last=2),
+        services.LossBound(bound=1e9, times=1e9, last=3),
+        services.Plateau("loss", then=lower, long=3, short=2, cooldown=1, every=everstep.Every(steps=2)),
+        services.Require("valid/loss", 1e9, epoch=2),
+        services.Scheduled("rate.noise", services.Annealing(0.1, 0.8, every=2)),
+        services.Throughput(2, every=everstep.Every(steps=3)),
+        services.JSONLines(),
+    ]
+
+
+class Rated(TinyTask):
+    """Its noise and its rate are set by services."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = {"value": 1.0, "noise": 0.0}
+
+    def state(self) -> Mapping[str, Any]:
+        return {**super().state(), "rate": self.rate}
+
+    def train_step(self, batch: Any) -> Mapping[str, Any]:
+        return super().train_step((batch[0] * self.rate["value"] + self.rate["noise"],))
+
+
+def run_with(run_dir: Path, turned: bool) -> list[Any]:
+    """What came when: which service or moment; the rows, the decisions, and the weights.
+
+    Args:
+        turned: whether the services of the last stage are listed first; inside a stage their order is kept.
+    """
+    trace: Trace = []
+    chosen = listed(trace)
+    if turned:
+        chosen.sort(key=lambda service: -[*Stage].index(service.stage))
+    task = Rated()
+    door = trainer(run_dir, task, services=chosen, max_epoch=4)
+    with door.open() as loop:
+        for moment in (Moment.BEFORE_STEP, Moment.AFTER_EVAL_STEP, Moment.AFTER_EVALUATION):
+            loop.on(moment, lambda b: trace.append((b.moment.value, b.epoch, b.step)))
+        for _ in loop.iter_epochs():
+            door.epoch()
+    decided = [event.data for event in RunJournal(run_dir).events("stop")]
+    assert decided[0]["kind"] == "service"
+    return [trace, rows(run_dir), decided, task.w.tobytes()]
+
+
+def test_the_order_of_services_of_different_stages_is_no_matter(tmp_path: Path) -> None:
+    assert run_with(tmp_path / "listed", False) == run_with(tmp_path / "turned", True)
+    assert compare_runs(tmp_path / "listed", tmp_path / "turned") == []
