@@ -166,17 +166,6 @@ def test_continuous_eval_follows_a_run_to_its_final_step() -> None:
     assert found[-1] == 8 and found == sorted(set(found))
 
 
-def test_continuous_eval_evaluates_every_stream_on_the_final_step() -> None:
-    streams = {"valid": numbers, "test": lambda: numbers(3)}
-    services = [everstep.Evaluate(name) for name in streams]
-    made = everstep.Experiment(
-        TinyTask, numbers, streams, "runs/a", services=services, max_step=4, seed=7, skip_check=True
-    )
-    made.train()
-    found = list(made.continuously(0.0, "newest", 60.0))
-    assert [(each.stream, each.step) for each in found] == [("valid", 4), ("test", 4)]
-
-
 def test_test_is_a_smoke_test_that_leaves_nothing() -> None:
     experiment().run("test")
     assert not Path("runs").exists()

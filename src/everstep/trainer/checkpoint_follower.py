@@ -19,12 +19,7 @@ Which = Literal["each", "newest"]
 
 
 class Committed(NamedTuple):
-    """A committed checkpoint.
-
-    Attributes:
-        path: its folder.
-        digest: digest of its state; with the name, the identity of the checkpoint.
-    """
+    """A committed checkpoint; its name and the digest of its state identify it."""
 
     path: Path
     digest: str
