@@ -61,6 +61,8 @@ def test_two_frames_of_ours_to_the_step(tmp_path: Path) -> None:
 def test_every_stream_has_its_own_metrics(tmp_path: Path) -> None:
     services = [everstep.Evaluate(name) for name in ("valid", "test")]
     trainer(tmp_path / "run", services=services).run_training()
+    trainer(tmp_path / "test only", services=[everstep.Evaluate("test")], max_epoch=1).run_training()
+    assert not rows(tmp_path / "test only", "eval/valid")
     for name in ("valid", "test"):
         found = rows(tmp_path / "run", f"eval/{name}")
         assert [(row[0], row[1], row[3]) for row in found] == [
@@ -68,13 +70,6 @@ def test_every_stream_has_its_own_metrics(tmp_path: Path) -> None:
             for epoch, step in ((1, 4), (2, 8))
             for metric in ("loss", "noise")
         ]
-
-
-def test_valid_is_evaluated_each_epoch_unless_something_else_is_said(tmp_path: Path) -> None:
-    trainer(tmp_path / "unsaid").run_training()
-    trainer(tmp_path / "test only", services=[everstep.Evaluate("test")]).run_training()
-    assert len(rows(tmp_path / "unsaid", "eval/valid")) == 4
-    assert not rows(tmp_path / "test only", "eval/valid")
 
 
 def test_the_baseline_is_recorded_at_step_0_and_is_no_training(tmp_path: Path) -> None:
@@ -264,26 +259,6 @@ def test_the_eta_counts_evaluation_apart(tmp_path: Path) -> None:
     assert etas[2] == 8 * 1.0 + 2 * 300.0
     times = [row.value for row in RunJournal(tmp_path / "run").rows() if row.name == "valid/eval_time"]
     assert times == [300.0] * 4
-
-
-def test_a_smoke_test_tries_everything_once_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    task, straight = TinyTask(), TinyTask()
-    task.eval_step = lambda batch: task.trace.append("eval") or {"loss": 1.0}  # type: ignore[method-assign, func-returns-value]
-    door = trainer(tmp_path / "run", task, services=[everstep.Evaluate("test")])
-    np.random.seed(5)
-    before = np.random.get_state()[1].tobytes()  # type: ignore[union-attr, index]
-    door.smoke_test()
-    assert np.random.get_state()[1].tobytes() == before  # type: ignore[union-attr, index]
-    assert len(task.seen) == 1 and task.trace == ["eval"]
-    assert not task.w.any() and not task.momentum.any()
-    assert not (tmp_path / "run").exists() and not list((tmp_path / "tmp").iterdir())
-    door.run_training()
-    trainer(tmp_path / "straight", straight).run_training()
-    assert task.w.tobytes() == straight.w.tobytes()
 
 
 def test_a_smoke_test_evaluates_with_the_statistics_and_functions_of_the_service(tmp_path: Path) -> None:
