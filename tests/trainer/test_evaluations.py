@@ -139,6 +139,21 @@ def test_all_streams_of_the_services_are_evaluated(tmp_path: Path) -> None:
     ]
 
 
+def test_rows_of_the_loop_answer_for_their_stream_and_run_alone(tmp_path: Path) -> None:
+    trainer(tmp_path / "run", services=[everstep.Evaluate("valid", name="test")]).run_training()
+    other = trainer(tmp_path / "other", seed=8)
+    other.run_training()
+    (newest,) = (tmp_path / "other" / "checkpoints").glob("epoch-0002-*")
+    door = trainer(tmp_path / "run", services=[everstep.Evaluate("test"), everstep.Evaluate("valid")])
+    door.evaluate("test", weights=newest)
+    # each run evaluates with its own seed, which "noise" depends on
+    assert door.evaluate_all()["valid/loss"] == other.evaluate("valid")["valid/loss"]
+    assert trainer(tmp_path / "run", services=[everstep.Evaluate("test")]).evaluate_all().keys() == {
+        "test/loss",
+        "test/noise",
+    }
+
+
 def test_rows_of_the_loop_answer_only_for_the_same_evaluation(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
 

@@ -181,6 +181,43 @@ def test_one_that_goes_back_comes_to_the_others_again(tmp_path: Path) -> None:
     assert_same(tmp_path / "together", tmp_path / "alone")
 
 
+@pytest.mark.campaign("long")
+def test_torch_models_with_dropout_and_a_loader_of_augmented_samples(tmp_path: Path) -> None:
+    class Noisy(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 12
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.randn(4) + index, index % 3
+
+    class Net(everstep.torch.Task):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.width = width
+
+        def build_model(self) -> Any:
+            layers = torch.nn.Linear(4, self.width), torch.nn.Dropout(0.5), torch.nn.Linear(self.width, 3)
+            return torch.nn.Sequential(*layers)
+
+        def build_optimizer(self, model: Any) -> Any:
+            return torch.optim.Adam(model.parameters())
+
+        def forward(self, batch: Any) -> Mapping[str, Any]:
+            return {"loss": torch.nn.functional.cross_entropy(self.model(batch[0]), batch[1])}
+
+    def together(folder: Path) -> list[everstep.Trainer]:
+        data = everstep.data.loader(Noisy(), batch_size=4, shuffle=True, num_workers=0)
+        return [
+            everstep.Trainer(Net(width), {"train": data}, folder / name, seed=5, max_epoch=2)
+            for name, width in (("a", 4), ("b", 6), ("c", 4))
+        ]
+
+    for each in together(tmp_path / "alone"):
+        each.run_training()
+    everstep.MultiRun(together(tmp_path / "together")).run_training()
+    assert_same(tmp_path / "together", tmp_path / "alone")
+
+
 def numbers(**arguments: Any) -> Any:
     return everstep.data.arrays(np.arange(8.0), batch_size=2, shuffle=True, **arguments)
 

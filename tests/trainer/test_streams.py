@@ -87,6 +87,26 @@ def test_several_train_streams_each_go_on_in_their_own_pass(tmp_path: Path) -> N
         assert compare_runs(tmp_path / "straight", tmp_path / str(limit)) == [], limit
 
 
+def test_data_without_a_name_goes_on_in_its_pass_too(tmp_path: Path) -> None:
+    task, data = TinyTask(), loader()
+    door = trainer(tmp_path / "run", task, steps_per_epoch=3, streams={"train": [1]})
+    with door.open() as loop:
+        for _ in loop.iter_epochs():
+            door.epoch([data])
+    assert sorted(i for ids in task.seen[:4] for i in ids) == list(range(8))
+    assert not loop.ending.warnings
+
+
+def test_the_same_stream_twice_in_an_epoch_is_no_other_data(tmp_path: Path) -> None:
+    task = Pairs()
+    door = trainer(tmp_path / "run", task, max_epoch=1)
+    with door.open() as loop:
+        for _ in loop.iter_epochs():
+            door.epoch()
+            door.epoch()
+    assert len(task.seen) == 4 and not loop.ending.warnings
+
+
 # ------------------------------------------------------------------------ evaluating beside training
 
 

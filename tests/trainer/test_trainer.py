@@ -150,10 +150,14 @@ def test_logs_pass_by_the_step_and_a_clash_names_the_key(tmp_path: Path) -> None
             assert state is None
             self.files += outputs["file"]
 
+        def eval_end(self, state: Any) -> Mapping[str, Any]:
+            return {"files": len(self.files)}
+
     task = Logging()
     door = trainer(tmp_path / "run", task)
     door.train(1)
-    assert set(door.evaluate("valid")) == {"valid/loss", "valid/noise"}
+    found = door.evaluate("valid")
+    assert found.keys() == {"valid/loss", "valid/noise", "valid/files"} and found["valid/files"] == 3
     assert task.files == ["a.png"] * 3
     task.name = "loss"
     with pytest.raises(UsageError, match=r"stream 'valid': 'loss' is a log .* give one of them another name"):

@@ -142,6 +142,16 @@ def test_an_exception_before_the_first_save_then_again(tmp_path: Path) -> None:
     assert broken.run_training().digest == whole.digest
 
 
+def test_resume_is_asked_for_until_something_is_saved(tmp_path: Path) -> None:
+    for steps in (4, 8):
+        trainer(tmp_path, max_epoch=3).train(steps)
+    for where, resumed in ((4, "epoch-0001-step-00000004"), (False, None)):
+        begun = trainer(tmp_path, max_epoch=3, resume=where)
+        with pytest.raises(ZeroDivisionError), begun.open():
+            raise ZeroDivisionError
+        assert begun.train(8).resumed_from == resumed
+
+
 def test_a_script_of_two_trainings_that_goes_back_continues_when_it_is_started_again(tmp_path: Path) -> None:
     for steps in (4, 8):
         trainer(tmp_path, max_epoch=3).train(steps)
@@ -342,6 +352,24 @@ def test_the_time_budget_ends_an_evaluation(tmp_path: Path) -> None:
     trainer(tmp_path / "run", again, clock=clock, max_time=1000.0).run_training()
     assert len(again.seen) == 4 and len(again.trace) == 6
     assert compare_runs(tmp_path / "straight", tmp_path / "run") == []
+
+
+@pytest.mark.campaign("long", gate="share")
+def test_ctrl_c_in_an_evaluation_of_your_own_program(tmp_path: Path) -> None:
+    def start(run_dir: Path, at: int = 0) -> CtrlC:
+        task = CtrlC(at)
+        door = trainer(run_dir, task, services=[everstep.Evaluate("test", everstep.Never())])
+        with door.open() as loop:
+            for _ in loop.iter_epochs():
+                door.epoch("train", "valid")
+        return task
+
+    start(tmp_path / "straight")
+    for at in share(range(2, 7), 1):
+        with pytest.raises(SystemExit):
+            start(tmp_path / str(at), at)
+        start(tmp_path / str(at))
+        assert compare_runs(tmp_path / "straight", tmp_path / str(at)) == [], at
 
 
 class Averaged(everstep.torch.Task):
