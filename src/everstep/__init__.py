@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         load as load,
         recovering as recovering,
     )
-    from everstep.tfutils import (
+    from everstep.tfutils.runs import (
         test_from_params as test_from_params,
         train_from_params as train_from_params,
     )

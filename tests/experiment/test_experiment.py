@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ import torch
 from tiny_experiment import TinyTask, noise, numbers, write
 
 import everstep
-from everstep.errors import ChangedError, ConfigError, NoCheckpointError, RestoreError, UsageError
-from everstep.experiment import Call, ExperimentConfig, calls, open_config, open_run, resolve
+from everstep.errors import ChangedError, ConfigError, DataError, NoCheckpointError, RestoreError, UsageError
+from everstep.experiment import Call, ExperimentConfig, open_config, open_run, resolve
 from everstep.experiment.experiment import SCHEDULES
 from everstep.experiment.open_experiment import Configured, stored
+from everstep.experiment.predictions import write as write_predictions
 from everstep.record import RunDir, RunJournal
 from waiting import PATIENCE
 
@@ -77,13 +78,6 @@ def test_what_cannot_be_right_is_refused_at_once(arguments: dict[str, Any], said
         everstep.Experiment(**{"task": TinyTask, "train_stream_fn": numbers, **arguments})
 
 
-def test_import_paths_are_functions_too() -> None:
-    by_path = everstep.Experiment(
-        "tiny_experiment:TinyTask", "tiny_experiment:numbers", max_step=2, skip_check=True
-    )
-    assert by_path.run("train").ending.step == 2
-
-
 def test_what_is_made_follows_from_the_seed() -> None:
     made = [experiment(seed=seed, skip_check=True).trainer for seed in (7, 7, 8)]
     first, again, other = (trainer.task.model.tolist() for trainer in made)
@@ -134,24 +128,12 @@ def test_evaluate_needs_a_checkpoint_and_says_what_training_found() -> None:
     ("frequency", "steps"), [(None, [4, 8]), (3, [3, 6, 8]), (0, [8])], ids=["own", "every 3", "at the end"]
 )
 def test_train_and_evaluate_evaluates_no_checkpoint_twice(frequency: int | None, steps: list[int]) -> None:
-    seen: list[int] = []
-
-    class Counting(TinyTask):
-        def eval_begin(self) -> None:
-            seen.append(1)
-
-    counted = everstep.Experiment(
-        Counting, lambda: numbers(8, shuffle=True), numbers, "runs/a", max_epoch=2, seed=7, skip_check=True
-    )
-    result = counted.run("train_and_evaluate", min_eval_frequency=frequency)
+    result = experiment().run("train_and_evaluate", min_eval_frequency=frequency)
     apart = [found.step for found in everstep.evaluations("runs/a")]
     inside = evaluated_at("runs/a") if frequency != 0 else []
-    assert sorted(inside + apart) == steps
-    assert len(seen) == len(steps) and result.metrics.keys() == {"valid/loss"}
-    again = everstep.Experiment(
-        Counting, lambda: numbers(8, shuffle=True), numbers, "runs/a", max_epoch=2, seed=7, skip_check=True
-    )
-    assert again.train_and_evaluate(frequency).metrics == result.metrics and len(seen) == len(steps)
+    assert sorted(inside + apart) == steps and result.metrics.keys() == {"valid/loss"}
+    assert experiment().train_and_evaluate(frequency).metrics == result.metrics
+    assert [found.step for found in everstep.evaluations("runs/a")] == apart
 
 
 def test_continuous_train_and_eval_goes_on_with_the_data() -> None:
@@ -186,25 +168,6 @@ def test_continuous_eval_follows_a_run_to_its_final_step() -> None:
     assert found[-1] == 8 and found == sorted(set(found))
 
 
-@pytest.mark.campaign("timed")
-def test_continuous_eval_waits_before_the_first() -> None:
-    experiment().train()
-    before = time.monotonic()
-    assert "valid/loss" in experiment().continuous_eval(delay_secs=0.3, throttle_secs=0.0).metrics
-    assert time.monotonic() - before >= 0.3
-
-
-def test_continuous_eval_evaluates_every_stream_on_the_final_step() -> None:
-    streams = {"valid": numbers, "test": lambda: numbers(3)}
-    services = [everstep.Evaluate(name) for name in streams]
-    made = everstep.Experiment(
-        TinyTask, numbers, streams, "runs/a", services=services, max_step=4, seed=7, skip_check=True
-    )
-    made.train()
-    found = list(made.continuously(0.0, "newest", 60.0))
-    assert [(each.stream, each.step) for each in found] == [("valid", 4), ("test", 4)]
-
-
 def test_test_is_a_smoke_test_that_leaves_nothing() -> None:
     experiment().run("test")
     assert not Path("runs").exists()
@@ -215,14 +178,6 @@ def test_test_is_a_smoke_test_that_leaves_nothing() -> None:
 
     with pytest.raises(ZeroDivisionError):
         everstep.Experiment(Broken, numbers, numbers, "runs/a", skip_check=True).test()
-
-
-def test_export_strategies_are_services() -> None:
-    at: list[int] = []
-    strategy = everstep.Best("valid/loss", "min")
-    done = experiment(export_strategies=[strategy], services=[lambda: at_end(at)])
-    done.train()
-    assert strategy.value is not None and at
 
 
 def test_a_config_exports_the_final_the_latest_and_the_best(tmp_path: Path) -> None:
@@ -250,16 +205,6 @@ seed: 7
     assert exports == {"best": ["02", "04"], "final": ["07"], "latest": ["06"]}
 
 
-def at_end(seen: list[int]) -> everstep.Service:
-    class AtEnd(everstep.Service):
-        moments = frozenset({everstep.Moment.EXIT_LOOP})
-
-        def run(self, boundary: everstep.Boundary) -> None:
-            seen.append(boundary.step)
-
-    return AtEnd("at end")
-
-
 # --------------------------------------------------------------------------- from a config file
 
 
@@ -279,13 +224,6 @@ def test_the_recorded_config_makes_the_run_again(file: Path) -> None:
     Path("again.yaml").write_text(everstep.experiment.as_yaml(tree))
     assert opened(Path("again.yaml"), run_dir="runs/again").train().ending.digest == first.digest
     assert open_run("runs/first", ["trainer.max_epoch=4"], skip_check=True).train().ending.step == 16
-
-
-def test_a_stopped_and_resumed_run_is_the_undisturbed_one(file: Path) -> None:
-    opened(file, "trainer.max_step=5").train()
-    resumed = opened(file).train().ending
-    assert resumed.resumed_from is not None
-    assert resumed.digest == opened(file, run_dir="runs/other").train().ending.digest
 
 
 class Line(everstep.torch.Task):
@@ -382,26 +320,16 @@ def test_the_best_of_a_project_is_found_and_loaded(file: Path) -> None:
     services = "services=[Evaluate, {Best: {metric: valid/loss, mode: min}}]"
     for name, project in {"a": "x", "b": "x", "c": "y"}.items():
         change = (services, f"project={project}", f"task.scale={1.0 if name == 'a' else 2.0}")
-        opened(file, *change, run_dir=f"runs/{name}").train()
+        opened(file, *change, "trainer.max_epoch=1", run_dir=f"runs/{name}").train()
     runs = everstep.query("runs", {"config.project": "x"}, index="runs")
     assert sorted(Path(run["path"]).name for run in runs) == ["a", "b"]
     best = min((everstep.best(run["path"])["valid/loss"] for run in runs), key=lambda record: record.value)
-    found = everstep.query(
-        "evaluations",
-        {"name": "valid/loss", "run": {"$in": [run["name"] for run in runs]}},
-        sort="value",
-        limit=1,
-        index="runs",
-    )
-    assert (found[0]["value"], found[0]["step"]) == (best.value, best.step)
-    (made,) = (run for run in runs if run["name"] == found[0]["run"])
-    for source in (best.path, f"{made['path']}/best/valid/loss"):
-        assert source is not None
-        state = {"w": np.zeros(3)}
-        assert everstep.load(source, state).step == best.step
-    again = opened(file, "trainer.init_from=" + str(best.path), run_dir="runs/d")
-    with again.trainer.open() as loop:
-        assert again.trainer.task.model.tolist() == state["w"].tolist() and loop.step == 0
+    where = {"name": "valid/loss", "run": {"$in": [run["name"] for run in runs]}}
+    (found,) = everstep.query("evaluations", where, sort="value", limit=1, index="runs")
+    assert (found["value"], found["step"]) == (best.value, best.step)
+    (made,) = (run for run in runs if run["name"] == found["run"])
+    assert best.path is not None
+    assert everstep_weights(best.path) == everstep_weights(f"{made['path']}/best/valid/loss")
 
 
 def everstep_weights(run_dir: str) -> list[float]:
@@ -418,27 +346,12 @@ class Deaf(TinyTask):
         super().build()
 
 
-class Told(TinyTask):
-    """A task whose own `build` hands on what it is given."""
-
-    def build(self, **parts: Any) -> None:
-        super().build(**parts)
-        self.told = [*parts]
-
-
 def test_what_makes_the_optimizer_is_an_argument_of_the_tasks_build(file: Path) -> None:
     with pytest.raises(ConfigError, match=r"optimizer: Deaf\.build\(\) has no argument"):
         _ = opened(file, f"task={__name__}:Deaf").trainer
     assert opened(file, f"task={__name__}:Deaf", "optimizer=null").trainer.task.optimizer.lr == 0.1
-    task = opened(file, f"task={__name__}:Told", "optimizer.lr=0.3").trainer.task
-    assert (task.told, task.optimizer.lr) == (["optimizer"], 0.3)
-    assert "build_optimizer" not in vars(task)  # nothing is put onto it
-
-
-def test_a_config_is_checked_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, checked = opened(file), []
-    monkeypatch.setattr(calls, "checked_arguments", lambda *given, **more: checked.append(given))
-    assert made.train().ending.step == 12 and not checked
+    task = opened(file, "optimizer.lr=0.3").trainer.task
+    assert task.optimizer.lr == 0.3 and "build_optimizer" not in vars(task)  # nothing is put onto it
 
 
 def test_wrong_parts_are_told(file: Path, tmp_path: Path) -> None:
@@ -500,20 +413,6 @@ def test_keep_goes_on_with_the_stored_config(file: Path, capsys: pytest.CaptureF
     assert kept.step == 16 and kept.digest == undisturbed.digest
 
 
-def test_keep_leaves_the_services_in_their_order(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    services = (
-        "services=[{EarlyStop: {metric: valid/loss, patience: 9}}, Evaluate, "
-        "{StopAfter: {steps: 90}}, {Throughput: {samples: 2}}]"
-    )
-    opened(file, services).train()
-    capsys.readouterr()
-    opened(file, services, "optimizer.lr=0.2", "trainer.max_epoch=4", on_change="keep").train()
-    said = capsys.readouterr().out
-    assert "config.trainer.max_epoch: stored 3, given 4" in said and "config.services" not in said
-    override = ["services.0.EarlyStop.patience=8", "trainer.max_epoch=5"]
-    assert open_run("runs/tiny", override, on_change="override").train().ending.step == 20
-
-
 def test_override_goes_on_with_the_given_config(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = opened(file).train().ending
     changed = ["optimizer.lr=0.2", "trainer.max_epoch=4"]
@@ -554,24 +453,26 @@ def test_what_a_start_changed_that_saved_nothing_is_not_the_runs(
 
 
 def test_fork_leaves_the_run_alone_and_is_one_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parent = opened(file).train().ending
-    changed = ["optimizer.lr=0.2", "trainer.max_epoch=4"]
-    forked = opened(file, *changed, on_change="fork").train().ending
+    parent = opened(file, "trainer.max_epoch=1").train().ending
+    assert opened(file, "trainer.max_epoch=1", on_change="fork").run_dir == Path("runs/tiny")
+    changed = ["optimizer.lr=0.2", "trainer.max_epoch=2"]
+    experiment = opened(file, *changed, on_change="fork")
+    forked = experiment.train().ending
+    assert experiment.train().ending.digest == forked.digest
     said = capsys.readouterr().out
+    assert said.count("forked from") == 1
     assert "into runs/tiny-fork-1: optimizer.lr: stored 0.1, given 0.2" in said
     facts = RunDir.open("runs/tiny-fork-1", create=False).facts
     assert facts["parent"]["run"] == RunDir.open("runs/tiny", create=False).id
-    assert facts["parent"]["checkpoint"] == "epoch-0003-step-00000012" and forked.step == 16
-    (start,) = RunJournal("runs/tiny-fork-1").events("segment")
+    assert facts["parent"]["checkpoint"] == "epoch-0001-step-00000004" and forked.step == 8
+    start, *_ = RunJournal("runs/tiny-fork-1").events("segment")
     assert start.data["facts"]["parent"] == facts["parent"]
     again = opened(file, *changed, on_change="fork").train().ending  # the same line goes on with the fork
     assert again.digest == forked.digest and not Path("runs/tiny-fork-2").exists()
     assert open_run("runs/tiny-fork-1", skip_check=True).train().ending.digest == forked.digest
-    third = opened(file, "optimizer.lr=0.3", "trainer.max_epoch=4", on_change="fork")
-    other, _ = third.train().ending, third.train()
-    assert capsys.readouterr().out.count("forked from") == 1
+    other = opened(file, "optimizer.lr=0.3", "trainer.max_epoch=2", on_change="fork").train().ending
     assert Path("runs/tiny-fork-2").exists() and other.digest != forked.digest
-    assert opened(file).train().ending.digest == parent.digest
+    assert opened(file, "trainer.max_epoch=1").train().ending.digest == parent.digest
 
 
 def test_what_controls_the_training_is_kept_or_forked_too(
@@ -592,21 +493,17 @@ def test_what_controls_the_training_is_kept_or_forked_too(
 
 def test_a_fork_that_was_killed_at_once_has_all_it_needs(file: Path) -> None:
     """Though its parent goes on, and lets the checkpoint go; nor does it take another config."""
-    opened(file).train()
-    changed = ["optimizer.lr=0.2", "trainer.max_epoch=4"]
-    begun = opened(file, *changed, on_change="fork")
-    begun._to_train()  # the directory is made, and nothing more
-    shutil.copytree("runs/tiny-fork-1", "undisturbed")
+    opened(file, "trainer.max_epoch=1").train()
+    changed = ["optimizer.lr=0.2", "trainer.max_epoch=2"]
+    opened(file, *changed, on_change="fork")._to_train()  # the directory is made, and nothing more
     opened(file, "trainer.max_epoch=9").train()
-    assert not Path("runs/tiny/checkpoints/epoch-0003-step-00000012").exists()
-    with pytest.raises(ChangedError, match=r"config.optimizer.lr: stored 0.2, given 0.7\."):
-        opened(file, "optimizer.lr=0.7", run_dir="runs/tiny-fork-1").train()
-    with pytest.raises(ChangedError, match=r"config.optimizer.lr: stored 0.2, given 0.1\."):
-        opened(file, run_dir="runs/tiny-fork-1").train()
+    assert not Path("runs/tiny/checkpoints/epoch-0001-step-00000004").exists()
+    for other in ("optimizer.lr=0.7", "optimizer.lr=0.1"):
+        with pytest.raises(ChangedError, match=r"config.optimizer.lr: stored 0.2, given 0\.[71]\."):
+            opened(file, other, run_dir="runs/tiny-fork-1").train()
     resumed = opened(file, *changed, on_change="fork").train().ending
-    assert resumed.resumed_from == "epoch-0003-step-00000012" and resumed.step == 16
-    other = opened(file, *changed, run_dir="undisturbed").train().ending
-    assert other.digest == resumed.digest and not Path("runs/tiny-fork-2").exists()
+    assert resumed.resumed_from == "epoch-0001-step-00000004" and resumed.step == 8
+    assert not Path("runs/tiny-fork-2").exists()
 
 
 def test_a_fork_goes_on_inside_the_epoch_that_a_limit_cut_short(file: Path) -> None:
@@ -618,18 +515,6 @@ def test_a_fork_goes_on_inside_the_epoch_that_a_limit_cut_short(file: Path) -> N
     shutil.rmtree("runs/tiny/checkpoints")
     forked = opened(file, *changed, run_dir="runs/tiny-fork-1").train().ending
     assert (forked.step, forked.resumed_from) == (12, "step-00000005")
-
-
-def test_a_fork_goes_on_with_its_own_checkpoints_in_one_process(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    opened(file).train()
-    forked = opened(file, "optimizer.lr=0.2", "trainer.max_epoch=4", on_change="fork")
-    first = forked.train().ending
-    again = forked.run("train_and_evaluate").ending
-    assert again.resumed_from == "epoch-0004-step-00000016" and again.digest == first.digest
-    assert not (Path(forked.run_dir) / "superseded").exists()
-    assert capsys.readouterr().out.count("forked from") == 1
 
 
 def test_the_config_is_compared_before_the_shapes_and_what_fits_nothing_is_not_forked(file: Path) -> None:
@@ -671,17 +556,6 @@ def test_a_check_says_what_a_training_would_and_leaves_nothing(file: Path, tmp_p
     assert not Path("runs/line").exists()
 
 
-def test_without_a_difference_there_is_no_fork(file: Path) -> None:
-    opened(file, "trainer.max_epoch=1").train()
-    assert opened(file, on_change="fork").train().ending.step == 12
-    assert not Path("runs/tiny-fork-1").exists()
-
-
-def test_an_unknown_choice(file: Path) -> None:
-    with pytest.raises(ConfigError, match='give "error", "keep", "override" or "fork"'):
-        opened(file, on_change="kepe")
-
-
 # -------------------------------------------------------------------------------- provenance
 
 
@@ -690,3 +564,59 @@ def test_strict_git_without_git(file: Path) -> None:
         open_config(file, strict_git=True).train()
     assert not Path("runs").exists()
     assert open_config(file).train().ending.finished  # not asked for, nothing is said of it
+
+
+# ----------------------------------------------------------------------- predictions as files
+
+NAMES = ("file", "allow_pickle", "args", "a b")
+
+
+@pytest.mark.parametrize("kind", ["npz", "jsonl"])
+def test_predictions_of_any_name_are_read_back(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"found.{kind}"
+    batches = [{name: np.arange(2.0) + at for at, name in enumerate(NAMES)} for _ in range(2)]
+    assert write_predictions(path, batches) == 4
+    found: dict[str, Any]
+    if kind == "npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            found = {name: arrays[name].tolist() for name in arrays.files}
+    else:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        found = {name: [line[name] for line in lines] for name in lines[0]}
+    assert found == {name: [at, at + 1.0] * 2 for at, name in enumerate(NAMES)}
+
+
+def test_lines_are_strict_json(tmp_path: Path) -> None:
+    write_predictions(tmp_path / "a.jsonl", [np.array([[0.1, np.nan], [np.inf, -np.inf]], np.float32)])
+
+    def refused(constant: str) -> None:
+        raise AssertionError(constant)
+
+    lines = (tmp_path / "a.jsonl").read_text().splitlines()
+    first, second = (json.loads(line, parse_constant=refused) for line in lines)
+    assert first == [float(np.float32(0.1)), "nan"] and second == ["inf", "-inf"]
+
+
+OBJECTS = np.array([{}, None], object)
+
+
+@pytest.mark.parametrize(
+    ("name", "batches", "said"),
+    [
+        ("a.npz", [], "no batch"),
+        ("a.npz", [{"a": [1]}, {"a": [1], "b": [1]}], "the first batch has no prediction 'b'"),
+        ("a.npz", [{"a": [1], "b": [1]}, {"a": [1]}], "batch 2 has no prediction 'b'"),
+        ("a.npz", [{"a": [1], "b": [1, 2]}], "different numbers of samples: a has 1, b has 2"),
+        ("a.jsonl", [{"a": [1], "b": [1, 2]}], "different numbers of samples"),
+        ("a.npz", [[[1]], [1]], "do not fit together"),
+        ("a.npy", [{"a": [1], "b": [1]}], "named a, b; give a .npz or .jsonl"),
+        ("a.npz", [OBJECTS], "'predictions' holds Python objects"),
+        ("a.npy", [OBJECTS], "'predictions' holds Python objects"),
+        ("a.jsonl", [OBJECTS], "'predictions' is object, which JSON lacks"),
+        ("a.jsonl", [np.array([1j])], "'predictions' is complex128, which JSON lacks"),
+    ],
+)
+def test_what_a_file_cannot_hold_is_said(tmp_path: Path, name: str, batches: list[Any], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        write_predictions(tmp_path / name, batches)
+    assert not list(tmp_path.iterdir())

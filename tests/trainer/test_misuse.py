@@ -47,19 +47,13 @@ def refused(run_dir: Path, task: everstep.Task, error: type[EverstepError], matc
         door(run_dir, task).run_training()
 
 
+def but(kind: type, *given: Any, **members: Any) -> Any:
+    """A task of a kind with some other members; a value stands for a method that returns it."""
+    methods = {n: m if callable(m) else lambda *_, m=m: m for n, m in members.items()}
+    return type("Wrong", (kind,), methods)(*given)
+
+
 # ------------------------------------------------------------------------------- what state lacks
-
-
-class Leaving(Fit):
-    """Its state leaves something out."""
-
-    out = ""
-
-    def build_scheduler(self, optimizer: Any) -> Any:
-        return torch.optim.lr_scheduler.StepLR(optimizer, 1)
-
-    def state(self) -> Mapping[str, Any]:
-        return {name: part for name, part in super().state().items() if name != self.out}
 
 
 @pytest.mark.campaign("long", gate=2)
@@ -69,15 +63,18 @@ class Leaving(Fit):
         ("optimizer", r"Adam that steps 2 of the state's arrays \(model/1\.weight, .*\) is not part of the"),
         ("model", r"does not save what its optimizers step: parameter 0 \(1, 3\) of 'optimizer'.*add the"),
         ("scheduler", r"a scheduler was made for the learning rate of 'optimizer'.*add it, as in"),
-        ("scaler", r"the state of Leaving lacks its 'scaler', .*return \{\*\*super\(\)\.state\(\), \.\.\.\}"),
-        ("ema", r"the state of Leaving lacks its 'ema'"),
+        ("scaler", r"the state of Wrong lacks its 'scaler', .*return \{\*\*super\(\)\.state\(\), \.\.\.\}"),
+        ("ema", r"the state of Wrong lacks its 'ema'"),
     ],
 )
 def test_a_state_that_lacks_what_training_uses(tmp_path: Path, out: str, message: str) -> None:
-    for clip in (None, Clip(norm=1.0)):
-        task = Leaving(clip=clip, ema=0.9, autocast=torch.float16)
-        task.out = out
-        refused(tmp_path / str(clip), task, StateError, message)
+    task = but(
+        Fit,
+        build_scheduler=lambda self, optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1),
+        state=lambda self: {name: part for name, part in Fit.state(self).items() if name != out},
+        __init__=lambda self: Fit.__init__(self, clip=Clip(norm=1), ema=0.9, autocast=torch.float16),
+    )
+    refused(tmp_path, task, StateError, message)
 
 
 def test_a_second_optimizer_that_the_state_lacks(tmp_path: Path) -> None:
@@ -86,36 +83,14 @@ def test_a_second_optimizer_that_the_state_lacks(tmp_path: Path) -> None:
             metrics = super().train_step(batch)
             self.model(batch[0]).square().mean().backward()
             self.other.step()
-            self.other.zero_grad()
             return metrics
 
         def build(self) -> None:
             super().build()
             self.other = torch.optim.SGD(self.model.parameters(), lr=0.1)
 
-    refused(
-        tmp_path, Second(), StateError, r"SGD that steps 2 of the state's arrays .* is not part of the state"
-    )
-
-
-def test_an_optimizer_that_never_steps(tmp_path: Path) -> None:
-    class Idle(Fit):
-        def train_step(self, batch: Any) -> Mapping[str, Any]:
-            return self.forward(batch)
-
-    refused(
-        tmp_path, Idle(), EverstepError, r"no optimizer of the state made an update; call optimizer\.step"
-    )
-
-
-@pytest.mark.parametrize("kind", [tuple, list])
-def test_several_optimizers_that_are_no_dictionary(tmp_path: Path, kind: type) -> None:
-    class Several(Fit):
-        def build_optimizer(self, model: Any) -> Any:
-            return kind([super().build_optimizer(model), "a scheduler"])
-
-    message = rf"Several\.build_optimizer returned a {kind.__name__}: return the optimizer alone, a scheduler"
-    refused(tmp_path, Several(), ConfigError, message)
+    message = r"SGD that steps 2 of the state's arrays .* is not part of the state"
+    refused(tmp_path, Second(), StateError, message)
 
 
 # ------------------------------------------------------------------------------- names of others
@@ -132,31 +107,22 @@ def test_several_optimizers_that_are_no_dictionary(tmp_path: Path, kind: type) -
 )
 def test_methods_by_the_names_of_other_libraries(tmp_path: Path, theirs: str, ours: str) -> None:
     for base in (everstep.Task, everstep.torch.Task):
-        task = type("Ported", (base,), {theirs: lambda self, batch, index: None})()
-        refused(tmp_path, task, ConfigError, rf"Ported\.{theirs} is not called by a Trainer; name it {ours}$")
-    both = type("Both", (TinyTask,), {theirs: None, ours: lambda self, given: given})()
+        message = rf"Wrong\.{theirs} is not called by a Trainer; name it {ours}$"
+        refused(tmp_path, but(base, **{theirs: None}), ConfigError, message)
+    both = but(TinyTask, **{theirs: None, ours: lambda self, given: given})
     assert trainer(tmp_path, both).task is both
 
 
 def test_attributes_by_the_names_of_other_libraries(tmp_path: Path) -> None:
-    fit = trainer(tmp_path)
-    with pytest.raises(AttributeError, match=r"no attribute 'fit'; it is trainer\.run_training\(\)$"):
-        fit.fit  # noqa: B018
-    with pytest.raises(AttributeError, match=r"no attribute 'run_trainig'; did you mean 'run_training'\?$"):
-        fit.run_trainig  # noqa: B018
-    assert not hasattr(fit, "nothing_like_it")
-    with pytest.raises(AttributeError, match=r"'LogVariables'; it is everstep\.services\.LogVariables$"):
-        everstep.LogVariables  # noqa: B018
-    with pytest.raises(AttributeError, match=r"'Evaluate'; it is everstep\.Evaluate$"):
-        everstep.services.Evaluate  # noqa: B018
-    with pytest.raises(AttributeError, match=r"'Plateu'; did you mean 'Plateau'\? known: Annealing, "):
-        everstep.services.Plateu  # noqa: B018
-
-
-def test_predictions_of_a_stream_that_is_not_there_are_refused_at_once(tmp_path: Path) -> None:
-    door = trainer(tmp_path)
-    with pytest.raises(ConfigError, match=r"no stream is named 'tset'; .*known: test, train, valid"):
-        door.predict("tset")
+    for owner, name, message in (
+        (trainer(tmp_path), "fit", r"no attribute 'fit'; it is trainer\.run_training\(\)$"),
+        (trainer(tmp_path), "run_trainig", r"no attribute 'run_trainig'; did you mean 'run_training'\?$"),
+        (everstep, "LogVariables", r"'LogVariables'; it is everstep\.services\.LogVariables$"),
+        (everstep.services, "Evaluate", r"'Evaluate'; it is everstep\.Evaluate$"),
+        (everstep.services, "Plateu", r"'Plateu'; did you mean 'Plateau'\? known: Annealing, "),
+    ):
+        with pytest.raises(AttributeError, match=message):
+            getattr(owner, name)
 
 
 # ------------------------------------------------------------------------------ what steps return
@@ -167,7 +133,6 @@ def test_predictions_of_a_stream_that_is_not_there_are_refused_at_once(tmp_path:
     ("returned", "message"),
     [
         (None, r"forward returned None; return a mapping with the loss, a tensor"),
-        (torch.ones(()), r"forward returned tensor\(1\.\); return a mapping"),
         ({"cost": torch.ones(())}, r"forward returned .*cost.*return a mapping with the loss"),
         ({"loss": 1.0}, r"forward returned .*return a mapping with the loss, a tensor"),
         ({"loss": torch.ones(4)}, r"has the shape \(4,\): return its mean, loss\.mean\(\)"),
@@ -175,88 +140,56 @@ def test_predictions_of_a_stream_that_is_not_there_are_refused_at_once(tmp_path:
     ],
 )
 def test_a_forward_without_a_loss(tmp_path: Path, returned: Any, message: str) -> None:
-    class Wrong(Fit):
-        def forward(self, batch: Any) -> Any:
-            return returned
-
-    refused(tmp_path, Wrong(), MetricError, message)
+    refused(tmp_path, but(Fit, forward=lambda self, batch: returned), MetricError, message)
 
 
-NO_NUMBERS = [
-    ("low", r"metric 'x' is 'low', a str: collect one real number"),
-    (torch.ones(2), r"metric 'x': .*shape \(2,\).*\.mean\(\)"),
-    (torch.ones((), dtype=torch.complex64), r"metric 'x': .*take the real part if it is complex"),
-    (np.ones(3), r"metric 'x': .*reduce it"),
-    (None, r"metric 'x' is None, a NoneType"),
-]
+PLACES = ("train_step", "train_loop_end", "eval_step", "eval_end")
 
 
 @pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize(("value", "message"), NO_NUMBERS)
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("low", r"metric 'x' is 'low', a str: collect one real number"),
+        (torch.ones(2), r"metric 'x': .*shape \(2,\).*\.mean\(\)"),
+        (torch.ones((), dtype=torch.complex64), r"metric 'x': .*take the real part if it is complex"),
+        (np.ones(3), r"metric 'x': .*reduce it"),
+        (None, r"metric 'x' is None, a NoneType"),
+    ],
+)
 def test_a_metric_that_is_not_a_number(tmp_path: Path, value: Any, message: str) -> None:
-    class Wrong(Fit):
-        where = ""
-
-        def train_step(self, batch: Any) -> Mapping[str, Any]:
-            return {**super().train_step(batch), **self.more("train_step")}
-
-        def train_loop_end(self) -> Mapping[str, Any] | None:
-            return {**(super().train_loop_end() or {}), **self.more("train_loop_end")}
-
-        def eval_step(self, batch: Any) -> Mapping[str, Any]:
-            return {**super().eval_step(batch), **self.more("eval_step")}
-
-        def eval_end(self, state: Any) -> Mapping[str, Any]:
-            return self.more("eval_end")
-
-        def more(self, here: str) -> Mapping[str, Any]:
-            return {"x": value} if here == self.where else {}
-
-    for where in ("train_step", "train_loop_end", "eval_step", "eval_end"):
-        task = Wrong()
-        task.where = where
-        refused(tmp_path / where, task, MetricError, message)
+    for where in PLACES:
+        task = but(TinyTask, **{where: lambda *_: {"x": value}})
+        with pytest.raises(MetricError, match=message):
+            trainer(tmp_path / where, task).run_training()
 
 
 @pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize("where", ["train_step", "train_loop_end", "eval_step", "eval_end"])
+@pytest.mark.parametrize("where", PLACES)
 def test_a_step_that_returns_no_mapping(tmp_path: Path, where: str) -> None:
-    task = TinyTask()
-    setattr(task, where, lambda *_: 0.5)
-    with pytest.raises(MetricError, match=rf"TinyTask\.{where} returned 0\.5; return a mapping of names"):
-        trainer(tmp_path, task).run_training()
+    for returned, message in (
+        (0.5, rf"Wrong\.{where} returned 0\.5; return a mapping of names"),
+        ({"": 1.0}, "metric name '': give a string, not empty"),
+        ({1: 1.0}, "metric name 1: give a string, not empty"),
+    ):
+        with pytest.raises(MetricError, match=message):
+            trainer(tmp_path, but(TinyTask, **{where: returned})).run_training()
 
 
-@pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize("name", ["", 1])
-@pytest.mark.parametrize("where", ["train_step", "train_loop_end", "eval_step", "eval_end"])
-def test_a_metric_without_a_name(tmp_path: Path, where: str, name: Any) -> None:
-    task = TinyTask()
-    setattr(task, where, lambda *_: {name: 1.0})
-    with pytest.raises(MetricError, match=rf"metric name {name!r}: give a string, not empty"):
-        trainer(tmp_path, task).run_training()
-
-
-@pytest.mark.parametrize("value", [None, 1j, 10**400])
-def test_statistics_of_what_is_no_number(tmp_path: Path, value: Any) -> None:
-    task = TinyTask()
-    setattr(task, "eval_step", lambda _: {"loss": value})  # noqa: B010
-    with pytest.raises(MetricError, match="metric 'loss'"):
-        trainer(tmp_path, task, services=[everstep.Evaluate("valid", stats={"loss": ["q50"]})]).run_training()
+def test_statistics_of_what_is_no_number(tmp_path: Path) -> None:
+    services = [everstep.Evaluate("valid", stats={"loss": ["q50"]})]
+    for value in (None, 1j, 10**400):
+        with pytest.raises(MetricError, match="metric 'loss'"):
+            trainer(tmp_path, but(TinyTask, eval_step={"loss": value}), services=services).run_training()
 
 
 @pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("value", [-3, 0, float("nan"), None, "x", 10**400])
 def test_a_batch_without_a_size(tmp_path: Path, value: Any) -> None:
-    task = TinyTask()
-    setattr(task, "batch_size", lambda _: value)  # noqa: B010
-    with pytest.raises(
-        MetricError, match=rf"TinyTask\.batch_size returned {value!r}; return how many samples"
-    ):
-        trainer(tmp_path / "size", task).run_training()
-    counting = Fit(accumulate=2)
-    setattr(counting, "elements", lambda _: value)  # noqa: B010
-    refused(tmp_path / "elements", counting, MetricError, rf"Fit\.elements returned {value!r}; .* above 0")
+    with pytest.raises(MetricError, match=rf"Wrong\.batch_size returned {value!r}; return how many samples"):
+        trainer(tmp_path / "size", but(TinyTask, batch_size=value)).run_training()
+    counting = but(Fit, elements=value, __init__=lambda self: Fit.__init__(self, accumulate=2))
+    refused(tmp_path / "elements", counting, MetricError, rf"Wrong\.elements returned {value!r}; .* above 0")
 
 
 # --------------------------------------------------------------------------------------- around
@@ -277,83 +210,128 @@ def test_an_evaluation_that_raises_leaves_everything_as_it_was(tmp_path: Path) -
                 raise Boom
             return super().eval_step(batch)
 
+    def everything(task: Any) -> str:
+        numpy = [np.asarray(part).tolist() for part in np.random.get_state()]
+        drawn = random.getstate(), numpy, torch.get_rng_state().tolist()
+        arrays = [v.tolist() for name in ("model", "ema") for v in task.state()[name].state_dict().values()]
+        return repr((drawn, arrays, [module.training for module in task.model.modules()], id(task.model)))
+
     def start(name: str, fails: int) -> None:
         task = Failing(ema=0.9, clip=Clip(value=0.5))
         one = door(tmp_path / name, task)
         one.train(3)
-        live, modes = task.model, [m.training for m in task.model.modules()]
-        before = {f"{name}/{k}": v.clone() for name in ("model", "ema") for k, v in tensors(task, name)}
-        drawn = randomness()
+        before = everything(task)
         task.batches, task.fails = 0, fails
         if fails:
             with pytest.raises(Boom):
                 one.evaluate("valid")
         task.fails = 0
-        assert task.model is live and [m.training for m in task.model.modules()] == modes
-        assert randomness() == drawn
-        after = {f"{name}/{k}": v for name in ("model", "ema") for k, v in tensors(task, name)}
-        assert all(torch.equal(after[key], value) for key, value in before.items())
+        assert everything(task) == before
         one.run_training()
 
     start("straight", 0)
-    for fails in (1, 2, 3):
+    for fails in (1, 3):
         start(str(fails), fails)
         assert compare_runs(tmp_path / "straight", tmp_path / str(fails)) == []
 
 
-def randomness() -> str:
-    numpy = [np.asarray(part).tolist() for part in np.random.get_state()]
-    return repr((random.getstate(), numpy, torch.get_rng_state().tolist()))
+# --------------------------------------------------------------------------- refusals of all kinds
 
 
-def tensors(task: everstep.Task, name: str) -> Any:
-    return task.state()[name].state_dict().items()
+class Bare(everstep.torch.Task):
+    model = torch.nn.Linear(3, 1)
 
 
-def test_training_in_an_evaluation_is_refused(tmp_path: Path) -> None:
-    class Training(Fit):
-        def eval_step(self, batch: Any) -> Mapping[str, Any]:
-            with torch.enable_grad():
-                return self.train_step(batch)
-
-    refused(
-        tmp_path,
-        Training(),
-        UsageError,
-        r"stepped while stream 'valid' was evaluated.* leave optimizer\.step",
-    )
+def inherited(name: str, change: Any) -> Any:
+    return lambda self, *given: change(getattr(Fit, name)(self, *given))
 
 
-def test_a_task_without_its_parts_says_which(tmp_path: Path) -> None:
-    class Bare(everstep.torch.Task):
-        pass
+TASKS: dict[str, tuple[Any, type[EverstepError], str]] = {
+    "never steps": (
+        lambda: but(Fit, train_step=lambda self, batch: self.forward(batch)),
+        *(EverstepError, r"no optimizer of the state made an update; call optimizer\.step"),
+    ),
+    "several in a list": (
+        lambda: but(Fit, build_optimizer=inherited("build_optimizer", lambda made: [made, "a scheduler"])),
+        *(ConfigError, r"Wrong\.build_optimizer returned a list: return the optimizer alone, a scheduler"),
+    ),
+    "trains in an evaluation": (
+        lambda: but(Fit, eval_step=torch.enable_grad()(lambda self, batch: self.train_step(batch))),
+        *(UsageError, r"stepped while stream 'valid' was evaluated.* leave optimizer\.step"),
+    ),
+    "no model": (
+        lambda: but(everstep.torch.Task),
+        *(ConfigError, r"return a torch\.nn\.Module from build_model"),
+    ),
+    "no forward": (Bare, ConfigError, "Bare has no forward; give it one"),
+    "no optimizer": (
+        lambda: but(Fit, build_optimizer=lambda self, model: None),
+        *(ConfigError, r"optimizer of Wrong is None: return one"),
+    ),
+    "no train_step": (everstep.Task, ConfigError, "Task has no train_step; give the class one"),
+    "no task": (object, ConfigError, r"derived from everstep\.Task"),
+    "no such device": (
+        lambda: Fit(device="cuda:99"),
+        *(ConfigError, r"device='cuda:99' cannot be used here \(.*\).* or \"cpu\""),
+    ),
+    "plateau": (
+        lambda: but(
+            Fit, build_scheduler=lambda self, optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        ),
+        *(ConfigError, r"services\.Plateau"),
+    ),
+    "several and clip": (
+        lambda: but(
+            Fit,
+            build_optimizer=inherited("build_optimizer", lambda made: {"a": made, "b": made}),
+            __init__=lambda self: Fit.__init__(self, clip=Clip(norm=1.0), accumulate=2),
+        ),
+        *(ConfigError, r"Wrong: .* cannot be used with clip and accumulate"),
+    ),
+    "several": (
+        lambda: but(Fit, build_optimizer=inherited("build_optimizer", lambda made: {"a": made, "b": made})),
+        *(ConfigError, "write a train_step that steps yours"),
+    ),
+}
 
-    with pytest.raises(ConfigError, match=r"return a torch\.nn\.Module from build_model"):
-        door(tmp_path, Bare())
-    task = Bare()
-    task.model = torch.nn.Linear(3, 1)
-    refused(tmp_path / "forward", task, ConfigError, "Bare has no forward; give it one")
 
-    class Unoptimized(Fit):
-        def build_optimizer(self, model: Any) -> Any:
-            return None
-
-    refused(tmp_path / "none", Unoptimized(), ConfigError, r"optimizer of Unoptimized is None: return one")
+@pytest.mark.parametrize("kind", TASKS)
+def test_a_task_that_cannot_train(tmp_path: Path, kind: str) -> None:
+    task, error, message = TASKS[kind]
+    refused(tmp_path, task(), error, message)
 
 
-# ----------------------------------------------------------------------------- what is asked of it
+OPTIONS: list[tuple[Any, str]] = [
+    (lambda: Clip(value=1.0, norm=1.0), "exactly one of value, norm, global_norm"),
+    (lambda: Fit(accumulation=2), "did you mean 'accumulate'"),  # type: ignore[call-arg]
+    (lambda: Fit(ema=1.5), "give a decay between 0 and 1"),
+    (lambda: Fit(autocast=torch.float64), "give torch"),
+    (lambda: Fit(autocast="half"), "autocast='half': give torch"),  # type: ignore[arg-type]
+    (lambda: Fit(compile="inductor"), "compile='inductor': give True, or options in a mapping"),  # type: ignore[arg-type]
+    (lambda: Fit(trainable="("), r"trainable='\(' is not a regular expression \(missing \)"),
+    (lambda: Fit(device="bogus"), "device='bogus' is not a device of torch; give"),
+    (lambda: trainer(Path("run"), services=[everstep.Evaluate("vald")]), "did you mean 'valid'"),
+    (lambda: trainer(Path("run"), max_epochs=3), "did you mean 'max_epoch'"),
+    (lambda: trainer(Path("run"), state={}), r"Trainer\(\) has no argument 'state'"),
+    (lambda: everstep.Trainer(TinyTask(), [1], "run"), "give names to data"),  # type: ignore[arg-type]
+    (lambda: everstep.Trainer(TinyTask(), {}, "none").run_training(), "no stream is named 'train'"),
+    (lambda: everstep.Evaluate("valid", num_steps=0), "num_steps=0: give an integer"),
+    (
+        lambda: everstep.TrainLoop("loop", services=[everstep.Evaluate("valid")]).__enter__(),
+        "give the service to a Trainer's services=",
+    ),
+    (lambda: trainer(Path("run")).run_training(evaluate="no"), "evaluate='no': give True, False or a sched"),
+    (lambda: trainer(Path("run")).predict("tset"), "no stream is named 'tset'; .*known: test, train, valid"),
+    (lambda: trainer(Path("run")).watch(every="newst"), "did you mean 'newest'"),  # type: ignore[arg-type]
+    (lambda: trainer(Path("run")).watch("vald"), "did you mean 'valid'"),
+    (lambda: trainer(Path("run")).watch(time_out=3), "did you mean 'timeout'"),  # type: ignore[call-arg]
+    (lambda: trainer(Path("run")).watch(throttle=-1), "throttle=-1"),
+]
 
 
-@pytest.mark.parametrize("value", ["no", 5, None])
-def test_evaluations_neither_wanted_nor_scheduled(tmp_path: Path, value: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"evaluate={value!r}: give True, False or a schedule"):
-        trainer(tmp_path).run_training(evaluate=value)
-
-
-def test_options_that_torch_does_not_take(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trainable='\(' is not a regular expression \(missing \)"):
-        Fit(trainable="(")
-    with pytest.raises(ConfigError, match="device='bogus' is not a device of torch; give"):
-        Fit(device="bogus")
-    with pytest.raises(ConfigError, match=r"device='cuda:99' cannot be used here \(.*\).* or \"cpu\""):
-        door(tmp_path, Fit(device="cuda:99"))
+def test_options_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for call, message in OPTIONS:
+        with pytest.raises(ConfigError, match=message):
+            call()
+    assert not Path("run", "checkpoints").exists()

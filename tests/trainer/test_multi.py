@@ -18,7 +18,7 @@ import everstep
 from counting import Counted
 from everstep.errors import ConfigError, Interrupted
 from everstep.proof.compare import compare_runs
-from everstep.trainer.shared_stream import copied
+from everstep.trainer.multi_run import copied
 from tiny_runs import Boom
 
 READS: list[int] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_task import TinyTask, numbers, trainer
+from tiny_task import Own, TinyTask, numbers, trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 import everstep
-from everstep.backends.torch.loader_workers import end_persistent
 from everstep.data import checked, prefetch
 from everstep.errors import ConfigError, DataError, MetricError, UsageError
 from everstep.proof.compare import compare_runs
@@ -24,26 +22,6 @@ from everstep.testing import ManualClock
 from tiny_runs import rows
 
 EACH_STEP = everstep.Every(steps=1)
-
-
-class Own:
-    """Data that keeps its own place: the order of a pass depends on how many were begun."""
-
-    def __init__(self, samples: int = 6) -> None:
-        self.samples, self.begun, self.place = samples, -1, samples
-
-    def __iter__(self) -> Iterator[Any]:
-        if self.place == self.samples:
-            self.begun, self.place = self.begun + 1, 0
-        while self.place < self.samples:
-            self.place += 1
-            yield (np.array([(self.place * (self.begun + 2)) % 7.0]),)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"begun": self.begun, "place": self.place}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.begun, self.place = state["begun"], state["place"]
 
 
 class Pairs(TinyTask):
@@ -157,21 +135,6 @@ def test_evaluating_on_the_data_in_training_restarts_nothing(tmp_path: Path, kin
     assert len(found) == 8
 
 
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("data", [Own, lambda: ones(8)], ids=["own place", "generator"])
-def test_data_with_a_place_of_its_own_trains_as_if_nothing_was_evaluated(tmp_path: Path, data: Any) -> None:
-    def start(name: str, schedule: everstep.schedule.Schedule) -> TinyTask:
-        task = TinyTask()
-        streams = {"train": data(), "valid": data()}
-        services = [everstep.Evaluate("valid", schedule, num_steps=3)]
-        arguments: Any = {"streams": streams, "services": services, "max_epoch": 1}
-        trainer(tmp_path / name, task, **arguments).run_training()
-        return task
-
-    often, never = start("often", EACH_STEP), start("never", everstep.Never())
-    assert often.seen == never.seen and often.w.tobytes() == never.w.tobytes()
-
-
 def test_data_with_a_place_of_its_own_is_evaluated_from_its_start_each_time(tmp_path: Path) -> None:
     class Values(TinyTask):
         def eval_step(self, batch: Any) -> Mapping[str, Any]:
@@ -197,18 +160,6 @@ def test_an_iterator_that_failed_in_an_evaluation_is_not_taken_for_a_shorter_one
         door.run_training()
     with pytest.raises(DataError, match="exhausted"):
         door.evaluate("valid")
-
-
-def test_workers_that_persist_are_evaluated_with_again_and_again(tmp_path: Path) -> None:
-    def start(name: str, **options: Any) -> list[Any]:
-        streams = {"valid": loader(**options)}
-        services = [everstep.Evaluate("valid", everstep.Every(steps=3))]
-        trainer(tmp_path / name, streams=streams, services=services).run_training()
-        end_persistent(streams["valid"])
-        return rows(tmp_path / name)
-
-    persisting = start("persisting", num_workers=1, persistent_workers=True)
-    assert [r for r in persisting if r[2] == "step"] == [r for r in start("none") if r[2] == "step"]
 
 
 SHARED: dict[str, Callable[[], Any]] = {
@@ -291,25 +242,6 @@ def test_training_and_evaluating_ahead_are_the_same_run(tmp_path: Path) -> None:
     plain = start("plain", lambda data: data, 8)
     assert start("ahead", lambda data: prefetch(data, buffer=3), 3, 6, 8) == plain
     assert compare_runs(tmp_path / "plain", tmp_path / "ahead") == []
-
-
-def test_an_error_in_the_producer_of_an_evaluation(tmp_path: Path) -> None:
-    def breaking() -> Iterator[Any]:
-        yield from ones(2)
-        raise KeyError("label")
-
-    seen: list[int] = []
-    door = trainer(tmp_path / "run", streams={"valid": prefetch(breaking())})
-
-    def program() -> None:
-        with door.open() as loop:
-            loop.on(everstep.Moment.AFTER_EVAL_STEP, lambda b: seen.append(b.payload.number))
-            for _ in loop.iter_epochs():
-                door.epoch()
-
-    with pytest.raises(KeyError, match="label"):
-        program()
-    assert seen == [1, 2] and not prefetching()
 
 
 # ---------------------------------------------------------------------------------------- profile
@@ -451,15 +383,6 @@ def test_streams_are_names_to_data_and_names_are_known(tmp_path: Path) -> None:
             break
 
 
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("steps_per_epoch", [None, 2])
-def test_a_train_stream_that_yields_nothing(tmp_path: Path, steps_per_epoch: int | None) -> None:
-    door = trainer(tmp_path / "run", streams={"train": []}, steps_per_epoch=steps_per_epoch)
-    with pytest.raises(DataError, match="stream 'train' gave no batch in a whole pass; give it data"):
-        door.run_training()
-    trainer(tmp_path / "run", steps_per_epoch=steps_per_epoch).run_training()
-
-
 def test_streams_that_may_be_empty(tmp_path: Path) -> None:
     empty = checked([], empty_stream="ignore")
     streams = {"extra": empty, "valid": empty}
@@ -492,21 +415,6 @@ def test_a_bad_batch_loses_nothing(tmp_path: Path) -> None:
             door = trainer(tmp_path / name, First(), streams={"train": [*good, good[0]]}, services=services)
         door.run_training()
     assert compare_runs(tmp_path / "run", tmp_path / "straight") == []
-
-
-def test_other_data_than_the_checkpoint_read_is_refused(tmp_path: Path) -> None:
-    trainer(tmp_path / "run").train(3)
-    other = {"train": numbers(8, 4, shuffle=True)}
-    with pytest.raises(DataError, match="stream 'train': batch_size was 2 at the checkpoint and is 4 now"):
-        trainer(tmp_path / "run", streams=other).run_training()
-    assert trainer(tmp_path / "run").run_training().step == 8
-
-
-def test_an_evaluation_of_endless_data_is_of_as_many_batches_as_asked_for(tmp_path: Path) -> None:
-    endless = itertools.repeat((np.ones(2),))
-    services = [everstep.Evaluate("valid", EACH_STEP, num_steps=2)]
-    trainer(tmp_path / "run", streams={"valid": endless}, services=services).run_training()
-    assert len(rows(tmp_path / "run", "eval/valid")) == 2 * 8
 
 
 def test_a_metric_of_an_evaluation_is_nobody_elses(tmp_path: Path) -> None:

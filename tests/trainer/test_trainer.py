@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,22 @@ import pytest
 from tiny_task import TinyTask, numbers, trainer
 
 import everstep
-from everstep.errors import ConfigError, DataError, MetricError, NoCheckpointError, UsageError
+from everstep import (
+    Best,
+    Boundary,
+    EarlyStop,
+    Evaluate,
+    Every,
+    Moment,
+    Outcome,
+    Recovery,
+    Service,
+    Stage,
+    StopAfter,
+    services,
+)
+from everstep.errors import ConfigError, MetricError, UsageError
+from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 from everstep.testing import ManualClock
 from tiny_runs import Boom, Tiny, rows
@@ -44,6 +61,8 @@ def test_two_frames_of_ours_to_the_step(tmp_path: Path) -> None:
 def test_every_stream_has_its_own_metrics(tmp_path: Path) -> None:
     services = [everstep.Evaluate(name) for name in ("valid", "test")]
     trainer(tmp_path / "run", services=services).run_training()
+    trainer(tmp_path / "test only", services=[everstep.Evaluate("test")], max_epoch=1).run_training()
+    assert not rows(tmp_path / "test only", "eval/valid")
     for name in ("valid", "test"):
         found = rows(tmp_path / "run", f"eval/{name}")
         assert [(row[0], row[1], row[3]) for row in found] == [
@@ -51,22 +70,6 @@ def test_every_stream_has_its_own_metrics(tmp_path: Path) -> None:
             for epoch, step in ((1, 4), (2, 8))
             for metric in ("loss", "noise")
         ]
-
-
-def test_valid_is_evaluated_each_epoch_unless_something_else_is_said(tmp_path: Path) -> None:
-    trainer(tmp_path / "unsaid").run_training()
-    trainer(tmp_path / "test only", services=[everstep.Evaluate("test")]).run_training()
-    assert len(rows(tmp_path / "unsaid", "eval/valid")) == 4
-    assert not rows(tmp_path / "test only", "eval/valid")
-
-
-def test_evaluating_changes_nothing_in_the_training(tmp_path: Path) -> None:
-    often, never = TinyTask(), TinyTask()
-    evaluate = everstep.Evaluate("valid", everstep.Every(steps=1), validate_first=True)
-    trainer(tmp_path / "often", often, services=[evaluate]).run_training()
-    trainer(tmp_path / "never", never, services=[everstep.Evaluate("test", everstep.Never())]).run_training()
-    assert often.w.tobytes() == never.w.tobytes() and often.seen == never.seen
-    assert rows(tmp_path / "often", "step") == rows(tmp_path / "never", "step")
 
 
 def test_the_baseline_is_recorded_at_step_0_and_is_no_training(tmp_path: Path) -> None:
@@ -115,16 +118,6 @@ def test_evaluation_every_seconds_fires_when_they_are_over(tmp_path: Path) -> No
     assert RunJournal(tmp_path / "run").series("valid/loss")[0] == [3, 7, 10]
 
 
-def test_early_stop_sees_the_evaluation_of_its_own_boundary(tmp_path: Path) -> None:
-    class Constant(TinyTask):
-        def eval_step(self, batch: Any) -> Mapping[str, Any]:
-            return {"loss": 1.0}
-
-    stop = everstep.EarlyStop("valid/loss", patience=2)
-    ending = trainer(tmp_path / "run", Constant(), services=[stop], max_epoch=9).run_training()
-    assert ending.epoch == 3 and "early stop: valid/loss" in ending.reason
-
-
 def test_the_mean_is_that_of_the_samples_also_with_a_short_last_batch(tmp_path: Path) -> None:
     class Values(TinyTask):
         def eval_step(self, batch: Any) -> Mapping[str, Any]:
@@ -143,25 +136,6 @@ def test_epochs_of_a_fixed_size_go_on_in_the_pass(tmp_path: Path) -> None:
     assert task.seen == [(0,), (1,), (2,), (3,), (4,), (0,)]
 
 
-def test_state_is_passed_through_an_evaluation(tmp_path: Path) -> None:
-    class Sum(TinyTask):
-        def eval_begin(self) -> Any:
-            return []
-
-        def eval_step(self, batch: Any) -> Mapping[str, Any]:
-            return {"each": batch[0], "loss": 1.0}
-
-        def eval_reduce(self, state: Any, outputs: Mapping[str, Any]) -> Any:
-            return [*state, *outputs["each"]]
-
-        def eval_end(self, state: Any) -> Mapping[str, Any]:
-            return {"sum": sum(state)}
-
-    door = trainer(tmp_path / "run", Sum())
-    door.train(1)
-    assert door.evaluate("valid") == {"valid/loss": 1.0, "valid/sum": 10.0}
-
-
 def test_logs_pass_by_the_step_and_a_clash_names_the_key(tmp_path: Path) -> None:
     class Logging(TinyTask):
         name = "file"
@@ -176,52 +150,18 @@ def test_logs_pass_by_the_step_and_a_clash_names_the_key(tmp_path: Path) -> None
             assert state is None
             self.files += outputs["file"]
 
+        def eval_end(self, state: Any) -> Mapping[str, Any]:
+            return {"files": len(self.files)}
+
     task = Logging()
     door = trainer(tmp_path / "run", task)
     door.train(1)
-    assert set(door.evaluate("valid")) == {"valid/loss", "valid/noise"}
+    found = door.evaluate("valid")
+    assert found.keys() == {"valid/loss", "valid/noise", "valid/files"} and found["valid/files"] == 3
     assert task.files == ["a.png"] * 3
     task.name = "loss"
     with pytest.raises(UsageError, match=r"stream 'valid': 'loss' is a log .* give one of them another name"):
         door.evaluate("valid")
-
-
-def test_training_inputs_may_be_made_of_several_batches(tmp_path: Path) -> None:
-    class Pairs(TinyTask):
-        def next_train_inputs(self, batches: Iterator[Any]) -> Any:
-            return (np.concatenate([next(batches)[0], next(batches)[0]]),)
-
-    def run(name: str, *limits: int) -> bytes:
-        for limit in limits:
-            task = Pairs()
-            trainer(tmp_path / name, task).train(limit)
-        assert {len(ids) for ids in task.seen} == {4}
-        return task.w.tobytes()
-
-    assert run("resumed", 1, 2, 4) == run("straight", 4)
-    assert rows(tmp_path / "resumed", "step") == rows(tmp_path / "straight", "step")
-
-
-def test_a_second_call_goes_on_in_the_same_objects(tmp_path: Path) -> None:
-    door, straight = trainer(tmp_path / "run"), trainer(tmp_path / "straight")
-    assert door.train(3).step == 3
-    door.evaluate("valid")
-    assert door.train(8).step == 8
-    straight.train(8)
-    assert door.task.w.tobytes() == straight.task.w.tobytes()  # type: ignore[attr-defined]
-
-
-def test_a_finished_run_still_evaluates_and_nothing_is_evaluated_without_a_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(NoCheckpointError, match="train first"):
-        trainer(tmp_path / "run").evaluate("valid")
-    first = trainer(tmp_path / "run")
-    first.run_training()
-    loss = first.evaluate("valid")["valid/loss"]
-    again, fresh = trainer(tmp_path / "run"), trainer(tmp_path / "run")
-    assert again.run_training().finished and not again.task.seen  # type: ignore[attr-defined]
-    assert again.evaluate("valid")["valid/loss"] == loss
-    assert fresh.run_evaluation("valid")["valid/loss"] == loss
-    assert fresh.task.w.tobytes() == first.task.w.tobytes()  # type: ignore[attr-defined]
 
 
 def test_predictions_come_batch_by_batch(tmp_path: Path) -> None:
@@ -246,16 +186,6 @@ def test_an_epoch_of_your_own(tmp_path: Path) -> None:
         "valid2/loss",
         "valid2/noise",
     }
-
-
-def test_an_epoch_that_is_left_is_evaluated_when_it_is_closed(tmp_path: Path) -> None:
-    door = trainer(tmp_path / "run")
-    with door.open() as loop:
-        for _ in loop.iter_epochs():
-            door.epoch()
-            break
-    assert [row[1] for row in rows(tmp_path / "run", "eval/valid")] == [4, 4]
-    assert door.run_training().epoch == 2
 
 
 def test_what_is_built_follows_from_the_seed_and_initialize_comes_only_once(tmp_path: Path) -> None:
@@ -335,37 +265,6 @@ def test_the_eta_counts_evaluation_apart(tmp_path: Path) -> None:
     assert times == [300.0] * 4
 
 
-def test_a_smoke_test_tries_everything_once_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    task, straight = TinyTask(), TinyTask()
-    task.eval_step = lambda batch: task.trace.append("eval") or {"loss": 1.0}  # type: ignore[method-assign, func-returns-value]
-    door = trainer(tmp_path / "run", task, services=[everstep.Evaluate("test")])
-    np.random.seed(5)
-    before = np.random.get_state()[1].tobytes()  # type: ignore[union-attr, index]
-    door.smoke_test()
-    assert np.random.get_state()[1].tobytes() == before  # type: ignore[union-attr, index]
-    assert len(task.seen) == 1 and task.trace == ["eval"]
-    assert not task.w.any() and not task.momentum.any()
-    assert not (tmp_path / "run").exists() and not list((tmp_path / "tmp").iterdir())
-    door.run_training()
-    trainer(tmp_path / "straight", straight).run_training()
-    assert task.w.tobytes() == straight.w.tobytes()
-
-
-def test_a_smoke_test_that_fails_leaves_nothing_either(tmp_path: Path) -> None:
-    class Failing(TinyTask):
-        def eval_step(self, batch: Any) -> Mapping[str, Any]:
-            raise Boom
-
-    task = Failing()
-    with pytest.raises(Boom):
-        trainer(tmp_path / "run", task).smoke_test()
-    assert not task.w.any() and not (tmp_path / "run").exists()
-
-
 def test_a_smoke_test_evaluates_with_the_statistics_and_functions_of_the_service(tmp_path: Path) -> None:
     def smoke_test(**how: Any) -> None:
         trainer(tmp_path / "run", services=[everstep.Evaluate("valid", **how)]).smoke_test()
@@ -384,85 +283,295 @@ def test_a_smoke_test_evaluates_with_the_statistics_and_functions_of_the_service
 # --------------------------------------------------------------------------------- bad input
 
 
-def returning(value: Any) -> TinyTask:
-    task = TinyTask()
-    task.train_step = lambda batch: value  # type: ignore[method-assign]
-    return task
+# -------------------- one writer
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (None, r"train_step returned None; return a mapping"),
-        (0.5, r"train_step returned 0\.5; return a mapping"),
-        ({"loss": "low"}, r"metric 'loss' is 'low'"),
-    ],
-)
-def test_a_step_that_returns_no_metrics_is_an_error(tmp_path: Path, value: Any, message: str) -> None:
-    with pytest.raises(MetricError, match=message):
-        trainer(tmp_path / "run", returning(value)).run_training()
+def inside(door: everstep.Trainer) -> None:
+    with door.open() as loop:
+        for _ in loop.iter_epochs():
+            door.epoch("train", "valid")
 
 
-def test_misuse_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="did you mean 'valid'"):
-        trainer(tmp_path / "run", services=[everstep.Evaluate("vald")])
-    with pytest.raises(ConfigError, match="did you mean 'max_epoch'"):
-        trainer(tmp_path / "run", max_epochs=3)
-    with pytest.raises(ConfigError, match=r"Trainer\(\) has no argument 'state'"):
-        trainer(tmp_path / "run", state={})
-    with pytest.raises(ConfigError, match=r"derived from everstep\.Task"):
-        everstep.Trainer(object(), {}, tmp_path / "run")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="give names to data"):
-        everstep.Trainer(TinyTask(), [1], tmp_path / "run")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="no stream is named 'train'"):
-        everstep.Trainer(TinyTask(), {}, tmp_path / "run", max_epoch=1).run_training()
-    with pytest.raises(ConfigError, match="num_steps=0: give an integer"):
-        everstep.Evaluate("valid", num_steps=0)
-    with pytest.raises(ConfigError, match="give the service to a Trainer's services="):
-        with everstep.TrainLoop(tmp_path / "loop", services=[everstep.Evaluate("valid")]):
-            pass
+def test_what_the_program_evaluates_the_default_service_leaves_to_it(tmp_path: Path) -> None:
+    inside(trainer(tmp_path, max_epoch=3, services=[everstep.EarlyStop("valid/loss", patience=2)]))
+    found = [(step, phase) for _, step, phase, name, *_ in rows(tmp_path) if name == "valid/loss"]
+    assert found == [(4, "tail"), (8, "tail"), (12, "tail")]
 
 
-def test_data_that_keeps_its_own_place_is_not_trained_on_and_evaluated(tmp_path: Path) -> None:
-    class Own:
-        def __iter__(self) -> Iterator[Any]:
-            return iter([(np.array([1]),)])
-
-        def state_dict(self) -> dict[str, Any]:
-            return {}
-
-        def load_state_dict(self, state: Any) -> None:
-            pass
-
-    own = Own()
-    with pytest.raises(ConfigError, match=r"reads the Own that the training .* give a second one"):
-        trainer(tmp_path / "run", streams={"train": own, "valid": own})
-    trainer(tmp_path / "run", streams={"train": own, "valid": Own()}).run_training()
+def test_a_service_that_was_asked_for_and_the_program_are_two_writers(tmp_path: Path) -> None:
+    for every in (Every(epochs=1), Every(steps=4)):
+        door = trainer(tmp_path / str(every), services=[Evaluate("valid", every)])
+        with pytest.raises(MetricError, match=r"is written at step 4 by .* and by") as raised:
+            inside(door)
+        assert "the program" in str(raised.value) and "service 'valid'" in str(raised.value)
+    inside(trainer(tmp_path / "never", services=[Evaluate("valid", everstep.Never())]))
 
 
-def test_a_task_without_the_step_that_is_asked_of_it_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Task has no train_step; give the class one"):
-        everstep.Trainer(everstep.Task(), {"train": [1]}, tmp_path / "run", max_epoch=1).run_training()
+class Says(Service):
+    """Returns a metric of this name."""
+
+    stage = Stage.MEASURE
+
+    def __init__(self, name: str, metric: str, every: everstep.schedule.Schedule) -> None:
+        super().__init__(name, every)
+        self.metric = metric
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        return Outcome({self.metric: 1.0})
 
 
-def test_a_stream_without_a_batch_is_an_error(tmp_path: Path) -> None:
-    door = trainer(tmp_path / "run", streams={"valid": []})
-    with pytest.raises(DataError, match="stream 'valid' gave no batch to evaluate"):
-        door.run_training()
+def test_two_services_that_write_one_name_at_one_step(tmp_path: Path) -> None:
+    def services(other: int) -> list[Service]:
+        return [Says("a", "norm", Every(steps=2)), Says("b", "norm", Every(steps=other))]
+
+    with pytest.raises(MetricError, match="'norm' is written at step 6 by service 'a' and by service 'b'"):
+        Tiny(tmp_path / "run", max_epoch=2, services=services(3)).train()
+    with pytest.raises(MetricError, match="'norm' is written at step 6 by service 'a' and by service 'b'"):
+        Tiny(tmp_path / "run", max_epoch=2, services=services(3)).train()  # a resume knows who wrote
+    Tiny(tmp_path / "apart", max_step=2, services=services(3)).train()
 
 
-def test_an_evaluation_that_fails_leaves_the_training_as_it_was(tmp_path: Path) -> None:
-    class Failing(TinyTask):
+def test_a_name_twice_in_ones_own_loop_folds(tmp_path: Path) -> None:
+    def twice(loop: Any, count: int) -> None:
+        loop.collect_metrics(x=1.0)
+        loop.collect_metrics(x=2.0)
+
+    Tiny(tmp_path / "run", max_epoch=1).train(inside=twice, tail=twice)
+    steps = [row for row in rows(tmp_path / "run", "step") if row[3] == "x"]
+    assert [(float.fromhex(bits), count) for *_, bits, count in steps] == [(1.5, 2)] * 4
+    tail = [row for row in rows(tmp_path / "run", "tail") if row[3] == "x"]
+    assert [(seq, float.fromhex(bits)) for *_, seq, bits, _ in tail] == [(0, 1.0), (1, 2.0)]
+
+
+def test_two_services_on_one_stream_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    both = [Evaluate("valid", Every(steps=3)), Evaluate("valid", name="at the end")]
+    with pytest.raises(ConfigError, match=r"'valid' and 'at the end' both evaluate stream 'valid'.* \| "):
+        trainer(tmp_path / "run", services=both)
+    assert not (tmp_path / "run").exists()
+    quick = {"valid": numbers(5, 2), "quick": numbers(5, 2)}
+    pair = [Evaluate("valid"), Evaluate("quick", Every(steps=2), num_steps=1)]
+    trainer(tmp_path / "two names", streams=quick, services=pair).run_training()
+
+
+# -------------------- what is said
+
+
+class Lines(list[str]):
+    def having(self, part: str) -> list[str]:
+        return [line for line in self if part in line]
+
+
+def said(run_dir: Path, task: everstep.Task | None = None, **arguments: Any) -> Lines:
+    lines = Lines()
+    trainer(run_dir, task, lines=lines, **arguments).run_training()
+    return lines
+
+
+class Ending(TinyTask):
+    """Ends the run from inside, which nothing else does."""
+
+    def train_step(self, batch: Any) -> Mapping[str, Any]:
+        if len(self.seen) == 6:
+            raise KeyboardInterrupt
+        return super().train_step(batch)
+
+
+def test_a_training_without_an_end_says_so(tmp_path: Path) -> None:
+    lines = Lines()
+    endless = trainer(tmp_path / "run", Ending(), lines=lines, max_epoch=None, services=[Recovery()])
+    with pytest.raises(KeyboardInterrupt):
+        endless.run_training()
+    (line,) = lines.having("no limit")
+    assert "give max_epoch=, max_step= or max_time=" in line
+    limits: list[dict[str, Any]] = [
+        {"max_step": 2},
+        {"max_time": 1000.0, "max_step": 2},
+        {"services": [StopAfter(epochs=1)]},
+        {"services": [EarlyStop("loss", patience=1, threshold=1e9)]},
+    ]
+    for number, given in enumerate(limits):
+        assert not said(tmp_path / str(number), **{"max_epoch": None, **given}).having("no limit")
+
+
+def test_a_metric_that_an_evaluation_did_not_find_is_said_at_once(tmp_path: Path) -> None:
+    class Looking(TinyTask):
+        def train_step(self, batch: Any) -> Mapping[str, Any]:
+            if len(self.seen) == 3:
+                said_at_step_3.extend(lines.having("no value of"))
+            return super().train_step(batch)
+
+    said_at_step_3: list[str] = []
+    lines = Lines()
+    watching = [EarlyStop("valid/los", "min", patience=9), Best("valid/loss")]
+    watching += [Best("test/top1", "max"), Best("other", "max")]
+    services = [*watching, Evaluate("valid", Every(steps=2)), Evaluate("test", Every(epochs=2))]
+    trainer(tmp_path, Looking(), lines=lines, max_epoch=2, services=services).run_training()
+    assert len(said_at_step_3) == 1
+    assert "no value of 'valid/los' has come; did you mean 'valid/loss'? known: valid/" in said_at_step_3[0]
+    assert [line.split("'")[3] for line in lines.having("no value of")] == ["valid/los", "test/top1", "other"]
+
+
+def test_streams_that_nobody_evaluates_are_named(tmp_path: Path) -> None:
+    (line,) = said(tmp_path / "run", streams={"val": numbers(3, 2)}).having("streams not evaluated")
+    assert line.startswith("streams not evaluated while training: test, val; ")
+    assert not said(tmp_path / "all", services=[Evaluate("valid"), Evaluate("test")]).having("not evaluated")
+    assert not said(tmp_path / "all").having("not evaluated")  # finished
+
+
+def test_a_rollback_does_not_introduce_the_run_again(tmp_path: Path) -> None:
+    class Spoilt(TinyTask):
+        def train_step(self, batch: Any) -> Mapping[str, Any]:
+            found = super().train_step(batch)
+            return {"loss": math.nan} if len(self.seen) == 3 else found
+
+    streams = {"train": numbers(20, 2)}
+    lines = said(tmp_path, Spoilt(), services=[Recovery()], streams=streams, max_epoch=1)
+    assert len(lines.having("Quarantined")) == 1
+    assert len(lines.having("Execution Environment")) == len(lines.having("not evaluated")) == 1
+
+
+def test_the_batch_in_which_a_metric_is_not_finite_is_named(tmp_path: Path) -> None:
+    class Nan(TinyTask):
         def eval_step(self, batch: Any) -> Mapping[str, Any]:
-            np.random.standard_normal(9)
-            raise Boom
+            spoilt = 2 in batch[0]
+            return {"acc": math.nan if spoilt else 1.0, "ok": 1.0, "left": math.nan, "size": math.inf}
 
-    task = Failing()
-    with pytest.raises(Boom):
-        trainer(tmp_path / "run", task).run_training()
-    well = TinyTask()
-    trainer(tmp_path / "run", well).run_training()
-    straight = TinyTask()
-    trainer(tmp_path / "straight", straight).run_training()
-    assert well.w.tobytes() == straight.w.tobytes()
-    assert rows(tmp_path / "run") == rows(tmp_path / "straight")
+    services = [Evaluate("valid", stats={"left": ["nanmean"]})]
+    lines = said(tmp_path, Nan(), services=services, max_epoch=1)
+    assert lines.having("of the evaluation") == [
+        "stream 'valid': 'size' is inf in batch 1, 'acc' is nan in batch 2 of the evaluation"
+    ]
+
+
+# -------------------- trainer moments
+
+
+Trace = list[tuple[str, int, int]]
+
+
+def test_the_trace_of_two_epochs_of_two_steps(tmp_path: Path) -> None:
+    trace: Trace = []
+    evaluate = everstep.Evaluate("valid", validate_first=True)
+    streams = {"train": numbers(4, 2), "valid": numbers(3, 2)}
+    door = trainer(tmp_path / "run", streams=streams, services=[evaluate])
+    with door.open() as loop:
+        for moment in (m for m in Moment if m not in (Moment.AFTER_CHECKPOINT, Moment.ENTER_LOOP)):
+            loop.on(moment, lambda b: trace.append((b.moment.value, b.epoch, b.step)))
+        for _ in loop.iter_epochs():
+            door.epoch()
+
+    def epoch(number: int, step: int) -> Trace:
+        steps = [
+            [("before_step", number, s - 1), ("metrics_collected", number, s - 1), ("after_step", number, s)]
+            for s in (step + 1, step + 2)
+        ]
+        return [("before_epoch", number, step), *itertools.chain(*steps)]
+
+    def evaluation(number: int, step: int) -> Trace:
+        return [("after_eval_step", number, step)] * 2 + [("after_evaluation", number, step)]
+
+    def line(number: int, step: int) -> Trace:
+        return [("metric_stats_printed", number, step), ("time_metric_stats_printed", number, step)]
+
+    first, *rest = epoch(1, 0)
+    assert trace == [
+        *evaluation(1, 0),
+        *line(1, 0),
+        first,
+        *rest,
+        *evaluation(1, 2),
+        *line(1, 2),
+        ("after_epoch", 1, 2),
+        *epoch(2, 2),
+        *evaluation(2, 4),
+        *line(2, 4),
+        ("after_epoch", 2, 4),
+        ("exit_loop", 2, 4),
+    ]
+
+
+def test_observers_of_an_evaluation_only_look(tmp_path: Path) -> None:
+    door = trainer(tmp_path / "run", max_epoch=1)
+
+    def program() -> None:
+        with door.open() as loop:
+            loop.on(Moment.AFTER_EVAL_STEP, lambda b: everstep.Outcome(actions=(everstep.Stop("me too"),)))
+            for _ in loop.iter_epochs():
+                door.epoch()
+
+    with pytest.raises(UsageError, match="observer"):
+        program()
+
+
+class Traced(Service):
+    """Notes when it runs."""
+
+    def __init__(self, name: str, stage: Stage, trace: Trace) -> None:
+        super().__init__(name, everstep.Every(steps=1) | everstep.Every(epochs=1))
+        self.stage, self.trace = stage, trace
+
+    def run(self, boundary: Boundary) -> None:
+        self.trace.append((self.name, boundary.epoch, boundary.step))
+
+
+def listed(trace: Trace) -> list[Service]:
+    """Every service that a run on NumPy can have, and two of each stage that note when they run."""
+    lower = everstep.SetValue("rate.value", times=0.5, least=0.1)
+    return [
+        *(Traced(f"{stage.name} {n}", stage, trace) for stage in Stage for n in (1, 2)),
+        everstep.Evaluate("valid", validate_first=True),
+        everstep.Evaluate("test", everstep.Every(steps=3), num_steps=1),
+        everstep.NaNGuard(),
+        everstep.EarlyStop("valid/loss", patience=2, min_delta=1e3, name="stop"),
+        everstep.Best("valid/loss"),
+        everstep.Best("test/noise", "max"),
+        everstep.StopAfter(epochs=9),
+        everstep.Checkpoints(everstep.Every(steps=3) | everstep.Every(epochs=1), keep_last=2),
+        services.LossBound(bound=1e9, times=1e9, last=3),
+        services.Plateau("loss", then=lower, long=3, short=2, cooldown=1, every=everstep.Every(steps=2)),
+        services.Require("valid/loss", 1e9, epoch=2),
+        services.Scheduled("rate.noise", services.Annealing(0.1, 0.8, every=2)),
+        services.Throughput(2, every=everstep.Every(steps=3)),
+        services.JSONLines(),
+    ]
+
+
+class Rated(TinyTask):
+    """Its noise and its rate are set by services."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = {"value": 1.0, "noise": 0.0}
+
+    def state(self) -> Mapping[str, Any]:
+        return {**super().state(), "rate": self.rate}
+
+    def train_step(self, batch: Any) -> Mapping[str, Any]:
+        return super().train_step((batch[0] * self.rate["value"] + self.rate["noise"],))
+
+
+def run_with(run_dir: Path, turned: bool) -> list[Any]:
+    """What came when: which service or moment; the rows, the decisions, and the weights.
+
+    Args:
+        turned: whether the services of the last stage are listed first; inside a stage their order is kept.
+    """
+    trace: Trace = []
+    chosen = listed(trace)
+    if turned:
+        chosen.sort(key=lambda service: -[*Stage].index(service.stage))
+    task = Rated()
+    door = trainer(run_dir, task, services=chosen, max_epoch=4)
+    with door.open() as loop:
+        for moment in (Moment.BEFORE_STEP, Moment.AFTER_EVAL_STEP, Moment.AFTER_EVALUATION):
+            loop.on(moment, lambda b: trace.append((b.moment.value, b.epoch, b.step)))
+        for _ in loop.iter_epochs():
+            door.epoch()
+    decided = [event.data for event in RunJournal(run_dir).events("stop")]
+    assert decided[0]["kind"] == "service"
+    return [trace, rows(run_dir), decided, task.w.tobytes()]
+
+
+def test_the_order_of_services_of_different_stages_is_no_matter(tmp_path: Path) -> None:
+    assert run_with(tmp_path / "listed", False) == run_with(tmp_path / "turned", True)
+    assert compare_runs(tmp_path / "listed", tmp_path / "turned") == []

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Mapping
+import os
+import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny_task import TinyTask, numbers, trainer
+from tiny_task import Own, TinyTask, numbers, trainer
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import everstep
@@ -19,6 +20,8 @@ from everstep.errors import Interrupted, NonFiniteError
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 from everstep.testing import ManualClock
+from gate import share
+from tiny_runs import Boom
 
 COUNT = 24
 """Samples: 6 batches a pass."""
@@ -37,29 +40,6 @@ class Noisy(Dataset[Any]):
         return (index + 0.1 * self.rng.random(),)
 
 
-class Own:
-    """Keeps its place and its order by itself."""
-
-    def __init__(self) -> None:
-        self.rng, self.order, self.at = random.Random(8), list[int](), 0
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self.order:
-            self.order, self.at = self.rng.sample(range(COUNT), COUNT), 0
-        while self.at < COUNT:
-            chosen = self.order[self.at : self.at + 4]
-            self.at += 4
-            yield (torch.tensor(chosen),)
-        self.order = []
-
-    def state_dict(self) -> Any:
-        return {"rng": self.rng.getstate(), "order": self.order, "at": self.at}
-
-    def load_state_dict(self, state: Any) -> None:
-        self.rng.setstate(state["rng"])
-        self.order, self.at = state["order"], state["at"]
-
-
 def data(kind: str) -> Any:
     samples = TensorDataset(torch.arange(COUNT))
     if kind == "generator":
@@ -67,9 +47,9 @@ def data(kind: str) -> Any:
     if kind == "dataset's":
         return DataLoader(Noisy(), 4, shuffle=True)
     if kind == "own":
-        return Own()
+        return Own(6)
     if kind == "prefetched":
-        return everstep.data.prefetch(Own())
+        return everstep.data.prefetch(Own(6))
     return DataLoader(samples, 4, shuffle=True, num_workers=1)
 
 
@@ -96,9 +76,9 @@ class Scheduled(everstep.torch.Task):
 
     def train_step(self, batch: Any) -> Mapping[str, Any]:
         self.count["steps"] += 1
-        x = batch[0][:, None].float() / COUNT
+        x = torch.as_tensor(batch[0])[:, None].float() / COUNT
         loss = self.model(x).square().mean()
-        if self.count["steps"] >= self.since and bool((batch[0].int() == self.bad).any()):
+        if self.count["steps"] >= self.since and bool((torch.as_tensor(batch[0]).int() == self.bad).any()):
             loss = loss * float("nan")
         self.optimizer.zero_grad()
         loss.backward()
@@ -133,14 +113,14 @@ def test_on_and_on_is_at_once(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("since", "every"), [(1, 1000), (8, 4)])  # from step 0, and from where it was saved
+@pytest.mark.parametrize(("since", "every"), [(8, 4), (1, 1000)])  # from where it was saved, and from step 0
 def test_after_a_rollback_the_same_objects_are_as_good_as_new_ones(
     tmp_path: Path, kind: str, since: int, every: int
 ) -> None:
-    same = make(tmp_path / "same", kind, 7, since, every).run_training()
+    same = make(tmp_path / "same", kind, 3, since, every).run_training()
 
     def anew() -> everstep.Ending:
-        trainer = make(tmp_path / "new", kind, 7, since, every)
+        trainer = make(tmp_path / "new", kind, 3, since, every)
         with trainer.open() as loop:
             for _ in loop.iter_epochs():
                 trainer.epoch()
@@ -162,25 +142,14 @@ def test_an_exception_before_the_first_save_then_again(tmp_path: Path) -> None:
     assert broken.run_training().digest == whole.digest
 
 
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("where", [False, 4])
-def test_resume_is_where_a_trainer_begins(tmp_path: Path, where: Any) -> None:
+def test_resume_is_asked_for_until_something_is_saved(tmp_path: Path) -> None:
     for steps in (4, 8):
         trainer(tmp_path, max_epoch=3).train(steps)
-    begun = trainer(tmp_path, max_epoch=3, resume=where)
-    assert begun.train(8).resumed_from == (None if where is False else "epoch-0001-step-00000004")
-    assert begun.train(12).resumed_from == "epoch-0002-step-00000008"
-
-
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("where", [4, False])
-def test_resume_is_asked_for_until_something_is_saved(tmp_path: Path, where: Any) -> None:
-    for steps in (4, 8):
-        trainer(tmp_path, max_epoch=3).train(steps)
-    begun = trainer(tmp_path, max_epoch=3, resume=where)
-    with pytest.raises(ZeroDivisionError), begun.open():
-        raise ZeroDivisionError
-    assert begun.train(8).resumed_from == (None if where is False else "epoch-0001-step-00000004")
+    for where, resumed in ((4, "epoch-0001-step-00000004"), (False, None)):
+        begun = trainer(tmp_path, max_epoch=3, resume=where)
+        with pytest.raises(ZeroDivisionError), begun.open():
+            raise ZeroDivisionError
+        assert begun.train(8).resumed_from == resumed
 
 
 def test_a_script_of_two_trainings_that_goes_back_continues_when_it_is_started_again(tmp_path: Path) -> None:
@@ -243,3 +212,205 @@ def test_the_time_budget_counts_the_tries(tmp_path: Path) -> None:
             streams={"train": numbers(8, 2)},
         ).run_training()  # 3 steps, rollback, 1 step from the third on, and so on
     assert left.value.code == 3 and clock() <= 80
+
+
+# -------------------- trainer law1
+
+
+class Crashing(TinyTask):
+    """Raises at the given call; calls of the task are counted from 1."""
+
+    def __init__(self, crash: int = 0) -> None:
+        super().__init__()
+        self.calls, self.crash = 0, crash
+
+    def called(self) -> None:
+        self.calls += 1
+        if self.calls == self.crash:
+            raise Boom
+
+    def train_loop_begin(self) -> None:
+        self.called()
+
+    def train_step(self, batch: Any) -> Mapping[str, Any]:
+        self.called()
+        return super().train_step(batch)
+
+    def train_loop_end(self) -> Mapping[str, Any]:
+        self.called()
+        return {"weight": self.w[0]}
+
+    def eval_step(self, batch: Any) -> Mapping[str, Any]:
+        self.called()
+        return super().eval_step(batch)
+
+
+def start(run_dir: Path, every: everstep.schedule.Schedule, crash: int = 0) -> Crashing:
+    task = Crashing(crash)
+    services = [
+        everstep.Evaluate("valid", everstep.Every(steps=3) | everstep.Every(epochs=1), validate_first=True),
+        everstep.EarlyStop("valid/loss", patience=9),
+        everstep.Best("valid/loss"),
+        everstep.Checkpoints(every),
+    ]
+    trainer(run_dir, task, services=services).run_training()
+    return task
+
+
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize(
+    "every", [everstep.Every(steps=3), everstep.Every(steps=1), everstep.Never()], ids=str
+)
+def test_a_run_that_crashed_anywhere_is_the_run_that_did_not(
+    tmp_path: Path, every: everstep.schedule.Schedule
+) -> None:
+    calls = start(tmp_path / "straight", everstep.Never()).calls
+    assert calls > 20
+    for crash in share(range(1, calls + 1), 3):
+        run_dir = tmp_path / str(crash)
+        with pytest.raises(Boom):
+            start(run_dir, every, crash)
+        start(run_dir, every)
+        assert compare_runs(tmp_path / "straight", run_dir) == [], crash
+
+
+class CtrlC(TinyTask):
+    """Ctrl-C comes in the given batch of the evaluations, counted from 1."""
+
+    def __init__(self, at: int = 0) -> None:
+        super().__init__()
+        self.at, self.batches = at, 0
+
+    def eval_step(self, batch: Any) -> Mapping[str, Any]:
+        self.batches += 1
+        if self.batches == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().eval_step(batch)
+
+
+def evaluated_twice(run_dir: Path, at: int = 0, **arguments: Any) -> CtrlC:
+    """Two evaluations at each boundary, one before the first step, and services that decide after them."""
+    every = everstep.Every(steps=3) | everstep.Every(epochs=1)
+    services = [
+        everstep.Evaluate("valid", every, validate_first=True),
+        everstep.Evaluate("test", every),
+        everstep.EarlyStop("valid/loss", patience=9),
+        everstep.Best("test/loss", "min"),
+        everstep.Checkpoints(everstep.Every(epochs=2)),
+    ]
+    task = CtrlC(at)
+    trainer(run_dir, task, services=services, max_epoch=2, **arguments).run_training()
+    return task
+
+
+@pytest.mark.campaign("long", gate="share")
+def test_ctrl_c_leaves_an_evaluation_within_a_batch_and_loses_no_step(tmp_path: Path) -> None:
+    batches = evaluated_twice(tmp_path / "straight").batches
+    assert batches > 20
+    for at in share(range(1, batches + 1), 3):
+        run_dir = tmp_path / str(at)
+        with pytest.raises(SystemExit) as raised:
+            evaluated_twice(run_dir, at)
+        assert raised.value.code == 130
+        assert evaluated_twice(run_dir).batches <= batches - at + 5, "evaluations that were over ran again"
+        assert compare_runs(tmp_path / "straight", run_dir) == [], at
+        assert not list((run_dir / "superseded").glob("*")), "the open checkpoint is still there"
+
+
+def test_a_step_is_run_again_only_where_it_is_an_epochs_last(tmp_path: Path) -> None:
+    def interrupted(at: int) -> list[int]:
+        tasks = [CtrlC(at), CtrlC()]
+        every = everstep.Every(steps=1)
+        for task in tasks:
+            services = [everstep.Evaluate("test", every), everstep.Checkpoints(everstep.Never())]
+            try:
+                trainer(tmp_path / str(at), task, services=services, max_epoch=1).run_training()
+            except SystemExit:
+                assert task.batches == at, "it went on in the evaluation"
+        return [len(task.seen) for task in tasks]
+
+    assert interrupted(1) == [1, 3]  # 4 steps, 2 batches of evaluation after each
+    assert interrupted(6) == [3, 1]
+    assert interrupted(7) == [4, 1]  # the state of one step before was saved: see docs/design.md
+
+
+def test_the_time_budget_ends_an_evaluation(tmp_path: Path) -> None:
+    clock = ManualClock()
+
+    class Slow(TinyTask):
+        def eval_step(self, batch: Any) -> Mapping[str, Any]:
+            clock.advance(10.0)
+            self.trace.append("eval")
+            return super().eval_step(batch)
+
+    task = Slow()
+    trainer(tmp_path / "straight", Slow()).run_training()
+    with pytest.raises(SystemExit) as raised:
+        trainer(tmp_path / "run", task, clock=clock, max_time=15.0).run_training()
+    assert raised.value.code == 3 and len(task.trace) == 2 and len(task.seen) == 4
+    again = Slow()
+    trainer(tmp_path / "run", again, clock=clock, max_time=1000.0).run_training()
+    assert len(again.seen) == 4 and len(again.trace) == 6
+    assert compare_runs(tmp_path / "straight", tmp_path / "run") == []
+
+
+@pytest.mark.campaign("long", gate="share")
+def test_ctrl_c_in_an_evaluation_of_your_own_program(tmp_path: Path) -> None:
+    def start(run_dir: Path, at: int = 0) -> CtrlC:
+        task = CtrlC(at)
+        door = trainer(run_dir, task, services=[everstep.Evaluate("test", everstep.Never())])
+        with door.open() as loop:
+            for _ in loop.iter_epochs():
+                door.epoch("train", "valid")
+        return task
+
+    start(tmp_path / "straight")
+    for at in share(range(2, 7), 1):
+        with pytest.raises(SystemExit):
+            start(tmp_path / str(at), at)
+        start(tmp_path / str(at))
+        assert compare_runs(tmp_path / "straight", tmp_path / str(at)) == [], at
+
+
+class Averaged(everstep.torch.Task):
+    """With dropout and an average of its weights; Ctrl-C comes in the given batch of the evaluations."""
+
+    at, batches = 0, 0
+
+    def build_model(self) -> Any:
+        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
+
+    def build_optimizer(self, model: Any) -> Any:
+        return torch.optim.Adam(model.parameters())
+
+    def forward(self, batch: Any) -> Mapping[str, Any]:
+        return {"loss": torch.nn.functional.cross_entropy(self.model(batch[0]), batch[1])}
+
+    def eval_step(self, batch: Any) -> Mapping[str, Any]:
+        self.batches += 1
+        if self.batches == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().eval_step(batch)
+
+
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize("at", range(2, 9, 2))
+def test_ctrl_c_in_an_evaluation_of_averaged_weights_with_a_dataloader(tmp_path: Path, at: int) -> None:
+    x, y = torch.randn(10, 4, generator=torch.Generator().manual_seed(1)), torch.arange(10) % 3
+    samples = torch.utils.data.TensorDataset(x, y)
+
+    def start(name: str, at: int = 0) -> None:
+        task = Averaged(ema=0.5)
+        task.at = at
+        streams = {
+            "train": torch.utils.data.DataLoader(samples, 3, shuffle=True),
+            "valid": torch.utils.data.DataLoader(samples, 5, shuffle=True),
+        }
+        services = [everstep.Evaluate("valid", everstep.Every(steps=3) | everstep.Every(epochs=1))]
+        trainer(tmp_path / name, task, streams=streams, services=services).run_training()
+
+    start("straight")
+    with pytest.raises(SystemExit):
+        start("run", at)
+    start("run")
+    assert compare_runs(tmp_path / "straight", tmp_path / "run") == []

@@ -239,7 +239,7 @@ def data_command(arguments: tuple[str, ...], stream: str, count: int, profile: s
     """Print the first batches of a stream of config FILEs: shapes, types, values.  Nothing is trained."""
     files, overrides = split(arguments)
     from everstep.experiment import open_config
-    from everstep.experiment.preview import batches, described
+    from everstep.experiment.predictions import batches, described
 
     experiment = open_config(files, overrides, profile=profile)
     for number, batch in enumerate(islice(batches(experiment, stream), count), 1):

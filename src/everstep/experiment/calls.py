@@ -38,8 +38,6 @@ class Call:
 
     call: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    _ready: tuple[int, dict[str, Any]] | None = field(default=None, repr=False, compare=False)
-    """After a check: the number of positional arguments from elsewhere, and the converted arguments."""
 
     @classmethod
     def of(cls, given: Any) -> Self:
@@ -79,41 +77,33 @@ class Call:
         arguments = {n: _completed(v, (*place, n), at_default) for n, v in self.arguments.items()}
         found = arguments | {name: value for name, value in defaults.items() if name not in arguments}
         at_default += [(*place, n) for n, value in defaults.items() if _same(found[n], value)]
-        return type(self)(self.call, found, self._ready)  # a default is no argument to check
+        return type(self)(self.call, found)
 
     def __call__(self, *supplied: Any) -> Any:
-        """Call the function with the arguments; check them first unless `checked` has done so.
+        """Check the arguments, and call the function with them.
 
         Args:
             supplied: positional arguments, before those of the config.
-
-        Raises:
-            ConfigError: an argument of the config is wrong.
         """
-        ready = self._ready
-        # The number of supplied arguments decides which names are left for the config.
-        if ready is None or ready[0] != len(supplied):
-            problems: list[Problem] = []
-            ready = self.checked((), problems, len(supplied))._ready
-            if ready is None:
-                raise ConfigError("; ".join(problem.text for problem in problems))
-        return imported(self.call)(*supplied, **{name: _made(value) for name, value in ready[1].items()})
+        problems: list[Problem] = []
+        arguments = self.checked((), problems, len(supplied))
+        if problems:
+            raise ConfigError("; ".join(problem.text for problem in problems))
+        return imported(self.call)(*supplied, **{name: _made(value) for name, value in arguments.items()})
 
-    def checked(self, place: Place, problems: list[Problem], supplied: int = 0) -> Self:
-        """Check the arguments and return a copy that does not check them again; nothing is called.
+    def checked(self, place: Place, problems: list[Problem], supplied: int = 0) -> dict[str, Any]:
+        """Return the arguments, converted to the types of the signature; nothing is called.
 
         Args:
             problems: collects each mistake.
             supplied: number of positional arguments that come from elsewhere.
         """
-        found: list[Problem] = []
-        place, ready = self.inside(place), None
+        place = self.inside(place)
         try:
-            ready = supplied, checked_arguments(imported(self.call), self, place, found, supplied=supplied)
+            return checked_arguments(imported(self.call), self, place, problems, supplied=supplied)
         except ConfigError as error:
-            found.append(Problem((*place, CALL), str(error)))
-        problems += found
-        return type(self)(self.call, self.arguments, None if found else ready)
+            problems.append(Problem((*place, CALL), str(error)))
+            return {}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
@@ -322,9 +312,6 @@ def schedule(value: Any) -> Schedule:
     """Make a schedule of {steps: 100}, {epochs: 1}, {seconds: 60}, {at: [10, 20]}, auto, never, or a list.
 
     A list is due when one of its schedules is.  "auto" and {auto: {share: 0.02}} are `Auto`, for saves.
-
-    Raises:
-        ConfigError: the value has none of these forms.
     """
     if value in ("never", "auto"):
         return Never() if value == "never" else Auto()
@@ -356,7 +343,9 @@ def _with_calls(value: Any, place: Place, problems: list[Problem]) -> Any:
     """Replace each call in a value by a checked `Call`."""
     if isinstance(value, Mapping) and CALL in value:
         call = _attempt(lambda: Call.of(value), place, problems)
-        return None if call is None else call.checked(place, problems)
+        if call is not None:
+            call.checked(place, problems)
+        return call
     if isinstance(value, Mapping):
         return {key: _with_calls(each, (*place, key), problems) for key, each in value.items()}
     if isinstance(value, list):

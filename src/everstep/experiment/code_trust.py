@@ -32,9 +32,6 @@ def admit(run_dir: Path, run: str, tree: Any, code: Sequence[Path], why: str, tr
         code: the folders in which the code lies.
         why: reason, in words, for which the code does not count as this user's; "" if it does.
         trust: whether the user said to use the code all the same.
-
-    Raises:
-        TrustError: the code does not count as this user's, and `trust` is false.
     """
     where = ", ".join(map(repr, map(str, code))) or "where Python finds it"
     names = list(dict.fromkeys(_names(tree)))

@@ -103,22 +103,18 @@ def resolve(
     # A wrong config is searched as written, so that mistakes in its calls are listed, too.
     tree = layers.tree if config is None else adapter.dump_python(config, mode="json")
     called = list(calls(schema, tree)) if imports else []
-    checked = [call.checked(place, problems, supplied) for place, call, supplied in called]
+    for place, call, supplied in called:
+        call.checked(place, problems, supplied)
     if problems:
         raise ConfigError(told(problems, layers.origin))
     at_default = list[Place]()
-    for (place, _, supplied), call in zip(called, checked, strict=True):
-        _put(tree, place, call.completed(place, at_default, supplied))
-    # Validated a second time, so that `config` holds the completed calls; they do not check their arguments
-    # again.
+    for place, call, supplied in called:
+        *above, last = place
+        reduce(getitem, above, tree)[last] = call.completed(place, at_default, supplied)
+    # Validated a second time, so that `config` holds the completed calls.
     config = adapter.validate_python(tree)
     tree = adapter.dump_python(config, mode="json")
     return Resolved(config, tree, tuple(map(dotted, at_default)))
-
-
-def _put(tree: Any, place: Place, value: Any) -> None:
-    *above, last = place
-    reduce(getitem, above, tree)[last] = value
 
 
 def _with_profile(layers: Layers, name: str) -> Layers:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import xxhash
 
-from everstep.checkpoint import Checkpoint, find_checkpoint
+from everstep.checkpoint import find_checkpoint
 from everstep.errors import ConfigError
 from everstep.experiment.code_trust import admit
 from everstep.experiment.config import Resolved, free, resolve
@@ -22,8 +21,6 @@ from everstep.experiment.import_paths import imported
 from everstep.record import RunDir, located
 from everstep.record.trust import distrust_config
 from everstep.supervisor.opening.configuration import Configuration, Difference, refusal, told
-from everstep.supervisor.saving.state_tree import reading, saved_tree
-from everstep.supervisor.saving.user_state import UserState
 
 OnChange = Literal["error", "keep", "override", "fork"]
 
@@ -37,14 +34,14 @@ class Choice:
         run_dir: the run directory to use.
         options: arguments of the Trainer that follow from the decision.
         says: message for the user; "" if there is nothing to say.
-        begin: makes a fork; called with the state before training, and returns the decision that counts then.
+        fork: the fork to begin in the run directory before the training.
     """
 
     resolved: Resolved[ExperimentConfig]
     run_dir: Path
     options: dict[str, Any] = field(default_factory=dict)
     says: str = ""
-    begin: Callable[[Mapping[str, Any]], Choice] | None = None
+    fork: Fork | None = None
 
 
 def configuration(resolved: Resolved[ExperimentConfig], code: tuple[Path, ...] = ()) -> Configuration:
@@ -62,10 +59,6 @@ def choose(
 
     Args:
         trust: whether code that the run names may be imported even if the run does not count as this user's.
-
-    Raises:
-        ConfigError: `on_change` has another value.
-        TrustError: "keep" would import code that a run names, and the run does not count as this user's.
     """
     if on_change not in ("error", "keep", "override", "fork"):
         raise ConfigError(f'on_change={on_change!r}: give "error", "keep", "override" or "fork"')
@@ -84,17 +77,17 @@ def choose(
             return Choice(kept, run_dir, _inherited(run_dir, kept), says)
         if changes:
             fork = Fork(run_dir, checkpoint, resolved.tree, _digest(resolved))
-            return _forked(resolved, fork, changes)
+            folder, is_there = fork.place()
+            if is_there:
+                return Choice(resolved, folder, _inherited(folder, resolved), f"resuming the fork {folder}")
+            says = _listed(f"forked from {checkpoint.path} into {folder}", changes)
+            return Choice(resolved, folder, {"on_change": "override"}, says, fork)
     options = {"on_change": "override"} if on_change == "override" else _inherited(run_dir, resolved)
     return Choice(resolved, run_dir, options)
 
 
 def require_unchanged(choice: Choice, on_change: OnChange) -> str:
-    """Return the message of a training about changes since the newest checkpoint; "" if there is none.
-
-    Raises:
-        ChangedError: the training would be refused.
-    """
+    """Return the message of a training about changes since the newest checkpoint; "" if there is none."""
     checkpoint = find_checkpoint(located(choice.run_dir), print)
     meta: Any = None if checkpoint is None else checkpoint.meta
     if meta is None or not meta.get("config"):
@@ -172,42 +165,6 @@ def kept_tree(stored: Mapping[str, Any], given: Mapping[str, Any], *, imports: b
     ]
     tree["services"] = [each for each in (*services, *controlling) if each is not None]
     return tree
-
-
-# ------------------------------------------------------------------------------------------ forks
-
-
-def _forked(resolved: Resolved[ExperimentConfig], fork: Fork, changes: list[Difference]) -> Choice:
-    """Choose a new fork, or the fork with the same config that was begun before."""
-    folder, is_there = fork.place()
-    if is_there:
-        return Choice(resolved, folder, _inherited(folder, resolved), f"resuming the fork {folder}")
-
-    def chosen(place: Path, begin: Callable[[Mapping[str, Any]], Choice] | None = None) -> Choice:
-        says = _listed(f"forked from {fork.checkpoint.path} into {place}", changes)
-        return Choice(resolved, place, {"on_change": "override"}, says, begin)
-
-    def begin(state: Mapping[str, Any]) -> Choice:
-        # A checkpoint that does not fit leaves no folder behind.
-        _require_fit(state, fork.checkpoint)
-        place, is_new = fork.begin()
-        return chosen(place) if is_new else _forked(resolved, fork, changes)
-
-    return chosen(folder, begin)
-
-
-def _require_fit(state: Mapping[str, Any], checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint that does not fit the state, before a fork is made from it.
-
-    Raises:
-        RestoreError: the checkpoint does not fit; lists missing, unexpected and reshaped names.
-    """
-    user = UserState(state)
-    with ExitStack() as stack:
-        user.open(stack)
-        saved = saved_tree(checkpoint, ("user",))["user"]
-        with reading(checkpoint.path, "user"):
-            user.check(saved, f"checkpoint {checkpoint.path}")
 
 
 def _inherited(run_dir: Path, resolved: Resolved[ExperimentConfig]) -> dict[str, Any]:

@@ -52,9 +52,6 @@ class Layers:
 
         A mapping with another `call` replaces the whole mapping: the old arguments were for another function.
         A mapping of indices to values, laid over a list, changes those elements.
-
-        Raises:
-            ConfigError: a list has no such index.
         """
         self.tree = self._laid(self.tree, other.tree, other, ())
 
@@ -109,10 +106,6 @@ def layered(files: Iterable[str | Path], overrides: Iterable[str] = ()) -> Layer
     Args:
         overrides: PATH=VALUE each, where PATH has dots and VALUE is YAML, as in "optimizer.lr=1e-3"; VALUE
             replaces the old value entirely.
-
-    Raises:
-        ConfigError: a file cannot be read, is not YAML (with the line), or has no keys at its top; or an
-            override has another form.
     """
     layers = Layers()
     for file in files:
@@ -143,11 +136,7 @@ def _overriding(text: str) -> Layers:
 
 
 def assignment(text: str, name: str) -> tuple[tuple[str, ...], Layers]:
-    """Split "PATH=VALUE" into keys and value.
-
-    Raises:
-        ConfigError: the string has another form, or VALUE is not YAML.
-    """
+    """Split "PATH=VALUE" into keys and value."""
     path, equals, value = text.partition("=")
     keys = tuple(path.strip().split("."))
     if not equals or not all(keys):
@@ -160,12 +149,7 @@ def assignment(text: str, name: str) -> tuple[tuple[str, ...], Layers]:
 
 
 def parsed(text: str, name: str) -> Layers:
-    """Read a YAML string (YAML 1.2: 1e-3 is a number, and `on` is a string).
-
-    Raises:
-        ConfigError: the string is not YAML, has a key twice, a key that is not a string, or a value that JSON
-            lacks; with the line.
-    """
+    """Read a YAML string (YAML 1.2: 1e-3 is a number, and `on` is a string)."""
     layers = Layers()
     try:
         loaded = YAML(typ="rt", pure=True).load(StringIO(text))

@@ -150,11 +150,7 @@ class Experiment:
         """Let the task make its parts; does nothing here, so that the Trainer does it."""
 
     def _check_code(self) -> None:
-        """Print a note, or raise with `strict_git`, if git could not give back the code of this run.
-
-        Raises:
-            UsageError: `strict_git`, and git has changes, a commit on no remote, or no repository.
-        """
+        """Print a note, or raise with `strict_git`, if git could not give back the code of this run."""
         if not self._skip_check:
             note_uncommitted(self._code_folder(), strict=self._strict_git)
 
@@ -258,11 +254,7 @@ class Experiment:
 
 
 def note_uncommitted(folder: Path, *, strict: bool = False) -> None:
-    """Print which code of a folder git could not restore; outside a repository, nothing unless `strict`.
-
-    Raises:
-        UsageError: `strict`, and git could not give back the code.
-    """
+    """Print which code of a folder git could not restore; outside a repository, nothing unless `strict`."""
     git = git_facts(folder)
     missing = _uncommitted(folder, git)
     if strict and missing:

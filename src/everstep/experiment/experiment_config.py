@@ -38,11 +38,7 @@ class ServiceCall(Call):
 
     @classmethod
     def of(cls, given: Any) -> Self:
-        """Make the call from a config's value: a name, or a mapping of a name to arguments.
-
-        Raises:
-            ConfigError: there is no such service, or the value has another form.
-        """
+        """Make the call from a config's value: a name, or a mapping of a name to arguments."""
         if isinstance(given, cls):
             return given
         if isinstance(given, str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from everstep.checkpoint import Checkpoint, CheckpointName, Store, names_inside
 from everstep.durable import discard, discard_leftovers, fsync_folder, rename, temporary
 from everstep.errors import CheckpointError, RunDirError
 from everstep.record import RunDir, located, new_id
+from everstep.supervisor.saving.state_tree import reading, saved_tree
+from everstep.supervisor.saving.user_state import UserState
 
 
 @dataclass(frozen=True)
@@ -41,23 +44,20 @@ class Fork:
                 break
         return folder, is_there
 
-    def begin(self) -> tuple[Path, bool]:
-        """Make the fork's directory unless it exists; returns its path and whether this call has made it.
-
-        Raises:
-            RunDirError: the directory cannot be made.
-        """
-        folder, is_there = self.place()
-        if is_there:
-            return folder, False
-        # Another process may have taken the name: ask for a place again.
-        return (folder, True) if self._made(folder) else self.begin()
-
-    def _made(self, folder: Path) -> bool:
-        """Make the directory, whole or not at all; returns False if another fork has the name by now.
+    def begin(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Make the fork's directory, whole or not at all.
 
         The checkpoint is copied at once: the other run may delete it before the fork has saved a checkpoint.
+
+        Args:
+            state: the program's objects; a checkpoint that does not fit them leaves no folder behind.
         """
+        user = UserState(state)
+        with ExitStack() as stack:
+            user.open(stack)
+            saved = saved_tree(self.checkpoint, ("user",))["user"]
+            with reading(self.checkpoint.path, "user"):
+                user.check(saved, f"checkpoint {self.checkpoint.path}")
         folder = located(folder).absolute()
         new = temporary(folder)
         try:
@@ -66,17 +66,15 @@ class Fork:
             rename(new, folder, "fork")
             fsync_folder(folder.parent, "fork")
         except OSError as error:
-            # A run has the name by now: `begin` asks for a place again.
-            if facts_of(folder):
-                return False
             if isinstance(error, RunDirError):
                 raise
             raise RunDirError(
-                error.errno, f"the fork cannot be made: {error.strerror}; check its folder", str(folder)
+                error.errno,
+                f"the fork cannot be made: {error.strerror}; check its folder, and start again",
+                str(folder),
             ) from error
         finally:
             discard(new, "fork")
-        return True
 
     def _write(self, new: Path, run: str) -> None:
         origin = RunDir.open(self.run_dir, create=False)
@@ -91,21 +89,18 @@ class Fork:
             store.adopt(checkpoint, journal=None, config=self.tree)
 
     def _inside(self) -> list[Checkpoint]:
-        """Checkpoints inside the last epoch, from which a resume with a raised limit may complete it.
-
-        Only an epoch that was cut short has any that are needed.
-        """
+        """Checkpoints inside the last epoch, from which a resume with a raised limit may complete it."""
         if not self.checkpoint.partial:
             return []
         there = Store(self.checkpoint.path.parent.parent, say=print)
-        found = []
+        checkpoints = []
         for name in names_inside(self.checkpoint.name):
             if name in there.names():
                 try:
-                    found.append(there.read(name))
+                    checkpoints.append(there.read(name))
                 except CheckpointError:
                     continue
-        return found
+        return checkpoints
 
 
 def facts_of(run_dir: Path) -> dict[str, Any]:

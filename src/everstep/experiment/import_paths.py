@@ -13,11 +13,7 @@ _TOLD = 20
 
 
 def imported(path: str) -> Any:
-    """Import the object that an import path names.
-
-    Raises:
-        ConfigError: the path has another form, or its module cannot be imported or has no such name.
-    """
+    """Import the object that an import path names."""
     module, colon, names = path.partition(":")
     if not colon or not module or not names:
         raise ConfigError(f"{path!r} is not an import path; give module:name, as in torch.optim:AdamW")

@@ -104,33 +104,21 @@ class Configured(Experiment):
 
         Args:
             arguments: arguments of the schedule's method; they win over those of the config's `schedules`.
-
-        Raises:
-            ConfigError: there is no such schedule, or it has no such argument; names the nearest.
         """
         return super().run(schedule, **{**self.config.schedules.get(schedule, {}), **arguments})
 
     def _to_train(self) -> Trainer:
         trainer = super()._to_train()
-        # Refused before `begin` makes a fork on the disk.
-        self._require_optimizer()
-        if self._chosen.begin is not None:
-            self._chosen = self._chosen.begin(trainer.task.state())
+        self._require_optimizer()  # before a fork is made on the disk
+        if self._chosen.fork is not None:
+            self._chosen.fork.begin(self._chosen.run_dir, trainer.task.state())
         if self._chosen.says:
             print(self._chosen.says)
-            self._chosen = replace(self._chosen, says="")
-        if self._chosen.run_dir == self.run_dir:
-            return trainer
-        # Another process began a fork under that name meanwhile: a new Trainer is made for the new folder.
-        self.run_dir, self._trainer = self._chosen.run_dir, None
-        return self.trainer
+        self._chosen = replace(self._chosen, says="", fork=None)
+        return trainer
 
     def check(self, schedule: str) -> str:
-        """Make everything that a schedule needs; return its message about a changed config.
-
-        Raises:
-            ConfigError: there is no such schedule, or the training would be refused.
-        """
+        """Make everything that a schedule needs; return its message about a changed config."""
         if schedule not in SCHEDULES:
             raise ConfigError(f"there is no schedule {schedule!r}; {nearest(schedule, SCHEDULES)}")
         _ = self.trainer
@@ -243,10 +231,6 @@ def stored(run_dir: str | Path, trust: bool = False) -> tuple[dict[str, Any], tu
 
     If that start has saved nothing, its changes count only where they touch no step: the newest checkpoint
     was trained with the config stored there.
-
-    Raises:
-        ConfigError: the run has no config.
-        TrustError: the run does not count as this user's, and `trust` is not given.
     """
     run_dir = to_read(run_dir)
     recorded, tree, saved = _recorded(run_dir)
@@ -262,9 +246,6 @@ def look(run_dir: str | Path, overrides: Iterable[str] = (), *, profile: str | N
     """Return a run's config as `open_run` would use it, without importing any of its code.
 
     Arguments of calls, also of those in overrides, are therefore neither checked nor completed.
-
-    Raises:
-        ConfigError: the run has no config; an override does not fit.
     """
     run_dir = to_read(run_dir)
     _, tree, saved = _recorded(run_dir)
@@ -276,9 +257,6 @@ def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, 
     """Return the facts of the newest start, the config in them, and the newest checkpoint's config.
 
     The checkpoint's config is None if that start itself has saved the newest checkpoint.
-
-    Raises:
-        ConfigError: the run has no config of an experiment.
     """
     start = RunJournal(run_dir).newest_start()
     recorded: dict[str, Any] = {} if start is None else start.data.get("facts", {})

@@ -1,4 +1,4 @@
-"""Files of predictions."""
+"""Files of predictions, and batches for a person to look at."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import io
 import json
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from everstep.data import as_stream
 from everstep.durable import write_whole
 from everstep.errors import ConfigError, DataError, nearest
+from everstep.experiment.experiment import Experiment
 
 _KINDS = (".npy", ".npz", ".jsonl")
 
 
 def check(path: Path, overwrite: bool = False) -> None:
-    """Refuse a file that cannot be written.
-
-    Raises:
-        ConfigError: the file has another ending, no folder, or exists already and `overwrite` is false.
-    """
+    """Refuse a file that cannot be written."""
     if path.suffix not in _KINDS:
         raise ConfigError(f"{path} ends in {path.suffix!r}; {nearest(path.suffix, _KINDS)}")
     if not path.absolute().parent.is_dir():
@@ -36,9 +35,6 @@ def write(path: Path, predictions: Iterable[Any]) -> int:
 
     Args:
         predictions: for each batch an array or tensor, or name to array, of shape (samples, ...).
-
-    Raises:
-        DataError: there are no predictions, or they do not fit together or into the file.
     """
     parts: dict[str, list[Any]] = {}
     for number, batch in enumerate(predictions):
@@ -68,11 +64,7 @@ def write(path: Path, predictions: Iterable[Any]) -> int:
 
 
 def npz(arrays: Mapping[str, Any]) -> bytes:
-    """Make a .npz file of arrays with any names (`numpy.savez` takes some names for its own arguments).
-
-    Raises:
-        DataError: an array holds Python objects.
-    """
+    """Make a .npz file of arrays with any names (`numpy.savez` takes some names for its own arguments)."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, array in arrays.items():
@@ -128,3 +120,39 @@ def _listed(array: Any) -> Any:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         array = np.where(np.isfinite(array), array.astype(object), array.astype(str))
     return array.tolist()
+
+
+# ------------------------------------------------------------------------------- batches to look at
+
+_SHOWN = 6
+"""Number of first values shown of each array."""
+
+
+def batches(experiment: Experiment, name: str) -> Iterator[Any]:
+    """Yield the batches of a stream's first pass as training would get them; only that stream is made."""
+    stream = as_stream(experiment.stream(name))
+    with closing(stream.open(name, 0, seed=experiment.seed or 0)) as cursor:
+        yield from cursor
+
+
+def described(batch: Any, name: str = "") -> Iterator[str]:
+    """Yield a line for each array of a batch: its place, type, shape and first values."""
+    if isinstance(batch, Mapping):
+        for key, part in batch.items():
+            yield from described(part, f"{name}[{key!r}]")
+    elif isinstance(batch, tuple | list) and batch and not isinstance(batch[0], int | float | str):
+        for at, part in enumerate(batch):
+            yield from described(part, f"{name}[{at}]")
+    else:
+        yield f"{name or 'batch'}: {_told(batch)}"
+
+
+def _told(part: Any) -> str:
+    if not (hasattr(part, "shape") and hasattr(part, "dtype")):
+        text = repr(part)
+        return f"{type(part).__name__} {text if len(text) <= 60 else text[:59] + '…'}"
+    shape = ", ".join(map(str, part.shape))
+    values = part.reshape(-1)[:_SHOWN].tolist()
+    first = ", ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values)
+    more = ", …" if len(values) == _SHOWN else ""
+    return f"{part.dtype} ({shape})  {first}{more}"

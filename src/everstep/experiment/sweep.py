@@ -38,14 +38,7 @@ _LONGEST = 100
 
 @dataclass(frozen=True)
 class Trial:
-    """Training of a sweep with settings of its own.
-
-    Attributes:
-        settings: dotted path to JSON value.
-        run_dir: run directory of the trial.
-        sweep: name of the sweep, with which the run directories' names begin.
-        tree: the whole config.
-    """
+    """Training of a sweep with settings of its own: dotted path to JSON value; `tree` is the whole config."""
 
     settings: dict[str, Any]
     run_dir: Path
@@ -69,12 +62,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Base:
-    """The part that all trials of a sweep have in common.
-
-    Args:
-        files, overrides, profile: as for `open_config`.
-        run_dir: beginning of the run directories' names; default: the config's run directory.
-    """
+    """The part that all trials have in common; `run_dir` is the beginning of the run directories' names."""
 
     files: Sequence[str | Path]
     overrides: Sequence[str] = ()
@@ -86,11 +74,7 @@ class Base:
         findable(Path(file).absolute().parent for file in self.files)
 
     def trial(self, settings: dict[str, Any]) -> Trial:
-        """Make the trial of some settings.
-
-        Raises:
-            ConfigError: the config with these settings would be wrong.
-        """
+        """Make the trial of some settings; a ConfigError if the config with them would be wrong."""
         given = [*self.overrides, *(_override(path, value) for path, value in settings.items())]
         resolved = resolve(ExperimentConfig, self.files, given, profile=self.profile)
         config = resolved.config
@@ -128,8 +112,7 @@ class Base:
 class Between:
     """Range of numbers to draw from, both ends included; integers if both ends are (but see `fitting`).
 
-    Attributes:
-        log: whether to draw uniformly from the logarithms.
+    With `log`, logarithms are drawn uniformly.
     """
 
     low: float
@@ -138,11 +121,9 @@ class Between:
 
     @property
     def whole(self) -> bool:
-        """Whether the range is one of integers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def draw(self, source: random.Random) -> float:
-        """Draw a number of the range."""
         if self.whole and not self.log:
             return source.randint(int(self.low), int(self.high))
         if not self.log:
@@ -176,9 +157,6 @@ def trials(
         draws: "PATH=[VALUE, ...]" or "PATH={low: 1e-4, high: 1e-1, log: true}" each, to draw from.
         count: number of draws; each draw is combined with every combination.
         seed: seed of the draws.
-
-    Raises:
-        ConfigError: there is nothing to vary, a list or range has another form, or a config would be wrong.
     """
     listed = [_axis("--grid", text) for text in grid]
     drawn = [_space("--random", text) for text in draws]
@@ -204,11 +182,7 @@ def distinct(found: Iterable[Trial]) -> list[Trial]:
 
 
 def spaces(texts: Iterable[str]) -> dict[str, Space]:
-    """Read the spaces of `--optuna`: "PATH=[VALUE, ...]" or "PATH={low: 1e-4, high: 1e-1, log: true}" each.
-
-    Raises:
-        ConfigError: a list or range has another form, or a path is given twice.
-    """
+    """Read the spaces of `--optuna`: "PATH=[VALUE, ...]" or "PATH={low: A, high: B, log: true}" each."""
     given = [_space("--optuna", text) for text in texts]
     _require_once(given)
     return dict(sorted(given))
@@ -223,11 +197,7 @@ def _require_once(given: Sequence[tuple[str, Any]]) -> None:
 def fitting(
     base: Base, spaces: Mapping[str, Space], others: Mapping[str, Any] | None = None
 ) -> dict[str, Space]:
-    """Turn ranges of integers into ranges of floats where the config's type is a float.
-
-    Args:
-        others: the other settings that vary, with a value each.
-    """
+    """Turn ranges of integers into ranges of floats where the config's type is a float."""
     first = dict(others or {}) | {
         path: space.low if isinstance(space, Between) else space[0] for path, space in spaces.items()
     }
@@ -300,14 +270,9 @@ class Search:
     repeats the choices of the trained trials, and continues after them.
 
     Args:
-        base: the part that all trials have in common.
         spaces: dotted path to the space of its values; at least one.
         metric: metric whose last value is a trial's result.
         maximize: whether the largest result is the best; else the smallest.
-        seed: seed of the choices.
-
-    Raises:
-        ConfigError: there is nothing to vary, or Optuna is not installed.
     """
 
     def __init__(
@@ -335,9 +300,6 @@ class Search:
 
         Args:
             count: number of trials to train before the next ones are chosen.
-
-        Raises:
-            ConfigError: the config of a trial would be wrong.
         """
         asked = [self._study.ask(self._distributions) for _ in range(count)]
         self._asked = [(each, self._base.trial(self._settings(each.params))) for each in asked]
@@ -357,9 +319,6 @@ class Search:
 
         Returns:
             Run directory to the result; nan for a failed trial.
-
-        Raises:
-            ConfigError: a run that ended well has no such metric; names the nearest.
         """
         import optuna
 
@@ -376,11 +335,7 @@ class Search:
 
 
 def last_value(run_dir: str, metric: str) -> float:
-    """Return the last value of a run's metric.
-
-    Raises:
-        ConfigError: the run has no such metric; names the nearest.
-    """
+    """Return the last value of a run's metric."""
     return RunJournal(run_dir).series(metric)[1][-1]
 
 

@@ -29,22 +29,14 @@ def folder_of(params: Params, *names: str) -> Path:
 
 
 def run_dir_of(params: Params) -> Path:
-    """Return the run directory: CACHE_DIR/DBNAME/COLLNAME/EXP_ID.
-
-    Raises:
-        ConfigError: there is no exp_id.
-    """
+    """Return the run directory: CACHE_DIR/DBNAME/COLLNAME/EXP_ID."""
     if params["exp_id"] is None:
         raise ConfigError("save_params.exp_id is missing; give the run a name, or do_save=False")
     return folder_of(params, "exp_id")
 
 
 def index_of(params: Params, place: str) -> str | None:
-    """Return the URL of the database that `host` and `port` name; None for the file beside the runs.
-
-    Raises:
-        ConfigError: `host` and `port` name no database.
-    """
+    """Return the URL of the database that `host` and `port` name; None for the file beside the runs."""
     host, port = params["host"], params["port"]
     if host is None and port is None:
         return None
@@ -66,10 +58,6 @@ def source(load: Params, save: Params | None) -> Path | None:
 
     Args:
         save: gives the parts of the place that `load` lacks, except the run's name.
-
-    Raises:
-        ConfigError: a query can only find the run itself.
-        NoCheckpointError: a query finds no checkpoint.
     """
     if load["from_ckpt"] is not None:
         return Path(load["from_ckpt"])
@@ -119,10 +107,6 @@ def chosen(path: Path, load: Params, *, entry: str | None = None) -> tuple[InitF
 
     Args:
         entry: the entry of the state to load; None for all but the counter.
-
-    Raises:
-        NoCheckpointError: there is no checkpoint.
-        ConfigError: the checkpoint lacks a name; names the nearest.
     """
     checkpoint = find_checkpoint(to_read(path), print)
     if checkpoint is None:

@@ -217,11 +217,7 @@ TEST = Section(
 
 
 def checked(section: Section, given: Given) -> Params:
-    """Check a dictionary that a program gives, and fill in the defaults.
-
-    Raises:
-        ConfigError: lists every mistake with its place; an unknown key with the nearest known key.
-    """
+    """Check a dictionary that a program gives, and fill in the defaults."""
     problems: list[Problem] = []
     params = _checked(section, given, (), problems)
     if problems:
@@ -287,11 +283,7 @@ def call(params: Params, /, *positional: Any, **by_name: Any) -> Any:
 
 
 def each_model(given: Given) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of each model: lists give a dictionary to each model, other arguments are shared.
-
-    Raises:
-        ConfigError: the lists have different lengths, or are empty.
-    """
+    """Yield the arguments of each model: lists have one dictionary for each, the others are shared."""
     lengths = {name: len(value) for name, value in given.items() if isinstance(value, list)}
     if len(set(lengths.values())) > 1 or 0 in lengths.values():
         counts = ", ".join(f"{name} has {count}" for name, count in lengths.items())
@@ -315,9 +307,6 @@ class ParamsRecord:
         tree: the parameters as JSON values.
         origins: dotted paths of the origins of functions.
         code: folders of the functions that belong to no package with a version.
-
-    Raises:
-        ConfigError: a value cannot be recorded; names its place.
     """
 
     def __init__(self, tree: Given) -> None:
@@ -373,11 +362,7 @@ class ParamsRecord:
 
 
 def restored(tree: Any, place: str = "") -> Any:
-    """Turn the JSON of a `ParamsRecord` into parameters again.
-
-    Raises:
-        ConfigError: a function is not found by its import path.
-    """
+    """Turn the JSON of a `ParamsRecord` into parameters again."""
     if isinstance(tree, list):
         return [restored(part, f"{place}.{at}") for at, part in enumerate(tree)]
     if not isinstance(tree, Mapping):

@@ -41,7 +41,7 @@ from everstep.tfutils.params import TEST, TRAINING, Given, Params, ParamsRecord,
 from everstep.tfutils.task import Example, ParamsTask, data_of
 from everstep.trainer import MultiRun, Trainer
 from everstep.trainer.eval_loop import evaluate
-from everstep.trainer.train_inputs import TrainInputs
+from everstep.trainer.named_streams import TrainInputs
 
 _FREE = (
     "save_params",
@@ -147,7 +147,7 @@ def train_from_params(
 def _records(models: list[Params], skip_check: bool) -> list[ParamsRecord]:
     """Record the parameters; unless `skip_check`, note code that is not committed."""
     records = [ParamsRecord(each) for each in models]
-    for folder in dict.fromkeys(folder for each in records for folder in each.code if not skip_check):
+    for folder in {folder: None for each in records for folder in each.code if not skip_check}:
         note_uncommitted(folder)
     return records
 
@@ -356,14 +356,10 @@ def _test(tree: Params, dont_run: bool, skip_check: bool) -> Any:
     return results
 
 
-_See: TypeAlias = Callable[[EvalStep], None]
-_Add: TypeAlias = Callable[[str, int, dict[str, float]], None]
-
-
 @contextmanager
 def _recording(
     save: Params | None, loaded: Loaded, seed: int, record: ParamsRecord
-) -> Iterator[tuple[_See, _Add]]:
+) -> Iterator[tuple[Callable[[EvalStep], None], Callable[[str, int, dict[str, float]], None]]]:
     """Yield functions that keep the results of a batch, and that record a validation's metrics by name.
 
     The record lies in a run directory of its own, or beside the tested run.

@@ -63,11 +63,7 @@ class _NamedCursor(CursorWrapper):
 
 
 class Example(Mapping[str, Any]):
-    """Batch that shows the shapes of the data, read when a model first looks at it.
-
-    Raises:
-        ConfigError: at the first look, if reading a batch would take it from the training.
-    """
+    """Batch that shows the shapes of the data, read when a model first looks at it."""
 
     def __init__(self, data: Any, seed: int) -> None:
         self._data, self._seed = data, seed
@@ -152,11 +148,7 @@ class ParamsTask(Task):
         return {**super().state(), **({"global_step": self._counted} if self._train else {})}
 
     def inputs(self, batch: Any) -> dict[str, Any]:
-        """Convert a batch to the inputs of the model.
-
-        Raises:
-            ConfigError: the batch is not a dictionary.
-        """
+        """Convert a batch to the inputs of the model."""
         if not isinstance(batch, Mapping):
             raise ConfigError(
                 f"a batch of the data is a {type(batch).__name__}; let data_params.func return data whose "

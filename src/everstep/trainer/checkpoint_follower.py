@@ -19,12 +19,7 @@ Which = Literal["each", "newest"]
 
 
 class Committed(NamedTuple):
-    """A committed checkpoint.
-
-    Attributes:
-        path: its folder.
-        digest: digest of its state; with the name, the identity of the checkpoint.
-    """
+    """A committed checkpoint; its name and the digest of its state identify it."""
 
     path: Path
     digest: str
@@ -43,9 +38,6 @@ class CheckpointFollower:
         throttle: least number of seconds between two checkpoints.
         timeout: seconds without a sign of life after which the run is given up; None for no limit.
         say: takes sentences for the user.
-
-    Raises:
-        ConfigError: an argument is out of its range.
     """
 
     def __init__(

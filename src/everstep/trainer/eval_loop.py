@@ -88,12 +88,6 @@ def evaluate(
         The means of the outputs, weighted by the samples of each batch; the other statistics; and what
         `eval_end`, or `agg_func`, returns: on all ranks those of one process.  Of a stream that is split
         already: those of this rank's part.
-
-    Raises:
-        DataError: there was no batch.
-        MetricError: a step did not return a mapping, or returned a value that is neither a number nor taken
-            by `eval_reduce`; or `batch_size` did not return a number above 0.
-        UsageError: a log of `next_eval_inputs` has the name of an output.
     """
     reduction = _Reduction(task, how)
     ranks = ranks or EvalRanks()
@@ -194,11 +188,7 @@ def prefixed(prefix: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mapping(value: Any, owner: object, method: str) -> Mapping[str, Any]:
-    """Check and return metrics that a method of the task, or a function given to `Evaluate`, returned.
-
-    Raises:
-        MetricError: `value` is not a mapping, or a name in it is not a string or empty.
-    """
+    """Check and return metrics that a method of the task, or a function given to `Evaluate`, returned."""
     if not isinstance(value, Mapping):
         raise MetricError(
             f"{type(owner).__name__}.{method} returned {value!r}; return a mapping of names to numbers, "
@@ -308,11 +298,7 @@ class _Metrics:
         self._waiting.clear()
 
     def read(self) -> dict[str, float]:
-        """Return the values by name.
-
-        Raises:
-            ConfigError: a metric with statistics did not come; names the nearest.
-        """
+        """Return the values by name."""
         self._fold()
         if self._ranks.divides:
             plain = {name: each for name, each in self._found.items() if name not in self._stats}

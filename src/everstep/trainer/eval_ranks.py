@@ -29,11 +29,7 @@ Row = tuple[int, float, float]
 
 
 def refuse_several(what: str, remedy: str) -> None:
-    """Refuse what only one process can do.
-
-    Raises:
-        UsageError: this is one of several processes that train together.
-    """
+    """Refuse what only one process can do."""
     if (size := group_size()) > 1:
         raise UsageError(
             f"{what} is for one process, and this is one of {size} that train together; {remedy}"
@@ -60,10 +56,6 @@ class EvalRanks:
         """Return the stream of what this rank evaluates.
 
         Where a stream cannot be divided, each rank evaluates the whole of it.
-
-        Raises:
-            DataError: the data is divided by the program, and each rank has to evaluate the whole of it.
-            DisagreementError: the ranks have different samples.
         """
         self._name = name
         if self.group.size == 1:
@@ -135,11 +127,7 @@ class EvalRanks:
     # ------------------------------------------------------------------------ values of the whole
 
     def agreed(self, values: dict[str, float], cursor: Cursor) -> dict[str, float]:
-        """Return the values on which all ranks go on: of the whole data, those of the writer.
-
-        Raises:
-            DisagreementError: ranks that have to read the same were handed different batches.
-        """
+        """Return the values on which all ranks go on: of the whole data, those of the writer."""
         if not isinstance(cursor, _NotedCursor):
             return values
         if self.divides:
@@ -156,11 +144,7 @@ class EvalRanks:
 
 
 def whole(stream: Stream, why: str | None) -> Stream:
-    """Return the whole stream, of which each rank is handed all batches.
-
-    Raises:
-        DataError: the program's data hands each rank a part.
-    """
+    """Return the whole stream, of which each rank is handed all batches."""
     try:
         return stream.split(WHOLE)
     except DataError as error:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,15 +17,24 @@ from everstep.contracts.services import Moment, Service
 from everstep.contracts.tasks import Task
 from everstep.errors import CheckpointError, ConfigError, NoCheckpointError, RunDirError, UsageError
 from everstep.group import find_group
-from everstep.record import Evaluation, RunDir, to_read
+from everstep.record import (
+    Evaluation,
+    RunDir,
+    RunJournal,
+    evaluations,
+    located,
+    record_evaluation,
+    to_read,
+)
 from everstep.services.evaluate import Evaluate, steps
-from everstep.supervisor import Loaded, load
-from everstep.supervisor.data_ranks import Said, divide
+from everstep.supervisor import Loaded, best, load
+from everstep.supervisor.data_ranks import divide, said
+from everstep.supervisor.opening.configuration import Configuration
+from everstep.supervisor.settings import LoopOptions
 from everstep.trainer.checkpoint_follower import CheckpointFollower
 from everstep.trainer.eval_loop import drawn_again, evaluate, evaluating, prefixed
 from everstep.trainer.eval_ranks import EvalRanks, why_whole
 from everstep.trainer.named_streams import NamedStreams
-from everstep.trainer.recorded_evaluations import RecordedEvaluations, weights_of
 from everstep.trainer.trainer_loop import TrainerLoop
 
 
@@ -33,8 +43,7 @@ class Evaluations:
 
     Args:
         task, run_dir, streams, services: those of the Trainer.
-        recorded: the evaluations of the run that were made outside the loop.
-        data_ranks: the rank's part of the data, as the program said it.
+        options: those of the Trainer.
 
     Attributes:
         loop: the Trainer's loop while it is open.
@@ -48,12 +57,13 @@ class Evaluations:
         run_dir: str | Path,
         streams: NamedStreams,
         services: Sequence[Service],
-        recorded: RecordedEvaluations,
-        data_ranks: Said | None,
+        options: LoopOptions,
     ) -> None:
         self.task, self.run_dir = task, run_dir
         self._streams, self._services = streams, services
-        self._recorded, self._data_ranks = recorded, data_ranks
+        self._data_ranks = said(options.get("data_ranks"))
+        self._config = Configuration.of(options.get("config")) or Configuration({})
+        self._facts: dict[str, Any] | None = None
         self.loop: TrainerLoop | None = None
         self.weights: Loaded | None = None
         looking = [each for each in services if Moment.AFTER_EVAL_STEP in each.moments]
@@ -83,12 +93,7 @@ class Evaluations:
     # -------------------------------------------------------------------------------- the weights
 
     def load(self, asked: str | Path | None = None) -> None:
-        """Load weights: those asked for, else the newest checkpoint; an open loop has loaded its own.
-
-        Raises:
-            NoCheckpointError: nothing was trained.
-            UsageError: weights are asked for in a loop that is open.
-        """
+        """Load weights: those asked for, else the newest checkpoint; an open loop has loaded its own."""
         if self.loop is not None:
             if asked is not None:
                 raise UsageError(
@@ -174,8 +179,20 @@ class Evaluations:
                 time.time(),
             )
             if group.writer:
-                self._recorded.add(found, self._seed, seconds)
+                self._record(found, seconds)
         return found
+
+    def _record(self, found: Evaluation, seconds: float) -> None:
+        """Record an evaluation that took some seconds; warn of a disk that refuses."""
+        wall = {f"{found.stream}/eval_time": seconds}
+        if self._facts is None:
+            self._facts = self._config.facts(self._seed, self._services)
+        try:
+            record_evaluation(to_read(self.run_dir), found, self._facts, wall)
+        except OSError as error:
+            warnings.warn(
+                f"an evaluation is not recorded: {error}; repair the disk, or free space", RuntimeWarning, 4
+            )
 
     @contextmanager
     def _together(self) -> Iterator[Group]:
@@ -246,7 +263,11 @@ class Evaluations:
         Args:
             max_step: the step whose checkpoint is the last.
         """
-        done = {(e.stream, e.num_steps, e.checkpoint, e.digest) for e in self._recorded.all()}
+        try:
+            earlier = evaluations(located(self.run_dir))
+        except RunDirError:  # the run does not exist yet
+            earlier = []
+        done = {(e.stream, e.num_steps, e.checkpoint, e.digest) for e in earlier}
         asked = {(name, self._num_steps(name)) for name in names}
         on = Counter((checkpoint, digest) for *what, checkpoint, digest in done if tuple(what) in asked)
         passed = [key for key, count in on.items() if count == len(asked)]
@@ -292,7 +313,18 @@ class Evaluations:
         how, weights = self.service_of(stream), self.weights
         assert weights is not None
         at, metrics = (-1, {}) if how is None else self._found.get(how.name, (-1, {}))
-        return metrics if at == weights.step else self._recorded.find(stream, how, weights)
+        if at == weights.step:
+            return metrics
+        num_steps = self._num_steps(stream)
+        stats = {} if how is None else how.stats
+        wanted = {f"{stream}/{metric}/{name}" for metric, names in stats.items() for name in names}
+        run_dir = to_read(self.run_dir)
+        for each in reversed(evaluations(run_dir)):
+            same = (each.stream, each.num_steps, each.digest) == (stream, num_steps, weights.digest)
+            if same and wanted <= each.metrics.keys():
+                return each.metrics
+        metrics = _in_the_loop(run_dir, {"stream": stream, "num_steps": num_steps}, weights)
+        return metrics if wanted <= metrics.keys() else {}
 
     def _num_steps(self, stream: str) -> int:
         how = self.service_of(stream)
@@ -317,11 +349,7 @@ def one_batch(service: Evaluate) -> Evaluate:
 
 
 def require_one_each(services: Sequence[Evaluate]) -> None:
-    """Refuse two evaluations of a stream, which would one day write the same metrics at the same step.
-
-    Raises:
-        ConfigError: names the two services.
-    """
+    """Refuse two evaluations of a stream, which would one day write the same metrics at the same step."""
     by_stream: dict[str, Evaluate] = {}
     for service in services:
         first = by_stream.setdefault(service.stream, service)
@@ -331,3 +359,33 @@ def require_one_each(services: Sequence[Evaluate]) -> None:
                 "would write the same metrics; give one of them both schedules, as in Every(steps=100) | "
                 "Every(epochs=1), or give the data a second name as a stream"
             )
+
+
+def _in_the_loop(run_dir: Path, asked: Mapping[str, Any], weights: Loaded) -> dict[str, float]:
+    """Find the metrics that a service with these settings wrote in the loop at the step of a checkpoint."""
+    if Path(weights.path).resolve().parent != (run_dir / "checkpoints").resolve():
+        return {}
+    journal = RunJournal(run_dir)
+    # per start: settings may have changed since a row was written
+    phases = {
+        (event.segment, f"eval/{name}")
+        for event in journal.events("segment")
+        for name, settings in event.data.get("facts", {}).get("observers", {}).items()
+        if settings == asked
+    }
+    rows = (row for row in journal.rows() if row.step == weights.step and not row.wall)
+    return {row.name: row.value for row in rows if (row.segment, row.phase) in phases}
+
+
+def weights_of(run_dir: str | Path, asked: str | Path) -> Path:
+    """Return the path of best weights ("best", "best/METRIC"), of a checkpoint by its name, or as given."""
+    first, _, metric = str(asked).partition("/")
+    if first == "best":
+        kept = {name: record.path for name, record in best(run_dir).items() if record.path is not None}
+        meant = [name for name in kept if metric in ("", name, name.replace("/", "."))]
+        if len(meant) != 1:
+            known = ", ".join(f"'best/{name}'" for name in kept) or "none; add Best(metric)"
+            raise ConfigError(f"weights={str(asked)!r}: give one that the run keeps: {known}")
+        return Path(kept[meant[0]])
+    named = to_read(run_dir) / "checkpoints" / str(asked)
+    return named if named.exists() else Path(asked)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from everstep.contracts.data import Stream
+from everstep.contracts.data import WHOLE, Cursor, Share, Stream
 from everstep.data import adapt, as_stream
-from everstep.errors import ConfigError, nearest
-from everstep.trainer.train_inputs import Fetch, TrainInputs
+from everstep.data.wrappers import CursorWrapper, StreamWrapper
+from everstep.errors import ConfigError, DataError, nearest
 
 Data = Any
 """A stream, a DataLoader, anything iterable (`everstep.data`)."""
+
+Fetch = Callable[[Iterator[Any]], Any]
+"""Function that draws the next inputs of a step from batches."""
 
 
 class NamedStreams:
@@ -23,9 +26,6 @@ class NamedStreams:
 
     Attributes:
         named: name to stream.
-
-    Raises:
-        ConfigError: `given` is not a mapping of names to data.
     """
 
     def __init__(self, given: Mapping[str, Data]) -> None:
@@ -50,11 +50,7 @@ class NamedStreams:
             self._inputs.clear()
 
     def get(self, name: str) -> Stream:
-        """Return the stream of a name.
-
-        Raises:
-            ConfigError: no stream has that name; names the nearest.
-        """
+        """Return the stream of a name."""
         if name not in self.named:
             raise ConfigError(f"no stream is named {name!r}; {nearest(name, self.named)}")
         return self.named[name]
@@ -95,11 +91,7 @@ class NamedStreams:
         return known
 
     def require_apart(self, name: str, stream: Stream, use: str) -> None:
-        """Refuse a second use of data that keeps its own place: an evaluation would move the training's.
-
-        Raises:
-            ConfigError: the data is used for something else already.
-        """
+        """Refuse a second use of data that keeps its own place: an evaluation would move the training's."""
         place = stream.keeps_place
         if place is None:
             return
@@ -110,3 +102,53 @@ class NamedStreams:
                 f"stream {its_name!r} reads, which keeps its own place in the data and would lose it; "
                 "give a second one over the same samples as a stream of its own"
             )
+
+
+class TrainInputs(StreamWrapper):
+    """Stream of the inputs that `fetch` draws from another stream, which keeps the position."""
+
+    def __init__(self, stream: Stream, fetch: Fetch) -> None:
+        super().__init__(stream)
+        self._fetch = fetch
+        self._share = WHOLE
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
+        kind = _Cursor if self._share.size == 1 else _PartCursor
+        return kind(self.stream.open(purpose, pass_index, position, seed=seed), self._fetch)
+
+    def split(self, share: Share) -> TrainInputs:
+        """Return the stream of inputs that `fetch` draws from one rank's part."""
+        part = TrainInputs(self.stream.split(share), self._fetch)
+        part._share = share
+        return part
+
+    def sample_ids(self, purpose: str, pass_index: int, index: int, *, seed: int) -> None:
+        """Return None: the task decides how many batches an input takes."""
+
+
+class _Cursor(CursorWrapper):
+    def __init__(self, cursor: Cursor, fetch: Fetch) -> None:
+        super().__init__(cursor)
+        self._fetch = fetch
+
+    def __next__(self) -> Any:
+        return self._fetch(self.cursor)
+
+    def remaining(self) -> int | None:
+        return None  # the task decides how many batches an input takes
+
+
+class _PartCursor(_Cursor):
+    """Cursor of inputs drawn from a rank's part; several batches have no weight if their parts differ."""
+
+    def __next__(self) -> Any:
+        before = self.cursor.done or 0
+        inputs = super().__next__()
+        drew = (self.cursor.done or 0) - before
+        if drew > 1 and self.cursor.weight != 1.0:
+            raise DataError(
+                f"next_train_inputs drew {drew} batches, and the ranks' parts of the last differ in size, so "
+                'the weight of their mean is not known; give uneven="drop", or drop_last=True, with a batch '
+                "size of all ranks together that their number divides"
+            )
+        return inputs

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from shutil import rmtree
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Unpack
 
 from everstep.arguments import checked_keywords, integer
@@ -14,29 +16,22 @@ from everstep.contracts.data import Stream
 from everstep.contracts.services import Service
 from everstep.contracts.tasks import Task
 from everstep.drilled import seed_or_drilled
-from everstep.errors import (
-    ConfigError,
-    RolledBack,
-    UsageError,
-)
+from everstep.errors import ConfigError, RolledBack, UsageError, alike
 from everstep.group import group_size
 from everstep.loop.train_loop import loop_settings
 from everstep.record import Evaluation, located, values_line
 from everstep.schedule import Schedule
 from everstep.services.console import Console, EpochLine
 from everstep.services.evaluate import Evaluate
-from everstep.state import isolated, seed_all
+from everstep.state import decode, encode, isolated, seed_all
 from everstep.supervisor import Ending, load
-from everstep.supervisor.data_ranks import said
+from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.settings import LoopOptions, listed
 from everstep.trainer.checkpoint_follower import CheckpointFollower, Which
-from everstep.trainer.eval_loop import mapping, prefixed
+from everstep.trainer.eval_loop import drawn_again, mapping, places_kept, prefixed
 from everstep.trainer.eval_ranks import refuse_several, whole
 from everstep.trainer.evaluations import Evaluations, evaluates, one_batch, require_one_each
-from everstep.trainer.foreign_names import no_attribute, require_our_names
 from everstep.trainer.named_streams import Data, NamedStreams
-from everstep.trainer.recorded_evaluations import RecordedEvaluations
-from everstep.trainer.smoke import scratch, unchanged
 from everstep.trainer.trainer_loop import TrainerLoop
 
 
@@ -84,7 +79,6 @@ class Trainer:
         self.streams = self._streams.named
         self._seed = seed_or_drilled(options.get("seed"))
         self._options = options
-        data_ranks = said(options.get("data_ranks"))
         self._line = EpochLine()
         self._services = self._with_evaluation(listed(services), options.get("default_services", True))
         self._clock = options.get("clock", time.monotonic)
@@ -93,8 +87,7 @@ class Trainer:
         self._build()
         settings = loop_settings(TrainerLoop.kind(), run_dir, self._services, self.streams, options)
         settings.state(task.state())  # refused here, before any loop is opened
-        recorded = RecordedEvaluations(run_dir, self._services, options.get("config"))
-        self._evaluations = Evaluations(task, run_dir, self._streams, self._services, recorded, data_ranks)
+        self._evaluations = Evaluations(task, run_dir, self._streams, self._services, options)
         for service in evaluates(self._services):
             service.evaluator = self._evaluations.due
 
@@ -480,3 +473,59 @@ class Trainer:
             weights: other weights to load, as for `evaluate`.
         """
         return self._evaluations.all(newest=newest, asked=weights)
+
+
+@contextmanager
+def unchanged(task: Task, streams: Collection[Stream]) -> Iterator[None]:
+    """Bring the task's state and gradients, the data and random state back after the block."""
+    user = UserState(task.state())
+    with isolated(), places_kept(streams), drawn_again(streams), ExitStack() as stack:
+        user.open(stack)
+        for stream in streams:
+            stack.callback(stream.end_workers)
+        before = encode(user.save())
+        try:
+            yield
+        finally:
+            user.load(decode(before), 0)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Make a directory for runs, also where EVERSTEP_ROOT moves them; it is deleted afterwards."""
+    with TemporaryDirectory(prefix="everstep-smoke-") as folder:
+        moved = located(folder)
+        try:
+            yield moved
+        finally:
+            rmtree(moved, ignore_errors=True)
+
+
+# ------------------------------------------------------------------------- names of other libraries
+
+_TRAINER = {
+    "fit": "run_training()",
+    "test": 'evaluate("test")',
+    "validate": 'evaluate("valid")',
+}
+_TASK = {
+    "training_step": "train_step",
+    "validation_step": "eval_step",
+    "predict_step": "inference_step",
+    "configure_optimizers": "build_optimizer",
+}
+
+
+def no_attribute(trainer: object, name: str) -> AttributeError:
+    """Make the error for a name that a Trainer lacks."""
+    known = (each for each in dir(type(trainer)) if not each.startswith("_"))
+    hint = f"it is trainer.{_TRAINER[name]}" if name in _TRAINER else alike(name, known).rstrip()
+    return AttributeError(f"'Trainer' object has no attribute {name!r}{hint and '; '}{hint}")
+
+
+def require_our_names(task: Task) -> None:
+    """Refuse a method under another library's name: nothing calls it, so it would be left out in silence."""
+    for theirs, ours in _TASK.items():
+        inherited = getattr(getattr(task, ours), "__module__", "").startswith("everstep.")
+        if inherited and hasattr(type(task), theirs):
+            raise ConfigError(f"{type(task).__name__}.{theirs} is not called by a Trainer; name it {ours}")

@@ -1,0 +1,598 @@
+"""Training and evaluating in every order, or watching; and what was evaluated apart is recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_task import TinyTask, numbers, trainer
+from torch.utils.data import DataLoader, DistributedSampler
+from watch_program import door
+
+import everstep
+import warm
+from everstep import hazard
+from everstep.contracts.data import Share, Stream
+from everstep.data import arrays, as_stream
+from everstep.errors import ConfigError, DataError, MetricError, NoCheckpointError, UsageError
+from everstep.proof.compare import compare_runs
+from everstep.record import RunDir, RunJournal
+from everstep.trainer.eval_loop import evaluate
+from everstep.trainer.multi_run import SharedStream, Tap
+from everstep.trainer.named_streams import TrainInputs
+from tiny_runs import rows
+from waiting import until
+
+
+def evaluated(run_dir: Path) -> list[int]:
+    """The steps at which the loop evaluated."""
+    return [row[1] for row in rows(run_dir, "eval/valid") if row[3] == "valid/loss"]
+
+
+def apart(run_dir: Path) -> list[int]:
+    """The steps of the checkpoints that were evaluated apart from the loop."""
+    return [one.step for one in everstep.evaluations(run_dir)]
+
+
+def train_and_evaluate(door: everstep.Trainer, **how: Any) -> tuple[everstep.Ending, dict[str, float]]:
+    """How training ended, and what the evaluation of the end found."""
+    ending = door.run_training(**{"evaluate_end": True, **how})
+    return ending, door.evaluate_all()
+
+
+@pytest.mark.campaign("long", gate=2)
+@pytest.mark.parametrize(
+    ("how", "in_the_loop", "afterwards"),
+    [
+        ({}, [4, 8], []),
+        ({"max_step": 6}, [4, 6], []),
+        ({"evaluate": False}, [], [8]),
+        ({"evaluate": everstep.Every(steps=2)}, [2, 4, 6, 8], []),
+        ({"evaluate": everstep.Every(steps=3)}, [3, 6, 8], []),
+    ],
+    ids=str,
+)
+def test_training_and_evaluating(
+    tmp_path: Path, how: dict[str, Any], in_the_loop: list[int], afterwards: list[int]
+) -> None:
+    run_dir, task = tmp_path / "run", TinyTask()
+    ending, metrics = train_and_evaluate(trainer(run_dir, task), **how)
+    assert ending.finished
+    assert evaluated(run_dir) == in_the_loop and apart(run_dir) == afterwards
+    straight = TinyTask()
+    trainer(tmp_path / "straight", straight).train(ending.step)
+    assert task.seen == straight.seen and task.w.tobytes() == straight.w.tobytes()
+    assert metrics == trainer(run_dir).evaluate("valid")
+
+
+def test_the_end_is_evaluated_in_the_loop_so_that_every_sink_has_it(tmp_path: Path) -> None:
+    def door(run_dir: Path) -> everstep.Trainer:
+        services = [everstep.Evaluate("valid", everstep.Every(steps=6)), everstep.services.JSONLines()]
+        return trainer(run_dir, services=services, max_epoch=9, max_step=10)
+
+    run_dir = tmp_path / "run"
+    _, metrics = train_and_evaluate(door(run_dir))
+    assert evaluated(run_dir) == [6, 10] and apart(run_dir) == []
+    lines = map(json.loads, (run_dir / "logs" / "metrics.jsonl").read_text().splitlines())
+    written = {line["step"]: line["valid/loss"] for line in lines if "valid/loss" in line}
+    assert written.keys() == {6, 10} and written[10] == metrics["valid/loss"]
+    for number, struck in enumerate(("EIO:loop.tail:3", "EIO:loop.tail_end:3", "SIGTERM:loop.tail_end:3")):
+        cut = tmp_path / str(number)
+        hazard.arm(struck)
+        with pytest.raises((OSError, SystemExit)):
+            train_and_evaluate(door(cut))
+        hazard.arm(None)
+        assert train_and_evaluate(door(cut))[1] == metrics and evaluated(cut) == [6, 10] and apart(cut) == []
+
+
+def watched(door: everstep.Trainer) -> dict[str, float]:
+    (found,) = door.watch(every="newest", timeout=0.0)
+    return found.metrics
+
+
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize(
+    "evaluate",
+    [
+        lambda door: door.evaluate_all(newest=True),
+        lambda door: train_and_evaluate(door)[1],
+        lambda door: train_and_evaluate(door, evaluate=False)[1],
+        watched,
+    ],
+    ids=["the newest", "training and evaluating", "training, then evaluating", "watching"],
+)
+def test_a_finished_run_still_evaluates(
+    tmp_path: Path, evaluate: Callable[[everstep.Trainer], dict[str, float]]
+) -> None:
+    trainer(tmp_path / "run").run_training(evaluate=False)
+    assert evaluate(trainer(tmp_path / "run")) == trainer(tmp_path / "run").evaluate("valid")
+    assert evaluated(tmp_path / "run") == []
+
+
+def test_nothing_is_evaluated_without_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(NoCheckpointError, match="train first"):
+        trainer(tmp_path / "run").evaluate_all(newest=True)
+    assert not (tmp_path / "run").exists()
+    assert list(trainer(tmp_path / "run").watch(timeout=0.0)) == []
+
+
+def test_all_streams_of_the_services_are_evaluated(tmp_path: Path) -> None:
+    services = [everstep.Evaluate("valid", num_steps=1), everstep.Evaluate("test")]
+    trainer(tmp_path / "run", services=services).run_training()
+    found = trainer(tmp_path / "run", services=services).evaluate_all(newest=True)
+    assert set(found) == {f"{stream}/{name}" for stream in ("valid", "test") for name in ("loss", "noise")}
+    assert [(one.stream, one.num_steps) for one in everstep.evaluations(tmp_path / "run")] == [
+        ("valid", 1),
+        ("test", -1),
+    ]
+
+
+def test_rows_of_the_loop_answer_for_their_stream_and_run_alone(tmp_path: Path) -> None:
+    trainer(tmp_path / "run", services=[everstep.Evaluate("valid", name="test")]).run_training()
+    other = trainer(tmp_path / "other", seed=8)
+    other.run_training()
+    (newest,) = (tmp_path / "other" / "checkpoints").glob("epoch-0002-*")
+    door = trainer(tmp_path / "run", services=[everstep.Evaluate("test"), everstep.Evaluate("valid")])
+    door.evaluate("test", weights=newest)
+    # each run evaluates with its own seed, which "noise" depends on
+    assert door.evaluate_all()["valid/loss"] == other.evaluate("valid")["valid/loss"]
+    assert trainer(tmp_path / "run", services=[everstep.Evaluate("test")]).evaluate_all().keys() == {
+        "test/loss",
+        "test/noise",
+    }
+
+
+def test_rows_of_the_loop_answer_only_for_the_same_evaluation(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+
+    def door(**how: Any) -> everstep.Trainer:
+        return trainer(run_dir, services=[everstep.Evaluate("valid", **how)])
+
+    door(num_steps=1, name="part").run_training()
+    part = door(num_steps=1).evaluate_all()
+    assert apart(run_dir) == [] and part["valid/loss"].hex() in str(rows(run_dir, "eval/part"))
+    whole = door().evaluate_all()
+    assert apart(run_dir) == [8] and whole == door().evaluate("valid") != part
+    more = door(num_steps=1, stats={"loss": ["max"]}).evaluate_all()
+    assert more.keys() - part.keys() == {"valid/loss/max"}
+    assert len(apart(run_dir)) == 3 and door(num_steps=1, stats={"loss": ["max"]}).evaluate_all() == more
+
+
+# ---------------------------------------------------------------------------------- the record
+
+
+def test_an_evaluation_is_recorded_with_its_checkpoint(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    door = trainer(run_dir)
+    door.run_training()
+    before = [path.read_bytes() for path in sorted((run_dir / "journal").iterdir())]
+    found = door.evaluate("test")
+    trainer(run_dir).run_evaluation("test")
+    door.evaluate("test", 1)
+    assert [path.read_bytes() for path in sorted((run_dir / "journal").iterdir())] == before
+    first, second, part = everstep.evaluations(run_dir)
+    assert first.metrics == second.metrics == found != part.metrics
+    assert (first.stream, first.checkpoint, first.step, first.epoch, first.num_steps) == (
+        *("test", "epoch-0002-step-00000008"),
+        *(8, 2, -1),
+    )
+    assert part.num_steps == 1 and first.digest == second.digest
+    page = json.loads(min((run_dir / "evaluations").iterdir()).read_bytes())
+    assert page["run"] == RunDir.open(run_dir, create=False).id and page["wall"]["test/eval_time"] > 0
+    assert page["facts"]["seed"] == RunDir.open(run_dir, create=False).seed
+
+
+def test_what_was_not_recorded_whole_does_not_count(tmp_path: Path) -> None:
+    door = trainer(tmp_path / "run")
+    door.run_training()
+    (tmp_path / "run" / "evaluations").mkdir()  # killed when it was to be made
+    assert everstep.evaluations(tmp_path / "run") == []
+    found = [door.evaluate("test"), door.evaluate("valid")]
+    torn = max((tmp_path / "run" / "evaluations").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    torn.write_bytes(torn.read_bytes()[:-3])
+    assert [one.metrics for one in everstep.evaluations(tmp_path / "run")] == found[:1]
+    hazard.arm("ENOSPC:evaluations.fsync:1-9")
+    with pytest.warns(RuntimeWarning, match="an evaluation is not recorded: .*; repair the disk"):
+        assert door.evaluate("valid") == found[1]
+    hazard.arm(None)
+    found[1] = door.evaluate("valid", 1)
+    assert [one.metrics for one in everstep.evaluations(tmp_path / "run")] == found
+
+
+@pytest.mark.campaign("random")
+def test_processes_record_at_the_same_time(tmp_path: Path) -> None:
+    door = trainer(tmp_path / "run")
+    door.run_training()
+    program = "from tiny_task import trainer; from pathlib import Path; import sys\n"
+    program += "for _ in range(5): trainer(Path(sys.argv[1])).evaluate('test')"
+    path = os.pathsep.join([*sys.path])
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    both = [warm.Popen(command, env={**os.environ, "PYTHONPATH": path}) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    found = everstep.evaluations(tmp_path / "run")
+    assert len(found) == 10 and len({str(one.metrics) for one in found}) == 1
+
+
+def test_restored_best_weights_are_what_is_evaluated_and_named(tmp_path: Path) -> None:
+    class Rising(TinyTask):
+        def eval_step(self, batch: Any) -> Mapping[str, Any]:
+            return {"step": float(len(self.seen)), "w": self.w[0]}
+
+    task = Rising()
+    best = everstep.Best("valid/step", "min", restore_at_end=True)
+    _, metrics = train_and_evaluate(trainer(tmp_path / "run", task, services=[best]))
+    (found,) = everstep.evaluations(tmp_path / "run")
+    assert found.checkpoint == "best/valid.step/epoch-0001-step-00000004" and found.step == 4
+    assert metrics["valid/w"] == task.w[0]
+    newest = trainer(tmp_path / "run", Rising()).evaluate_all(newest=True)
+    assert newest["valid/w"] != task.w[0]
+
+
+def test_data_without_a_name_is_not_recorded(tmp_path: Path) -> None:
+    door = trainer(tmp_path / "run")
+    door.train(1)
+    door.evaluate([(np.array([1.0]),)])
+    assert everstep.evaluations(tmp_path / "run") == []
+
+
+# ------------------------------------------------------------------------------------- epochs
+
+
+def test_an_epoch_alone_is_one_epoch_of_the_run(tmp_path: Path) -> None:
+    for _ in range(2):
+        trainer(tmp_path / "run", max_epoch=3).epoch()
+    door = trainer(tmp_path / "run", max_epoch=3)
+    door.epoch("train", [])
+    task: Any = door.task
+    assert len(task.seen) == 4
+    door.epoch()
+    assert len(task.seen) == 4, "the run is at its limit"
+    ending = trainer(tmp_path / "run", max_epoch=3).run_training()
+    assert ending.finished and ending.step == 12
+    trainer(tmp_path / "straight", max_epoch=3).run_training()
+    assert compare_runs(tmp_path / "straight", tmp_path / "run") == []
+
+
+def test_the_best_weights_are_evaluated_and_predicted_with(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    trainer(run_dir, max_epoch=4, services=[everstep.Evaluate(), everstep.Best("valid/loss")]).run_training()
+    best = everstep.best(run_dir)["valid/loss"]
+    assert best.path is not None and best.step != 16  # the newest is another one
+    door = trainer(run_dir, max_epoch=4)
+    newest = door.evaluate("valid")
+    for name in ("best", "best/valid/loss", best.path):
+        found = door.evaluate("valid", weights=name)
+        assert found["valid/loss"] == best.value != newest["valid/loss"]
+    assert {Path(one.checkpoint).name for one in everstep.evaluations(run_dir)[1:]} == {Path(best.path).name}
+    (prediction, *_) = door.predict("valid", weights="best")
+    assert np.array_equal(prediction, next(iter(door.predict("valid", weights=best.path))))
+    with pytest.raises(ConfigError, match="'best/valid/loss'"):
+        door.evaluate("valid", weights="best/valid/los")
+    with door.open(), pytest.raises(UsageError, match="inside the loop"):
+        door.evaluate("valid", weights="best")
+
+
+# -------------------- aggregations
+
+
+class Values(TinyTask):
+    """Each sample's value, as an array, as a tensor, as a list, and the mean of each batch."""
+
+    def eval_step(self, batch: Any) -> Mapping[str, Any]:
+        (ids,) = batch
+        x = ids * 1.0
+        return {"each": x, "tensor": torch.tensor(x), "list": list(x), "mean": float(np.mean(x))}
+
+
+def found_by_all(run_dir: Path, task: everstep.Task, **arguments: Any) -> dict[str, float]:
+    """What the service finds, which `evaluate` of the same and of another process find, too."""
+
+    def door() -> everstep.Trainer:
+        services = [everstep.Evaluate("valid", **arguments)]
+        return trainer(run_dir, task, services=services, streams={"valid": numbers(9, 2)}, max_epoch=1)
+
+    first = door()
+    first.run_training()
+    rows = list(RunJournal(run_dir).rows())
+    found = {row.name: row.value for row in rows if row.phase == "eval/valid" and not row.wall}
+    assert first.evaluate("valid") == found == door().evaluate("valid")
+    return found
+
+
+def test_statistics_of_samples_and_of_batches(tmp_path: Path) -> None:
+    names = ["mean", "std", "nanmean", "median", "q90"]
+    stats = {"each": names, "tensor": names, "list": names, "mean": ["std", "max"]}
+    found = found_by_all(tmp_path, Values(), stats=stats)
+    samples = np.arange(9.0)
+    values = [samples.mean(), samples.std(), samples.mean(), np.median(samples), np.quantile(samples, 0.9)]
+    for metric in ("each", "tensor", "list"):
+        assert [found[f"valid/{metric}/{name}"] for name in names] == pytest.approx(values, rel=1e-12)
+    weighted = np.std([0.5, 0.5, 2.5, 2.5, 4.5, 4.5, 6.5, 6.5, 8.0])
+    assert found["valid/mean"] == found["valid/each"] == samples.mean()
+    assert found["valid/mean/std"] == pytest.approx(float(weighted), rel=1e-12)
+    assert found["valid/mean/max"] == 8.0
+
+
+def test_tfutils_functions(tmp_path: Path) -> None:
+    steps: list[int] = []
+
+    def online(current: Any, new: Mapping[str, Any], step: int) -> Any:
+        steps.append(step)
+        return {"sum": (current or {"sum": 0.0})["sum"] + float(np.sum(new["each"]))}
+
+    def aggregate(results: list[Mapping[str, Any]]) -> Mapping[str, Any]:
+        return {"sum": float(np.sum(np.concatenate([one["each"] for one in results])))}
+
+    both = {"online_agg_func": online, "agg_func": lambda found: {"half": found["sum"] / 2}}
+    assert found_by_all(tmp_path / "both", Values(), **both) == {"valid/half": 18.0, "valid/mean": 4.0}
+    assert steps == [0, 1, 2, 3, 4] * 3
+    assert found_by_all(tmp_path / "online", Values(), online_agg_func=online)["valid/sum"] == 36.0
+    assert found_by_all(tmp_path / "list", Values(), agg_func=aggregate)["valid/sum"] == 36.0
+
+
+def test_a_statistic_can_be_watched(tmp_path: Path) -> None:
+    services = [
+        everstep.Evaluate("valid", stats={"each": ["q90"]}, agg_func=lambda results: {}),
+        everstep.Best("valid/each/q90", "min"),
+    ]
+    ending = trainer(tmp_path, Values(), services=services, max_epoch=1).run_training()
+    assert ending.best is not None and ending.best.value == pytest.approx(3.6)
+
+
+def test_wrong_statistics_are_errors_with_a_remedy(tmp_path: Path) -> None:
+    def start(task: everstep.Task, **how: Any) -> None:
+        trainer(tmp_path, task, services=[everstep.Evaluate("valid", **how)]).run_training()
+
+    with pytest.raises(ConfigError, match="there is no statistic 'quantile'"):
+        start(TinyTask(), stats={"loss": ["quantile"]})
+    with pytest.raises(ConfigError, match="'los', which eval_step did not return; did you mean 'loss'"):
+        start(TinyTask(), stats={"los": ["std"]})
+    with pytest.raises(MetricError, match=r"Evaluate\.agg_func returned 3; return a mapping"):
+        start(TinyTask(), agg_func=lambda results: 3)
+    with pytest.raises(MetricError, match="metric 'each'") as raised:
+        start(Values())
+    assert "write that method; or for Evaluate's stats=" in str(raised.value.__notes__)
+
+
+# -------------------- split evaluation
+
+
+class Counting(everstep.Task):
+    """Counts its forwards, and collects the samples that a reduction is given."""
+
+    def __init__(self) -> None:
+        self.forwards, self.samples = 0, []  # type: ignore[var-annotated]
+
+    def state(self) -> Mapping[str, Any]:
+        return {}
+
+    def train_step(self, inputs: Any) -> Mapping[str, Any]:
+        raise AssertionError("not trained")
+
+    def eval_step(self, inputs: Any) -> Mapping[str, Any]:
+        self.forwards += 1
+        [ids] = inputs
+        return {"mean": float(np.mean(np.asarray(ids, dtype=float))), "ids": np.asarray(ids).tolist()}
+
+    def batch_size(self, inputs: Any) -> int:
+        return len(inputs[0])
+
+    def eval_begin(self) -> Any:
+        return self.samples
+
+    def eval_reduce(self, state: Any, outputs: Mapping[str, Any]) -> Any:
+        state.extend(outputs["ids"])
+        return state
+
+
+def in_memory(length: int, batch: int, share: Share) -> Stream:
+    return arrays(np.arange(length), batch_size=batch).split(share)
+
+
+def sampled(length: int, batch: int, share: Share) -> Stream:
+    numbers = torch.utils.data.TensorDataset(torch.arange(length))
+    sampler = DistributedSampler(numbers, share.size, share.rank, shuffle=False)
+    return as_stream(DataLoader(numbers, batch // share.size, sampler=sampler)).split(share)
+
+
+@pytest.mark.parametrize("make", [in_memory, sampled])
+@pytest.mark.parametrize(
+    ("length", "batch", "num_steps"), [(7, 3, -1), (8, 3, -1), (1, 3, -1), (9, 6, 1), (12, 6, -1)]
+)
+def test_each_rank_makes_as_many_forwards_and_each_sample_counts_once(
+    make: Any, length: int, batch: int, num_steps: int
+) -> None:
+    tasks, sums = [Counting() for _ in range(3)], 0.0
+    seen: list[Any] = []
+    for rank, task in enumerate(tasks):
+        stream = make(length, batch, Share(rank, 3, "pad"))
+        found = evaluate(task, stream, "valid", num_steps, 0, seen=seen.append)
+        sums += found.get("mean", 0.0) * len(task.samples)
+    evaluated = length if num_steps < 0 else batch * num_steps
+    assert {task.forwards for task in tasks} == {-(-evaluated // batch)}
+    assert sorted(sample for task in tasks for sample in task.samples) == list(range(evaluated))
+    assert sums == pytest.approx(sum(range(evaluated)))
+    assert sum(len(step.batch[0]) for step in seen) == evaluated
+
+
+def test_a_rank_that_is_handed_padding_alone_is_not_an_evaluation_without_a_batch() -> None:
+    assert evaluate(Counting(), in_memory(1, 3, Share(2, 3, "pad")), "valid", -1, 0) == {}
+    nothing = arrays(np.arange(1), batch_size=3, drop_last=True).split(Share(2, 3, "pad"))
+    with pytest.raises(DataError, match="gave no batch to evaluate; give it data"):
+        evaluate(Counting(), nothing, "valid", -1, 0)
+
+
+def test_inputs_of_several_batches_have_a_weight_only_where_the_parts_are_alike() -> None:
+    def pair(batches: Iterator[Any]) -> Any:
+        return next(batches), next(batches)
+
+    even = TrainInputs(in_memory(8, 2, Share()), pair).split(Share(1, 2))
+    cursor = even.open("train", 0, seed=0)
+    assert [[int(part[0]) for [part] in inputs] for inputs in cursor] == [[1, 3], [5, 7]]
+    assert cursor.weight == 1.0
+    uneven = TrainInputs(in_memory(12, 3, Share()), pair).split(Share(1, 2, "weight"))
+    with pytest.raises(DataError, match=r'next_train_inputs drew 2 batches.*give uneven="drop"'):
+        next(uneven.open("train", 0, seed=0))
+    single = TrainInputs(in_memory(12, 3, Share()), next).split(Share(1, 2, "weight"))
+    cursor = single.open("train", 0, seed=0)
+    assert (next(cursor)[0].tolist(), cursor.weight) == ([2], pytest.approx(2 / 3))
+
+
+def test_a_stream_that_several_models_read_together_is_refused_by_name() -> None:
+    tap = Tap(SharedStream(in_memory(12, 3, Share())))
+    assert tap.split(Share()) is tap
+    with pytest.raises(
+        DataError, match=r"arrays\(.*read once for several models.*train each model by a Trainer"
+    ):
+        tap.split(Share(0, 2))
+
+
+# -------------------- watch
+
+
+HERE = Path(__file__).parent
+
+
+def process(what: str, run_dir: Path) -> subprocess.Popen[str]:
+    path = os.pathsep.join([*map(str, (HERE, HERE.parent)), os.environ.get("PYTHONPATH", "")])
+    return warm.Popen(
+        [sys.executable, str(HERE / "watch_program.py"), what, str(run_dir)],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def names(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+@pytest.mark.campaign("long")
+def test_both_are_killed_and_nothing_is_evaluated_twice_or_missed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    watcher, training = process("watch", run), process("train", run)
+    until(lambda: (run / "evaluations").exists() and len(everstep.evaluations(run)) >= 5)
+    watcher.kill()
+    until(lambda: len(names(run)) >= 12)
+    training.kill()
+    for killed in (watcher, training):
+        killed.communicate()
+        assert killed.returncode == -signal.SIGKILL
+    before = everstep.evaluations(run)
+    watcher, training = process("watch", run), process("train", run)
+    said, _ = watcher.communicate()
+    trained, _ = training.communicate()
+    assert (watcher.returncode, training.returncode) == (0, 0), said + trained
+    found = everstep.evaluations(run)
+    assert found[: len(before)] == before
+    assert {(one.stream, one.checkpoint) for one in found} == {
+        (stream, name) for stream in ("valid", "test") for name in names(run)
+    }
+    assert max(Counter((one.stream, one.checkpoint, one.digest) for one in found).values()) == 1
+    straight = process("train", tmp_path / "straight")
+    straight.communicate()
+    assert compare_runs(tmp_path / "straight", run) == []
+
+
+def test_each_checkpoint_in_order_then_none(tmp_path: Path) -> None:
+    door(tmp_path / "run", steps=6).run_training()
+    found = list(door(tmp_path / "run").watch())
+    assert [one.checkpoint for one in found] == [
+        "epoch-0000-step-00000000",
+        *(f"step-0000000{step}" for step in (1, 2, 3)),
+        "epoch-0001-step-00000004",
+        "step-00000005",
+        "epoch-0002-step-00000006",
+    ]
+    task = TinyTask()
+    for one in found:
+        everstep.load(tmp_path / "run" / "checkpoints" / one.checkpoint, task.state())
+        loss = sum((i - task.w[0]) ** 2 for i in range(5)) / 5
+        assert one.metrics["valid/loss"] == pytest.approx(loss) and one.epoch == (one.step + 3) // 4
+    in_the_loop = [everstep.Evaluate("valid", everstep.Every(steps=1), validate_first=True)]
+    trainer(tmp_path / "loop", services=in_the_loop, max_step=6).run_training()
+    for name in ("valid/loss", "valid/noise"):
+        assert [one.metrics[name] for one in found] == RunJournal(tmp_path / "loop").series(name)[1]
+    assert everstep.evaluations(tmp_path / "run") == found
+    assert list(door(tmp_path / "run").watch()) == []
+    assert len(list(door(tmp_path / "run").watch("test"))) == 7
+    door(tmp_path / "run", steps=7).run_training()
+    newer = [one.checkpoint for one in door(tmp_path / "run").watch()]
+    assert newer == ["step-00000006", "epoch-0002-step-00000007"]  # the epoch went on inside
+
+
+def test_only_the_newest(tmp_path: Path) -> None:
+    door(tmp_path / "run", steps=6).run_training()
+    assert [one.step for one in door(tmp_path / "run").watch(every="newest")] == [6]
+
+
+@pytest.mark.campaign("timed")
+def test_throttled(tmp_path: Path) -> None:
+    door(tmp_path / "run", steps=1).run_training()
+    began = time.monotonic()
+    assert len(list(door(tmp_path / "run").watch(throttle=0.5))) == 2
+    assert time.monotonic() - began >= 0.5
+
+
+def test_a_run_that_stopped_early_has_ended(tmp_path: Path) -> None:
+    class Constant(TinyTask):
+        def eval_step(self, batch: Any) -> Mapping[str, Any]:
+            return {"loss": 1.0}
+
+    services = [everstep.EarlyStop("valid/loss", patience=1)]
+    trainer(tmp_path / "run", Constant(), services=services, max_epoch=9).run_training()
+    assert [one.epoch for one in trainer(tmp_path / "run", Constant()).watch(timeout=None)] == [0, 1, 2]
+
+
+def test_a_run_that_is_not_there_or_was_left_is_given_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert list(door(tmp_path / "run").watch(timeout=0.0)) == []
+    assert "it is not there" in capsys.readouterr().out
+    left = door(tmp_path / "run", steps=6)
+    with left.open() as loop:
+        for _ in loop.iter_epochs():
+            left.epoch()
+            break
+    assert [one.step for one in door(tmp_path / "run").watch(timeout=0.0)] == [0, 1, 2, 3, 4]
+    assert "has not ended, and nobody trains it for 0 s" in capsys.readouterr().out
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = tmp_path / "run" / "checkpoints"
+
+    class Deleting(TinyTask):
+        states = 0
+
+        def state(self) -> Mapping[str, Any]:  # asked for when the checkpoint has been chosen
+            self.states += 1
+            if self.states == deleting:
+                shutil.rmtree(there / "step-00000001")
+            return super().state()
+
+    door(tmp_path / "run", steps=4).run_training()
+    arrays = there / "step-00000002" / "arrays.safetensors"
+    arrays.write_bytes(arrays.read_bytes()[:-1])  # cut: of what is not read, the bytes are not looked at
+    deleting = 0
+    watching = trainer(tmp_path / "run", task := Deleting()).watch()
+    assert next(watching).step == 0
+    deleting = task.states + 1
+    assert [one.step for one in watching] == [3, 4]
+    said = capsys.readouterr().out
+    assert "checkpoint step-00000001 is passed over: it was deleted while it was read" in said
+    assert "checkpoint step-00000002 is passed over: " in said and "damaged" in said
