@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import everstep
 import warm
 from everstep.checkpoint import Store
 from everstep.drill import DrillReport, drill
+from everstep.drill.report import Ordeal, write_junit
 from everstep.drilled import LIMIT
 from everstep.errors import ConfigError, DrillError, Interrupted
 
@@ -112,6 +114,29 @@ def test_a_limit_is_that_of_one_run_of_the_process(monkeypatch: pytest.MonkeyPat
 def test_a_budget_that_is_too_small_is_said() -> None:
     with pytest.raises(DrillError, match=r"the budget of 0\.01 s ended before two undisturbed runs"):
         drilled("supervisor", budget=0.01)
+
+
+def test_a_junit_file_has_a_case_per_hazard(tmp_path: Path) -> None:
+    ordeals = [
+        Ordeal("commit", "exact"),
+        Ordeal("commit", "failed", message="out of \x1b order"),
+        Ordeal("head", "no such place"),
+    ]
+    file = tmp_path / "cases.xml"
+    write_junit(file, "train.py", DrillReport("train.py", [], 0, [], 8, 1.0, ordeals=ordeals))
+    suite = ElementTree.parse(file).getroot()[0]
+    cases = {case.get("name"): [each.tag for each in case] for case in suite}
+    assert cases == {
+        "two undisturbed runs": [],
+        "commit": [],
+        "commit 2": ["failure"],
+        "head": ["skipped"],
+    }
+    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["4", "1", "0", "1"]
+    assert "out of ? order" in str(suite[2][0].text)
+    write_junit(file, "train.py", "it fails without a kill")
+    (error,) = ElementTree.parse(file).getroot().iter("error")
+    assert error.text == "it fails without a kill"
 
 
 def test_what_cannot_be_is_refused_at_once() -> None:

@@ -100,22 +100,28 @@ _NEW_FILE = NewFile(dir_okay=False, path_type=Path)
 @click.option("--timeout", type=float, default=600.0, help="Seconds that one start may take.")
 @keep_option
 @click.option("--json", "json_file", type=_NEW_FILE, help="File to write the report to, as JSON.")
-def drill_command(script: Path, args: tuple[str, ...], json_file: Path | None, **options: Any) -> None:
+@click.option("--junit", "junit_file", type=_NEW_FILE, help="File to write a case per hazard to, for CI.")
+def drill_command(
+    script: Path, args: tuple[str, ...], json_file: Path | None, junit_file: Path | None, **options: Any
+) -> None:
     from everstep.drill import campaign
-    from everstep.drill.report import NOT_DRILLED
+    from everstep.drill.report import NOT_DRILLED, DrillReport, write_junit
     from everstep.errors import DrillError
 
     leave_in_order()
+    outcome: DrillReport | str
     try:
-        report = campaign.drill(script, args, say=say, **options)
+        outcome = report = campaign.drill(script, args, say=say, **options)
         result, status = report.as_dict(), report.exit_code
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     except DrillError as error:
         say(f"error: {error}", err=True)
         status = NOT_DRILLED
-        result = {"error": str(error), "exit_code": status}
+        outcome, result = str(error), {"error": str(error), "exit_code": status}
     _write_json(json_file, result)
+    if junit_file is not None:
+        write_junit(junit_file, str(script), outcome)
     sys.exit(status)
 
 
