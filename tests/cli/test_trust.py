@@ -126,6 +126,7 @@ LOOKING: dict[str, list[tuple[str, ...]]] = {
     "tag": [("RUN", "seen"), ("RUN",)],
     "note": [("RUN", "seen"), ("RUN",)],
     "accept": [("RUN", "--divergence", "1")],
+    "diverge": [("RUN", "RUN")],
     "audit": [("RUN",), ("RUN", "--json")],
     "import": [("--help",)],  # it reads files of other trackers: tests/importing
     "sync": [("RUN",)],
@@ -135,7 +136,6 @@ LOOKING: dict[str, list[tuple[str, ...]]] = {
 
 ASKING: dict[str, list[tuple[str, ...]]] = {
     "replay": [("RUN", "--step", "1"), ("RUN", "--verify", ":")],
-    "diverge": [("RUN", "--again")],
     "resume": [("RUN",), ("RUN", "--dry-run"), ("RUN", "--on-change", "fork")],
     "eval": [("RUN",)],
     "predict": [("RUN", "--stream", "valid", "--out", "OUT.npy")],
@@ -194,7 +194,7 @@ def test_no_command_imports_or_calls_what_a_strangers_run_names(
     if command in ASKING:
         assert status == 1
         named = "code that would be imported and called: telltale:Task, os:system"
-        if command in ("replay", "diverge"):
+        if command == "replay":
             named = f"a command that would be started: {sent / 'telltale.py'}"
         assert f"names {named}" in said.err
         assert (
