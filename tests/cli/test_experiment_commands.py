@@ -192,7 +192,7 @@ def test_data_shows_batches_and_trains_nothing(here: Path) -> None:
             2,
             "'optimizer' is neither a file nor a setting (PATH=VALUE",
         ),
-        (["sweep", "tiny.yaml", "--job=3"], 2, "Did you mean --jobs?"),
+        (["sweep", "tiny.yaml", "--job=3"], 2, "--jobs"),
         (["resume", "tiny.yaml"], 2, "tiny.yaml is a config file; give a run, or train it"),
         (["train", "tiny.yaml", "optimizr.lr=1"], 2, "did you mean 'optimizer'"),
         (["train", "tiny.yaml", "--schedule", "trian"], 2, "did you mean 'train'"),

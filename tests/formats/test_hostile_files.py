@@ -123,14 +123,10 @@ def test_an_absurd_header_takes_no_memory(tmp_path: Path, length: int) -> None:
     [
         (lambda e: e["0.weight"].update(shape=[3, 5]), "does not fit 48 bytes"),
         (lambda e: e["0.weight"].update(shape=[-3, -4]), "other numbers than sizes"),
-        (lambda e: e["0.weight"].update(shape=[1 << 62, 1 << 62]), "does not fit"),
         (lambda e: e["0.weight"].update(shape=None), "cannot be understood"),
         (lambda e: e["0.weight"].update(dtype="F1"), "'F1' is not a known element type"),
-        (lambda e: e["0.weight"].update(dtype=["F32"]), "cannot be understood"),
         (lambda e: e["0.weight"].update(data_offsets=[0, 48]), "begins at byte"),
         (lambda e: e["0.weight"].update(data_offsets=[10**15, 10**15 + 48]), "(begins|end) at byte"),
-        (lambda e: e["0.weight"].pop("data_offsets"), "data_offsets"),
-        (lambda e: e.update(more=7), "cannot be understood"),
         (lambda e: e.pop("0.weight"), "(begins|end) at byte"),
     ],
 )
@@ -158,12 +154,9 @@ def test_an_array_that_a_header_names_twice(tmp_path: Path) -> None:
     ("file", "message"),
     [
         ("../secret.safetensors", "not a name in its folder and is not followed"),
-        ("/etc/passwd", "not a name in its folder"),
         ("sub/x.safetensors", "not a name in its folder"),
-        ("", "not a name in its folder"),
         ("..", "not a name in its folder|cannot be read"),
         (7, "not a name in its folder"),
-        ([1], "is not an index"),
         ("none.safetensors", "is missing"),
         (
             "model-00001-of-00002.safetensors",
@@ -299,17 +292,12 @@ def set_chunk(**facts: Any) -> Callable[[Any], None]:
     ("change", "message"),
     [
         (set_place(relative_path="../x"), "not a name in its folder and is not followed"),
-        (set_place(relative_path="/etc/passwd"), "not a name in its folder"),
         (set_place(relative_path="none.distcp"), r"none\.distcp is missing"),
         (set_place(offset=10**12), "and '0.weight' should end at"),
-        (set_place(length=10**15), "and '0.weight' should end at"),
         (set_place(offset=-1), "is damaged|not the metadata"),
-        (set_place(offset="x"), "is damaged|not the metadata"),
         (set_place(transform_descriptors=["zstd"]), "in an encoding of another program"),
         (set_chunk(sizes=torch.Size([2, 4])), "the chunks of '0.weight' are not the whole"),
         (set_chunk(offsets=torch.Size([1, 0])), r"KeyError"),
-        (set_chunk(sizes=torch.Size([3])), "the chunks of '0.weight' are not the whole"),
-        (lambda about: about.storage_data.clear(), "KeyError"),
         (lambda about: about.state_dict_metadata["0.weight"].chunks.clear(), "are not the whole"),
         (lambda about: about.state_dict_metadata["0.weight"].chunks.extend([1]), "in place of metadata"),
         (lambda about: setattr(about, "state_dict_metadata", 7), "not the metadata of a checkpoint"),
@@ -345,16 +333,10 @@ def test_metadata_is_never_unpickled(tmp_path: Path) -> None:
     "raw",
     [
         b"",
-        b".",
-        b"\x80\x04.",
         b"\x80\x05\x8e\xff\xff\xff\xff\xff\xff\xff\x7f",  # bytes that are not there
         b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x7f",  # a bytearray of 2**63 bytes
         b"\x80\x04\x8b\xff\xff\xff\x7f",  # an integer with 2**31 bytes
-        b"\x80\x04t.",
         b"\x80\x04h\x07.",
-        b"\x80\x04]}s.",
-        b"\x80\x04N)\x81.",
-        b"\x80\x04Nb.",
         b"\x80\x04]N}K\x01K\x02su.",
         b"cos\nsystem\n(S'true'\ntR.",
     ],

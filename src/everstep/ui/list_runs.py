@@ -121,7 +121,12 @@ def numeric_columns(table: RunsTable, text: str) -> dict[str, Any]:
     where = _parsed(text)
     table.require(leaves(where))
     told: dict[str, list[dict[str, Any]]] = {}
-    for group, columns in table.side_by_side(_matched(table, where)).items():
+    runs = _matched(table, where)
+    found = table.side_by_side(runs)
+    last = {name: column for name, column in found["metrics"].items() if not name.startswith(BEST)}
+    best = {name: table.first(name) for name in table.best_measured()}
+    found["metrics"] = {n: [column.get(run["id"]) for run in runs] for n, column in best.items()} | last
+    for group, columns in found.items():
         told[group] = []
         for name, column in columns.items():
             values = {value for value in column if value is not None}

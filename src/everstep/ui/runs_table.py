@@ -121,13 +121,13 @@ class RunsTable(RunColumns):
         yield from ("name", "status")
         if self.values("verified"):
             yield "verified"
-        yield from self._best_measured()[:1]
+        yield from self.best_measured()[:1]
         yield from self.differing[:MOST_SETTINGS]
         yield from ("step", "epoch", "started")
         if any(value != "[]" for value in self.first("tags").values()):
             yield "tags"
 
-    def _best_measured(self) -> list[str]:
+    def best_measured(self) -> list[str]:
         """List the columns of best values: evaluations before means of epochs, those of most runs first."""
         evaluated = {name for phase, name in self.metric_counts if phase not in ("head", "step", "epoch")}
         having: dict[str, int] = {}
@@ -168,7 +168,7 @@ class RunsTable(RunColumns):
         if len(having) > MOST_CHOICES:
             kept = {*heapq.nlargest(MOST_CHOICES, having, key=having.__getitem__)}
             having = {name: count for name, count in having.items() if name in kept}
-        return list(dict.fromkeys([*FACTS, *COUNTS, *self._best_measured(), *having]))
+        return list(dict.fromkeys([*FACTS, *COUNTS, *self.best_measured(), *having]))
 
     def side_by_side(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[Any]]]:
         """Return "settings", "metrics", "facts" -> name -> a value for each run, None where it has none.

@@ -12,6 +12,7 @@ from page_server import Page, running_page
 from sqlalchemy import insert
 
 from everstep.index.database import Database
+from everstep.index.sql_tables import facts as facts_table
 from everstep.index.sql_tables import metrics, runs, segments, series
 
 pytestmark = pytest.mark.campaign("machine")
@@ -48,6 +49,10 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
                 }
                 for i in made
             ],
+        )
+        connection.execute(
+            insert(facts_table),
+            [{"run": i, "name": "config", "value": json.dumps({"lr": i / N, "width": i % 7})} for i in made],
         )
         connection.execute(
             insert(series), [{"id": i, "run": i, "name": "loss", "phase": "epoch"} for i in made]
