@@ -22,7 +22,6 @@ from strace_record import ways_of
 pytestmark = pytest.mark.campaign("machine")
 
 Tally = Callable[..., None]
-DAILY = ("save_twice", "linked")
 
 
 def all_ways(strikes: Strikes) -> list[tuple[Call, str]]:
@@ -42,17 +41,8 @@ def strike_all(strikes: Strikes, chosen: Iterable[tuple[Call, str]], tally: Tall
         tally("crash points", n, what=kind, how=way, scenario=strikes.scenario)
 
 
-@pytest.mark.parametrize("scenario", DAILY)
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_data_then_the_name_then_its_folder(tmp_path: Path, scenario: str) -> None:
-    require_order(tmp_path, scenario)
-
-
-@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name not in DAILY])
-def test_data_then_the_name_then_its_folder_in_each_scenario(tmp_path: Path, scenario: str) -> None:
-    require_order(tmp_path, scenario)
-
-
-def require_order(tmp_path: Path, scenario: str) -> None:
     """Each call has its hazard, and their order is one that no power cut spoils."""
     found = Strikes(tmp_path, scenario).record(EVERSTEP_HAZARD=f"trace:{tmp_path}/all.hazards")
     calls = [call for call in found if call.path != LOG]
