@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
+import signal
+import warnings
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from checkpoint_samples import SCENARIOS, at, commit, damage, resumed, seed_of, store_in
+from checkpoint_samples import SCENARIOS, at, commit, damage, logging_to, resumed, seed_of, store_in
 from crash_verdicts import goes_on, require_sound
 
-import warm
 from everstep import hazard
 from everstep.errors import NoCheckpointError
 
@@ -20,21 +20,36 @@ REACHED = {"choose": {10, 30}, "best": {1, 2}, "linked": {1, 2}}
 """Seeds that the kills of a scenario leave, each at least once."""
 
 
-def killed(root: Path, scenario: str) -> list[tuple[str, Path]]:
-    """(hazard, folder) of each kill."""
-    victim = Path(__file__).with_name("checkpoint_victim.py")
-    done = warm.run([sys.executable, str(victim), str(root), scenario], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [(spec, root / number) for number, spec in map(str.split, done.stdout.splitlines())]
+def die(folder: Path, scenario: str, spec: str) -> int:
+    """Act in a forked process with a hazard armed; its wait status."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child does not use
+        pid = os.fork()
+    if pid == 0:
+        try:
+            hazard.arm(spec)
+            SCENARIOS[scenario][1](folder / "run", logging_to(folder / "log"))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(pid, 0)[1]
 
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_killed_anywhere(tmp_path: Path, scenario: str) -> None:
-    kills = killed(tmp_path, scenario)
-    assert len(kills) > (3 if scenario == "heal" else 5)
+    def fresh(name: str) -> Path:
+        (tmp_path / name / "run").mkdir(parents=True)
+        SCENARIOS[scenario][0](tmp_path / name / "run")
+        return tmp_path / name
+
+    assert die(fresh("traced"), scenario, f"trace:{tmp_path}/trace") == 0
+    points = Counter((tmp_path / "trace").read_text().split())
+    assert points.total() > (3 if scenario == "heal" else 5)
     outcomes = Counter[int]()
-    for spec, folder in kills:
+    for spec in [f"kill:{point}:{n}" for point, count in points.items() for n in range(1, count + 1)]:
+        folder = fresh(spec)
+        assert die(folder, scenario, spec) == signal.SIGKILL
         try:
             outcomes[require_sound(scenario, folder)] += 1
         except AssertionError as error:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import ended, lines_by_rank, outputs, started, under_torchrun
+from processes import lines_by_rank, outputs, under_torchrun
 
 from everstep.errors import ConfigError
 from everstep.group import Single, find_group
@@ -74,32 +74,6 @@ def test_ranks_that_torchrun_starts_again_do_not_read_the_keys_of_before(tmp_pat
     assert torchrun.returncode == 0, text
     said = ["0 [[0, 0], [0, 1]]", "1 [[1, 0], [1, 1]]", "1 ['new', 'new']"]
     assert lines_by_rank(text) == {0: said, 1: said}
-
-
-@pytest.mark.campaign("timed")
-def test_when_the_rank_that_hosts_the_store_is_killed_the_store_is_lost() -> None:
-    program = """
-    import everstep
-    from everstep.group import Agreement
-    group = find_group()
-    lost = []
-    agreement = Agreement(group, lambda: 0, lambda: None, lost.append)  # its thread blocks
-    group.barrier("all are here")
-    if rank == 0:
-        time.sleep(0.3)  # the others have left the barrier
-        os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        group.barrier("after the kill")
-    except everstep.errors.GroupError as error:
-        say(type(error).__name__)
-    agreement.close()
-    group.close()
-    say([type(error).__name__ for error in lost], threading.active_count())
-    """
-    with started(program, 3) as processes:
-        printed = ended(processes)
-    for rank in (1, 2):
-        assert lines_by_rank(printed[rank])[rank] == ["StoreLostError", "['StoreLostError'] 1"], printed[rank]
 
 
 @pytest.mark.campaign("timed")

@@ -253,22 +253,6 @@ def test_the_change_is_recorded_said_and_shown(tmp_path: Path, monkeypatch: pyte
     assert "this run is finished" in finished and "of 3 ranks, and" not in finished
 
 
-def damage(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-
-
-@pytest.mark.parametrize("harm", [Path.unlink, damage])
-def test_a_harmed_part_is_named_and_the_checkpoint_before_is_used(harm: Any, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    trained(run, 2, dies=(10, INSIDE))
-    harm(run / "checkpoints" / INSIDE / "rank-00001.safetensors")
-    said = trained(run, 1)
-    assert {start[0] for start in told(said, "seen")[0]} == {5}
-    assert "rank-00001.safetensors" in said[0] and samples(said).keys() == set(range(6, 21))
-
-
 REFUSED = {
     "no function": ("of_arrays", {"merge": None}, "'seen' is each rank's own", "start with 2 ranks"),
     "a window": ("of_arrays", {"window": 3}, "window of accumulated gradients", "start with 2 ranks"),
