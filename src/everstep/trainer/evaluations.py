@@ -215,7 +215,8 @@ class Evaluations:
         self, group: Group, name: str, stream: Stream, num_steps: int, how: Evaluate | None
     ) -> dict[str, float]:
         loop = self.loop
-        self._require_apart(name, stream)
+        if loop is not None:  # it would move the training's data; a resume brings that back
+            self._streams.require_apart(name, stream, "evaluation")
         comes_again = loop is not None or stream in self._streams.named.values()
         before = None if loop is None else loop.updates
         look: dict[str, Any] = {"takes": self.takes}
@@ -238,11 +239,6 @@ class Evaluations:
             self._told.add(sentence)
             if self.loop is not None:
                 self.loop.println(sentence)
-
-    def _require_apart(self, name: str, stream: Stream) -> None:
-        """Refuse, in the loop, an evaluation that would move the training's data; a resume brings it back."""
-        if self.loop is not None:
-            self._streams.require_apart(name, stream, "evaluation")
 
     def predict(self, name: str, data: Stream, asked: str | Path | None) -> Iterator[Any]:
         """Yield what the task infers from each batch of a stream; weights as for `evaluate`."""
