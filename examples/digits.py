@@ -62,6 +62,7 @@ def main() -> None:
     options = arguments()
     torch.set_num_threads(1)  # so small a model gains nothing from more
     torch.manual_seed(7)  # of the initial weights
+    device = "cuda" if torch.cuda.is_available() else "cpu"
 
     digits = load_digits()
     images = torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1)
@@ -69,9 +70,9 @@ def main() -> None:
     train = everstep.data.loader(
         Digits(images[:TRAINING], labels[:TRAINING]), batch_size=32, shuffle=True, num_workers=options.workers
     )
-    x_valid, y_valid = images[TRAINING:], labels[TRAINING:]
+    x_valid, y_valid = images[TRAINING:].to(device), labels[TRAINING:].to(device)
 
-    model = network()
+    model = network().to(device)  # before the optimizer is made
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.epochs)
 
@@ -88,7 +89,7 @@ def main() -> None:
         loop.println(f"stop me with Ctrl-C, or with kill -9 {os.getpid()}, and start me again")
         for _epoch in loop.iter_epochs():
             for _step, (x, y) in loop.iter_steps(train):
-                loss = cross_entropy(model(x), y)
+                loss = cross_entropy(model(x.to(device)), y.to(device))
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

@@ -110,9 +110,10 @@ def rate(size: Size, update: int) -> float:
 def sample(model: nn.Module, prompt: str, length: int, context: int) -> str:
     """`prompt` and `length` more bytes, drawn from the model with a generator of its own."""
     generator = torch.Generator().manual_seed(0)
+    device = next(model.parameters()).device
     text = torch.tensor([list(prompt.encode())])
     for _ in range(length):
-        chances = (model(text[:, -context:])[0, -1] / 0.7).softmax(-1)
+        chances = (model(text[:, -context:].to(device))[0, -1] / 0.7).softmax(-1).cpu()
         text = torch.cat([text, torch.multinomial(chances, 1, generator=generator)[None]], 1)
     return bytes(text[0].tolist()).decode(errors="replace")
 
@@ -135,11 +136,12 @@ def main() -> None:
     if options.small:
         torch.set_num_threads(1)  # so small a model gains nothing from more
     torch.manual_seed(0)  # of the initial weights
+    device = "cuda" if torch.cuda.is_available() else "cpu"
 
-    text = standard_library(size.files)
+    text = standard_library(size.files).to(device)
     train, held_out = split(text, size)
 
-    model = Transformer(size)
+    model = Transformer(size).to(device)  # before the optimizer is made
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: rate(size, update + 1))

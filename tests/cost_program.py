@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from pathlib import Path
 from statistics import median_low
@@ -43,8 +43,6 @@ Counts = dict[str, int]
 SRC = str(Path(everstep.__file__).parent)
 SAVED, REPEATS = 12, 3
 """Steps between two checkpoints; boundaries that are counted for each number."""
-
-# ------------------------------------------------------------------------------------- counting
 
 ASKING = {"posix", "fcntl", "select", "_io", "mmap", "_socket", "_posixsubprocess"}
 """Modules in C whose functions and methods ask the operating system."""
@@ -97,7 +95,6 @@ def operations(found: Counts) -> Iterator[None]:
 @contextmanager
 def memory(found: Counts) -> Iterator[None]:
     """Allocations: those that stay, and the most at once."""
-    found |= {"blocks kept": 0, "bytes at most": 0}
     tracemalloc.start()
     try:
         tracemalloc.reset_peak()
@@ -107,9 +104,6 @@ def memory(found: Counts) -> Iterator[None]:
     finally:
         tracemalloc.stop()
     found |= {"blocks kept": kept, "bytes at most": most - used}
-
-
-Way = Callable[[Counts], AbstractContextManager[None]]
 
 
 class Far(torch.Tensor):
@@ -130,13 +124,18 @@ class Far(torch.Tensor):
         to_host = str(kwargs.pop("device", "cuda")) == "cpu"
         result = func(*tree_map(_near, args), **tree_map(_near, kwargs))
         if to_host or not isinstance(result, torch.Tensor | tuple | list):  # a number, a truth
-            Far.waits += 1
+            wait()
             return result
         return tree_map(_far, result)
 
     def tolist(self) -> Any:
-        Far.waits += 1
+        wait()
         return self.value.tolist()
+
+
+def wait() -> None:
+    """As torch.cuda.synchronize."""
+    Far.waits += 1
 
 
 def _near(value: Any) -> Any:
@@ -147,38 +146,46 @@ def _far(value: Any) -> Any:
     return Far(value) if isinstance(value, torch.Tensor) and not isinstance(value, Far) else value
 
 
-def synchronize() -> None:
-    """In the place of torch.cuda.synchronize."""
-    Far.waits += 1
-
-
-# ------------------------------------------------------------------------------------ the program
-
-
 class Watch(NamedTuple):
-    """How something is counted, and what is planted meanwhile."""
+    """How something is counted, and what is done in each step and in each save meanwhile, which `shows`."""
 
-    name: str
-    way: Way
-    plant: Callable[[Any], None] | None = None
+    way: Callable[[Counts], AbstractContextManager[None]]
+    plant: Callable[[Any], object] | None = None
+    shows: str = ""
 
 
-def count(folder: Path, watches: Sequence[Watch]) -> dict[str, dict[str, Counts]]:
+KEPT: list[Any] = []
+READ = time.monotonic
+PLANTS = {
+    "item": Watch(operations, lambda value: value.item(), "device waits"),
+    "copy": Watch(operations, lambda value: value.to("cpu"), "device waits"),
+    "synchronize": Watch(operations, lambda value: torch.cuda.synchronize(), "device waits"),
+    "operation": Watch(operations, lambda value: torch.zeros(()) + 1, "torch operations"),
+    "clock": Watch(calls, lambda value: READ(), "clock readings"),
+    "system call": Watch(calls, lambda value: os.stat("."), "system calls"),
+    "call": Watch(
+        calls, lambda value: [everstep.Every(steps=3).next_step(1) for _ in "0123456789"], "python calls"
+    ),
+    "allocation": Watch(memory, lambda value: bytearray(1 << 20), "bytes at most"),
+    "leak": Watch(memory, lambda value: KEPT.append([object() for _ in range(1000)]), "blocks kept"),
+}
+
+
+def count(folder: Path, watches: Sequence[tuple[str, Watch]]) -> dict[str, dict[str, Counts]]:
     """By name, the median of each count, of a quiet step and of a boundary."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     state = {"model": model, "optimizer": optimizer}
     services = [everstep.Checkpoints(everstep.Every(steps=SAVED)), everstep.Console(sink=lambda line: None)]
-    repeated = [watch for watch in watches for _ in range(REPEATS)]
-    saves = {(number + 3) * SAVED: watch for number, watch in enumerate(repeated)}
+    repeated = [each for each in watches for _ in range(REPEATS)]
+    saves = {(number + 3) * SAVED: each for number, each in enumerate(repeated)}
     numbers: dict[tuple[str, str, str], list[int]] = {}
-    committed: list[str] = []
     batches = torch.ones(max(saves) + 2, 4, 8).unbind()
     with everstep.TrainLoop(folder, state, services=services, max_epoch=1, seed=0) as loop:
         # metrics are read half-way, so that as many are left for each save, whenever the one before was done
         loop.on(everstep.Moment.AFTER_STEP, lambda boundary: None, every=everstep.Every(steps=SAVED // 2))
-        loop.on(everstep.Moment.AFTER_CHECKPOINT, lambda boundary: committed.append(boundary.payload))
+        loop.on(everstep.Moment.AFTER_CHECKPOINT, lambda boundary: None)
         for _ in loop.iter_epochs():
             steps = loop.iter_steps(batches)
             for step, batch in steps:
@@ -189,137 +196,51 @@ def count(folder: Path, watches: Sequence[Watch]) -> dict[str, dict[str, Counts]
                 since = step % SAVED
                 if since == 1:
                     loop._engine.saver._writer.wait_idle()  # the loop hears of it before it counts
-                watch = saves.get(step - since + SAVED * (since > 0)) if since in (0, 8, 10) else None
-                metric = loss.detach() if watch is None or watch.way is memory else Far(loss.detach())
-                if watch is None:
-                    loop.collect_metrics(loss=metric)
+                name, watch = saves.get(step - since + SAVED * (since > 0), ("", None))
+                if watch is None or since not in (0, 8, 10):
+                    loop.collect_metrics(loss=loss.detach())
                     continue
                 found: Counts = {}
+                metric = loss.detach() if watch.way is memory else Far(loss.detach())
                 with planted(watch.plant), watch.way(found):
                     loop.collect_metrics(loss=metric)
                     next(steps)
-                for name, number in found.items():
-                    place = (watch.name, "quiet step" if since else "boundary", name)
-                    numbers.setdefault(place, []).append(number)
+                for what, number in found.items():
+                    numbers.setdefault((name, "quiet step" if since else "boundary", what), []).append(number)
     counted: dict[str, dict[str, Counts]] = {}
-    for (who, what, name), each in numbers.items():
-        counted.setdefault(who, {}).setdefault(what, {})[name] = median_low(each)
+    for (name, where, what), each in numbers.items():
+        counted.setdefault(name, {}).setdefault(where, {})[what] = median_low(each)
     return counted
 
 
 @contextmanager
-def planted(plant: Callable[[Any], None] | None) -> Iterator[None]:
+def planted(plant: Callable[[Any], object] | None) -> Iterator[None]:
     """Both `collect_metrics` and the service that asks for saves do one thing more."""
-    if plant is None:
-        yield
-        return
     collect, save = everstep.TrainLoop.collect_metrics, everstep.Checkpoints.run
-
-    def collect_and_more(self: Any, *arguments: Any, **metrics: Any) -> Any:
-        plant(metrics["loss"])
-        return collect(self, *arguments, **metrics)
-
-    def save_and_more(self: Any, boundary: Any) -> Any:
-        plant(ONE)
-        return save(self, boundary)
-
-    everstep.TrainLoop.collect_metrics, everstep.Checkpoints.run = collect_and_more, save_and_more
+    if plant is not None:
+        everstep.TrainLoop.collect_metrics = lambda self, loss: (plant(loss), collect(self, loss=loss))[1]  # type: ignore
+        everstep.Checkpoints.run = lambda self, boundary: (plant(ONE), save(self, boundary))[1]  # type: ignore
     try:
         yield
     finally:
-        everstep.TrainLoop.collect_metrics, everstep.Checkpoints.run = collect, save
+        everstep.TrainLoop.collect_metrics, everstep.Checkpoints.run = collect, save  # type: ignore
 
 
 ONE = Far(torch.ones(()))
 
-# ------------------------------------------------------------------------------------- what is planted
-
-KEPT: list[Any] = []
-
-
-def _item(value: Any) -> None:
-    value.item()
-
-
-def _copy(value: Any) -> None:
-    value.to("cpu")
-
-
-def _synchronize(value: Any) -> None:
-    torch.cuda.synchronize()
-
-
-READ = time.monotonic
-
-
-def _clock(value: Any) -> None:
-    READ()
-
-
-def _allocate(value: Any) -> None:
-    bytearray(1 << 20)
-
-
-def _keep(value: Any) -> None:
-    KEPT.append([object() for _ in range(1000)])
-
-
-def _compute(value: Any) -> None:
-    torch.zeros(()) + 1
-
-
-def _ask(value: Any) -> None:
-    os.stat(".")
-
-
-def _call(value: Any) -> None:
-    for _ in range(10):
-        everstep.Every(steps=3).next_step(1)
-
-
-class Plant(NamedTuple):
-    """What is done in each step and in each save, and the count that must show it."""
-
-    plant: Callable[[Any], None]
-    shows: str
-    way: Way
-
-
-PLANTS = {
-    "item": Plant(_item, "device waits", operations),
-    "copy": Plant(_copy, "device waits", operations),
-    "synchronize": Plant(_synchronize, "device waits", operations),
-    "operation": Plant(_compute, "torch operations", operations),
-    "clock": Plant(_clock, "clock readings", calls),
-    "system call": Plant(_ask, "system calls", calls),
-    "call": Plant(_call, "python calls", calls),
-    "allocation": Plant(_allocate, "bytes at most", memory),
-    "leak": Plant(_keep, "blocks kept", memory),
-}
-
-
-def count_all(plants: Mapping[str, Plant]) -> dict[str, dict[str, Counts]]:
-    """The counts as they are, and with each plant."""
-    os.environ["EVERSTEP_INDEX"] = "off"
-    torch.set_num_threads(1)
-    torch.cuda.synchronize = synchronize
-    gc.disable()  # its work depends on what the program did before
-    watches = [Watch("as it is", way) for way in (calls, operations, memory)]
-    watches += [Watch(name, each.way, each.plant) for name, each in plants.items()]
-    with (
-        open(os.devnull, "w") as nowhere,
-        redirect_stdout(nowhere),
-        tempfile.TemporaryDirectory() as folder,
-    ):
-        return count(Path(folder), watches)
-
 
 def main() -> None:
-    arguments = sys.argv[1:]
-    plants = PLANTS if arguments == ["--plants"] else {}
-    counted = count_all(plants)
-    text = json.dumps(counted if plants else counted["as it is"], indent=2)
-    if arguments == ["--update"]:
+    os.environ["EVERSTEP_INDEX"] = "off"
+    torch.set_num_threads(1)
+    torch.cuda.synchronize = wait
+    gc.disable()  # its work depends on what the program did before
+    watches = [("as it is", Watch(way)) for way in (calls, operations, memory)]
+    if sys.argv[1:] == ["--plants"]:
+        watches += PLANTS.items()
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), tempfile.TemporaryDirectory() as folder:
+        counted = count(Path(folder), watches)
+    text = json.dumps(counted if sys.argv[1:] == ["--plants"] else counted["as it is"], indent=2)
+    if sys.argv[1:] == ["--update"]:
         NUMBERS.write_text(f"{text}\n")
     print(text)
 

@@ -1,6 +1,6 @@
 """What a disk may hold after a power cut, as far as POSIX promises nothing else.
 
-The model follows strace's record of a process (`strace_log`).  Certain are the bytes of a file at its
+The model follows strace's record of a process.  Certain are the bytes of a file at its
 last fsync, and the names in a folder at its last fsync.  Of what came later, each write may be on the disk or
 not, as zeros of its length, by half, or page by page, whatever became of the writes before and behind it; and
 each name may be there or not.  A rename is done or not; from one folder into another the file may also have
@@ -9,15 +9,13 @@ both names, but never none.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import random
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from strace_log import Call
+from strace_record import Call
 
 
 class Change(NamedTuple):
@@ -86,6 +84,8 @@ LOST, THERE, ZEROS, HALF, PAGES = "lost", "there", "zeros", "half", "pages"
 PAGE = 4096
 EXTREMES = ((LOST, LOST), (THERE, LOST), (THERE, ZEROS), (THERE, HALF), (LOST, THERE), (THERE, THERE))
 """What becomes of all names, and of all writes, where all have the same fate."""
+KILLED = len(EXTREMES) - 1
+"""All is there: what a kill of the process leaves."""
 
 
 class Disk:
@@ -194,15 +194,6 @@ class Disk:
             if event.gives is None and event.takes is None:
                 self._events.remove(event)
 
-    def settle(self) -> None:
-        """Make everything certain."""
-        for folder in self._folders:
-            folder.certain = dict(folder.now)
-            for node in folder.now.values():
-                if isinstance(node, File):
-                    node.synced()
-        self._events.clear()
-
     # ------------------------------------------------------------------------------ states
 
     def state(self, draw: random.Random, fates: tuple[str, str] | None = None) -> State:
@@ -222,13 +213,24 @@ class Disk:
             if fate == THERE or (fate == HALF and within):
                 event.take(names)
         contents: dict[File, bytes] = {}
-        for file in _files(self.top, names):
-            content = bytearray(file.certain)
-            for change in file.changes:
-                fate = draw.choice((LOST, THERE, ZEROS, HALF, PAGES)) if fates is None else fates[1]
-                _befall(change, content, fate, draw)
-            contents[file] = bytes(content)
-        return State(self.top, names, contents)
+        found = State()
+
+        def look(folder: Folder, where: str) -> None:
+            for name, node in names[folder].items():
+                if isinstance(node, Folder):
+                    found[where + name] = None
+                    look(node, f"{where}{name}/")
+                    continue
+                if node not in contents:
+                    content = bytearray(node.certain)
+                    for change in node.changes:
+                        fate = draw.choice((LOST, THERE, ZEROS, HALF, PAGES)) if fates is None else fates[1]
+                        _befall(change, content, fate, draw)
+                    contents[node] = bytes(content)
+                found[where + name] = contents[node]
+
+        look(self.top, "")
+        return found
 
 
 def _befall(change: Change, content: bytearray, fate: str, draw: random.Random) -> None:
@@ -248,67 +250,22 @@ def _befall(change: Change, content: bytearray, fate: str, draw: random.Random) 
             _befall(page, content, draw.choice((LOST, THERE, ZEROS)), draw)
 
 
-def _files(folder: Folder, names: Names) -> Iterator[File]:
-    seen = set[int]()
-    for node in names[folder].values():
-        if isinstance(node, Folder):
-            yield from _files(node, names)
-        elif id(node) not in seen:
-            seen.add(id(node))
-            yield node
-
-
-class State(NamedTuple):
-    """A content of the disk."""
-
-    top: Folder
-    names: Names
-    contents: dict[File, bytes]
+class State(dict[str, bytes | None]):
+    """A content of the disk: of files by their paths; None is a folder."""
 
     def build(self, target: Path, only: str = "") -> None:
-        """Make the files and folders, with their links; `only`: of this one folder at the top."""
-        made: dict[File, Path] = {}
+        """Make the files and folders; `only`: of this one folder at the top."""
         target.mkdir()
-        inside = self.names[self.top]
-        for name, node in inside.items():
-            if only in ("", name):
-                self._fill(node, target / name, made)
+        for path, content in sorted(self.items()):
+            if only in ("", path.partition("/")[0]):
+                if content is None:
+                    (target / path).mkdir()
+                else:
+                    (target / path).write_bytes(content)
 
-    def _fill(self, node: Node, path: Path, made: dict[File, Path]) -> None:
-        if isinstance(node, Folder):
-            path.mkdir()
-            for name, inside in self.names[node].items():
-                self._fill(inside, path / name, made)
-        elif node in made:
-            os.link(made[node], path)
-        else:
-            path.write_bytes(self.contents[node])
-            made[node] = path
-
-    def digest(self) -> str:
-        """Equal for equal contents."""
-        found = hashlib.sha256()
-        for line in sorted(self._lines(self.top, "")):
-            found.update(line)
-        return found.hexdigest()
-
-    def _lines(self, folder: Folder, where: str) -> Iterator[bytes]:
-        for name, node in self.names[folder].items():
-            path = f"{where}/{name}"
-            if isinstance(node, Folder):
-                yield f"{path}/\n".encode()
-                yield from self._lines(node, path)
-            else:
-                yield f"{path} {hashlib.sha256(self.contents[node]).hexdigest()}\n".encode()
-
-    def listed(self, path: str) -> set[str]:
+    def listed(self, folder: str) -> set[str]:
         """The names in a folder; none if it is not there."""
-        node: Node | None = self.top
-        for part in path.split("/"):
-            if not isinstance(node, Folder):
-                return set()
-            node = self.names[node].get(part)
-        return set(self.names[node]) if isinstance(node, Folder) else set()
+        return {path.rpartition("/")[2] for path in self if path.rpartition("/")[0] == folder}
 
 
 class Cut(NamedTuple):
@@ -344,20 +301,52 @@ def cuts(
         said: a file at the top that is no part of the disk.
         some: the states that are wanted, of (calls + 1) * `each`; None: all.
     """
-    met, lines = set[tuple[str, str, bytes]](), b""
+    met, lines = set[int](), b""
     for at, call in enumerate([*calls, None]):
         least = disk.state(random.Random(0), EXTREMES[0])
-        certain = least.digest()
+        certain = hash(frozenset(least.items()))
         for number in range(each):
             if some is not None and at * each + number not in some:
                 continue
             draw = random.Random(f"{seed} {at} {number}")
             state = disk.state(draw, EXTREMES[number] if number < len(EXTREMES) else None)
             # the same files are another case where more was said, or is certain
-            if (found := (state.digest(), certain, lines)) not in met:
+            if (found := hash((frozenset(state.items()), certain, lines))) not in met:
                 met.add(found)
                 yield Cut(at, number, state, least, lines)
         if call is not None and call.path == said:
             lines += call.data
         elif call is not None:
             disk.follow(call)
+
+
+# ------------------------------------------------------------------------------------ hazards
+
+
+COVERED = {
+    "open": {"create"},
+    "write": {"write"},
+    "fsync": {"fsync"},
+    "fsync_folder": {"fsync"},
+    "rename": {"rename", "link"},
+    "mkdir": {"mkdir"},
+    "link": {"link"},
+    "unlink": {"unlink"},
+    "rmtree": {"unlink", "rmdir"},
+    "truncate": {"truncate"},
+    # one operation each, of several calls
+    "create": {"mkdir", "unlink", "create", "write", "map"},
+    "log": {"mkdir", "create", "write"},
+}
+"""Classes of calls that a hazard of this last name announces."""
+
+
+def unannounced(calls: Iterable[Call]) -> set[str]:
+    """The roles of calls before which no hazard of their class stands."""
+    return {
+        call.role
+        for call in calls
+        if not call.failed
+        and call.kind != "open"
+        and call.kind not in COVERED.get(call.hazard.rpartition(".")[2], ())
+    }

@@ -30,14 +30,11 @@ CAMPAIGN_MODULES = {
     "drill/scripts/thread.py",
     "laws/law_support/campaign.py",
     "laws/law_support/campaign_pace.py",
-    "strace_record.py",
-    "struck_program.py",
 }
 """What only tests of the campaign use."""
 
 ALLOWED = {
     "conftest.py": 1,  # --until, which the campaign alone gives
-    "group/group_checks.py": 7,  # seconds of the simulation; only the campaign calls it in real processes
     "group/processes.py": 1,  # the group of a torchrun that this process has not waited for yet
 }
 """File -> how many of its lines may do so, with the reason."""

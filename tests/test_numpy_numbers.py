@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import everstep
 from everstep import At, EarlyStop, Every, services
 from everstep.arguments import integer, number, plain_tree
 from everstep.errors import ConfigError
-from tiny_runs import Tiny, rows
 
 SIX: Any = np.int64(6)
 HALF: Any = np.float32(0.5)
@@ -53,32 +51,3 @@ def test_what_is_a_number_and_what_is_none() -> None:
     for wrong in (np.float32("nan"), np.float32(-1), np.bool_(True)):
         with pytest.raises(ConfigError, match="positive number"):
             number("n", wrong)
-
-
-def test_a_run_given_numpys_numbers_is_that_of_pythons(tmp_path: Path) -> None:
-    def start(run_dir: Path, whole: Callable[[int], Any], real: Callable[[float], Any], **more: Any) -> Tiny:
-        stop = EarlyStop("loss", min_steps=whole(3), threshold=real(-2.5), min_delta=real(0.5))
-        return Tiny(
-            run_dir,
-            max_epoch=whole(6),
-            max_step=whole(11),
-            seed=whole(7),
-            max_time=real(600),
-            services=[stop, everstep.Checkpoints(Every(steps=whole(3)))],
-            config={"layers": [whole(2)], "rate": real(0.5)},
-            **more,
-        )
-
-    run_dir, straight = tmp_path / "numpy", start(tmp_path / "python", int, float).train()
-
-    def stop_at(loop: Any, step: int) -> None:
-        if step == 7:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        start(run_dir, np.int64, np.float32).train(inside=stop_at)
-    tiny = start(run_dir, np.int64, np.float32, resume=np.int64(6)).train()
-    assert tiny.loop.ending.step == 11 and tiny.seen[0][1] == 7
-    assert rows(run_dir) == rows(tmp_path / "python") and tiny.w.tobytes() == straight.w.tobytes()
-    again = start(run_dir, int, float)  # nothing has changed
-    assert not any("changed" in line for line in again.train().lines)

@@ -103,7 +103,7 @@ FAULTS = {
         "data/test_arrays.py",
     ),
     "no state of the optimizer": Fault(
-        (Edit(r"self\.optimizer\.load_state_dict\(\{key: part", ""),),
+        (Edit(r"self\.obj\.load_state_dict\(\{key: part", ""),),
         "backends/test_torch_entries.py",
     ),
     "a row twice": Fault(
@@ -173,7 +173,7 @@ FAULTS = {
             ),
             Edit(r"for place in self\._top:\n\s+if place\.step == step:", "self._top[0].name = name"),
         ),
-        "loop/test_loop_again.py::"
+        "loop/test_loop_leaving.py::"
         "test_weights_that_were_trained_on_since_the_measurement_are_not_kept_as_the_best",
     ),
     "the clock in the digest": Fault(
@@ -190,8 +190,8 @@ FAULTS = {
     "the pieces of a rank left out": Fault(
         (
             Edit(
-                r"files, pieces = \(\[part\.files for part in parts\]",
-                "files, pieces = [part.files for part in parts[:1]], [part.pieces for part in parts[:1]]",
+                r"ranks, pieces = \(\[part\.files for part in parts\]",
+                "ranks, pieces = [part.files for part in parts[:1]], [part.pieces for part in parts[:1]]",
             ),
         ),
         "group/test_rank_commit.py::test_every_save_ends_alike_on_all_ranks",

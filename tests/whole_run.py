@@ -25,9 +25,10 @@ KINDS = {
     "best/*/manifest.json": "manifest of best weights",
     "best/*": "best weights",
     "checkpoints/*/manifest.json": "manifest",
+    "checkpoints/*/*step-*.safetensors": "shared file",
     "checkpoints/*/*.safetensors": "arrays",
     "damaged/*": "damaged checkpoint",
-    "evaluations/*": "evaluations",
+    "evaluations/*.json": "evaluation",
     "exports/*": "export",
     "failures/*.json": "failure page",
     "journal/*.evj": "journal segment",
@@ -39,8 +40,6 @@ KINDS = {
     "logs/*": "log",
     "pins.json": "pins.json",
     "run.json": "run.json",
-    ".run.json": "copy of run.json",
-    "shared/*": "shared file",
     "superseded/*": "superseded checkpoint",
 }
 """Pattern of a file -> what it is, the first that fits; a file that none fits fails the tests."""
@@ -90,9 +89,8 @@ def killed_at(at: int, run: Path, **more: Any) -> None:
 
     def kill(loop: Any, step: int) -> None:
         if step == at:
-            loop._engine.saver.settle(
-                wait=True
-            )  # else what lies there would depend on the thread that writes
+            # else what lies there would depend on the thread that writes
+            loop._engine.saver._writer.wait_idle()
             os.kill(os.getpid(), signal.SIGKILL)
 
     pid = os.fork()

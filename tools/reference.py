@@ -31,7 +31,7 @@ RECORD = (
     "last_step",
 )  # fmt: skip
 """The part of `everstep.record` that is for users; its other names are for the rooms of the house."""
-LEFT_OUT = {"exports", "alike", "nearest", "stamps_checked"}
+LEFT_OUT = {"exports", "alike", "nearest"}
 """Helpers of the house."""
 
 

@@ -75,56 +75,7 @@ if TYPE_CHECKING:
 
     __all__: list[str]
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "everstep.contracts.data": ("Cursor", "Stream"),
-            "everstep.contracts.services": (
-                "Boundary",
-                "Interrupt",
-                "Moment",
-                "Outcome",
-                "Save",
-                "Service",
-                "SetValue",
-                "Stage",
-                "Stop",
-            ),
-            "everstep.contracts.state": ("Stateful",),
-            "everstep.contracts.tasks": ("Task",),
-            "everstep.experiment.experiment": ("Experiment",),
-            "everstep.index.query": ("query",),
-            "everstep.loop": ("TrainLoop",),
-            "everstep.metrics": ("MetricFormatter", "TimesFirst"),
-            "everstep.proof.audit": ("audit",),
-            "everstep.record": ("Evaluation", "evaluations"),
-            "everstep.replaying": ("replay",),
-            "everstep.schedule": ("At", "Auto", "Every", "Never"),
-            "everstep.services.best": ("Best",),
-            "everstep.services.checkpoints": ("Checkpoints",),
-            "everstep.services.console": ("Console",),
-            "everstep.services.judges": ("EarlyStop", "NaNGuard", "StopAfter"),
-            "everstep.services.export": ("export",),
-            "everstep.services.evaluate": ("Evaluate",),
-            "everstep.services.recovery": ("Recovery",),
-            "everstep.state": ("PerRank", "Slot"),
-            "everstep.supervisor": (
-                "BestRecord",
-                "Ending",
-                "InitFrom",
-                "Loaded",
-                "Supervisor",
-                "best",
-                "load",
-                "recovering",
-            ),
-            "everstep.tfutils.runs": ("test_from_params", "train_from_params"),
-            "everstep.trainer": ("MultiRun", "Trainer"),
-            "everstep.views.notebook": ("compare", "show"),
-        },
-        rooms=("data", "drill", "errors", "experiment", "record", "schedule", "services", "testing", "torch"),
-        beside="everstep.services",
-    )
+    __getattr__, __dir__, __all__ = exports(__name__, beside="everstep.services")
 
 tell_of_errors()
 note_files()

@@ -95,9 +95,6 @@ def integer(what: str, value: N, least: int | None = 1, *, none: str = "") -> N:
 
     Args:
         none: meaning of None, such as "for no limit"; "" to refuse None.
-
-    Raises:
-        ConfigError: `value` is not such an integer.
     """
     value = plain(value)
     right = isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
@@ -113,9 +110,6 @@ def number(what: str, value: N, *, of: str = "", zero: bool = False, none: str =
     Args:
         of: unit of the number, in the plural.
         none: as in `integer`.
-
-    Raises:
-        ConfigError: `value` is not such a number.
     """
     value = plain(value)
     real = isinstance(value, int | float) and not isinstance(value, bool)
@@ -131,9 +125,6 @@ def valid_name(what: str, value: str) -> str:
 
     Args:
         what: kind of the named object, such as "stream".
-
-    Raises:
-        ConfigError: `value` is not such a string.
     """
     if not isinstance(value, str) or not value or "/" in value:
         raise ConfigError(f"{what} name {value!r}: give a string without '/', not empty")
@@ -146,9 +137,6 @@ def positive(value: Any, returned: str, remedy: str) -> float:
     Args:
         returned: name of the method that returned the value, such as "Digits.batch_size".
         remedy: words for what the method should return.
-
-    Raises:
-        MetricError: `value` is not such a number.
     """
     try:
         number = math.nan if isinstance(value, str) else float(value)

@@ -33,9 +33,6 @@ def require_no_link(path: Path, top: Path) -> None:
 
     Call this before anything at `path`, or in the folder `path`, is written, moved or deleted.  `top` itself
     may be reached through a link.
-
-    Raises:
-        RunDirError: `path`, or a folder between it and `top`, is a link.
     """
     below = path.relative_to(top).parts
     for end in range(1, len(below) + 1):
@@ -125,11 +122,7 @@ def rename(source: Path, target: Path, room: str) -> None:
 
 
 def make_dirs(folder: Path, room: str) -> None:
-    """Make a folder and those above it, durably, if they do not exist.
-
-    Raises:
-        OSError: a folder cannot be made, or its name belongs to something else.
-    """
+    """Make a folder and those above it, durably, if they do not exist."""
     if folder.is_dir():
         return
     make_dirs(folder.parent, room)
@@ -150,9 +143,6 @@ def write_whole(path: Path, data: bytes, room: str, *, replace: bool = True) -> 
         path: the file; its folder exists.
         data: the new content.
         replace: False to leave an existing file as it is.
-
-    Raises:
-        OSError: the disk refuses.
     """
     new = temporary(path)
     # an earlier process with our id may have left a file of this name

@@ -53,12 +53,7 @@ def labels(run_dir: str | os.PathLike[str]) -> Labels:
 
 
 def add_tags(run_dir: Path, tags: list[str]) -> Labels:
-    """Give a run more tags; a tag that it has stays where it is.
-
-    Raises:
-        ConfigError: a tag is empty, too long, or has blanks or control characters; or there are too many.
-        RunDirError: the file cannot be written, or is damaged.
-    """
+    """Give a run more tags; a tag that it has stays where it is."""
     for tag in tags:
         _require_tag(tag)
 
@@ -72,12 +67,7 @@ def add_tags(run_dir: Path, tags: list[str]) -> Labels:
 
 
 def remove_tags(run_dir: Path, tags: list[str]) -> Labels:
-    """Take tags from a run.
-
-    Raises:
-        ConfigError: the run does not have a tag; names the nearest.
-        RunDirError: the file cannot be written, or is damaged.
-    """
+    """Take tags from a run."""
     from everstep.errors import nearest
 
     def change(old: Labels) -> Labels:
@@ -90,12 +80,7 @@ def remove_tags(run_dir: Path, tags: list[str]) -> Labels:
 
 
 def set_note(run_dir: Path, note: str) -> Labels:
-    """Give a run a note in place of the old one; an empty one removes it.
-
-    Raises:
-        ConfigError: the note is too long.
-        RunDirError: the file cannot be written, or is damaged.
-    """
+    """Give a run a note in place of the old one; an empty one removes it."""
     if len(note) > _LONGEST_NOTE:
         raise ConfigError(f"a note of {len(note):,} characters is too long; give {_LONGEST_NOTE:,} at most")
     return _change(run_dir, lambda old: old._replace(note=_clean(redacted(note))))
@@ -142,12 +127,7 @@ def _locked(run_dir: Path) -> Iterator[None]:
 
 
 def _read(run_dir: Path) -> Labels:
-    """Read the file.
-
-    Raises:
-        ValueError: it is not what `_change` writes.
-        OSError: it cannot be read.
-    """
+    """Read the file."""
     if (run_dir / FILE).is_symlink():
         raise ValueError("it is a link")
     try:

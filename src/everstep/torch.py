@@ -17,13 +17,4 @@ if TYPE_CHECKING:
 
     __all__: list[str]
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "everstep.backends.torch.optimizers": ("Clip", "ClipOptimizer", "MinibatchOptimizer"),
-            "everstep.backends.torch.parallel": ("parallel",),
-            "everstep.backends.torch.task": ("Task",),
-            "everstep.backends.torch.trained_part": ("trainable",),
-            "everstep.backends.torch.virtual_shards": ("VirtualShards",),
-        },
-    )
+    __getattr__, __dir__, __all__ = exports(__name__)

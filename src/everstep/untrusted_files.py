@@ -28,11 +28,7 @@ _SPARSEST = 4
 
 
 def open_regular(path: str | os.PathLike[str]) -> FileIO:
-    """Open a regular file for reading.
-
-    Raises:
-        OSError: the file is not a regular file, cannot be read, or no file can have the name.
-    """
+    """Open a regular file for reading."""
     try:
         found = os.stat(path)
     except ValueError as error:  # a NUL, or half a character
@@ -49,12 +45,7 @@ def open_regular(path: str | os.PathLike[str]) -> FileIO:
 
 
 def open_below(top: str | os.PathLike[str], parts: Sequence[str]) -> FileIO:
-    """Open a regular file below a folder for reading, through no link: each part is opened in the one before.
-
-    Raises:
-        OSError: the file is not a regular file, a part is a link, or it cannot be read.
-        ValueError: a part is not the name of a file.
-    """
+    """Open a regular file below a folder for reading, through no link; each part in the one before."""
     folder = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in parts[:-1]:
@@ -86,9 +77,6 @@ def read_regular(path: str | os.PathLike[str], largest: int | None = None) -> by
 
     Args:
         largest: most bytes that the file may have; None for no limit.
-
-    Raises:
-        OSError: the file is not a regular file, cannot be read, or is too large.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -98,11 +86,7 @@ def read_regular(path: str | os.PathLike[str], largest: int | None = None) -> by
 
 
 def require_no_hole(file: FileIO) -> None:
-    """Refuse a file with large holes: their bytes are not on the disk, but would fill the memory.
-
-    Raises:
-        OSError: the holes have more than `LARGEST_HOLE` bytes, and more than four times those on the disk.
-    """
+    """Refuse a file with large holes: their bytes are not on the disk, but would fill the memory."""
     size = os.fstat(file.fileno()).st_size
     at = holes = 0
     while size > LARGEST_HOLE and at < size:
@@ -125,9 +109,6 @@ def parse_json(text: bytes | bytearray | memoryview | str, *, once: bool = False
 
     Args:
         once: whether a name that comes twice in one object is an error; else its last value counts.
-
-    Raises:
-        ValueError: the string is not JSON, is nested too deeply, or has a name twice.
     """
     try:
         return json.loads(
@@ -170,10 +151,5 @@ def facts_checksum(facts: Mapping[str, Any]) -> str:
 
 
 def read_note(path: str | os.PathLike[str]) -> Any:
-    """Read a small JSON file.
-
-    Raises:
-        OSError: the file is not a regular file, cannot be read, or is larger than `LARGEST_NOTE`.
-        ValueError: the file is not JSON.
-    """
+    """Read a small JSON file."""
     return parse_json(read_regular(path, LARGEST_NOTE))

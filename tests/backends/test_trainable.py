@@ -270,10 +270,3 @@ def test_any_kind_of_values_has_a_digest(dtype: torch.dtype) -> None:
 def test_it_takes_a_module() -> None:
     with pytest.raises(ConfigError, match="takes a torch"):
         everstep.torch.trainable({})  # type: ignore[arg-type]
-
-
-@pytest.mark.campaign("long")
-def test_wrapped_it_has_the_same_names(tmp_path: Path) -> None:
-    with pytest.raises(Boom):
-        train(tmp_path, stop_at=5, wrap=torch.nn.DataParallel)
-    assert train(tmp_path)[0] == train(tmp_path / "a")[0]

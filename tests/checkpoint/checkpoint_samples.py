@@ -203,12 +203,13 @@ def act_heal(run_dir: Path, log: Log) -> None:
 def prepare_flaw(run_dir: Path) -> None:
     """The first copy of what two checkpoints share is damaged."""
     prepare_three(run_dir)
-    damage(shared_files(run_dir)[1])
+    damage(shared_files(store_in(run_dir))[0])
 
 
-def shared_files(run_dir: Path) -> list[Path]:
-    """The copies of the one shared file: the second one, then the first."""
-    return sorted((run_dir / "shared").iterdir())
+def shared_files(store: Store, step: int = 30) -> list[Path]:
+    """The copies of the one shared file of a checkpoint: the first, then the second."""
+    folder = store.path(at(step))
+    return sorted(folder.glob("step-*"), key=lambda path: ".copy." in path.name)
 
 
 def act_pin(run_dir: Path, log: Log) -> None:

@@ -18,13 +18,12 @@ ROWS = 4
 """Rows of each piece of an array."""
 
 
-def sharded(run_dir: Path, files: int, entries: dict[str, int], *, checksums: bool = True) -> Path:
+def sharded(run_dir: Path, files: int, entries: dict[str, int]) -> Path:
     """Write the checkpoint of step 20 of which each entry has one array "w", in pieces in `files` files.
 
     Args:
         entries: the first file and the last plus one that hold pieces of an entry, by steps: entry "a" with
             10 has a piece in every tenth file.
-        checksums: whether each piece has a checksum.
 
     Returns:
         The checkpoint's folder.
@@ -41,7 +40,7 @@ def sharded(run_dir: Path, files: int, entries: dict[str, int], *, checksums: bo
         for at, rank in enumerate(ranks):
             piece = pieces[rank][key] = host(whole[at * ROWS : (at + 1) * ROWS])
             place = {"file": file_of(rank), "key": key, "offset": [at * ROWS, 0], "shape": list(piece.shape)}
-            listed.append(place | checksum(piece) if checksums else place)
+            listed.append({**place, "xxh3_128": xxhash.xxh3_128_hexdigest(piece.data)})
         about = {"dtype": "F32", "shape": list(whole.shape), "backend": "numpy", "extra": {}}
         described[key] = {**about, "bytes": whole.nbytes, "pieces": listed}
     records = {file_of(rank): write_arrays(folder / file_of(rank), pieces[rank]) for rank in range(files)}
@@ -61,7 +60,3 @@ def rows_of(entry: str, rows: int) -> Any:
 
 def file_of(rank: int) -> str:
     return f"pieces-{rank:05d}.safetensors"
-
-
-def checksum(array: HostArray) -> dict[str, str]:
-    return {"xxh3_128": xxhash.xxh3_128_hexdigest(array.data)}

@@ -57,7 +57,7 @@ def test_it_is_there_in_the_tail_and_neither_listed_nor_watched_nor_exported(tmp
 
     def look(loop: Any, epoch: int) -> None:
         if epoch == 3:
-            loop._engine.saver.settle(wait=True)
+            loop._engine.saver._writer.wait_idle()
             listed = [one["name"] for one in asked("checkpoints", tmp_path)]
             shown = [one["name"] for one in asked("show", tmp_path)["checkpoints"]]
             watched = CheckpointFollower(tmp_path, "each", 0, 0.0, print)._committed()

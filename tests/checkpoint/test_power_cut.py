@@ -16,7 +16,7 @@ from crash_verdicts import require_sound
 from scenario_strikes import LOG, Strikes
 
 import gate
-from power_cut_model import Cut, cuts
+from power_cut_model import Cut, cuts, unannounced
 
 pytestmark = pytest.mark.campaign("machine")
 
@@ -25,7 +25,7 @@ EACH = 128
 """States of each instant that are drawn from."""
 Tally = Callable[..., None]
 
-WHOLE = tuple(name for name in SCENARIOS if name != "replace_damaged")
+WHOLE = tuple(name for name in SCENARIOS if name not in ("replace_damaged", "heal"))
 """Scenarios without a damaged checkpoint: there, each that has its name is whole."""
 
 
@@ -62,6 +62,14 @@ class Cuts:
             for name in store_in(after / "run").names():
                 assert seed_of(store_in(after / "run").read(name)) >= 0
         require_sound(self._scenario, after)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_each_call_is_announced(tmp_path: Path, scenario: str) -> None:
+    """So hazards strike wherever a file changes."""
+    found = Strikes(tmp_path, scenario).record(EVERSTEP_HAZARD=f"trace:{tmp_path}/all.hazards")
+    calls = [call for call in found if call.path != LOG]
+    assert len(calls) > 4 and unannounced(calls) == set()
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -1,7 +1,9 @@
-"""The command in processes of its own."""
+"""The command: what only looks is called in this process, the rest in processes of its own."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import sys
@@ -9,23 +11,53 @@ from pathlib import Path
 from typing import Any
 
 import warm
+from everstep import cli
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "index"))  # index_runs
+
+LOOKING = {"runs", "show", "compare", "checkpoints", "export", "prune", "sync", "tag", "note"}
 
 
 def everstep(*command: str, cwd: Path, status: int = 0, **environment: str) -> tuple[str, str]:
     """What it prints to standard output and to standard error; its exit status is as expected."""
+    environment = {"EVERSTEP_INDEX": "", "COLUMNS": "", **environment}
+    is_here = {*command[:1]} <= LOOKING and environment.keys() == {"EVERSTEP_INDEX", "COLUMNS"}
+    code, told, said = (here if is_here else in_a_process)(*command, cwd=cwd, **environment)
+    assert code == status, told + said
+    assert "Traceback" not in said
+    return told, said
+
+
+def here(*command: str, cwd: Path, **environment: str) -> tuple[int, str, str]:
+    """Call a command in this process: exit status, standard output, standard error."""
+    told, said, folder = io.StringIO(), io.StringIO(), os.getcwd()
+    before, arguments = dict(os.environ), sys.argv
+    os.chdir(cwd)
+    os.environ.update(environment)
+    sys.argv = ["everstep", *command]
+    try:
+        with contextlib.redirect_stdout(told), contextlib.redirect_stderr(said):
+            try:
+                code = cli._run()
+            except SystemExit as left:
+                code = int(left.code or 0)
+    finally:
+        sys.argv = arguments
+        os.environ.clear()
+        os.environ.update(before)
+        os.chdir(folder)
+    return code, told.getvalue(), said.getvalue()
+
+
+def in_a_process(*command: str, cwd: Path, **environment: str) -> tuple[int, str, str]:
     done = warm.run(
         [sys.executable, "-m", "everstep", *command],
         cwd=cwd,
-        env={**os.environ, "EVERSTEP_INDEX": "", "COLUMNS": "", **environment},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        check=False,
     )
-    assert done.returncode == status, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout, done.stderr
+    return done.returncode, done.stdout, done.stderr
 
 
 def completed(folder: Path, *words: str) -> list[str]:

@@ -61,8 +61,6 @@ def test_neither_runs_nor_databases_nor_what_is_printed_hold_a_password(
     told = run("train", "tiny.yaml", step.format(5), at.format(away), f"--index={away}")
     assert "cannot be used" in told
     run("train", "tiny.yaml", "optimizer.lr=0.2", at.format(url), "--on-change=fork")
-    run("sweep", "tiny.yaml", at.format(url), step.format(1), "--grid=seed=[1]")
-    run("eval", "runs/tiny", "--index", url)
     run("sync", "runs", "--index", "all.db")
     run("show", "runs/tiny", "--json")
     run("show", "tiny", "--json", "--index", url)
@@ -74,7 +72,7 @@ def test_neither_runs_nor_databases_nor_what_is_printed_hold_a_password(
     run("train", "tiny.yaml", url, status=2)
     assert [text for text in run.said if SECRET in text] == []
     files = [path for path in tmp_path.rglob("*") if path.is_file() and ".git" not in path.parts]
-    assert len(files) > 40 and tmp_path / "all.db" in files
+    assert len(files) > 30 and tmp_path / "all.db" in files
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
     with sqlite3.connect(tmp_path / "all.db") as connection:
         assert SECRET not in "\n".join(connection.iterdump())
@@ -96,16 +94,6 @@ def dump(url: str) -> str:
         ]
     assert len(rows) > 5
     return "\n".join(rows)
-
-
-@pytest.mark.campaign("machine")
-@pytest.mark.parametrize("password", [PASSWORD, "a%40b", "a/b", "a:b@c"])
-def test_a_password_may_hold_what_a_url_gives_a_meaning(server: Server, password: str) -> None:
-    """And is no part of the index's name."""
-    database = Database(server.database().replace("everstep@", f"everstep:{password}@"))
-    assert database.name.startswith(f"postgresql://{server.folder}/test")
-    with database.write():
-        pass
 
 
 def test_a_url_as_it_is_recorded_is_no_url_to_connect_with() -> None:

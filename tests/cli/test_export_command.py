@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from cli_runs import everstep
 
+import warm
+
 PROGRAM = """
 import sys
 import torch
@@ -49,7 +51,7 @@ everstep.Trainer(
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `runs/small`, which has exports by the service."""
     folder = tmp_path_factory.mktemp("trained")
-    subprocess.run([sys.executable, "-c", PROGRAM], cwd=folder, capture_output=True, check=True)
+    warm.run([sys.executable, "-c", PROGRAM], cwd=folder, capture_output=True, check=True)
     return folder
 
 
@@ -91,32 +93,6 @@ def test_it_loads_without_everstep(trained: Path) -> None:
     assert "All keys matched" in done.stdout
 
 
-@pytest.mark.campaign("long")
-def test_shards_of_a_checkpoint_by_its_step(trained: Path) -> None:
-    said, _ = everstep(
-        *("export", "small", "--checkpoint", "3", "--max-shard-size", "100", "--out", "shards"), cwd=trained
-    )
-    assert "7 arrays of 'model' at step 3" in said
-    index = json.loads((trained / "shards" / "model.safetensors.index.json").read_text())
-    assert len(set(index["weight_map"].values())) > 1 and len(index["weight_map"]) == 7
-    everstep(
-        *("export", "small", "--format", "torch.distributed.checkpoint", "--out", "distributed"), cwd=trained
-    )
-    assert (trained / "distributed" / ".metadata").exists()
-
-
-def test_an_earlier_export_is_replaced_and_nothing_else(trained: Path) -> None:
-    everstep("export", "small", "--out", "twice", cwd=trained)
-    before = content(trained / "twice")
-    everstep("export", "small", "--entry", "ema", "--out", "twice", cwd=trained)
-    assert content(trained / "twice")[1] != before[1]
-    (trained / "mine").mkdir()
-    (trained / "mine" / "notes.txt").write_text("keep")
-    _, said = everstep("export", "small", "--out", "mine", cwd=trained, status=2)
-    assert "exists and is not an export" in said
-    assert [path.name for path in (trained / "mine").iterdir()] == ["notes.txt"]
-
-
 @pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize(
     ("command", "status", "said"),
@@ -135,7 +111,7 @@ def test_wrong_input_is_told_and_writes_nothing(
 ) -> None:
     if command[0] == "none":
         start = "import everstep.record; everstep.record.RunDir.open('runs/none')"
-        subprocess.run([sys.executable, "-c", start], cwd=trained, check=True)
+        warm.run([sys.executable, "-c", start], cwd=trained, check=True)
         command = ["runs/none", *command[1:]]
     assert said in everstep("export", *command, cwd=trained, status=status)[1]
     assert not (trained / "a").exists()

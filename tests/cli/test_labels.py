@@ -13,7 +13,6 @@ from cli_runs import as_json, everstep
 import everstep as house
 import warm
 from everstep.labels import Labels, add_tags, labels
-from postgres_server import Server
 from tiny_runs import Tiny, rows
 
 
@@ -49,29 +48,6 @@ def test_a_tag_is_a_column_a_filter_and_part_of_a_run(here: Path) -> None:
 
 
 @pytest.mark.campaign("long")
-def test_what_is_taken_away_is_gone(here: Path) -> None:
-    assert everstep("tag", "one", "a", "b", "a", cwd=here)[0].split()[1:] == ["a", "b"]
-    assert everstep("tag", "one", "c", "--remove", "a", cwd=here)[0].split()[1:] == ["b", "c"]
-    assert everstep("tag", "one", cwd=here)[0].split()[1:] == ["b", "c"]
-    assert (names(here, "tags=a"), names(here, "tags=c")) == ([], ["one"])
-    everstep("note", "one", "a note", cwd=here)
-    assert everstep("note", "one", cwd=here)[0] == "a note\n"
-    everstep("note", "one", "", cwd=here)
-    assert everstep("note", "one", cwd=here)[0] == "\n"
-    assert as_json("show", "one", cwd=here)["note"] == ""
-
-
-@pytest.mark.campaign("long")
-def test_labels_that_reached_the_file_alone_reach_the_index(here: Path) -> None:
-    """Another machine wrote them, or the index was away."""
-    assert names(here) == ["one", "two"]
-    add_tags(here / "runs" / "two", ["later"])
-    assert names(here, "tags=later") == ["two"]
-    (here / "runs" / "two" / "labels.json").write_text('{"tags": []}')
-    assert names(here, "tags=later") == []
-
-
-@pytest.mark.campaign("long")
 def test_a_further_start_keeps_them_and_the_run_is_the_same(here: Path) -> None:
     add_tags(here / "runs" / "one", ["kept"])
     for name in ("one", "two"):
@@ -88,16 +64,6 @@ def test_of_writers_at_once_none_undoes_another(here: Path) -> None:
     writers = [warm.Popen([sys.executable, "-c", add, str(run), name]) for name in "abcd"]
     assert [writer.wait() for writer in writers] == [0] * 4
     assert sorted(labels(run).tags) == sorted(f"{name}-{n}" for name in "abcd" for n in range(10))
-
-
-@pytest.mark.campaign("long")
-def test_in_a_database_that_several_machines_share(here: Path, server: Server) -> None:
-    asked = {"EVERSTEP_INDEX": str(server.database())}
-    everstep("sync", "runs", cwd=here, **asked)
-    everstep("tag", "one", "shared", cwd=here, **asked)
-    everstep("note", "runs/one", "for all", cwd=here, **asked)
-    assert names(here, "tags=shared", "note='for all'", **asked) == ["one"]
-    assert names(here, "--where", '{"tags": "shared"}', **asked) == ["one"]
 
 
 # ------------------------------------------------------------------------------- what is bad
@@ -155,11 +121,3 @@ def test_the_file_of_a_stranger_stops_nothing(here: Path, content: bytes) -> Non
     assert names(here) == ["one", "two"]
     said = everstep("show", "one", cwd=here)[0]
     assert len(said) < 40_000 and not any(each in said for each in "\x1b\u202e\r\x07")
-
-
-@pytest.mark.campaign("long")
-def test_a_link_is_not_followed(here: Path) -> None:
-    (here / "mine").write_text("{}")
-    (here / "runs" / "one" / "labels.json").symlink_to(here / "mine")
-    assert "it is a link" in everstep("tag", "one", "x", cwd=here, status=1)[1]
-    assert (here / "mine").read_text() == "{}"

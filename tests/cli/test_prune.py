@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +10,10 @@ import pytest
 from cli_runs import as_json, everstep
 from index_runs import start, train
 
-from everstep import hazard
 from everstep.cli.find_run import find
 from everstep.errors import ConfigError, RunDirError
-from everstep.record import Journal, RunDir, RunLock, remove, why_stays
+from everstep.record import Journal, RunDir, remove, why_stays
 from everstep.views.describe_run import describe
-from tiny_runs import Tiny
 
 
 @pytest.fixture
@@ -51,15 +48,6 @@ def test_it_deletes_what_was_chosen_and_the_index_forgets_it(here: Path) -> None
     assert "1 run deleted" in said
     assert there(here) == before - {"failed", "killed"}
     assert everstep("prune", "status=killed", cwd=here)[0].startswith("0 runs would be deleted")
-
-
-def test_by_name_and_by_directory(here: Path) -> None:
-    before = there(here)
-    assert len(as_json("runs", cwd=here)) == 5
-    rows = as_json("prune", "good", "runs/long", "--delete", cwd=here)
-    assert [row["deleted"] for row in rows] == [True, True]
-    assert there(here) == before - {"good", "long"}
-    assert {run["status"] for run in as_json("runs", cwd=here)} == {"failed", "killed", "stopped"}
 
 
 @pytest.mark.campaign("long")
@@ -114,35 +102,13 @@ def test_a_run_without_a_lock_stays_unless_it_said_its_end(tmp_path: Path) -> No
 
 
 @pytest.mark.campaign("long")
-def test_a_start_without_a_lock_stays_though_an_earlier_one_had_it(tmp_path: Path) -> None:
-    run_dir = tmp_path / "runs" / "a"
-    Tiny(run_dir, max_epoch=1).train()
-    assert (run_dir / "lock").exists()
-    with Tiny(run_dir, max_epoch=2, lock=False).loop as loop:
-        epochs = loop.iter_epochs()
-        next(epochs)
-        assert [run["status"] for run in as_json("runs", cwd=tmp_path)] == ["running"]
-        assert "may be running" in why_stays(run_dir, RunDir.open(run_dir).id)
-        everstep("prune", "a", "--delete", cwd=tmp_path, status=1)
-        epochs.close()
-    (row,) = as_json("prune", "a", "--delete", cwd=tmp_path)
-    assert row["deleted"]
-
-
-@pytest.mark.campaign("long")
 def test_what_is_no_run_or_holds_another_one_stays(here: Path) -> None:
     assert "is not a run directory" in everstep("prune", "./runs/notes", "--delete", cwd=here, status=2)[1]
     (here / "link").symlink_to(here / "runs" / "good")
     assert "it is a link" in everstep("prune", "link", "--delete", cwd=here, status=1)[1]
     RunDir.open(here / "runs" / "long" / "mine")
     assert "it contains another run" in everstep("prune", "runs/long", "--delete", cwd=here, status=1)[1]
-    RunDir.open(here / "runs" / "stopped" / "evaluations")
-    lock = RunLock(here / "runs" / "stopped" / "evaluations")
-    lock.acquire()
-    assert "it is being evaluated" in everstep("prune", "stopped", "--delete", cwd=here, status=1)[1]
-    lock.release()
     (here / "runs" / "failed" / "run.json").unlink()
-    (here / "runs" / "failed" / ".run.json").unlink()
     assert "is gone" in everstep("prune", "failed", "--delete", cwd=here, status=1)[1]
     assert there(here) == {"notes", "good", "long", "stopped", "failed", "killed"}
     assert "1 run deleted" in everstep("prune", "stopped", "--delete", cwd=here)[0]
@@ -205,25 +171,4 @@ def test_only_the_run_that_was_meant_is_removed(tmp_path: Path) -> None:
     RunDir.open(tmp_path / "a", seed=1)
     with pytest.raises(RunDirError, match="another run is there, a-"):
         remove(tmp_path / "a", "a-000000")
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-def test_a_run_that_begins_in_its_place_meanwhile_keeps_its_lock(tmp_path: Path) -> None:
-    """Its lock.json tells one that was killed from one that failed."""
-    old, new = RunDir.open(tmp_path / "a"), RunLock(tmp_path / "a")
-    (old.path / "lock").touch()
-
-    def begin(number: int, frame: object) -> None:
-        RunDir.open(tmp_path / "a")
-        new.acquire()
-
-    before = signal.signal(signal.SIGUSR1, begin)
-    hazard.arm("SIGUSR1:removing.fsync_folder:1")  # after it was given another name
-    try:
-        remove(tmp_path / "a", old.id)
-        assert (tmp_path / "a" / "lock.json").exists()
-    finally:
-        hazard.arm(None)
-        signal.signal(signal.SIGUSR1, before)
-        new.release()
     assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -124,15 +124,6 @@ def test_a_time_budget_is_used_again_and_again_at_once(
     assert re.search(r"start \d+: finished after step 16 of run$", said) and starts(tmp_path) > 2
 
 
-@pytest.mark.campaign("long")
-def test_what_never_gets_further_is_given_up_also_if_each_start_could_be_resumed(
-    tmp_path: Path, program: Callable[..., list[str]]
-) -> None:
-    said = run(tmp_path, *program("step == 4 and sys.exit(3)"), status=3)
-    assert starts(tmp_path) == 1 + 3
-    assert said.splitlines()[-3:] == [f"  start {n}: out of time after step 3 of run" for n in (2, 3, 4)]
-
-
 USELESS = {
     "it is finished": (("pass",), 0, "", 1),
     "wrong usage": (
@@ -231,16 +222,6 @@ def test_a_signal_reaches_the_command_which_saves_and_ends_it(
 
 
 @pytest.mark.campaign("long")
-def test_a_signal_ends_the_wait_before_a_start(tmp_path: Path, program: Callable[..., list[str]]) -> None:
-    process = begin(tmp_path, program("step == 3 and die()"), "--back-off", "60")
-    assert process.stderr is not None
-    while "start 2 in 60 s" not in process.stderr.readline():
-        pass
-    process.send_signal(signal.SIGTERM)
-    process.communicate()
-    assert process.returncode == 143 and starts(tmp_path) == 1
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a process that its parent died")
 def test_killed_itself_it_leaves_no_training_behind(
     tmp_path: Path, program: Callable[..., list[str]]
@@ -256,20 +237,6 @@ def test_killed_itself_it_leaves_no_training_behind(
     until(lambda: not is_held(tmp_path / "run"))
     (end,) = RunJournal(tmp_path / "run").events("interrupted")
     assert end.data["status"] == 143
-
-
-@pytest.mark.campaign("long")
-def test_what_a_crash_leaves_behind_is_gone_at_the_next_start(
-    tmp_path: Path, program: Callable[..., list[str]]
-) -> None:
-    """Here a process in a session of its own, as torchrun makes them."""
-    before = """
-sleeper = subprocess.Popen(["sleep", "600"], start_new_session=True)
-print(sleeper.pid, file=open(f"left-{start}", "w"))"""
-    run(tmp_path, *program("step == 3 * start and start < 3 and die()", before, "sleeper.kill()"))
-    for number in (1, 2):
-        pid = int((tmp_path / f"left-{number}").read_text())
-        assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()
 
 
 @pytest.mark.campaign("timed")

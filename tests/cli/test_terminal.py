@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from cli_runs import completed, everstep
 
-from everstep.cli.output import print_table
-from everstep.display.cells import in_line, shown
 from everstep.experiment.sweep import last_value
 from everstep.record import Block, Journal, RunDir
 
@@ -39,17 +37,6 @@ def clean(text: str) -> bool:
     return not any(each in text for each in ("\x1b", "\x9b", "\x07", "\u202e", "\r"))
 
 
-def test_control_characters_are_shown_escaped() -> None:
-    assert shown("a\x1b[31m\u202eb\nc\udcff") == r"a\x1b[31m\u202eb" + "\n" + r"c\udcff"
-    assert in_line("a\tb\nc\u2028d") == r"a\tb\nc\u2028d"
-    assert shown("ä 漢字 👩‍🔬") == "ä 漢字 👩‍🔬"
-
-
-def test_a_multi_line_reason_does_not_break_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table([{"name": "a", "reason": "one\ntwo"}, {"name": "b", "reason": "three"}], ("name", "reason"))
-    assert capsys.readouterr().out.splitlines() == ["name  reason", r"a     one\ntwo", "b     three"]
-
-
 @pytest.mark.campaign("long", gate=4)
 @pytest.mark.parametrize(
     "command",
@@ -57,7 +44,6 @@ def test_a_multi_line_reason_does_not_break_a_table(capsys: pytest.CaptureFixtur
         ("runs", "--columns", "name,status,reason,path,host"),
         ("show", "runs/many0"),
         ("compare", "runs/many0", "runs/many1"),
-        ("watch", "runs/many0"),
         ("tag", "runs/many0", "seen"),
         ("tag", "runs/many0", "\x1b[2J"),
         ("show", "runs/none\x1b[2J"),
@@ -66,7 +52,6 @@ def test_a_multi_line_reason_does_not_break_a_table(capsys: pytest.CaptureFixtur
 )
 def test_no_control_character_of_a_run_reaches_the_terminal(here: Path, command: tuple[str, ...]) -> None:
     status = 2 if "none" in command[1] or "such" in command[1] or "\x1b" in command[-1] else 0
-    status = 1 if command[0] == "watch" else status  # the run has failed
     out, err = everstep(*command, cwd=here, status=status)
     assert clean(out + err)
     if command[0] == "runs" and status == 0:
@@ -91,16 +76,6 @@ def test_the_shell_completes_runs(here: Path) -> None:
     (here / "runs" / "everstep.db").unlink()
     assert completed(here, "show", "many") == ["many"]
     assert not (here / "runs" / "everstep.db").exists()
-
-
-def test_sync_makes_the_index_that_the_environment_names(here: Path) -> None:
-    out, _ = everstep("sync", "runs", cwd=here, EVERSTEP_INDEX=str(here / "team.db"))
-    assert "4 runs" in out and (here / "team.db").exists()
-    assert not (here / "runs" / "everstep.db").exists()
-    listed, _ = everstep("runs", "--json", cwd=here, EVERSTEP_INDEX=str(here / "team.db"))
-    assert len(json.loads(listed)) == 4
-    everstep("sync", "runs", cwd=here, EVERSTEP_INDEX="off")
-    assert (here / "runs" / "everstep.db").exists()
 
 
 def test_a_listing_that_cannot_be_made_is_exit_status_1(here: Path) -> None:

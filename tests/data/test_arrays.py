@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from everstep.contracts.data import Cursor, Stream
+from everstep.contracts.data import Cursor
 from everstep.data import arrays
 from everstep.errors import DataError, UsageError
 from everstep.testing.stream_checks import check_stream
@@ -17,30 +17,6 @@ Y = torch.arange(11)
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_laws(shuffle, drop_last):
     check_stream(lambda: arrays(X, Y, batch_size=3, shuffle=shuffle, drop_last=drop_last))
-
-
-def test_is_a_stream_of_tuples():
-    stream = arrays(X, batch_size=4)
-    cursor = stream.open("train", 0, seed=0)
-    assert isinstance(stream, Stream)
-    batches = [x for [x] in cursor]
-    assert [len(x) for x in batches] == [4, 4, 3]
-    assert np.array_equal(np.concatenate(batches), X)
-
-
-def test_kinds_are_kept():
-    x, y = next(arrays(X, Y, batch_size=4).open("train", 0, seed=0))
-    assert isinstance(x, np.ndarray) and x.dtype == np.float32
-    assert isinstance(y, torch.Tensor) and y.dtype == torch.int64
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_batches_are_copies(shuffle):
-    x, y = X.copy(), Y.clone()
-    for bx, by in arrays(x, y, batch_size=4, shuffle=shuffle).open("train", 0, seed=0):
-        bx += 100
-        by += 100
-    assert np.array_equal(x, X) and torch.equal(y, Y)
 
 
 @pytest.mark.parametrize(

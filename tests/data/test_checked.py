@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,26 +103,6 @@ def test_a_policy_that_is_none_is_an_error() -> None:
         everstep.data.checked([], empty_batches="warn")  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"sources='image': give a list of keys"):
         everstep.data.checked([], sources="image")
-
-
-def test_it_is_a_stream_like_the_one_inside() -> None:
-    arrays = everstep.data.arrays(np.arange(12), batch_size=2, shuffle=True)
-    with warnings.catch_warnings():
-        check_stream(lambda: everstep.data.checked(arrays))
-
-
-def test_a_run_over_it_resumes(tmp_path: Path) -> None:
-    data = everstep.data.checked(everstep.data.arrays(np.arange(12), batch_size=2, shuffle=True))
-
-    def start(max_step: int, run: str) -> list[Any]:
-        seen = []
-        with everstep.TrainLoop(tmp_path / run, {"w": np.zeros(1)}, seed=1, max_step=max_step) as loop:
-            for _ in loop.iter_epochs():
-                for step, (ids,) in loop.iter_steps(data):
-                    seen.append((step, *ids))
-        return seen
-
-    assert dict.fromkeys(start(4, "run") + start(9, "run")) == dict.fromkeys(start(9, "straight"))
 
 
 class Uncounted:

@@ -1,6 +1,15 @@
-"""Sequences, iterables, and things that keep their own state."""
+"""Sequences, iterables, and things that keep their own state: what a run believes of each.
+
+A number, a state that is known or declared, and else only batches that are drawn again.
+"""
+
+from __future__ import annotations
 
 import itertools
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,32 +17,84 @@ import torch
 from tqdm import tqdm
 
 import everstep
-from everstep.data import arrays, as_stream, replay, stateful
-from everstep.errors import DataError, NotResumableError
+from everstep.data import as_stream, replay, stateful
+from everstep.errors import DataError, NotResumableError, RestoreError
 from everstep.testing.stream_checks import check_stream
 from tiny_runs import bind
 
 
-class Fresh:
-    """Re-iterable, without state."""
+class Lines:
+    """Batches in order; has no state."""
 
-    def __init__(self, n=5):
-        self.n = n
+    def __init__(self, count: int = 5) -> None:
+        self.count = count
 
-    def __iter__(self):
-        yield from range(self.n)
+    def __iter__(self) -> Iterator[Any]:
+        yield from (np.full(2, at) for at in range(self.count))
+
+
+class Shuffled(Lines):
+    """Draws the order of each pass from the global generator, as many datasets do."""
+
+    def __iter__(self) -> Iterator[Any]:
+        order = list(range(self.count))
+        random.shuffle(order)
+        yield from (np.full(2, at) for at in order)
+
+
+class Epochs(Lines):
+    """Its order follows from the epoch that it is told."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from np.random.default_rng(self.epoch).permutation(2 * self.count).reshape(-1, 2)
+
+
+class Place(Lines):
+    """Tells its place, and the generator that makes each pass another one."""
+
+    def __init__(self, count: int = 5) -> None:
+        super().__init__(count)
+        self.at, self.generator = 0, np.random.default_rng(5)
+
+    def __iter__(self) -> Iterator[Any]:
+        order = self.order()
+        for at in range(self.at, self.count):
+            self.at = at + 1
+            yield np.full(2, order[at])
+        self.at = 0
+
+    def order(self) -> Any:
+        return self.generator.permutation(self.count)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "generator": self.generator.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.generator.bit_generator.state = state["at"], state["generator"]
+
+
+class Counts(Place):
+    """Its state is the whole place."""
+
+    def order(self) -> Any:
+        return range(self.count)
 
 
 class SelfState:
     """Its own iterator; starts anew at the end of a pass; its order depends on all passes before."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.at, self.sum = 0, 0
 
-    def __iter__(self):
+    def __iter__(self) -> Any:
         return self
 
-    def __next__(self):
+    def __next__(self) -> int:
         if self.at == 4:
             self.at = 0
             raise StopIteration
@@ -41,50 +102,49 @@ class SelfState:
         self.sum = self.sum * 3 + self.at
         return self.sum
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, int]:
         return {"at": self.at, "sum": self.sum}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, int]) -> None:
         self.at, self.sum = state["at"], state["sum"]
 
 
-class Epochs:
+class HuggingFaces:
     """A dataset as Hugging Face has it: `state_dict` and `set_epoch`, the state names its epoch."""
 
-    def __init__(self):
-        self.epoch, self.starting, self.state = 0, None, {"epoch": 0, "at": 0}
+    def __init__(self) -> None:
+        self.epoch, self.starting, self.state = 0, dict[str, int](), {"epoch": 0, "at": 0}
 
-    def set_epoch(self, epoch):
+    def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
-    def __iter__(self):
-        start = self.starting["at"] if self.starting and self.starting["epoch"] == self.epoch else 0
+    def __iter__(self) -> Iterator[int]:
+        start = self.starting["at"] if self.starting.get("epoch") == self.epoch else 0
         for at in range(start + 1, 6):
             self.state = {"epoch": self.epoch, "at": at}
             yield self.epoch * 100 + at
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, int]:
         return self.state
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, int]) -> None:
         self.starting = self.state = state
 
 
 class Streaming:
     """A dataset as streaming libraries have it: the number of samples is told to it."""
 
-    def __init__(self):
-        self.start = 0
+    start = 0
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[int]:
         start, self.start = self.start, 0
         yield from range(start, 6)
 
-    def state_dict(self, num_samples, from_beginning):
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:
         assert from_beginning
         return {"sample_in_epoch": num_samples}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, int]) -> None:
         self.start = state["sample_in_epoch"]
 
 
@@ -92,25 +152,24 @@ class GrainLike:
     """Its iterators have `get_state` and `set_state`."""
 
     class Iterator:
-        def __init__(self):
-            self.at = 0
+        at = 0
 
-        def __iter__(self):
+        def __iter__(self) -> Any:
             return self
 
-        def __next__(self):
+        def __next__(self) -> Any:
             if self.at == 5:
                 raise StopIteration
             self.at += 1
             return np.full(2, self.at)
 
-        def get_state(self):
+        def get_state(self) -> bytes:
             return str(self.at).encode()
 
-        def set_state(self, state):
+        def set_state(self, state: bytes) -> None:
             self.at = int(state)
 
-    def __iter__(self):
+    def __iter__(self) -> Any:
         return self.Iterator()
 
 
@@ -122,53 +181,143 @@ class GrainLike:
         lambda: as_stream(([1], [2])),
         lambda: as_stream(SelfState()),
         lambda: stateful(SelfState()),
-        lambda: as_stream(Epochs()),
-        lambda: stateful(Epochs()),
+        lambda: as_stream(HuggingFaces()),
+        lambda: stateful(HuggingFaces()),
         lambda: as_stream(Streaming()),
         lambda: as_stream(GrainLike()),
         lambda: stateful(GrainLike()),
-        lambda: as_stream(Fresh()),
+        lambda: as_stream(Lines()),
     ],
 )
-def test_laws(make):
+def test_laws(make: Any) -> None:
     check_stream(make)
 
 
-def test_replay_says_what_it_cost_and_checks_the_end():
-    cursor = replay(Fresh()).open("train", 0, seed=0)
+# ------------------------------------------------------------------------------------------- in a run
+
+
+def program(run_dir: Path, data: Any, *, stop_at: int = 0, **options: Any) -> list[tuple[int, Any]]:
+    saves = everstep.Checkpoints(everstep.Every(steps=1))
+    seen = []
+    with everstep.TrainLoop(run_dir, services=[saves], max_epoch=2, seed=1, **options) as loop:
+        for _ in loop.iter_epochs():
+            for step, batch in loop.iter_steps(data):
+                if step == stop_at:
+                    raise InterruptedError
+                random.random()  # as a step draws
+                seen.append((step, np.asarray(batch).tolist()))
+    return seen
+
+
+RUNS: dict[str, tuple[Callable[[], Any], int]] = {
+    "lines": (Lines, 3),
+    "shuffled": (Shuffled, 3),
+    "shuffled, second pass": (Shuffled, 8),
+    "epochs": (Epochs, 8),
+    "place": (Place, 3),
+    "place, second pass": (Place, 8),
+    "declared": (lambda: stateful(Counts()), 8),
+    "checked": (lambda: everstep.data.checked(Epochs()), 3),
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_resume_inside_a_pass_is_exact(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, stop_at = RUNS[kind]
+    whole = program(tmp_path / "whole", make())
+    with pytest.raises(InterruptedError):
+        program(tmp_path / "cut", make(), stop_at=stop_at)
+    capsys.readouterr()
+    assert program(tmp_path / "cut", make()) == whole[stop_at - 1 :]
+    assert len(whole) == 10
+    # a state that nobody vouched for is used where a pass begins
+    says = "everstep.data.stateful(data)" in capsys.readouterr().out
+    assert says == kind.startswith("place")
+
+
+def test_batches_that_come_otherwise_are_noticed_at_the_resume(tmp_path: Path) -> None:
+    another = itertools.count()
+
+    class Chance(Lines):
+        def __iter__(self) -> Iterator[Any]:
+            yield from (np.full(2, next(another)) for _ in range(5))
+
+    with pytest.raises(InterruptedError):
+        program(tmp_path / "run", Chance(), stop_at=5)
+    with pytest.raises(RestoreError, match=r"the 4 batches that were drawn again are not those.*set_epoch"):
+        program(tmp_path / "run", Chance())
+
+
+def test_nothing_is_drawn_but_what_the_run_is_handed(tmp_path: Path) -> None:
+    drawn = {"batches": 0}
+
+    class Hard(Lines):
+        """Drawing a batch changes an entry of the run's state."""
+
+        def __iter__(self) -> Iterator[Any]:
+            for batch in super().__iter__():
+                drawn["batches"] += 1
+                yield batch
+
+    assert len(program(tmp_path / "run", Hard(), state={"drawn": drawn})) == drawn["batches"] == 10
+
+
+# --------------------------------------------------------------------------------- what each is taken for
+
+
+def test_what_is_known_to_tell_its_place_needs_no_word() -> None:
+    class Grain(Place):
+        pass
+
+    ways = [as_stream(data).resumes for data in (Place(), replay(Place()), stateful(Place()))]
+    assert ways == ["replay", "replay", "state"]
+    Grain.__module__ = "grain._src.python.data_loader"
+    assert as_stream(Grain()).resumes == "state"
+
+
+def test_what_has_no_state_cannot_be_declared() -> None:
+    with pytest.raises(NotResumableError, match="neither state_dict and load_state_dict nor"):
+        stateful(iter([1]))
+    cursor = stateful(Lines()).open("train", 0, seed=0)
+    next(cursor)
+    with pytest.raises(NotResumableError, match=r"without everstep\.data\.stateful"):
+        cursor.position()
+
+
+def test_replay_says_what_it_cost_and_checks_the_end() -> None:
+    cursor = replay(Lines()).open("train", 0, seed=0)
     next(cursor), next(cursor)
-    again = replay(Fresh()).open("train", 0, cursor.position(), seed=0)
-    assert again.note.startswith("data 'train' (Fresh): replayed 2 batches in 0.")
-    assert list(again) == [2, 3, 4]
+    again = replay(Lines()).open("train", 0, cursor.position(), seed=0)
+    assert str(again.note).startswith("data 'train' (Lines): replayed 2 batches in 0.")
+    assert [int(batch[0]) for batch in again] == [2, 3, 4]
     with pytest.raises(DataError, match="ended after 1 batches, but the checkpoint stands after 2"):
-        replay(Fresh(1)).open("train", 0, cursor.position(), seed=0)
+        replay(Lines(1)).open("train", 0, cursor.position(), seed=0)
 
 
-def test_an_iterator_gives_one_pass():
-    stream = as_stream(iter([1, 2]))
-    assert list(stream.open("train", 0, seed=0)) == [1, 2]
-    with pytest.raises(DataError, match="exhausted: an iterator gives one pass, and pass 2 was to begin"):
-        stream.open("train", 1, seed=0)
+def test_an_iterator_gives_one_pass_unless_it_goes_back_to_the_start() -> None:
+    class Once:
+        at = 0
 
-
-def test_an_iterator_that_goes_back_to_the_start_may_go_on():
-    class Again:
-        def __iter__(self):
-            self.at = 0
+        def __iter__(self) -> Any:
             return self
 
-        def __next__(self):
+        def __next__(self) -> int:
             self.at += 1
             if self.at > 2:
                 raise StopIteration
             return self.at
 
-    class Once(Again):
-        at = 0
-
-        def __iter__(self):
+    class Again(Once):
+        def __iter__(self) -> Any:
+            self.at = 0
             return self
 
+    stream = as_stream(iter([1, 2]))
+    assert list(stream.open("train", 0, seed=0)) == [1, 2]
+    with pytest.raises(DataError, match="exhausted: an iterator gives one pass, and pass 2 was to begin"):
+        stream.open("train", 1, seed=0)
     stream = as_stream(Again())
     assert [list(stream.open("train", p, seed=0)) for p in range(2)] == [[1, 2], [1, 2]]
     stream = as_stream(Once())
@@ -177,10 +326,15 @@ def test_an_iterator_that_goes_back_to_the_start_may_go_on():
         next(stream.open("train", 1, seed=0))
 
 
-def test_an_error_ends_the_cursor():
-    def broken():
-        yield 1
-        raise KeyError("disk")
+def test_an_error_ends_the_cursor_and_generators_are_closed() -> None:
+    closed = []
+
+    def broken() -> Iterator[int]:
+        try:
+            yield 1
+            raise KeyError("disk")
+        finally:
+            closed.append(True)
 
     cursor = as_stream(broken()).open("train", 0, seed=0)
     next(cursor)
@@ -189,17 +343,11 @@ def test_an_error_ends_the_cursor():
     with pytest.raises(DataError, match="fetching batch 1 failed"):
         next(cursor)
 
-
-def test_generators_are_closed():
-    closed = []
-
     class Source:
-        def __iter__(self):
-            try:
-                yield from range(3)
-            finally:
-                closed.append(True)
+        def __iter__(self) -> Iterator[int]:
+            return broken()
 
+    closed.clear()
     cursor = as_stream(Source()).open("train", 0, seed=0)
     next(cursor)
     cursor.close()
@@ -207,10 +355,10 @@ def test_generators_are_closed():
 
 
 class Samples:
-    def __len__(self):
+    def __len__(self) -> int:
         return 3
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> int:
         return index
 
 
@@ -222,20 +370,14 @@ class Samples:
         (np.ones(3), r"ndarray .*everstep\.data\.arrays"),
         (torch.ones(3), r"Tensor .*everstep\.data\.arrays"),
         (Samples(), r"Samples .*everstep\.data\.loader"),
-        (Fresh, r"type .*give an object: Fresh\(\.\.\.\)"),
+        (Lines, r"type .*give an object: Lines\(\.\.\.\)"),
         (len, r"builtin_function.*call it"),
-        (3, r"int 3 does not give batches.*everstep\.data\.arrays"),
-        (None, "NoneType None"),
+        (None, r"NoneType None does not give batches.*everstep\.data\.arrays"),
     ],
 )
-def test_what_is_no_data(data, message):
+def test_what_is_no_data(data: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         as_stream(data)
-
-
-def test_a_stream_is_itself():
-    stream = arrays(np.ones(3), batch_size=1)
-    assert as_stream(stream) is stream
 
 
 @pytest.mark.parametrize(
@@ -243,18 +385,11 @@ def test_a_stream_is_itself():
     [
         (lambda data: tqdm(data, disable=True), r"as in tqdm\(loop.iter_steps\(loader\)\)"),
         (lambda data: zip(data, data, strict=True), "StackDataset"),
-        (enumerate, "do in the loop what enumerate does"),
-        (itertools.cycle, "give the data itself"),
+        (itertools.cycle, "do in the loop what cycle does"),
     ],
 )
-def test_data_whose_place_is_hidden_is_refused_when_it_is_bound(hidden, remedy, tmp_path):
+def test_data_whose_place_is_hidden_is_refused_when_it_is_bound(
+    hidden: Any, remedy: str, tmp_path: Path
+) -> None:
     with pytest.raises(NotResumableError, match=f"stream 'train': .* hides the place.*{remedy}"):
         bind(hidden([1, 2, 3]), tmp_path / "run")
-
-
-def test_a_progress_bar_goes_around_the_steps(tmp_path):
-    loop = everstep.TrainLoop(tmp_path / "run", default_services=False, max_epoch=2)
-    with loop:
-        for _ in loop.iter_epochs():
-            seen = [step for step, _ in tqdm(loop.iter_steps([1, 2, 3]), disable=True)]
-    assert seen == [4, 5, 6] and loop.ending.finished

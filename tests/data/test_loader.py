@@ -1,13 +1,15 @@
-"""`everstep.data.loader`: order, samples and augmentation, whatever the workers do."""
+"""`everstep.data.loader`: order, samples and augmentation, whatever the workers do; streams read alone."""
 
+import multiprocessing
 import random
+import threading
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from everstep.data import loader
+from everstep.data import arrays, loader
 from everstep.errors import ConfigError, DataError
 from everstep.testing.stream_checks import check_stream, fingerprint
 
@@ -75,24 +77,8 @@ def test_augmentation_differs_between_passes_samples_and_seeds():
         assert not np.isin(again, first).any()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_global_random_state_is_left_alone(workers):
-    def state():
-        return fingerprint((random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()))
-
-    before = state()
-    batches(make(num_workers=workers))
-    assert state() == before
-
-
-def test_any_object_with_length_and_items():
-    [x] = next(loader([(torch.tensor(1),)] * 4, 2).open("train", 0, seed=0))
-    assert x.tolist() == [1, 1]
-
-
-def remember_dataset(worker_id):
-    info = get_worker_info()
-    info.dataset.mark = worker_id + 10
+def mark_dataset(worker_id):
+    get_worker_info().dataset.mark = worker_id + 10
 
 
 class Marked(Augmented):
@@ -103,7 +89,7 @@ class Marked(Augmented):
 
 
 def test_worker_init_fn_runs_and_sees_the_users_dataset():
-    [batch, *_] = loader(Marked(), 3, num_workers=1, worker_init_fn=remember_dataset).open("t", 0, seed=0)
+    [batch, *_] = loader(Marked(), 3, num_workers=1, worker_init_fn=mark_dataset).open("t", 0, seed=0)
     assert batch.tolist() == [10, 10, 10]
 
 
@@ -135,6 +121,10 @@ def test_what_it_cannot_load():
         loader(type("Nameless", (), {"__getitem__": lambda self, i: i})(), 2)
     with pytest.raises(DataError, match="0 samples"):
         loader([], 2)
+    [x] = next(
+        loader([(torch.tensor(1),)] * 4, 2).open("train", 0, seed=0)
+    )  # any object with length and items
+    assert x.tolist() == [1, 1]
     with pytest.raises(ConfigError, match="batch_size=0"):
         loader(Augmented(), 0)
     with pytest.raises(ValueError, match="prefetch_factor"):
@@ -155,3 +145,28 @@ def test_the_datasets_error_arrives_at_its_batch(workers):
     with pytest.raises(KeyError, match="sample 4 is missing"):
         next(cursor)
     assert cursor.position()["batches"] == 1
+
+
+ALONE = {
+    "arrays": lambda **options: arrays(np.arange(22.0).reshape(11, 2), batch_size=4, **options),
+    "loader": lambda **options: loader(Augmented(), 4, **options),
+    "workers": lambda **options: loader(Augmented(), 4, num_workers=2, **options),
+}
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_iterated_by_itself_it_is_as_long_as_it_says_and_each_time_the_same(kind):
+    def global_state():
+        return fingerprint([random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()])
+
+    stream = ALONE[kind](shuffle=True)
+    before = global_state()
+    first = list(stream)
+    assert (len(first), len(stream), len(ALONE[kind](drop_last=True))) == (3, 3, 2)
+    assert fingerprint(list(stream)) == fingerprint(first)
+    assert fingerprint(list(ALONE[kind](shuffle=True, seed=1))) != fingerprint(first)
+    left = iter(stream)
+    next(left)
+    left.close()
+    assert global_state() == before and not multiprocessing.active_children()
+    assert not [thread for thread in threading.enumerate() if "everstep" in thread.name]

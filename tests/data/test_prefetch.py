@@ -20,15 +20,6 @@ def test_laws():
     check_stream(lambda: prefetch(replay(range(4)), buffer=9))
 
 
-def test_same_batches_as_without():
-    plain = arrays(X, batch_size=3, shuffle=True)
-    for buffer in (1, 3, 20):
-        left, right = plain.open("train", 1, seed=4), prefetch(plain, buffer).open("train", 1, seed=4)
-        assert right.remaining() == 4
-        for (a,), (b,) in zip(left, right, strict=True):
-            assert np.array_equal(a, b)
-
-
 def test_position_counts_what_was_handed_out():
     made = []
 
@@ -102,32 +93,3 @@ def test_torch_loaders_are_refused():
     for source in (loader(data, 2), torch.utils.data.DataLoader(data)):
         with pytest.raises(ConfigError, match=r"give the .*oader num_workers=1"):
             prefetch(source)
-
-
-def test_it_tells_how_many_batches_were_handed_out_only_where_the_source_does():
-    class Uncounted:
-        def open(self, purpose, pass_index, position=None, *, seed):
-            return UncountedCursor(position or 0)
-
-    class UncountedCursor:
-        def __init__(self, at):
-            self.at = at
-
-        def __iter__(self):
-            return iter(())
-
-        def position(self):
-            return self.at
-
-        def remaining(self):
-            return 5 - self.at
-
-        def close(self):
-            pass
-
-    for position in (None, 2):
-        cursor = prefetch(Uncounted()).open("train", 0, position, seed=0)
-        assert cursor.done is None
-        cursor.close()
-    cursor = prefetch(arrays(X, batch_size=3)).open("train", 0, {"batches": 2}, seed=0)
-    assert cursor.done == 2 and len(list(cursor)) == 2 and cursor.done == 4

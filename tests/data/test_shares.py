@@ -47,40 +47,17 @@ def ranks(
     return list(zip(*(drawn(stream, Share(r, size, uneven), position) for r in range(size)), strict=True))
 
 
-@given(PASSES, SIZES)
-@examples
-def test_the_parts_are_the_batch_in_order_and_the_mean_of_means_is_the_mean(options: Any, size: int) -> None:
-    stream = numbers(**options)
-    whole = drawn(stream, Share())
-    together = ranks(stream, size, "pad")
-    assert len(together) == len(whole)
-    for (batch, weight), parts in zip(whole, together, strict=True):
-        assert weight == 1.0
-        assert np.concatenate([part for part, weight in parts if weight]).tolist() == batch.tolist()
-        assert {len(part) for part, _ in parts} <= {len(batch) // size, len(batch) // size + 1, 1}
-        means = [weight * part.mean() for part, weight in parts]
-        assert np.mean(means) == pytest.approx(batch.mean())
-
-
-@given(PASSES, SIZES)
-@examples
-def test_without_padding_the_weighted_parts_are_the_same_or_are_refused(options: Any, size: int) -> None:
-    stream = numbers(**options)
-    short = any(len(batch) < size for batch, _ in drawn(stream, Share()))
-    uneven = any(len(batch) % size for batch, _ in drawn(stream, Share()))
-    if short:
-        with pytest.raises(DataError, match=f"has none for some of {size} ranks; give"):
-            stream.split(Share(0, size, "weight"))
-    elif drawn(stream, Share()):
-        padded = [[(part.tolist(), weight) for part, weight in b] for b in ranks(stream, size, "pad")]
-        weighted = [[(part.tolist(), weight) for part, weight in b] for b in ranks(stream, size, "weight")]
-        assert weighted == padded
-        assert all(weight == 1.0 for parts in weighted for _, weight in parts) == (not uneven)
-    if uneven:
-        with pytest.raises(DataError, match=f'does not divide among {size} ranks.*uneven="weight"'):
-            stream.split(Share(0, size))
-    elif drawn(stream, Share()):
-        assert [len(parts) for parts in ranks(stream, size, None)] == [size] * len(stream)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("length", "uneven", "message"),
+    [
+        (9, "weight", "has none for some of 4 ranks; give"),
+        (11, None, r'does not divide among 4 ranks.*uneven="weight"'),
+        (3, "drop", r"no batch is left.*give more samples"),
+    ],
+)
+def test_a_batch_that_the_rule_cannot_split_is_refused(length: int, uneven: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        numbers(length, batch_size=8).split(Share(0, 4, uneven))
 
 
 @given(PASSES, SIZES)
@@ -89,44 +66,14 @@ def test_dropping_leaves_out_the_last_samples_of_a_batch_and_all_parts_are_alike
     options: Any, size: int
 ) -> None:
     stream = numbers(**options)
-    kept = [batch[: len(batch) - len(batch) % size] for batch, _ in drawn(stream, Share())]
-    kept = [batch.tolist() for batch in kept if len(batch)]
-    if not kept and len(stream):  # type: ignore[arg-type]
-        with pytest.raises(DataError, match=r"no batch is left.*give more samples"):
-            stream.split(Share(0, size, "drop"))
+    kept = [batch[: len(batch) - len(batch) % size].tolist() for batch, _ in drawn(stream, Share())]
+    kept = [batch for batch in kept if batch]
+    if not kept:
         return
     together = ranks(stream, size, "drop")
     assert [np.concatenate([part for part, _ in parts]).tolist() for parts in together] == kept
     assert all(weight == 1.0 for parts in together for _, weight in parts)
     assert all(len({len(part) for part, _ in parts}) == 1 for parts in together)
-
-
-@given(PASSES, SIZES, SIZES, st.data())
-@examples
-def test_a_place_that_one_number_of_ranks_took_opens_with_another(
-    options: Any, before: int, after: int, draw: Any
-) -> None:
-    stream = numbers(**options)
-    cursors = [stream.split(Share(r, before, "pad")).open("train", 1, seed=3) for r in range(before)]
-    steps = draw.draw(st.integers(0, len(stream)), label="steps")  # type: ignore[arg-type]
-    for _ in range(steps):
-        for cursor in cursors:
-            next(cursor)
-    [position] = {str(cursor.position()): cursor.position() for cursor in cursors}.values()
-    rest = [
-        np.concatenate([part for part, weight in parts if weight]).tolist()
-        for parts in ranks(stream, after, "pad", position)
-    ]
-    assert rest == [batch.tolist() for batch, _ in drawn(stream, Share())[steps:]]
-    assert {str(stream.split(Share(0, n, "pad")).describe(3)) for n in (before, after)} == {
-        str(stream.describe(3))
-    }
-
-
-def test_a_rank_without_a_sample_is_handed_padding_of_weight_zero() -> None:
-    [(first, second, third)] = ranks(numbers(1, batch_size=4), 3, "pad")
-    assert (first[0].tolist(), first[1]) == ([0], 3.0)
-    assert (second[0].tolist(), second[1]) == (third[0].tolist(), third[1]) == ([0], 0.0)
 
 
 class Noisy:
@@ -143,13 +90,10 @@ def noisy_collate(samples: list[Any]) -> Any:
     return torch.stack(samples), torch.rand(2)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_samples_of_a_loader_have_the_noise_that_they_have_on_one_process(workers: int) -> None:
-    def loader(workers: int) -> Stream:
-        return data.loader(Noisy(), 4, shuffle=True, num_workers=workers, collate_fn=noisy_collate)
-
-    whole = drawn(loader(0), Share())
-    together = ranks(loader(workers), 3, "pad", {"batches": 1})
+def test_samples_of_a_loader_have_the_noise_that_they_have_on_one_process() -> None:
+    stream = data.loader(Noisy(), 4, shuffle=True, collate_fn=noisy_collate)
+    whole = drawn(stream, Share())
+    together = ranks(stream, 3, "pad", {"batches": 1})
     for (batch, _), parts in zip(whole[1:], together, strict=True):
         assert torch.equal(torch.cat([part for part, weight in parts if weight]), batch)
 
@@ -227,16 +171,6 @@ def test_data_that_says_that_it_splits_itself_is_taken_at_its_word() -> None:
         as_stream(Part()).split(Share(0, 3))
 
 
-class Same(Stream):
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        raise AssertionError("not read")
-
-
-def test_a_stream_of_ones_own_without_split_is_refused_by_name() -> None:
-    with pytest.raises(DataError, match=r"a Same cannot be split.*give the stream a method split\(share\)"):
-        Same().split(Share(0, 2))
-
-
 class Numbers(Stream):
     """Stream of a user's own that can be split; each batch has four samples."""
 
@@ -282,16 +216,6 @@ class Unweighted(Numbers):
         return 1.0
 
 
-class OwnPlaces(Numbers):
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> NumbersCursor:
-        return Counting(self, 0 if position is None else position["batches"])
-
-
-class Counting(NumbersCursor):
-    def position(self) -> Any:
-        return {"batches": self.at, "rank": self.stream.share.rank}
-
-
 class Starving(Numbers):
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> NumbersCursor:
         return NumbersCursor(self, max(position or 0, self.share.rank))
@@ -321,7 +245,6 @@ def test_a_stream_of_ones_own_that_splits() -> None:
             "2 ranks, opened after 0 batches: batch 0 from there: the parts of the ranks are not the",
         ),
         (Unweighted, "3 ranks.*the weight is 1.0, 1.5 would make"),
-        (OwnPlaces, "rank 1 is elsewhere"),
         (Starving, r"2 ranks.*\[3, 2\] batches came instead of 3 each"),
     ],
 )

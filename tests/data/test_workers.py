@@ -3,8 +3,6 @@
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from everstep.backends.torch.user_dataloader import DataLoaderStream
 from everstep.data import loader
 from everstep.errors import DataError
-from waiting import until
+from waiting import PATIENCE, until
 
 STREAMS = {
     "keyed": lambda data: loader(data, 1, num_workers=2),
@@ -134,40 +132,32 @@ def test_the_users_init_function_is_put_back():
     assert mine.worker_init_fn is init
 
 
-SCRIPT = """
-import os, signal, sys
-from torch.utils.data import DataLoader, Dataset
-from everstep.data import loader
+class Hanging(Pids):
+    """The worker hangs in its fifth sample."""
 
-class Slow(Dataset):
-    def __len__(self): return 50
     def __getitem__(self, index):
-        while index > 3: signal.pause()
+        while index > 3:
+            signal.pause()
         return os.getpid()
 
-cursor = loader(Slow(), 1, num_workers=1).open("train", 0, seed=0)
-print(int(next(cursor)), flush=True)
-"""
+
+def open_and_leave(pipe, stays):
+    """Program of a process that has a worker."""
+    cursor = loader(Hanging(), 1, num_workers=1).open("train", 0, seed=0)
+    pipe.send(int(next(cursor)))
+    if stays:
+        pipe.recv()
 
 
-def run_script(ending):
-    child = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT + ending], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
-    )
-    pid = int(child.stdout.readline())
-    return child, pid
-
-
-@pytest.mark.campaign("long")
-def test_the_interpreter_ends_though_a_worker_hangs():
-    child, pid = run_script("")
-    child.communicate()
-    assert child.returncode == 0
-    wait_until_gone(pid)
-
-
-def test_workers_die_with_a_killed_parent():
-    child, pid = run_script("sys.stdin.read()")
-    child.kill()
-    child.communicate()
-    wait_until_gone(pid)
+@pytest.mark.parametrize("killed", [True, False])
+def test_no_worker_outlives_its_parent(killed):
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=open_and_leave, args=(theirs, killed))
+    child.start()
+    worker = ours.recv()
+    if killed:
+        child.kill()
+    child.join(PATIENCE)
+    assert child.exitcode == (-signal.SIGKILL if killed else 0)
+    wait_until_gone(worker)

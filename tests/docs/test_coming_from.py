@@ -23,7 +23,7 @@ def answered(page: str) -> str:
 
 
 def test_every_page_has_its_list_of_names() -> None:
-    """tools/seed_names.py makes them from the documents of the older systems; lightning-hf's is by hand."""
+    """They were made once from the documents of the older systems; lightning-hf's is by hand."""
     assert PAGES
     assert sorted(path.stem for path in (FOLDER / "names").glob("*.txt")) == PAGES
 

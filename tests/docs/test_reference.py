@@ -60,6 +60,14 @@ def test_all_rooms_are_looked_at() -> None:
 def test_a_public_name_and_its_arguments_are_documented(name: str) -> None:
     found = PUBLIC[name]
     assert found.__doc__, f"{name} has no docstring"
+    members = vars(found).items() if inspect.isclass(found) and name.count(".") == 1 else ()
+    silent = [
+        member
+        for member, thing in members
+        if member[0] != "_" and (inspect.isfunction(thing) or isinstance(thing, property))
+        if not inspect.getdoc(getattr(found, member))
+    ]
+    assert silent == []
     if (inspect.isclass(found) and issubclass(found, (Enum, Exception))) or found in TUPLES:
         return
     arguments = inspect.signature(found).parameters.values()

@@ -8,7 +8,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -115,39 +114,6 @@ def test_a_budget_that_is_too_small_is_said() -> None:
         drilled("supervisor", budget=0.01)
 
 
-# --------------------------------------------------------------------------------------- for CI
-
-
-@pytest.mark.campaign("long")
-def test_a_junit_file_has_a_case_per_hazard() -> None:
-    asked = ("--kills", "2", "--hazard", "random instant", "--hazard", "last step", "--hazard", "head")
-    done = command(*asked, "--junit", "cases.xml", SCRIPTS / "one_epoch.py")
-    assert done.returncode == 0, done.stdout
-    suite = ElementTree.parse("cases.xml").getroot()[0]
-    cases = {case.get("name"): [each.tag for each in case] for case in suite}
-    assert cases == {
-        "two undisturbed runs": [],
-        "random instant": [],
-        "random instant 2": [],
-        "last step": [],
-        "head": ["skipped"],
-    }
-    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("5", "0", "1")
-
-
-@pytest.mark.campaign("long")
-def test_a_junit_file_has_failures_and_errors() -> None:
-    asked = ("--hazard", "SIGTERM", "--junit", "cases.xml")
-    assert command(*asked, SCRIPTS / "refuses_to_resume.py").returncode == 1
-    suite = ElementTree.parse("cases.xml").getroot()[0]
-    (failure,) = suite.iter("failure")
-    assert failure.text is not None and "there is no way back" in failure.text
-    Path("broken.py").write_text("raise SystemExit('out of \\x1b order')")
-    assert command(*asked, "broken.py").returncode == 4
-    (error,) = ElementTree.parse("cases.xml").getroot().iter("error")
-    assert error.text is not None and "out of ? order" in error.text
-
-
 def test_what_cannot_be_is_refused_at_once() -> None:
     Path("train.ipynb").write_text("{}")
     with pytest.raises(ConfigError, match=r"jupyter nbconvert --to script train\.ipynb"):
@@ -156,7 +122,7 @@ def test_what_cannot_be_is_refused_at_once() -> None:
         (("train.ipynb",), "nbconvert"),
         (("--budget", "soon", "train.ipynb"), "as 90s, 10m or 2h"),
         (("--max-steps", "0", "train.ipynb"), "--max-steps"),
-        (("--junit", "no/folder.xml", "train.ipynb"), "make the folder first"),
+        (("--json", "no/folder.json", "train.ipynb"), "make the folder first"),
     ):
         done = command(*args)
         assert (done.returncode, said in done.stderr) == (2, True), done.stderr
@@ -171,15 +137,6 @@ def test_a_script_without_a_seed_is_told_so_and_not_failed_for_it() -> None:
     assert report.exact and not report.seeded, report
     assert "no seed=: the drill gave each run the same seed" in report.verdict()
     assert "no seed=" not in drilled("one_epoch", hazards=["SIGTERM"]).verdict()
-
-
-@pytest.mark.campaign("long")
-def test_hash_order_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = drilled("set_order")
-    assert report.exit_code == 3
-    assert "likely: hash order: two more runs, both with PYTHONHASHSEED=0, are equal" in report.verdict()
-    monkeypatch.setenv("PYTHONHASHSEED", "7")
-    assert drilled("set_order", hazards=["SIGTERM"]).exact
 
 
 @pytest.mark.campaign("long")

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults_support import STEPS, Run
@@ -22,13 +23,16 @@ Tally = Callable[..., None]
 Undisturbed = Callable[..., Path]
 Another = Callable[..., Run]
 Harm = Callable[[Path], None]
+PassedOver = Callable[[Harm, str], None]
 
 PAGE = 4096
 NEWEST, PREVIOUS = 14, 12
 
 
 @pytest.fixture
-def passed_over(stopped: Run, another: Another, undisturbed: Undisturbed) -> Callable[[Harm, str], None]:
+def passed_over(
+    stopped: Run, another: Another, undisturbed: Undisturbed, tally: Tally, door: str, request: Any
+) -> PassedOver:
     """Harms the newest checkpoint's folder: the warning names the file, the previous one is used, exactly."""
     count = 0
 
@@ -44,6 +48,7 @@ def passed_over(stopped: Run, another: Another, undisturbed: Undisturbed) -> Cal
         assert run.last_bodies() == list(range(PREVIOUS + 1, STEPS + 1)), said
         run.require_equal(undisturbed())
         run.require_clean()
+        tally("damages", 1, fault=request.node.originalname[11:13], door=door, file="checkpoint")
 
     return require
 
@@ -57,51 +62,50 @@ def write(file: str, change: Callable[[bytes], bytes]) -> Harm:
     return harm
 
 
+def empty_folder(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def of_another_step(file: str) -> Harm:
+    def harm(folder: Path) -> None:
+        (other,) = folder.parent.glob(f"*{PREVIOUS}")
+        shutil.copyfile(other / file, folder / file)
+
+    return harm
+
+
+def emptied(*files: str) -> Harm:
+    def harm(folder: Path) -> None:
+        for file in files:
+            (folder / file).write_bytes(b"")
+
+    return harm
+
+
 @pytest.mark.campaign("long")
-def test_fault_11_the_newest_is_truncated_anywhere(
-    passed_over: Callable[[Harm, str], None], stopped: Run, tally: Tally, door: str
-) -> None:
-    harmed = 0
+def test_fault_11_the_newest_is_truncated_anywhere(passed_over: PassedOver, stopped: Run) -> None:
     for file in (ARRAYS, MANIFEST):
         size = (stopped.newest() / file).stat().st_size
         for length in {1, 9, size // 3, size // PAGE * PAGE, size - 1}:
             passed_over(write(file, lambda content, length=length: content[:length]), file)
-            harmed += 1
-    tally("damages", harmed, fault="11", door=door, file="checkpoint")
-
-
-@pytest.mark.campaign("long", gate=1)
-def test_fault_12_the_newest_is_empty(
-    passed_over: Callable[[Harm, str], None], tally: Tally, door: str
-) -> None:
-    """Its names reached the disk, and its bytes did not: one file, all files, the folder."""
-    empty: Callable[[str], Harm] = lambda file: write(file, lambda content: b"")  # noqa: E731
-
-    def all_files(folder: Path) -> None:
-        empty(ARRAYS)(folder), empty(MANIFEST)(folder)
-
-    def folder(folder: Path) -> None:
-        shutil.rmtree(folder)
-        folder.mkdir()
-
-    passed_over(empty(ARRAYS), ARRAYS)
-    for harm in (empty(MANIFEST), all_files, folder):
-        passed_over(harm, MANIFEST)
-    tally("damages", 4, fault="12", door=door, file="checkpoint")
 
 
 @pytest.mark.campaign("long")
-def test_fault_13_the_tail_is_zeroed_from_a_page_on(
-    passed_over: Callable[[Harm, str], None], stopped: Run, tally: Tally, door: str
-) -> None:
-    harmed = 0
+def test_fault_12_the_newest_is_empty(passed_over: PassedOver) -> None:
+    """Its names reached the disk, and its bytes did not: one file, all files, the folder."""
+    passed_over(emptied(ARRAYS), ARRAYS)
+    for harm in (emptied(MANIFEST), emptied(ARRAYS, MANIFEST), empty_folder):
+        passed_over(harm, MANIFEST)
+
+
+@pytest.mark.campaign("long")
+def test_fault_13_the_tail_is_zeroed_from_a_page_on(passed_over: PassedOver, stopped: Run) -> None:
     for file in (ARRAYS, MANIFEST):
         size = (stopped.newest() / file).stat().st_size
         assert size > PAGE
         for start in {0, PAGE, (size - 1) // PAGE * PAGE}:
             passed_over(write(file, lambda content, at=start: content[:at] + bytes(len(content) - at)), file)
-            harmed += 1
-    tally("damages", harmed, fault="13", door=door, file="checkpoint")
 
 
 def flipped(content: bytes, at: int) -> bytes:
@@ -115,7 +119,7 @@ def is_read(name: Path) -> bool:
 
 @pytest.mark.campaign("long")
 def test_fault_14_one_byte_of_any_file_is_flipped(
-    passed_over: Callable[[Harm, str], None],
+    passed_over: PassedOver,
     stopped: Run,
     another: Another,
     undisturbed: Undisturbed,
@@ -149,24 +153,11 @@ def test_fault_14_one_byte_of_any_file_is_flipped(
 
 
 @pytest.mark.campaign("long")
-def test_fault_15_a_file_is_missing_or_of_another_step(
-    passed_over: Callable[[Harm, str], None], tally: Tally, door: str
-) -> None:
-    def missing(file: str) -> Harm:
-        return lambda folder: (folder / file).unlink()
-
-    def of_another_step(file: str) -> Harm:
-        def harm(folder: Path) -> None:
-            (other,) = folder.parent.glob(f"*{PREVIOUS}")
-            shutil.copyfile(other / file, folder / file)
-
-        return harm
-
+def test_fault_15_a_file_is_missing_or_of_another_step(passed_over: PassedOver) -> None:
     for file in (ARRAYS, MANIFEST):
-        passed_over(missing(file), file)
+        passed_over(lambda folder, file=file: (folder / file).unlink(), file)
         # whose manifest is another one's is told from its arrays
         passed_over(of_another_step(file), ARRAYS)
-    tally("damages", 4, fault="15", door=door, file="checkpoint")
 
 
 @pytest.mark.campaign("long")
@@ -193,17 +184,14 @@ def test_fault_16_all_checkpoints_are_damaged(
     tally("damages", len(harmed), fault="16", door=door, file="checkpoint")
 
 
-@pytest.mark.campaign("long", gate=1)
-def test_fault_17_a_manifest_is_torn(
-    passed_over: Callable[[Harm, str], None], tally: Tally, door: str
-) -> None:
+@pytest.mark.campaign("long")
+def test_fault_17_a_manifest_is_torn(passed_over: PassedOver) -> None:
     passed_over(write(MANIFEST, lambda content: content[: len(content) // 2]), MANIFEST)
-    tally("damages", 1, fault="17", door=door, file="checkpoint")
 
 
 @pytest.mark.campaign("long")
 def test_fault_18_the_rename_reached_the_disk_before_the_data(
-    passed_over: Callable[[Harm, str], None],
+    passed_over: PassedOver,
     another: Another,
     undisturbed: Undisturbed,
     tmp_path: Path,

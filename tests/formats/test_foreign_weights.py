@@ -129,11 +129,6 @@ def test_the_entry_is_named_where_several_could_be_meant(tmp_path: Path) -> None
         assert same(entries["teacher"], net(1)) and same(entries["model"], net(2))
 
 
-def test_counters_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r'has no counters: leave "step" in reset='):
-        everstep.load(InitFrom(as_safetensors(net(1), tmp_path), reset=()), {"model": net(2)})
-
-
 def test_tied_weights_may_be_stored_once(tmp_path: Path) -> None:
     """As Hugging Face's libraries store them: a safetensors file has no two names for one tensor."""
 
@@ -177,13 +172,6 @@ print(json.dumps([live.tolist(), "torch" in sys.modules]))
     assert json.loads(done.stdout) == [[[0, 1, 2], [3, 4, 5]], False]
 
 
-def test_a_file_of_torch_gives_arrays_of_numpy(tmp_path: Path) -> None:
-    torch.save({"w": torch.arange(3.0)}, tmp_path / "w.pt")
-    weights = {"w": np.zeros(3, np.float32)}
-    everstep.load(tmp_path / "w.pt", {"weights": weights})
-    assert weights["w"].tolist() == [0, 1, 2] and type(weights["w"]) is np.ndarray
-
-
 def test_an_export_is_taken_back(tmp_path: Path) -> None:
     given, model = as_safetensors(net(1), tmp_path), net(2)
     with everstep.TrainLoop(
@@ -196,47 +184,6 @@ def test_an_export_is_taken_back(tmp_path: Path) -> None:
     again = net(3)
     everstep.load(folder, {"model": again})
     assert same(again, net(1))
-
-
-MEMORY = """
-import sys, threading
-import torch
-import everstep
-model = torch.nn.ParameterList([torch.zeros(1 << 20) for _ in range(24)])
-def anonymous():
-    lines = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
-    return int(lines["RssAnon"].split()[0])
-seen = []
-everstep.load(sys.argv[2], {"model": torch.nn.Linear(1, 1)})
-before = anonymous()
-stop = threading.Event()
-def watch():
-    while not stop.wait(1e-3):
-        seen.append(anonymous())
-thread = threading.Thread(target=watch)
-thread.start()
-everstep.load(sys.argv[1], {"model": model})
-stop.set()
-thread.join()
-assert all(float(each.sum()) == index << 20 for index, each in enumerate(model))
-print(max(seen) - before)
-"""
-
-
-@pytest.mark.campaign("long")
-@pytest.mark.parametrize("name", ["safetensors", "torch.save", "torch.distributed.checkpoint"])
-def test_no_second_copy_of_the_whole_is_in_memory(tmp_path: Path, name: str) -> None:
-    given = FLAT[name](
-        torch.nn.ParameterList([torch.full((1 << 20,), float(n)) for n in range(24)]), tmp_path
-    )
-    small = tmp_path / "small"
-    small.mkdir()
-    warm = FLAT[name](torch.nn.Linear(1, 1), small)
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(given), str(warm)], capture_output=True, text=True, check=True
-    )
-    mib = int(done.stdout) >> 10
-    assert mib < 88, f"{mib} MiB beside the model's own 96 MiB"
 
 
 SHARDED = """

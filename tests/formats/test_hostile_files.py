@@ -16,7 +16,7 @@ import torch
 from foreign_files import FLAT, as_distributed, as_folder, as_safetensors, as_shards, as_torch, net, same
 
 import everstep
-from everstep.errors import CheckpointError, EverstepError, NoCheckpointError, RestoreError
+from everstep.errors import CheckpointError, NoCheckpointError
 from everstep.formats.distributed import read_pickle
 
 INDEX = "model.safetensors.index.json"
@@ -54,24 +54,6 @@ def test_a_file_that_was_cut_off(tmp_path: Path, name: str) -> None:
             refused(given, str(path.name).replace(".", r"\."))
         path.write_bytes(raw)
     everstep.load(given, {"model": net(2)})
-
-
-@pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize("name", FLAT)
-def test_flipped_bits_change_a_weight_or_are_an_error(tmp_path: Path, name: str) -> None:
-    """Other programs' files have no checksums: what is asked is that nothing else happens."""
-    given = FLAT[name](net(1), tmp_path)
-    for path in [given] if given.is_file() else sorted(given.iterdir()):
-        raw = path.read_bytes()
-        for at in range(0, len(raw), max(1, len(raw) // 40)):
-            harmed = bytearray(raw)
-            harmed[at] ^= 0x55
-            path.write_bytes(harmed)
-            try:
-                everstep.load(given, {"model": net(2)})
-            except EverstepError:
-                continue
-        path.write_bytes(raw)
 
 
 @pytest.mark.parametrize("make", ["fifo", "folder", "missing"])
@@ -385,25 +367,3 @@ def test_a_pickle_that_is_none_takes_no_memory(raw: bytes) -> None:
         assert tracemalloc.get_traced_memory()[1] < 10**6
     finally:
         tracemalloc.stop()
-
-
-def test_a_memo_with_a_large_number_takes_no_memory() -> None:
-    tracemalloc.start()
-    try:
-        assert read_pickle(b"\x80\x04]r\xff\xff\xff\x7f.") == []
-        assert tracemalloc.get_traced_memory()[1] < 10**6
-    finally:
-        tracemalloc.stop()
-
-
-def test_names_that_no_state_has_are_not_read(tmp_path: Path) -> None:
-    """An array of a terabyte in a file with a hole is listed by its name, and its bytes are left alone."""
-    text = json.dumps({"w": {"dtype": "U8", "shape": [10**12], "data_offsets": [0, 10**12]}}).encode()
-    given = tmp_path / "large.safetensors"
-    given.write_bytes(len(text).to_bytes(8, "little") + text)
-    try:
-        os.truncate(given, 8 + len(text) + 10**12)
-    except OSError:
-        os.truncate(given, 8 + len(text))
-    with pytest.raises((RestoreError, CheckpointError), match=r"does not fit|end at byte"):
-        everstep.load(given, {"model": net(2)})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -14,7 +13,6 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Event
 
 import warm
 
@@ -87,26 +85,6 @@ def outputs(program: str, size: int) -> list[str]:
         codes = [process.returncode for process in processes]
         assert codes == [0] * size, f"they ended with {codes}\n" + "\n".join(printed)
     return printed
-
-
-def strike(program: str, size: int, run: Path, chosen: random.Random, within: float) -> int:
-    """Start ranks that train, and kill all of them or one; return 1 if a rank was killed, 0 if all had ended.
-
-    Args:
-        program: makes the file RUN.PID when the loop of its process is entered.
-        chosen: chooses when, and whom.
-        within: seconds after the run's first checkpoint until the latest kill.
-    """
-    with started(program, size) as processes:
-        while not list(run.glob("checkpoints/*")) and any(process.poll() is None for process in processes):
-            Event().wait(POLL)
-        Event().wait(chosen.random() * within)
-        began = all(Path(f"{run}.{process.pid}").exists() for process in processes)
-        victims = processes if chosen.random() < 0.5 or not began else [chosen.choice(processes)]
-        for victim in victims:
-            victim.send_signal(signal.SIGKILL)
-        ended(processes)
-        return int(any(victim.returncode == -signal.SIGKILL for victim in victims))
 
 
 def lines_by_rank(text: str) -> dict[int, list[str]]:

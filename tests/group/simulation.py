@@ -21,12 +21,11 @@ from random import Random
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
-import group_checks
 import pytest
 
 from everstep import hazard, polling
 from everstep.errors import StoreLostError
-from everstep.group import StoreGroup, agreement, ended, whereabouts
+from everstep.group import StoreGroup, agreement, store_group, whereabouts
 
 LEAST = 1e-3
 """Seconds that a sleep takes at least: a wait begins with sleeps of 0 s, and time has to pass."""
@@ -34,7 +33,7 @@ SLOW = 0.05
 """Seconds for which a thread may be held up at a line, or a request be on its way."""
 MOST = 500_000
 """Number of switches after which a simulation does not end."""
-GLOBALS: list[tuple[Any, str]] = [(hazard, "_action"), (ended, "_last")]
+GLOBALS: list[tuple[Any, str]] = [(hazard, "_action"), (store_group, "_last")]
 
 
 class Over(BaseException):
@@ -203,13 +202,11 @@ class Simulation:
     def __enter__(self) -> Simulation:
         time = SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep)
         threads = SimpleNamespace(Thread=self.make_thread, Condition=partial(Condition, self))
-        for module in (whereabouts, group_checks):
-            self._patches.setattr(module, "time", time)
-        for module in (agreement, group_checks):
-            self._patches.setattr(module, "threading", threads)
+        self._patches.setattr(whereabouts, "time", time)
+        self._patches.setattr(agreement, "threading", threads)
         self._patches.setattr(polling, "time", SimpleNamespace(monotonic=time.monotonic, sleep=self.poll))
         self._patches.setattr(agreement, "queue", SimpleNamespace(SimpleQueue=partial(Queue, self)))
-        self._patches.setattr(ended, "atexit", SimpleNamespace(register=bool))
+        self._patches.setattr(store_group, "atexit", SimpleNamespace(register=bool))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -231,7 +228,7 @@ class Simulation:
 
         def whole(rank: int) -> None:
             found[rank] = program(rank)
-            ended._say_so()
+            store_group._say_so()
 
         self._mains = [Thread(self, whole, [rank], name=f"rank {rank}") for rank in range(self.size)]
         for rank, thread in enumerate(self._mains):

@@ -114,7 +114,7 @@ def test_ranks_that_are_steps_apart_stop_at_the_same_steps() -> None:
         return loop.met, loop.heard
 
     agreed = 0
-    seeds = share(range(1500), 60)
+    seeds = share(range(1500), 30)
     for seed in seeds:
         size, every = 2 + seed % 2, NEVER if seed % 3 else 5
         with interrupted(seed, size) as simulation:
@@ -244,7 +244,7 @@ def test_ranks_that_are_only_slow_are_not_taken_for_ranks_that_have_passed() -> 
             loop.meet()
         return loop.met
 
-    for seed in range(60):
+    for seed in range(20):
         with interrupted(seed, 3) as simulation:
             for _ in range(12):
                 simulation.stop_at(simulation.random.randrange(3), simulation.random.randrange(150), 2)

@@ -66,25 +66,6 @@ say(*ended("values", services=[Local(lambda: (everstep.SetValue("optimizer.lr", 
     assert len(second.data["ranks"]) == 2
 
 
-def test_what_one_rank_alone_knows_stops_all_at_one_step(folder: Path) -> None:
-    said = said_alike("""
-def at(wanted, who, action):
-    return lambda loop, step: slowly() or action(loop) if (step, rank) == (wanted, who) else slowly()
-
-def slowly(*_):
-    time.sleep(0.01)
-
-def in_thread(loop):
-    threading.Thread(target=loop.call_soon, args=(everstep.Stop("a thread of rank 1"),)).start()
-
-say(*ended("thread", at(3, 1, in_thread)))
-say(*ended("time", slowly, max_time=0.2))
-""")
-    thread, time = said
-    assert thread.startswith("ended ") and thread.endswith(" a thread of rank 1")
-    assert time.startswith("Interrupted: time budget of 0.2 s is used up (exit code 3)")
-
-
 def test_saves_that_choose_their_times_by_the_writers_figures(folder: Path) -> None:
     said = said_alike("""
 class Slow:

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
-import group_checks
 import pytest
-from group_checks import check_group
 from simulation import Simulation
 
 from everstep.errors import DisagreementError, GroupError, MissingRankError
-from everstep.group import GroupNews, Single, StoreGroup, report
+from everstep.group import Single, StoreGroup, report
 from gate import share
-
-
-def test_it_keeps_the_contract_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_checks, "nothing_left", lambda settle: nullcontext())
-    monkeypatch.setattr(group_checks, "_REQUESTS", 5)
-    for seed in range(6):
-        with Simulation(seed, 2 + seed % 3, host=(None, 0)[seed % 2]) as simulation:
-            simulation.run(lambda rank: check_group(simulation.group))
 
 
 def test_an_operation_costs_five_requests_and_leaves_no_keys() -> None:
@@ -55,6 +44,37 @@ def outcome(call: Callable[[], Any]) -> Any:
         return call()
     except GroupError as error:
         return type(error).__name__, error.ranks
+
+
+VALUES: tuple[Any, ...] = (None, True, -7, 2**40, 0.1, "", "é\n", [1, [2, None]], {"a": [0.5]}, "x" * 100_000)
+
+
+def test_operations_bring_the_values_of_all_ranks_and_differences_are_errors_on_all() -> None:
+    def program(rank: int) -> Any:
+        group, last = simulation.group(), rank == simulation.size - 1
+        for value in VALUES:
+            assert group.gather([rank, value], "a value") == [[r, value] for r in range(group.size)]
+        assert group.writer == (rank == 0) and group.share(rank, "a choice") == 0
+        assert group.any(last, "a wish") is True and group.any(False, "a wish") is False
+        assert group.agree({"a": [1, 2.5]}, "a config") == {"a": [1, 2.5]}
+        differ = outcome(lambda: group.agree(last, "the config"))
+        began = simulation.now  # the group goes on after a difference
+        if last:
+            simulation.sleep(0.4)
+        group.barrier("a late rank")
+        assert simulation.now - began >= 0.4
+        elsewhere = outcome(lambda: group.barrier("a place" if rank == 0 else "another place"))
+        after = outcome(lambda: group.barrier("after an error"))
+        for _ in range(2):
+            group.close()
+        return differ, elsewhere, after
+
+    for seed in range(12):
+        with Simulation(seed, 2 + seed % 3, host=(None, 0)[seed % 2]) as simulation:
+            found = simulation.run(program)
+        for differ, elsewhere, after in found:
+            assert differ[0] == elsewhere[0] == "DisagreementError" and after == ("GroupError", ())
+            assert simulation.size == 2 or differ[1] == (simulation.size - 1,)
 
 
 def trained(simulation: Simulation, limit: float = 5, count: int = 3) -> Callable[[int], Any]:
@@ -194,58 +214,6 @@ def test_of_failures_at_once_one_is_the_first() -> None:
             assert [each for each in found if each] == [f"rank {first}: RuntimeError: of {first}"] * 2, found
         else:
             assert found == [found[0]] * 3, found
-
-
-def test_ranks_that_stand_have_written_before_the_one_that_hangs_ends() -> None:
-    """Rank 1 hangs; rank 2 takes its time to write; rank 0 stood before, and moves again."""
-
-    def program(rank: int) -> Any:
-        group = simulation.group()
-        news = GroupNews(group)
-        if rank == 1:
-            news.tell("it has not moved")
-            news.written()
-            news.await_all()
-            return [f"stacks/{other}" in "".join(simulation.keys) for other in range(3)], simulation.now
-        while (told := news.told()) is None:
-            simulation.sleep(1)
-        simulation.sleep(slow if rank == 2 else 0)
-        news.written()
-        return told
-
-    for seed in range(30):
-        slow = (1.0, 10.0)[seed % 2]
-        with Simulation(seed, 3) as simulation:
-            told, (written, seconds), other = simulation.run(program)
-        assert told == other == "rank 1: it has not moved"
-        assert written == [True, True, slow < 5] and seconds < 8, (seed, written, seconds)
-
-
-def test_what_is_over_is_told_to_nobody() -> None:
-    def program(rank: int) -> Any:
-        group = simulation.group()
-        news = GroupNews(group)
-        seen = []
-        if rank == 1:
-            for number in range(3):
-                news.tell(f"hang {number}")
-                news.over()
-        else:
-            for _ in range(6):
-                simulation.pause()
-                seen.append(news.told())
-        group.barrier("it is over")
-        seen.append(news.told())
-        group.close()
-        return seen[-1], set(seen)
-
-    seen = set()
-    for seed in range(40):
-        with Simulation(seed, 2) as simulation:
-            last, told = simulation.run(program)[0]
-        assert last is None
-        seen |= told
-    assert seen == {None, *(f"rank 1: hang {number}" for number in range(3))}
 
 
 def test_an_error_of_a_rank_that_waits_says_for_how_long_and_what_to_raise() -> None:

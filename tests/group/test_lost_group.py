@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import started, under_torchrun
+from processes import ended, lines_by_rank, outputs, started, under_torchrun
 
 from everstep.record import RunJournal, failures
 
@@ -18,7 +18,7 @@ import torch, torch.distributed as dist
 from pathlib import Path
 from everstep.group import Agreement, Peers
 from everstep.record import FailurePages, Journal
-from everstep.supervisor.leaving.last_words import LastWords
+from everstep.supervisor.leaving.failure_reporter import FailureReporter
 from everstep.supervisor.leaving.lost_group import LostGroup
 from everstep.supervisor.saving.state_tree import Progress
 from everstep.supervisor.threads.signals import SignalWatch
@@ -31,7 +31,8 @@ group = find_group(limit=60)
 signals = SignalWatch(lambda: None)
 signals.install()
 journal = Journal.open(run, rank + 1, None, {{}})
-words = LastWords(FailurePages(run, 1, rank), group, Progress(seed=1, step=12, epoch=2), journal, Voice())
+pages, progress = FailurePages(run, 1, rank), Progress(seed=1, step=12, epoch=2)
+words = FailureReporter(pages, group, progress, journal, Voice())
 lost = LostGroup(group, words, signals.give_up)
 agreement = Agreement(group, lambda: 12, lambda: None, lost.lost)
 peers = Peers(group)
@@ -148,3 +149,96 @@ def test_torchrun_is_not_held_by_the_others(tmp_path: Path) -> None:
     assert torchrun.returncode == 1 and took < 25, (took, printed)
     assert {page.rank for page in failures(run)} == {0, 1}
     assert "SIGKILL" in printed.partition("Root Cause")[2], printed
+
+
+# --------------------------------------------------------------------------------- a whole run
+
+PROGRAM = """
+import torch, everstep
+from everstep.torch import parallel
+torch.manual_seed(0)
+model = parallel(torch.nn.Linear(1, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = everstep.data.arrays(torch.arange(16.0)[:, None], batch_size=4)
+with everstep.TrainLoop("{run}", {{"model": model, "optimizer": optimizer}}, max_epoch=1) as loop:
+    for epoch in loop.iter_epochs():
+        for step, (x,) in loop.iter_steps(data):
+            loss = model(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if step == 3:
+                if rank == 0:
+                    time.sleep(600)
+                {ends}
+"""
+
+ENDS = {
+    "os.kill(os.getpid(), signal.SIGKILL)": "rank 1: its process is gone without a word",
+    'raise ValueError("a bad sample")': "rank 1: ValueError: a bad sample",
+}
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_the_other_rank_leaves_with_the_first_cause(tmp_path: Path, ends: str) -> None:
+    with started(PROGRAM.format(run=tmp_path / "run", ends=ends), 2) as processes:
+        said = [process.communicate(timeout=60)[0] for process in processes]
+    assert processes[0].returncode == 1, said
+    pages = {page.rank: page for page in failures(tmp_path / "run")}
+    assert 0 in pages, said
+    assert (pages[0].kind, pages[0].step) == ("lost", 2)
+    assert pages[0].cause is not None and pages[0].cause.startswith(ENDS[ends])
+    assert [page.what for rank, page in pages.items() if rank == 1] == (
+        ["ValueError: a bad sample"] if "ValueError" in ends else []
+    )
+
+
+# ------------------------------------------------------------------------------- who is lost, and who is not
+
+JOINED = """
+from everstep.group import Peers
+group = find_group(limit=60)
+peers = Peers(group)
+group.barrier("all have joined")
+"""
+
+
+def test_a_stopped_rank_is_not_lost() -> None:
+    """It is stopped for longer than a machine may be silent."""
+    program = (
+        JOINED
+        + """
+if rank == 1:
+    if os.fork() == 0:  # somebody has to continue it
+        time.sleep(7)
+        os.kill(os.getppid(), signal.SIGCONT)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+group.barrier("a stopped rank")
+peers.close()
+group.close()
+say(threading.active_count())
+"""
+    )
+    assert outputs(program, 2) == ["0: 1\n", "1: 1\n"]
+
+
+def test_a_rank_that_cannot_be_reached_is_an_error_on_all() -> None:
+    program = """
+import everstep.group.peers
+from everstep.errors import GroupError
+everstep.group.peers.REACH = 1
+group = find_group(limit=60)
+if rank == 1:  # it says an address at which nobody is
+    gather = group.gather
+    group.gather = lambda value, what: gather([value[0], 9] if "addresses" in what else value, what)
+try:
+    everstep.group.Peers(group)
+except GroupError as error:
+    say("rank 0 does not reach rank 1" in str(error))
+group.close()
+say(threading.active_count())
+"""
+    with started(program, 2) as processes:
+        printed = ended(processes)
+    assert [lines_by_rank(text)[rank] for rank, text in enumerate(printed)] == [["True", "1"]] * 2

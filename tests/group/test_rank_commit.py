@@ -113,9 +113,9 @@ def test_every_save_ends_alike_on_all_ranks(tmp_path: Path) -> None:
             assert step_of(found, 3) == found.step
         assert found.digest in said[0]["last"]
         kept = [key.partition("saves/")[2] for key in simulation.keys if "saves/" in key]
-        assert sorted(key for key in kept if "boxes" not in key) == [
-            f"14/{name}" for name in ("done", "folder", "part/1", "part/2", "verdict")
-        ], "keys of earlier saves are deleted"
+        assert sorted(kept) == [f"14/{name}" for name in ("done", "folder", "part/1", "part/2", "verdict")], (
+            "keys of earlier saves are deleted"
+        )
         assert not list(run_dir.rglob(".tmp-*"))
 
 
@@ -184,7 +184,7 @@ def places(
     with Simulation(seed, size) as simulation:
         simulated(simulation, run_dir, played, 5)
         # of the common tree and of each rank's own, in two copies
-        assert len(list((run_dir / "shared").iterdir())) == 2 * (1 + size)
+        assert len(list(run_dir.glob("checkpoints/step-00000040/step-*"))) == 2 * (1 + size)
         return [
             (size, rank, number, simulation.places[rank][number].removeprefix("checkpoint."))
             for rank in range(size)
@@ -264,7 +264,7 @@ def test_a_failure_that_a_rank_has_reported_ends_the_wait(tmp_path: Path) -> Non
 def test_killed_anywhere_in_a_save_it_is_the_newest_or_the_previous_whole(tmp_path: Path) -> None:
     kills = [kill for size in (2, 3) for kill in places(tmp_path / f"whole-{size}", 0, size, three_saves)]
     of_messages = [kill for kill in kills if kill[3].startswith(MESSAGES)]
-    for size, rank, number, _ in sorted({*of_messages, *share(kills, 80)}):
+    for size, rank, number, _ in sorted({*of_messages, *share(kills, 30)}):
         run_dir = tmp_path / f"{size}-{rank}-{number}"
         ranks: list[Rank] = []
 

@@ -1,30 +1,34 @@
-"""Law 1 on several ranks: ranks are killed or signalled at random times; the run ends as the undisturbed."""
+"""Law 1 on several ranks: programs x strikes; whatever is killed, the run ends as the undisturbed."""
 
 from __future__ import annotations
 
 import random
 import signal
-import time
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
-from processes import ended, started
+import sharded_loops
+import tensor_loops
+from processes import POLL, ended, started
+from test_sharded_wrappers import PROGRAM as WRAPPED
 
+from everstep.polling import wait_until
 from everstep.proof.compare import compare_runs
 
 pytestmark = pytest.mark.campaign("random")
 
 # What is exact by itself is left out: several buckets, dropout, BatchNorm, a short last batch, a counter of
 # each rank's own, and workers' positions are what a resume must bring back.
-PROGRAM = """
+DDP = """
 import numpy, torch
 import everstep
 from everstep import Every, services
 
-def train(run, slow):
+def train(run, kill_at, slow):
     numbers = numpy.random.default_rng(0)
     x, y = numbers.standard_normal((59, 5)), numbers.standard_normal((59, 1))
     torch.manual_seed(0)
@@ -51,27 +55,115 @@ def train(run, slow):
                 seen["drawn"] += int(torch.randint(1000, ()))
                 loop.collect_metrics(loss=loss)
                 time.sleep(slow)
+                if step == kill_at and rank == size - 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
             with loop.evaluation():
                 model.eval()
                 with torch.no_grad():
                     loss = torch.nn.functional.mse_loss(bare(torch.as_tensor(x)), torch.as_tensor(y))
                 loop.collect_metrics(valid_loss=loss)
-    say("digest", loop.ending.digest, seen)
 """
 
+# Inside a window each rank has gradients, sums and (but for the broadcast) running statistics of its own.
+WINDOWS = """
+import contextlib, numpy, torch
+import everstep
+from everstep import Every
 
-@cache
-def undisturbed(size: int, folder: Path) -> tuple[Path, list[str]]:
-    """Train without a disturbance, once for each number of ranks; return its run and what each rank said."""
-    run = folder / f"straight-{size}"
-    with started(f"{PROGRAM}\ntrain({str(run)!r}, 0)", size) as processes:
+torch.set_num_threads(1)
+numbers = numpy.random.default_rng(0)
+x, y = numbers.standard_normal((45, 5)), numbers.standard_normal((45, 1))
+data = everstep.data.arrays(x, y, batch_size=8, shuffle=True)
+
+def build():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(5, 9), torch.nn.BatchNorm1d(9), torch.nn.Linear(9, 1)).double()
+
+def mean_error(model, batch):
+    bx, by = map(torch.as_tensor, batch)
+    return torch.nn.functional.mse_loss(model(bx), by)
+
+each = [everstep.Checkpoints(Every(steps=1))]
+steps = 0
+def count():
+    global steps
+    steps += 1
+    if steps == kill_at and rank == size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+DOORS = {
+    "Task": """
+class Squares(everstep.torch.Task):
+    def build_model(self):
+        return build()
+    def build_optimizer(self, model):
+        return torch.optim.Adam(model.parameters(), 0.01)
+    def forward(self, batch):
+        count()
+        return {"loss": mean_error(self.model, batch)}
+task = Squares(parallel=True, accumulate=4)
+everstep.Trainer(task, {"train": data}, run, max_epoch=3, seed=7, services=each).run_training()
+""",
+    "no_sync": """
+model = everstep.torch.parallel(build())
+optimizer = torch.optim.Adam(model.parameters(), 0.01)
+state = {"model": model, "optimizer": optimizer}
+with everstep.TrainLoop(run, state, seed=7, max_epoch=3, uneven="weight", services=each) as loop:
+    for epoch in loop.iter_epochs():
+        for step, batch in loop.iter_steps(data):
+            count()
+            with contextlib.nullcontext() if step % 4 == 0 else model.no_sync():
+                (mean_error(model, batch) * loop.batch_weight / 4).backward()
+            if step % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+""",
+}
+
+
+LAYOUTS = [("fsdp", 2), ("fsdp", 4), ("hsdp", 4), ("window", 2), ("window", 4)]
+LAYOUTS += [("clipped", 2), ("mixed precision", 2)]
+SHARDED = f"{sharded_loops.HEAD}\ntrain(run, "
+TENSOR: dict[str, tuple[int, dict[str, Any]]] = {
+    "plain": (2, {"dropout": 0.3}),
+    "turned": (2, {"dropout": 0.3}),
+    "plain+": (4, {"dropout": 0.3, "wrapped": "clip"}),
+    "sequence": (2, {"wrapped": "window", "every": 1}),
+    "sequence+": (4, {"data": "torch"}),
+}
+
+ROWS: dict[str, tuple[int, str, tuple[int, ...]]] = {
+    **{f"DDP on {size}": (size, f"{DDP}\ntrain(run, kill_at, slow)", (9, 11)) for size in (2, 3, 4)},
+    **{f"windows, {door}": (2, f"{WINDOWS}{text}", (7, 4)) for door, text in DOORS.items()},
+    "window of a wrapped optimizer": (2, f"{WRAPPED}\nwrapped(run, 'window', 'fsdp', kill_at)", (6,)),
+    **{
+        f"{how} on {size}": (size, f"{SHARDED}{how!r}, kill_at, slow, epochs=5)", (8, 11))
+        for how, size in LAYOUTS
+    },
+    **{
+        f"tensor parallel, {how}": (
+            size,
+            f"{tensor_loops.HEAD}\ntrain(run, {how!r}, kill_at, slow=slow, epochs=5, **{given})",
+            (8, 11),
+        )
+        for how, (size, given) in TENSOR.items()
+    },
+}
+"""Number of ranks, program, and the steps (of each start) in which the last rank kills itself."""
+
+
+def program(row: str, run: Path, kill_at: int = 0, slow: float = 0.0) -> tuple[str, int]:
+    size, text, _ = ROWS[row]
+    return f"run, kill_at, slow = {str(run)!r}, {kill_at}, {slow}\n{text}", size
+
+
+def trained(row: str, run: Path, kill_at: int = 0) -> list[str]:
+    with started(*program(row, run, kill_at)) as processes:
         said = ended(processes)
-        assert [process.returncode for process in processes] == [0] * size, "\n".join(said)
-    return run, _last(said)
-
-
-def _last(said: list[str]) -> list[str]:
-    return [next(line for line in text.splitlines() if ": digest " in line) for text in said]
+        codes = [process.returncode for process in processes]
+    assert codes[-1] == -signal.SIGKILL if kill_at else not any(codes), "\n".join(said)
+    return said
 
 
 @pytest.fixture(scope="session")
@@ -79,45 +171,54 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ranks")
 
 
-def strike(seed: int, folder: Path, run: Path) -> Counter[str]:
-    """Disturb a run twice, at times and ranks that the seed chooses; then let it end, and compare.
+@cache
+def undisturbed(row: str, folder: Path) -> Path:
+    trained(row, run := folder / row)
+    return run
 
-    Returns:
-        How many kills and signals have ended a rank.
-    """
-    chosen, struck = random.Random(seed), Counter[str]()
-    size = 2 + seed % 3
-    for _ in range(2):
-        how = chosen.choice(["kill one", "kill all", "SIGTERM one"])
-        with started(f"{PROGRAM}\ntrain({str(run)!r}, 0.02)", size) as processes:
-            until = time.monotonic() + 30
-            while not list(run.glob("checkpoints/*")) and time.monotonic() < until:
-                time.sleep(0.02)
-            time.sleep(chosen.random() * 1.2)
-            victims = processes if how == "kill all" else [chosen.choice(processes)]
-            began = all(Path(f"{run}.{process.pid}").exists() for process in processes)
-            for victim in victims:
-                victim.send_signal(signal.SIGTERM if how == "SIGTERM one" else signal.SIGKILL)
-            if not began:
-                # before the ranks know each other only a launcher can end those that are left
-                for process in processes:
-                    process.kill()
-            said = ended(processes)
-            codes = [process.returncode for process in processes]
-        if any(victim.returncode for victim in victims):
-            struck["signals" if how == "SIGTERM one" else "kills"] += 1
-        if how == "SIGTERM one" and began and 0 not in codes:
-            assert set(codes) == {143}, (how, codes, said)  # all ranks, with one checkpoint
-    straight, expected = undisturbed(size, folder)
-    with started(f"{PROGRAM}\ntrain({str(run)!r}, 0)", size) as processes:
+
+@pytest.mark.parametrize("row", ROWS)
+def test_killed_twice_it_ends_as_the_undisturbed(row: str, folder: Path, tmp_path: Path) -> None:
+    for kill_at in ROWS[row][2]:
+        trained(row, tmp_path / "run", kill_at)
+    said = trained(row, tmp_path / "run")
+    assert compare_runs(undisturbed(row, folder), tmp_path / "run") == []
+    assert "resume differs" not in said[0]
+
+
+RANDOM = [row for row in ROWS if "slow" in ROWS[row][1]]
+
+
+def strike(row: str, run: Path, chosen: random.Random, struck: Counter[str]) -> None:
+    """Start ranks that train, and strike all of them or one, at a time and in a way that are drawn."""
+    how = chosen.choice(["kill one", "kill all", "SIGTERM one"])
+    with started(*program(row, run, slow=0.02)) as processes:
+        wait_until(lambda: [*run.glob("checkpoints/*")] or any(p.poll() is not None for p in processes), 120)
+        Event().wait(chosen.random() * 1.5 + POLL)
+        victims = processes if how == "kill all" else [chosen.choice(processes)]
+        began = all(Path(f"{run}.{process.pid}").exists() for process in processes)
+        for victim in victims:
+            victim.send_signal(signal.SIGTERM if how == "SIGTERM one" else signal.SIGKILL)
+        if not began:
+            # before the ranks know each other only a launcher can end those that are left
+            for process in processes:
+                process.kill()
         said = ended(processes)
-        assert [process.returncode for process in processes] == [0] * size, "\n".join(said)
-    assert _last(said) == expected
-    assert compare_runs(straight, run) == []
-    return struck
+        codes = [process.returncode for process in processes]
+    if any(victim.returncode for victim in victims):
+        struck["signals" if how == "SIGTERM one" else "kills"] += 1
+    if how == "SIGTERM one" and began and 0 not in codes:
+        assert set(codes) == {143}, (how, codes, said)  # all ranks, with one checkpoint
 
 
-@pytest.mark.parametrize("seed", range(80))
-def test_disturbed_ranks_end_as_the_undisturbed(seed: int, folder: Path, tmp_path: Path, tally: Any) -> None:
-    for kind, n in strike(seed, folder, tmp_path / "run").items():
-        tally(kind, n, phase="ranks, at any time", door="DistributedDataParallel")
+@pytest.mark.parametrize("seed", range(12 * len(RANDOM)))
+def test_struck_at_any_time_it_ends_as_the_undisturbed(
+    seed: int, folder: Path, tmp_path: Path, tally: Any
+) -> None:
+    chosen, row, struck = random.Random(seed), RANDOM[seed % len(RANDOM)], Counter[str]()
+    for _ in range(2):
+        strike(row, tmp_path / "run", chosen, struck)
+    trained(row, tmp_path / "run")
+    assert compare_runs(undisturbed(row, folder), tmp_path / "run") == []
+    for kind, n in struck.items():
+        tally(kind, n, phase="ranks, at any time", door=row)

@@ -126,39 +126,6 @@ def test_new_processes_that_load_a_state_go_on_to_the_bit(
     assert len(whole) == size and len(whole[0]) == (12 if size == 3 else 10)
 
 
-FIRST = (
-    HEAD
-    + """
-def gradients(prepared, **options):
-    torch.manual_seed(3)
-    model = DDP(Net(), bucket_cap_mb=0.01, **options)
-    if prepared:
-        backend.prepare_ranks({"model": model}, DataRanks(range(size)))
-    found = []
-    for _ in range(4):
-        model.zero_grad()
-        model(inputs(0)).square().mean().backward()
-        found.append(bits(parameter.grad for parameter in model.parameters()))
-    return found
-
-for options in ({}, {"static_graph": True}, {"find_unused_parameters": True}):
-    assert len(set(gradients(True, **options))) == 1
-torchs_own = gradients(False), gradients(False, static_graph=True)
-say("differ", *([found == torchs_own[0][-1] for found in own] for own in torchs_own))
-"""
-)
-
-
-@pytest.mark.campaign("long")
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_the_first_step_has_the_bits_of_later_ones(size: int) -> None:
-    said = {line for lines in lines_by_rank("".join(outputs(FIRST, size))).values() for line in lines}
-    if size == 2:  # the sum of two numbers rounds in one way
-        assert said == {"differ [True, True, True, True] [True, True, True, True]"}
-    else:  # without `prepare_ranks`: what the check above would find
-        assert said == {"differ [False, True, True, True] [False, False, True, True]"}
-
-
 UNTOUCHED = (
     HEAD
     + """

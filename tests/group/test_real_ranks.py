@@ -36,6 +36,20 @@ def require_contract(store: KeyValueStore, thread: type[Thread] = Thread) -> Non
     below.set("b", "")
     blocked.join()
 
+    def use(name: str) -> None:
+        for number in range(20):
+            below.set(name, f"{name} {number}")
+            if below.get([name]) != [f"{name} {number}"] or below.has([f"{name}/absent"]):
+                wrong.append(name)
+
+    wrong: list[str] = []
+    threads = [thread(target=use, args=[f"of thread {n}"]) for n in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not wrong, "threads that use a connection at the same time got each other's answers"
+
 
 def test_the_store_of_the_simulation_keeps_the_contract() -> None:
     for seed in range(5):

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import ended, lines_by_rank, outputs, started, strike
+from processes import ended, lines_by_rank, outputs, started
 from tensor_loops import HEAD
 
-from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 
 pytestmark = pytest.mark.campaign("long")
@@ -50,58 +47,6 @@ def sums(said: Sequence[str]) -> dict[int, float]:
 
 def approx(values: Mapping[Any, float]) -> Any:
     return pytest.approx(values, abs=1e-9, rel=1e-9)
-
-
-# --------------------------------------------------------------------------------- kills and resumes
-
-KILLED: Sequence[tuple[str, dict[str, Any]]] = [
-    ("plain", {"dropout": 0.3}),
-    ("turned", {"dropout": 0.3}),
-    ("plain+", {"dropout": 0.3, "wrapped": "clip"}),
-    ("sequence", {"wrapped": "window", "every": 1}),
-    ("sequence+", {"data": "torch"}),
-]
-
-
-@pytest.mark.parametrize(("how", "given"), KILLED, ids=[how for how, _ in KILLED])
-def test_killed_twice_it_ends_as_the_undisturbed(how: str, given: dict[str, Any], tmp_path: Path) -> None:
-    straight = trained(tmp_path / "straight", how, **given)
-    trained(tmp_path / "killed", how, 8, **given)
-    trained(tmp_path / "killed", how, 11, **given)
-    again = trained(tmp_path / "killed", how, **given)
-    assert compare_runs(tmp_path / "straight", tmp_path / "killed") == []
-    assert "resume verified" in again[0] and "resume differs" not in again[0]
-    assert sums(again) == {step: total for step, total in sums(straight).items() if step in sums(again)}
-
-
-@cache
-def undisturbed(folder: Path, how: str) -> Path:
-    trained(folder / how, how, dropout=0.2, epochs=5)
-    return folder / how
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tensor")
-
-
-def struck(seed: int, folder: Path, run: Path) -> int:
-    """Kill a run twice, at times that the seed chooses; then let it end, and compare."""
-    chosen, how, kills = random.Random(seed), ("plain", "sequence", "plain+", "sequence+")[seed % 4], 0
-    program = f"{HEAD}\ntrain({str(run)!r}, {how!r}, dropout=0.2, epochs=5, slow=0.02)"
-    for _ in range(2):
-        kills += strike(program, RANKS[how], run, chosen, 2)
-    trained(run, how, dropout=0.2, epochs=5)
-    assert compare_runs(undisturbed(folder, how), run) == []
-    return kills
-
-
-@pytest.mark.parametrize("seed", range(48))
-def test_struck_at_any_time_it_ends_as_the_undisturbed(
-    seed: int, folder: Path, tmp_path: Path, tally: Any
-) -> None:
-    kills = struck(seed, folder, tmp_path / "run")
-    tally("kills", kills, phase="ranks, at any time", door="tensor parallelism")
 
 
 # ------------------------------------------------------------------ the same numbers as one process

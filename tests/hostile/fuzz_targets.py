@@ -348,7 +348,7 @@ def _choice(place: Place) -> Target:
 
 
 def _run_json(place: Place) -> Target:
-    path, copy = place.run / "run.json", place.run / ".run.json"
+    path = place.run / "run.json"
     facts = json.loads(path.read_bytes())
     del facts["checksum"]
 
@@ -361,9 +361,8 @@ def _run_json(place: Place) -> Target:
 
     def read(data: Input) -> None:
         place.put(path, data)
-        place.put(copy, data)
         run = RunDir.open(place.run, create=False)
-        json.dumps([run.id, run.seed, run.notes])
+        json.dumps([run.id, run.seed])
 
     return Target(make, read)
 

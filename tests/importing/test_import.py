@@ -104,16 +104,6 @@ def test_tensorboard_where_a_restart_has_drawn_steps_twice(tmp_path: Path) -> No
     assert left_out == {"points of an earlier start": 4, "histograms": 2}
 
 
-def test_hparams_of_tensorboard_are_the_config(tmp_path: Path) -> None:
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(str(tmp_path / "logs")) as writer:
-        writer.add_hparams({"lr": 0.1, "kind": "mlp", "bias": True}, {"best": 3.0}, run_name=".")
-    (journal,) = brought("tensorboard", tmp_path / "logs", tmp_path / "runs").values()
-    assert journal.facts()["config"] == {"lr": 0.1, "kind": "mlp", "bias": True}
-    assert journal.series("best")[1] == [3.0]
-
-
 def test_hparams_that_lie_in_a_folder_of_their_own_are_the_runs(tmp_path: Path) -> None:
     """As `add_hparams` writes them: a second run of TensorBoard, named by the time."""
     from torch.utils.tensorboard import SummaryWriter
@@ -189,16 +179,6 @@ def test_an_imported_run_cannot_be_trained_on(tmp_path: Path) -> None:
         with everstep.TrainLoop(path, {"w": np.zeros(1)}, max_step=1):
             pass
     assert sorted(path.rglob("*")) == before
-
-
-def test_another_run_in_the_place_is_refused(tmp_path: Path) -> None:
-    (run,) = found("wandb-offline", DATA / "offline.wandb", nothing_said)
-    path = bring(run, tmp_path).path
-    shutil.rmtree(path)
-    with everstep.TrainLoop(path, {"w": np.zeros(1)}, max_step=1):
-        pass
-    with pytest.raises(RunDirError, match="is another run; move it away"):
-        bring(run, tmp_path)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -130,7 +130,7 @@ def indexed(folder: Path) -> Path:
 def all_runs(connection: Connection, wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Every run, the newest start last, with the first values of some names."""
     columns = RunColumns(connection)
-    columns.require([], wanted, strict=False)
+    columns.require([], wanted)
     columns.add(columns.rows.values(), wanted)
     return list(columns.rows.values())
 

@@ -110,10 +110,9 @@ def test_a_link_of_another_user_to_a_run_is_not_read(everywhere: Path, private: 
 
 
 @pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("part", ["journal", "evaluations", "journal/segment-0001.evj"])
+@pytest.mark.parametrize("part", ["journal", "journal/segment-0001.evj"])
 def test_no_part_of_a_run_is_read_through_a_link(tmp_path: Path, part: str) -> None:
     written(tmp_path / "private" / "run", id="secret-1")
-    written(tmp_path / "private" / "run" / "evaluations", id="secret-2")
     shared = indexed(tmp_path / "shared")
     sent = written(shared / "sent", id="sent-1")
     if (sent / part).is_dir():

@@ -16,7 +16,7 @@ import polars as pl
 import pytest
 
 import everstep
-from everstep.display.html import MOST_LINES, Chart, Line, drawn, thinned
+from everstep.display.html import Chart, Line, drawn
 from everstep.errors import ConfigError
 from everstep.index.answer import Documents
 from tiny_runs import Tiny
@@ -186,17 +186,3 @@ def test_any_value_can_be_drawn(values: list[float], said: str) -> None:
     assert "nan" not in drawn(chart).replace("not finite", "") and "inf" not in re.sub(
         "finite", "", drawn(chart)
     )
-
-
-def test_a_peak_of_one_step_is_drawn() -> None:
-    points = [(float(x), 0.0) for x in range(100_000)]
-    points[33_333], points[77_777] = (33_333.0, 9.0), (77_777.0, -9.0)
-    kept = thinned(points, 300)
-    assert len(kept) <= 1200 and {(33_333.0, 9.0), (77_777.0, -9.0), points[0], points[-1]} <= set(kept)
-    assert kept == sorted(kept)
-
-
-def test_lines_that_do_not_fit_are_counted() -> None:
-    lines = [Line(f"run {n}", [1, 2], [n, n]) for n in range(MOST_LINES + 3)]
-    assert words(Chart("loss", lines)).endswith("... and 3 more")
-    assert Chart("loss", lines).words().endswith("3 more")

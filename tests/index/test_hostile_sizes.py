@@ -14,7 +14,6 @@ from everstep.index.run_queries import starts
 from everstep.index.shipping import sync
 from everstep.record import journal_format, read_segment
 from everstep.record.segment_file import segment_path
-from everstep.untrusted_files import open_regular, require_no_hole
 from tiny_runs import Tiny
 
 
@@ -34,31 +33,12 @@ def test_a_file_of_holes_is_not_read(tmp_path: Path, holes: int, size: int) -> N
     assert "has holes of" in problem
 
 
-def test_a_copy_without_its_zeros_is_read(tmp_path: Path) -> None:
-    """As `rsync --sparse` makes it: every second page of the file is a hole."""
-    sparse(tmp_path / "copy", 2000, 8192)
-    with open_regular(tmp_path / "copy") as file:
-        require_no_hole(file)
-
-
 def test_false_frames_cost_little(tmp_path: Path) -> None:
     """Where each one costs the rest of the file again, this does not end."""
     path = segment_path(tmp_path, 1)
     path.parent.mkdir(parents=True)
     path.write_bytes(journal_format.pack_header(1, None) + b"\xe5\x1aEV\0\0\0\0" * 1_000_000)
-    assert len(read_segment(path).problems) == 1
-
-
-def test_after_a_page_of_damaged_frames_the_true_ones_are_found(tmp_path: Path) -> None:
-    """Each frame of the smallest kind is damaged, but for the last one."""
-    frame = journal_format.pack_event("x", {}, False, 1.0)
-    data, count = bytearray(), 3000
-    for _ in range(count):
-        data += journal_format.pack_frame(journal_format.EVENT, len(data), frame)
-        data[-1] ^= 1
-    last = journal_format.pack_frame(journal_format.EVENT, len(data), frame)
-    found = list(journal_format.scan(bytes(data + last), 0))
-    assert [type(one).__name__ for one in found] == ["Hole", "Frame"]
+    assert read_segment(path).torn
 
 
 def test_what_sqlite_does_not_read_is_no_fault_of_the_index(tmp_path: Path) -> None:
@@ -84,10 +64,8 @@ def test_the_file_of_a_start_that_is_missing_is_told(tmp_path: Path) -> None:
 
 
 def test_a_damaged_name_in_run_json_is_not_another_run(tmp_path: Path) -> None:
-    """The whole copy beside it says whose directory it is; the damaged name said that the run was gone."""
     run = Tiny(tmp_path / "run", max_epoch=1).train().run_dir
-    name, raw = id_at(run), (run / "run.json").read_bytes()
+    raw = (run / "run.json").read_bytes()
+    assert id_at(run) is not None
     (run / "run.json").write_bytes(raw.replace(b'"id": "run-', b'"id": "ruN-'))
-    assert raw != (run / "run.json").read_bytes() and id_at(run) == name
-    (run / ".run.json").unlink()
-    assert id_at(run) == str(name).replace("run-", "ruN-")  # of no whole one, the one that is there
+    assert id_at(run) is None

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import shutil
 import sqlite3
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -19,11 +16,10 @@ import everstep
 from everstep.errors import RunIndexError
 from everstep.index import database
 from everstep.index.database import Database
-from everstep.index.run_facts import IndexBusyError, MalformedIndexError
-from everstep.index.shipping import ship, sync
+from everstep.index.run_facts import MalformedIndexError
+from everstep.index.shipping import sync
 from everstep.index.shipping_thread import IndexWriter
 from everstep.record import Block, Journal, RunDir
-from waiting import PATIENCE, until
 
 ROWS = 600
 
@@ -77,45 +73,27 @@ def other_tables(path: Path) -> None:
     connection.close()
 
 
-@pytest.fixture
-def left_behind(folder: Path) -> Path:
-    """An index that was deleted while a `-wal` and a `-shm` with pages of it lay there."""
-    path = folder / "everstep.db"
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA wal_autocheckpoint = 0")
-    connection.execute("UPDATE runs SET reason = 'stale', status = 'killed'")
-    connection.execute("DELETE FROM metrics WHERE step % 2")
-    connection.commit()
-    for end in ("-wal", "-shm"):
-        shutil.copy(f"{path}{end}", f"{path}{end}.kept")
-    connection.close()
-    for end in ("-wal", "-shm"):
-        os.rename(f"{path}{end}.kept", f"{path}{end}")
-    path.unlink()
-    return folder
-
-
-def test_an_index_is_made_beside_nothing_stale(left_behind: Path) -> None:
-    assert names(left_behind) == ["a", "b", "c"]
-    found = everstep.query("runs", index=left_behind)
-    assert {(run["status"], run["reason"]) for run in found} == {("finished", "done")}
-    for name in ("a", "b", "c"):
-        assert index_rows(Database(left_behind / "everstep.db"), name) == journal_rows(left_behind / name)
-
-
 @pytest.mark.parametrize("how", [damage, truncate, no_database, other_tables])
-def test_a_malformed_index_is_set_aside_and_made_again(folder: Path, how: Callable[[Path], None]) -> None:
+def test_a_malformed_index_is_deleted_and_made_again(folder: Path, how: Callable[[Path], None]) -> None:
     path = folder / "everstep.db"
     before = everything(path)
     how(path)
-    broken = path.read_bytes()
-    with pytest.warns(RuntimeWarning, match=r"was malformed.*everstep\.db\.malformed-1 now"):
+    with pytest.warns(RuntimeWarning, match=r"was malformed.*and was deleted"):
         assert len(everstep.query("metrics", index=folder)) == 3 * ROWS
     assert everything(path) == before
-    assert (folder / "everstep.db.malformed-1").read_bytes() == broken
-    how(path)
-    with pytest.warns(RuntimeWarning, match=r"everstep\.db\.malformed-2 now"):
-        everstep.query("metrics", index=folder)
+
+
+@pytest.mark.parametrize("how", [damage, no_database])
+def test_a_file_with_a_name_of_ones_own_is_left_to_its_owner(
+    folder: Path, how: Callable[[Path], None]
+) -> None:
+    mine = (folder / "everstep.db").rename(folder / "photos.db")
+    how(mine)
+    before = mine.read_bytes()
+    with pytest.raises(RunIndexError, match="not an index of everstep, or is damaged") as caught:
+        everstep.query("metrics", index=mine)
+    assert not isinstance(caught.value, MalformedIndexError)
+    assert mine.read_bytes() == before
 
 
 def test_what_is_noticed_only_by_a_query_is_mended_too(folder: Path) -> None:
@@ -143,77 +121,11 @@ def test_a_training_notices_and_ships_its_rows(folder: Path) -> None:
     assert index_rows(Database(path), "d") == journal_rows(folder / "d")
 
 
-def test_another_programs_file_is_left_alone(folder: Path) -> None:
-    photos = folder / "photos.db"
-    no_database(photos)
-    before = photos.read_bytes()
-    with pytest.raises(RunIndexError, match="not an index of everstep") as caught:
-        everstep.query("runs", index=photos)
-    assert not isinstance(caught.value, MalformedIndexError)
-    assert photos.read_bytes() == before
-
-
 def test_a_fifo_in_the_place_of_an_index_is_no_index(folder: Path) -> None:
     (folder / "everstep.db").unlink()
     os.mkfifo(folder / "everstep.db")
     with pytest.raises(RunIndexError, match="is not a file"):
         everstep.query("runs", index=folder)
-
-
-def ask(folder: Path, found: Any) -> None:
-    with warnings.catch_warnings(record=True):
-        warnings.simplefilter("always")
-        try:
-            found.put(names(folder))
-        except BaseException as error:
-            found.put(repr(error))
-
-
-def train(folder: Path, found: Any) -> None:
-    """Ship a run again and again while it grows."""
-    index = Database(folder / "everstep.db")
-    run = RunDir.open(folder / "training", seed=1)
-    journal = Journal.open(run.path, 1, None, {})
-    try:
-        for step in range(1, 100):
-            journal.append(Block(1, "step", "loss", False, [step], [1.0], [1], [0]))
-            journal.flush()
-            try:
-                ship(index, run.path, alive=True)
-            except (MalformedIndexError, IndexBusyError):  # as the thread of a training does, later
-                ship(index, run.path, alive=True)
-        journal.close()
-        ship(index, run.path, alive=True)
-        found.put("trained")
-    except BaseException as error:
-        found.put(repr(error))
-
-
-@pytest.mark.campaign("random")
-@pytest.mark.parametrize("how", [damage, no_database, Path.unlink])
-def test_many_notice_at_once_while_a_training_ships(folder: Path, how: Callable[[Path], None]) -> None:
-    path = folder / "everstep.db"
-    processes = multiprocessing.get_context("fork")
-    found = processes.Queue()
-    training = processes.Process(target=train, args=(folder, found))
-    training.start()
-    until((folder / "training" / "journal").exists)
-    how(path)
-    asking = [processes.Process(target=ask, args=(folder, found)) for _ in range(8)]
-    for process in asking:
-        process.start()
-    answers = [found.get(timeout=PATIENCE) for _ in range(9)]
-    for process in (training, *asking):
-        process.join()
-    assert "trained" in answers, answers
-    answers.remove("trained")
-    assert answers == [["a", "b", "c", "training"]] * 8
-    assert len(list(folder.glob("everstep.db.malformed-*"))) <= 3  # the file, its -wal and its -shm
-    connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    connection.close()
-    for name in ("a", "b", "c", "training"):
-        assert index_rows(Database(path), name) == journal_rows(folder / name)
 
 
 def test_a_folder_that_cannot_be_written_is_listed_all_the_same(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ import everstep
 from everstep.index import shipping_thread
 from everstep.index.database import SCHEMA, Database
 from everstep.index.shipping import sync
-from everstep.record import RunDir
 from postgres_server import Server, running_server
 from tiny_runs import Tiny
 
@@ -109,21 +106,6 @@ def test_a_server_that_was_never_there(tmp_path: Path, monkeypatch: pytest.Monke
     assert "everstep sync" in line and "secret" not in line
 
 
-@pytest.mark.campaign("timed")
-def test_a_server_that_never_answers_ends_with_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    straight = Tiny(tmp_path / "a" / "run", max_epoch=2).train().result()
-    with tempfile.TemporaryDirectory(prefix="pg-") as folder, socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(f"{folder}/.s.PGSQL.5432")
-        silent.listen()
-        monkeypatch.setattr(shipping_thread, "PATIENCE", 2.0)
-        monkeypatch.setenv("EVERSTEP_INDEX", f"postgresql://me@/db?host={folder}")
-        run = Tiny(tmp_path / "b" / "run", max_epoch=2).train()
-    assert run.result() == straight
-    assert len(warnings(run.lines)) == 1
-
-
 @pytest.mark.campaign("machine")
 def test_a_statement_that_never_ends_is_given_up(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -145,24 +127,6 @@ def test_a_statement_that_never_ends_is_given_up(
     (warning,) = warnings(run.lines)
     assert "did not answer in time" in warning
     assert run.loop.ending.finished
-
-
-@pytest.mark.campaign("timed")
-def test_another_process_that_has_the_run_is_not_waited_for(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = server.database()
-    monkeypatch.setenv("EVERSTEP_INDEX", url)
-    monkeypatch.setattr(shipping_thread, "SECONDS", 0.001)
-    monkeypatch.setattr(shipping_thread, "PATIENCE", 0.2)
-    other = Database(url)
-    RunDir.open(tmp_path / "run", seed=7)
-    with other.write(RunDir.open(tmp_path / "run").id):
-        run = Tiny(tmp_path / "run", max_epoch=1).train()
-    (line,) = [line for line in run.lines if "index" in line]
-    assert "everstep sync" in line
-    sync(other, [tmp_path])
-    assert index_rows(other, "run") == journal_rows(tmp_path / "run")
 
 
 def test_who_may_only_read_gets_his_list_with_a_note(

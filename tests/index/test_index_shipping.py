@@ -95,16 +95,6 @@ def test_shipped_piece_by_piece_it_is_the_same(tmp_path: Path, place: Location) 
     assert everything(place) == everything(tmp_path / "once.db")
 
 
-def test_a_second_time_ships_nothing(tmp_path: Path, place: Location) -> None:
-    write(tmp_path / "run", [1.0, 2.0])
-    database = Database(place)
-    assert sync(database, [tmp_path]).rows == 2
-    before = everything(place)
-    assert sync(database, [tmp_path]).rows == 0
-    assert ship(database, tmp_path / "run").rows == 0
-    assert everything(place) == before
-
-
 def test_a_run_made_anew_in_the_place_of_a_deleted_one_is_another(tmp_path: Path, place: Location) -> None:
     database = Database(place)
     for value in (1.0, 2.0):  # files of one size
@@ -334,32 +324,6 @@ def test_a_journal_put_back_from_a_backup_replaces_what_was_shipped(tmp_path: Pa
     sync(database, [tmp_path / "run"])
     assert index_rows(database, "run") == journal_rows(tmp_path / "run")
     assert len(index_rows(database, "run")) == 1
-
-
-@pytest.mark.parametrize(
-    "content", [b"this is no database, whatever its name says" * 100, b"SQLite format 3\0"]
-)
-def test_a_file_that_is_no_index_is_an_error_with_a_remedy(tmp_path: Path, content: bytes) -> None:
-    write(tmp_path / "run", [1.0])
-    path = tmp_path / "photos.db"
-    path.write_bytes(content)
-    with pytest.raises(RunIndexError, match="move it away and run everstep sync"):
-        sync(Database(path), [tmp_path])
-    assert path.read_bytes() == content
-
-
-def test_an_empty_file_becomes_an_index(tmp_path: Path) -> None:
-    write(tmp_path / "run", [1.0])
-    (tmp_path / "everstep.db").touch()
-    assert sync(Database(tmp_path / "everstep.db"), [tmp_path / "run"]).rows == 1
-
-
-def test_a_folder_is_no_part_of_a_url(tmp_path: Path) -> None:
-    folder = tmp_path / "what?mode=ro#%41"
-    write(folder / "run", [1.0])
-    assert sync(Database(folder / "everstep.db"), [folder]).rows == 1
-    assert {path.name for path in folder.iterdir()} == {"run", "everstep.db"}
-    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
 def test_a_folder_that_cannot_be_written(read_only_dir: Path) -> None:

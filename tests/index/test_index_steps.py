@@ -16,7 +16,6 @@ from everstep.index.database import Database
 from everstep.index.run_queries import starts
 from everstep.index.shipping import ship
 from everstep.record import RunJournal
-from tiny_runs import Boom, Tiny, boom_at
 from waiting import until
 
 
@@ -47,12 +46,6 @@ def test_a_run_stands_at_its_last_step_not_at_that_of_its_last_row(tmp_path: Pat
     assert stands_at(tmp_path / "run") == 37
 
 
-def test_a_failed_run_stands_at_the_step_before_the_one_that_failed(tmp_path: Path) -> None:
-    with pytest.raises(Boom):
-        walk(tmp_path / "run", 50, lambda step: boom_at(28)(None, step))
-    assert stands_at(tmp_path / "run") == 27
-
-
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("killed_at", [21, 25, 39])
 def test_a_killed_start_stands_at_least_where_a_resume_would_go_on(tmp_path: Path, killed_at: int) -> None:
@@ -75,10 +68,3 @@ def test_what_a_resume_takes_back_does_not_count(tmp_path: Path) -> None:
     walk(tmp_path / "run", 25)
     assert len(RunJournal(tmp_path / "run").segments()) == 2
     assert stands_at(tmp_path / "run") == 25
-
-
-def test_a_loop_with_epochs_stands_at_its_last_step_and_epoch(tmp_path: Path) -> None:
-    Tiny(tmp_path / "run", max_epoch=3).train()
-    status = RunJournal(tmp_path / "run").status()
-    assert (status.step, status.epoch) == (12, 3)
-    assert stands_at(tmp_path / "run") == 12

@@ -14,7 +14,7 @@ from everstep.index.run_queries import find_run, newest_facts
 from everstep.index.shipping import Journals
 from everstep.labels import NAMES as LABELS
 from everstep.labels import add_tags
-from everstep.record import ACCEPTED, Block, Journal, Position, RunDir, RunLock
+from everstep.record import Block, Journal, Position, RunDir, RunLock
 
 Look = Callable[[], dict[str, Any]]
 
@@ -61,19 +61,3 @@ def test_a_finished_run_that_is_resumed_in_a_file_that_is_empty_at_first(
             assert look()["labels"] == {1: {"tags": ["while-it-runs"]}}
     finally:
         lock.release()
-
-
-@pytest.mark.campaign("long")
-def test_an_accepted_divergence_in_a_file_that_is_empty_at_first(finished: RunDir, look: Look) -> None:
-    assert look()["diverged"] == 2
-    with closing(Journal.open(finished.path, 2, Position(1, 1000), None, warn=print)) as decision:
-        assert look()["diverged"] == 2
-        decision.decide({"what": ACCEPTED, "step": 2})
-    assert look()["diverged"] is None
-
-
-@pytest.mark.campaign("long")
-def test_a_label_of_a_finished_run(finished: RunDir, look: Look) -> None:
-    assert look()["labels"] == {}
-    add_tags(finished.path, ["good"])
-    assert look()["labels"] == {1: {"tags": ["good"]}}

@@ -1,4 +1,4 @@
-"""The fork server and the seed of a campaign of kills."""
+"""The fork server of the victims."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 from law_support.forkserver import ForkServer
-
-import gate
 
 
 @pytest.fixture(scope="session")
@@ -23,9 +21,3 @@ def server() -> Iterator[ForkServer]:
 def one_thread() -> None:
     """For runs in this process, which are compared to the bit."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture
-def kill_seed() -> int:
-    """The campaign's seed, 0 in the gate."""
-    return gate.seed

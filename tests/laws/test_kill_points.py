@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from law_support.forkserver import ForkServer
-from law_support.points import Points
+from law_support.program import Points
 
-SHARDS = 8
-"""Tests that share the points, for pytest-xdist."""
+import gate
+
+SHARDS = 12
+"""Tests that share the points, for pytest-xdist; the gate has the first, and of each point three times."""
 
 STARTS = {
     "first start": (None,),
@@ -28,34 +30,32 @@ def points(request: pytest.FixtureRequest, server: ForkServer, tmp_path: Path) -
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_killed_at_every_point(points: Points, shard: int) -> None:
+def test_killed_at_every_point(points: Points, shard: int, tally: Any) -> None:
     struck = 0
-    strikes = list(itertools.islice(points.strikes(), shard, None, SHARDS))
+    strikes = points.strikes(every_time=gate.is_campaign)[shard::SHARDS]
     for strike in strikes:
-        run_dir = points.fresh()
+        program = points.fresh()
         # The threads' race may reach a point less often than when it was traced.
-        struck += points.start(run_dir, f"kill:{strike}") == -9
-        assert points.start(run_dir) == 0, f"{strike}\n{points.log.read_text()}"
-        points.require_exact(run_dir, strike)
-        points.require_clean(run_dir, strike)
+        struck += program.run(hazard=f"kill:{strike}") == -9
+        program.finish()
+        program.require_equal(points.undisturbed, strike)
     assert struck >= sum(strike.endswith(":1") for strike in strikes) > 0
+    tally("crash points", struck, how="SIGKILL", door="TrainLoop", by="points of everstep.hazard")
 
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_refused_by_the_disk_at_every_point(points: Points, shard: int) -> None:
     """Training goes on, or it ends with an error that says what to do; nothing is lost either way."""
-    operations = (strike for strike in points.strikes() if not strike.startswith("loop."))  # no I/O there
-    for number, strike in enumerate(itertools.islice(operations, shard, None, SHARDS)):
-        run_dir = points.fresh()
-        status = points.start(run_dir, f"{('ENOSPC', 'EIO')[number % 2]}:{strike}")
-        if status:
-            said = points.log.read_text()
-            where = f"{strike}: status {status}\n{said}"
-            refused = points.steps(run_dir) <= 1 and ("RunDirError" in said or "the trial save" in said)
-            assert refused or "start again" in said.splitlines()[-1], where
-            assert points.start(run_dir) == 0, where
-        points.require_exact(run_dir, strike)
+    operations = [strike for strike in points.strikes() if not strike.startswith("loop.")]  # no I/O there
+    for number, strike in enumerate(operations[shard::SHARDS]):
+        program = points.fresh()
+        if program.run(hazard=f"{('ENOSPC', 'EIO')[number % 2]}:{strike}"):
+            said = program.said()
+            refused = len(program.bodies()) <= 1 and ("RunDirError" in said or "the trial save" in said)
+            assert refused or "start again" in said.splitlines()[-1], f"{strike}\n{said}"
+            program.finish()
+        program.require_equal(points.undisturbed, strike)
 
 
 @pytest.mark.campaign("long", gate=1)
@@ -64,9 +64,9 @@ def test_refused_by_the_disk_at_every_point(points: Points, shard: int) -> None:
 )
 def test_a_disk_that_is_full_for_a_while(server: ForkServer, tmp_path: Path, operation: str) -> None:
     points = Points(server, tmp_path, None)
-    first = round(0.4 * points.counts()[operation])
+    first = round(0.4 * points.course().count(operation))
     outage = f"ENOSPC:{operation}:{first}-{first + 2}"  # a refused operation ends its save: three saves fail
-    run_dir = points.fresh()
-    assert points.start(run_dir, outage) == 0, points.log.read_text()
-    assert "No space left" in points.log.read_text()
-    points.require_exact(run_dir, outage)
+    program = points.fresh()
+    program.finish(hazard=outage)
+    assert "No space left" in program.said()
+    program.require_equal(points.undisturbed, outage)

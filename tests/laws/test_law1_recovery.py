@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from law_support.forkserver import ForkServer
-from law_support.points import Points
+from law_support.program import Points, Program
 
+import gate
 from everstep.record import RunJournal
 
 BAD = ("--bad", "7")
@@ -21,11 +22,10 @@ def around_the_rollback(course: list[str]) -> list[str]:
     return [f"{course[at]}:{course[: at + 1].count(course[at])}" for at in range(begin, end)]
 
 
-def go_on(points: Points, run_dir: Path, where: str) -> None:
-    while points.start(run_dir) == 3:
+def go_on(points: Points, program: Program, where: str) -> None:
+    while program.run() == 3:
         pass
-    points.require_exact(run_dir, where)
-    points.require_clean(run_dir, where)
+    program.require_equal(points.undisturbed, where)
 
 
 ACTIONS = ("kill", "SIGTERM", "ENOSPC")
@@ -34,43 +34,28 @@ ACTIONS = ("kill", "SIGTERM", "ENOSPC")
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("action", ACTIONS)
 def test_struck_at_every_fifth_point_around_a_rollback(
-    server: ForkServer, tmp_path: Path, action: str
-) -> None:
-    strike_around(server, tmp_path, action, range(len(action) % 5, 99, 5))
-
-
-@pytest.mark.campaign("long")
-@pytest.mark.parametrize("action", ACTIONS)
-def test_struck_at_each_point_around_a_rollback(
     server: ForkServer, tmp_path: Path, action: str, tally: Any
 ) -> None:
-    struck = strike_around(server, tmp_path, action, range(99))
+    """In the campaign at each."""
+    points = Points(server, tmp_path, None, *BAD)
+    undone = RunJournal(points.undisturbed).rollbacks()
+    assert len(undone) == 2
+    strikes = around_the_rollback(points.course())
+    assert 9 < len(strikes) < 99
+    struck = 0
+    for strike in strikes if gate.is_campaign else strikes[len(action) % 5 :: 5]:
+        program = points.fresh()
+        status = program.run(hazard=f"{action}:{strike}")
+        assert status in {"kill": (-9, 0), "SIGTERM": (143, -15, 0), "ENOSPC": (0, 1)}[action], program.said()
+        struck += status != 0
+        go_on(points, program, f"{action}:{strike}")
+        again = RunJournal(program.run_dir).rollbacks()
+        assert [one.batches for one in again] == [one.batches for one in undone]
     kind = {"kill": "crash points", "SIGTERM": "signals", "ENOSPC": "refused operations"}[action]
     tally(kind, struck, door="TrainLoop", by="points of everstep.hazard", how="around a rollback")
 
 
-def strike_around(server: ForkServer, tmp_path: Path, action: str, which: range) -> int:
-    """Strike at these points; return how many starts did not end as if nothing had been."""
-    points = Points(server, tmp_path, None, *BAD)
-    undone = RunJournal(points.undisturbed).rollbacks()
-    assert len(undone) == 2, points.log.read_text()
-    strikes = around_the_rollback(points.course())
-    assert 9 < len(strikes) < 99
-    struck = 0
-    for strike in strikes[which.start :: which.step]:
-        run_dir = points.fresh()
-        status = points.start(run_dir, f"{action}:{strike}")
-        assert status in {"kill": (-9, 0), "SIGTERM": (143, -15, 0), "ENOSPC": (0, 1)}[action], (
-            points.log.read_text()
-        )
-        struck += status != 0
-        go_on(points, run_dir, f"{action}:{strike}")
-        again = RunJournal(run_dir).rollbacks()
-        assert [one.batches for one in again] == [one.batches for one in undone]
-    return struck
-
-
-@pytest.mark.campaign("long", gate=1)
+@pytest.mark.campaign("long")
 @pytest.mark.parametrize("door", ["loop", "supervisor", "trainer"])
 def test_at_every_door_over_every_kind_of_data(server: ForkServer, tmp_path: Path, door: str) -> None:
     kinds = {"loop": ("arrays", "plain"), "supervisor": ("own", "loader"), "trainer": ("prefetch", "plain")}
@@ -79,6 +64,6 @@ def test_at_every_door_over_every_kind_of_data(server: ForkServer, tmp_path: Pat
         folder.mkdir()
         points = Points(server, folder, None, *BAD, "--door", door, "--data", kind)
         assert len(RunJournal(points.undisturbed).rollbacks()) == 2
-        run_dir = points.fresh()
-        assert points.start(run_dir, "kill:loop.rolled_back:2") == -9
-        go_on(points, run_dir, kind)
+        program = points.fresh()
+        assert program.run(hazard="kill:loop.rolled_back:2") == -9
+        go_on(points, program, kind)

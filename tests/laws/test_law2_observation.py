@@ -141,7 +141,7 @@ OBSERVED: dict[str, Callable[..., Program]] = {
 }
 
 
-@pytest.mark.campaign("long", gate=6)
+@pytest.mark.campaign("long", gate=5)
 @pytest.mark.parametrize("how", OBSERVED)
 def test_observed_runs_have_the_bits_of_the_unobserved(
     unobserved: Path, data: tuple[str, ...], tmp_path: Path, how: str

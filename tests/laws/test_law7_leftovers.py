@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -110,58 +110,42 @@ class Boom(Exception):
     pass
 
 
+def leave_by(error: BaseException) -> Disturb:
+    def disturb(loop: Any, step: int) -> None:
+        if step == 2:
+            raise error
+
+    return disturb
+
+
+def at_2(act: Callable[[Any], object]) -> Disturb:
+    return lambda loop, step: act(loop) if step == 2 else None
+
+
 def nothing(loop: Any, step: int) -> None:
     pass
 
 
-def boom(loop: Any, step: int) -> None:
-    if step == 2:
-        raise Boom
-
-
-def leave_python(loop: Any, step: int) -> None:
-    if step == 2:
-        raise SystemExit(5)
-
-
-def interrupt(loop: Any, step: int) -> None:
-    if step == 2:
-        loop.call_soon(Interrupt("for a test"))
-
-
-def terminate(loop: Any, step: int) -> None:
-    if step == 2:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def stop(loop: Any, step: int) -> None:
-    if step == 2:
-        loop.request_stop("for a test")
-
-
-ENDS: list[tuple[Disturb, type[BaseException] | None]] = [
-    (nothing, None),
-    (stop, None),
-    (boom, Boom),
-    (leave_python, SystemExit),
-    (interrupt, Interrupted),
-    (terminate, Interrupted),
-]
+ENDS: dict[str, tuple[Disturb, type[BaseException] | None]] = {
+    "nothing": (nothing, None),
+    "stop": (at_2(lambda loop: loop.request_stop("for a test")), None),
+    "boom": (leave_by(Boom()), Boom),
+    "leave python": (leave_by(SystemExit(5)), SystemExit),
+    "interrupt": (at_2(lambda loop: loop.call_soon(Interrupt("for a test"))), Interrupted),
+    "terminate": (at_2(lambda loop: os.kill(os.getpid(), signal.SIGTERM)), Interrupted),
+}
 
 
 @pytest.mark.campaign("long", gate=6)
 @pytest.mark.parametrize("door", [train_loop, supervise])
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("disturb", "error"), ENDS, ids=[end.__name__ for end, _ in ENDS])
+@pytest.mark.parametrize(("disturb", "error"), ENDS.values(), ids=ENDS)
 def test_nothing_outlives_the_block(
     tmp_path: Path, door: Any, workers: int, disturb: Disturb, error: type[BaseException] | None
 ) -> None:
     with nothing_at_all_left(tmp_path, workers):
-        if error is None:
+        with pytest.raises(error) if error else nullcontext():
             door(tmp_path, disturb, workers)
-        else:
-            with pytest.raises(error):
-                door(tmp_path, disturb, workers)
 
 
 @pytest.mark.campaign("long", gate=2)
@@ -173,20 +157,18 @@ def test_nothing_outlives_a_failing_disk(tmp_path: Path, door: Any, point: str) 
             door(tmp_path, nothing, 0)
 
 
-class FailsToOpen(everstep.Service):
-    def __init__(self) -> None:
+class Fails(everstep.Service):
+    def __init__(self, when: str) -> None:
         super().__init__("fails")
+        self.when = when
 
     def open(self, run: Any) -> None:
-        raise Boom
-
-
-class FailsToClose(everstep.Service):
-    def __init__(self) -> None:
-        super().__init__("fails")
+        if self.when == "open":
+            raise Boom
 
     def close(self) -> None:
-        raise Boom
+        if self.when == "close":
+            raise Boom
 
 
 @pytest.mark.parametrize("kind", [everstep.TrainLoop, everstep.Supervisor])
@@ -194,7 +176,7 @@ def test_nothing_outlives_an_entry_that_fails(tmp_path: Path, kind: Any) -> None
     def not_ready() -> str:
         return "the queue is not there"
 
-    for arguments in ({"services": [FailsToOpen()]}, {"ready": not_ready}, {"init_from": tmp_path / "none"}):
+    for arguments in ({"services": [Fails("open")]}, {"ready": not_ready}, {"init_from": tmp_path / "none"}):
         with nothing_at_all_left(tmp_path), pytest.raises((Boom, EverstepError)):
             with kind(tmp_path, make_state(), **arguments):
                 raise AssertionError("it was entered")
@@ -209,7 +191,7 @@ def test_nothing_outlives_a_second_holder(tmp_path: Path, kind: Any) -> None:
 
 def test_all_is_given_back_though_a_service_fails_to_close(tmp_path: Path) -> None:
     with nothing_at_all_left(tmp_path), pytest.raises(everstep.errors.ServiceError, match="'fails': Boom"):
-        with everstep.Supervisor(tmp_path, make_state(), services=[FailsToClose()]):
+        with everstep.Supervisor(tmp_path, make_state(), services=[Fails("close")]):
             pass
 
 
@@ -226,8 +208,8 @@ def test_handlers_of_the_users_come_back(tmp_path: Path) -> None:
 
 
 def test_a_suite_of_loops_keeps_its_descriptors(tmp_path: Path) -> None:
-    """Twenty runs in one process: nothing piles up."""
+    """Nine runs in one process: nothing piles up."""
     with nothing_left():
-        for number in range(20):
+        for number in range(9):
             with everstep.Supervisor(tmp_path / str(number), {"w": np.zeros(3)}, default_services=False):
                 pass

@@ -1,4 +1,4 @@
-"""Laws 1 and 4 after a power cut at any call of a training: the next start ends as the undisturbed run.
+"""Laws 1 and 4 after a power cut, or a kill, at any call of a training: the next start ends all the same.
 
 `power_cut_model` makes the states from strace's record.  What is promised (docs/decisions):
 
@@ -16,16 +16,18 @@ import struct
 from collections.abc import Callable, Container
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from law_support.forkserver import ForkServer
-from law_support.struck_runs import KINDS, Runs
+from law_support.program import Points
 
 import gate
 from everstep.checkpoint import CheckpointName, Store
 from everstep.errors import EverstepError
 from everstep.record import RunJournal
-from power_cut_model import Cut, cuts
+from power_cut_model import KILLED, Cut, Disk, cuts, unannounced
+from strace_record import record
 
 pytestmark = pytest.mark.campaign("machine")
 
@@ -33,24 +35,37 @@ SEED = gate.seed
 EACH, SHARDS, SOME = 24, 4, 6
 """States of each instant that are drawn from; tests that share them; states of such a test."""
 
+VICTIM = Path(__file__).parent / "law_support" / "victim.py"
 PARTS = 8
 """Tests that share all of them, so that a campaign may end in between."""
 Tally = Callable[..., None]
 RowKey = tuple[int, int, str, str, int]
 
 
+KINDS: dict[str, tuple[Any, ...]] = {
+    "first start": (None,),
+    "recovery": ("checkpoint.fsync:14",),
+    "rollback": (None, "--bad", "33"),
+}
+"""The start that is cut: a first one, one after a kill inside a save, one that rolls back."""
+
+
 class Cuts:
     """The states that a power cut may leave of one start of a run."""
 
-    def __init__(self, server: ForkServer, folder: Path, kind: str) -> None:
-        self._runs, self._kind = Runs(server, folder, kind), kind
-        self.calls = self._runs.record()
-        self._rows = rows_of(self._runs.undisturbed)
+    def __init__(self, server: ForkServer, folder: Path, kind: str, **environment: str) -> None:
+        self._points, self._kind = Points(server, folder, *KINDS[kind]), kind
+        self._program = self._points.fresh()
+        self._disk = Disk(self._program.run_dir.parent)
+        command = [str(VICTIM), *self._program.arguments()]
+        self.calls = record(command, self._program.run_dir.parent, folder / "strace", **environment)
+        self._program.require_equal(self._points.undisturbed, "recorded")
+        self._rows = rows_of(self._points.undisturbed)
 
     def require_sound(self, some: Container[int], tally: Tally, part: slice = slice(None)) -> None:
         """Look at a part of those states among `some` that are different."""
         faults, count = list[str](), 0
-        found = cuts(self._runs.disk, self.calls, SEED, EACH, some=some)
+        found = cuts(self._disk, self.calls, SEED, EACH, some=some)
         for cut in islice(found, part.start, part.stop, part.step):
             count += 1
             try:
@@ -63,19 +78,16 @@ class Cuts:
         tally("power-cut states", count, scenario=self._kind)
 
     def _require_sound(self, cut: Cut) -> None:
-        runs, run_dir = self._runs, self._runs.run_dir
-        shutil.rmtree(run_dir.parent)
-        cut.state.build(run_dir.parent)
+        program = self._points.fresh()
+        shutil.rmtree(program.run_dir.parent)
+        cut.state.build(program.run_dir.parent)
         if self._kind != "rollback":  # which takes back checkpoints and rows that were there before
-            self._require_promised(cut, run_dir)
-        assert runs.start(run_dir) == 0, runs.log.read_text()
-        assert "resume differs" not in runs.log.read_text(), runs.log.read_text()
-        runs.require_exact(runs.log.read_text())
-        left = list(run_dir.rglob(".tmp-*"))
-        assert not left, left
+            self._require_promised(cut, program.run_dir)
+        program.finish()
+        program.require_equal(self._points.undisturbed)
 
     def _require_promised(self, cut: Cut, run_dir: Path) -> None:
-        committed = {name for name in cut.least.listed("struck/checkpoints") if CheckpointName.matches(name)}
+        committed = {name for name in cut.least.listed("run/checkpoints") if CheckpointName.matches(name)}
         if committed:
             name = max(map(CheckpointName.parse, committed))
             there = Store(run_dir).names()
@@ -101,6 +113,13 @@ def rows_of(run_dir: Path) -> dict[RowKey, list[bytes]]:
     return found
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_call_is_announced(server: ForkServer, tmp_path: Path, kind: str) -> None:
+    """So hazards strike wherever a file changes."""
+    calls = Cuts(server, tmp_path, kind, EVERSTEP_HAZARD=f"trace:{tmp_path}/all.hazards").calls
+    assert len(calls) > 99 and unannounced(calls) == set()
+
+
 @pytest.mark.parametrize("shard", range(SHARDS))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_power_cut_at_some_calls(
@@ -118,7 +137,8 @@ def test_a_power_cut_at_every_call(
     server: ForkServer, tmp_path: Path, kind: str, part: int, tally: Tally
 ) -> None:
     found = Cuts(server, tmp_path, kind)
-    # three states of each instant; over the instants each number has its turn
+    # what a kill leaves, and three states of each instant; over the instants each number has its turn
     instants = range(len(found.calls) + 1)
     some = {at * EACH + (7 * at + shift) % EACH for at in instants for shift in (0, 7, 15)}
+    some |= {at * EACH + KILLED for at in instants}
     found.require_sound(some, tally, slice(part, None, PARTS))

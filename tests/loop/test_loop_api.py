@@ -134,14 +134,13 @@ def test_flags_inside_and_outside(make: Make) -> None:
     ]
 
 
-def test_counting_without_data(make: Make) -> None:
-    with make(max_step=3) as loop:
-        assert [[step for step in loop.iter_steps()] for _ in loop.iter_epochs()] == [[1, 2, 3]]
-
-
-def test_counting_without_data_in_epochs_of_fixed_size(make: Make) -> None:
-    with make(max_epoch=2, steps_per_epoch=2) as loop:
-        assert [[step for step in loop.iter_steps()] for _ in loop.iter_epochs()] == [[1, 2], [3, 4]]
+@pytest.mark.parametrize(
+    ("limits", "epochs"),
+    [({"max_step": 3}, [[1, 2, 3]]), ({"max_epoch": 2, "steps_per_epoch": 2}, [[1, 2], [3, 4]])],
+)
+def test_counting_without_data(make: Make, limits: dict[str, int], epochs: list[list[int]]) -> None:
+    with make(**limits) as loop:
+        assert [list(loop.iter_steps()) for _ in loop.iter_epochs()] == epochs
 
 
 def test_limits_may_be_set_while_running(make: Make) -> None:
@@ -156,22 +155,19 @@ def test_limits_may_be_set_while_running(make: Make) -> None:
     assert (loop.max_step, loop.max_epoch) == (5, 3)
 
 
-def test_raising_a_limit_in_the_last_epoch_goes_on(make: Make) -> None:
-    with make(max_epoch=1) as loop:
-        for epoch in loop.iter_epochs():
-            list(loop.iter_steps([1, 2]))
-            if epoch == 1:
-                loop.max_epoch = 2
-    assert (loop.step, loop.epoch) == (4, 2)
-
-
-def test_raising_max_step_after_it_was_reached_opens_another_epoch(make: Make) -> None:
-    with make(max_step=2) as loop:
+@pytest.mark.parametrize(
+    ("first", "then", "ends"),
+    [({"max_epoch": 1}, {"max_epoch": 2}, (6, 2)), ({"max_step": 2}, {"max_step": 5}, (5, 2))],
+)
+def test_a_limit_that_is_raised_when_it_is_reached_goes_on(
+    make: Make, first: dict[str, int], then: dict[str, int], ends: tuple[int, int]
+) -> None:
+    with make(**first) as loop:
         for epoch in loop.iter_epochs():
             list(loop.iter_steps([1, 2, 3]))
-            if epoch == 1:
-                loop.max_step = 5
-    assert (loop.step, loop.epoch) == (5, 2)
+            for name, value in then.items() if epoch == 1 else ():
+                setattr(loop, name, value)
+    assert (loop.step, loop.epoch) == ends
 
 
 def test_metric_collector_collects_the_weighted_mean(make: Make, lines: list[str]) -> None:
@@ -199,13 +195,6 @@ def test_timeit_records_nothing_if_the_block_raises(make: Make, lines: list[str]
             loop.print_logs()
     assert any("load timer" in line for line in lines)
     assert not any("bad time" in line for line in lines)
-
-
-def test_timeit_wants_a_name_that_says_time(make: Make) -> None:
-    with make(max_epoch=1) as loop:
-        for _ in loop.iter_epochs():
-            with pytest.raises(ConfigError, match="'eval_time'"), loop.timeit("eval"):
-                pass
 
 
 def test_summaries_reach_who_asked_for_them(make: Make) -> None:
@@ -251,22 +240,15 @@ def test_best_valid_metric_and_nan_first(make: Make, lines: list[str]) -> None:
         ("valid_acc", "best valid_acc: larger is better (inferred from its name)"),
         ("valid/accuracy", "best valid/accuracy: larger is better (inferred from its name)"),
         ("loss", "best loss: smaller is better (inferred from its name)"),
+        (("auc", "max"), ""),
     ],
 )
-def test_the_inferred_direction_is_printed_once(make: Make, lines: list[str], watch: str, said: str) -> None:
+def test_the_inferred_direction_is_printed_once(make: Make, lines: list[str], watch: Any, said: str) -> None:
     with make(watch=watch, max_epoch=2) as loop:
-        for _ in loop.iter_epochs():
-            loop.collect_metrics({watch: 0.5})
-    assert lines.count(said) == 1
-
-
-def test_a_given_direction_is_not_printed(make: Make, lines: list[str]) -> None:
-    with make(watch=("auc", "max"), max_epoch=1) as loop:
-        for _ in loop.iter_epochs():
-            for value in (0.5, 0.7, 0.6):
-                loop.collect_metrics(auc=value)
-    assert loop.best_valid_metric == 0.7
-    assert not any("is better" in line for line in lines)
+        for epoch in loop.iter_epochs():
+            loop.collect_metrics({watch if said else "auc": 0.5 * epoch})
+    assert [line for line in lines if "is better" in line] == [said] * bool(said)
+    assert loop.best_valid_metric == (0.5 if watch == "loss" else 1.0)
 
 
 @pytest.mark.parametrize("watch", ["auc", "f1", ("auc", "up")])
@@ -275,47 +257,36 @@ def test_a_direction_that_cannot_be_inferred_is_an_error(make: Make, watch: Any)
         make(watch=watch)
 
 
-def test_a_new_best_is_marked_once(make: Make, lines: list[str]) -> None:
-    with make(max_epoch=3, show_eta=False) as loop:
-        for epoch in loop.iter_epochs():
-            list(loop.iter_steps([1]))
-            loop.collect_metrics(valid_loss=[1.0, 2.0, 0.5][epoch - 1])
-            loop.print_logs()
-            loop.print_logs()
-    marks = [line.partition("valid loss: ")[2].partition(";")[0] for line in lines if "valid loss: " in line]
-    assert marks == ["1 (*)", "2", "0.5 (*)"]
-
-
 def marks_of(lines: list[str], metric: str) -> list[str]:
     parts = [part for line in lines for part in line.partition("] ")[2].split("; ")]
     return [part.partition(": ")[2] for part in parts if part.startswith(f"{metric}: ")]
 
 
-def test_the_mark_is_on_the_line_of_the_best_mean_of_steps(make: Make, lines: list[str]) -> None:
-    with make(max_epoch=5, show_eta=False, watch="loss") as loop:
-        for epoch in loop.iter_epochs():
-            for _ in loop.iter_steps([1]):
-                loop.collect_metrics(loss=[0.8, 0.6, 0.7, 0.6, 0.5][epoch - 1])
-            loop.print_logs()
-    assert marks_of(lines, "loss") == ["0.8 (*)", "0.6 (*)", "0.7", "0.6", "0.5 (*)"]
-
-
+@pytest.mark.parametrize(
+    ("values", "printed_from", "marks"),
+    [
+        ([0.8, 0.6, 0.7, 0.6, 0.5], 1, ["0.8 (*)", "0.6 (*)", "0.7", "0.6", "0.5 (*)"]),
+        ([0.6, 0.8, 0.7, 0.5], 2, ["0.8", "0.7", "0.5 (*)"]),
+    ],
+)
 @pytest.mark.parametrize("outside", [False, True])
-def test_a_best_value_on_no_line_marks_no_later_line(make: Make, lines: list[str], outside: bool) -> None:
-    with make(max_epoch=4, show_eta=False, watch="loss") as loop:
+def test_the_mark_is_on_the_line_of_the_best_and_on_no_later_one(
+    make: Make, lines: list[str], values: list[float], printed_from: int, marks: list[str], outside: bool
+) -> None:
+    """The mean of the steps, or a value of the tail; what no line has printed is in no later line."""
+    with make(max_epoch=len(values), show_eta=False, watch="loss") as loop:
         for epoch in loop.iter_epochs():
-            value = [0.6, 0.8, 0.7, 0.5][epoch - 1]
             for _ in loop.iter_steps([1]):
                 if not outside:
-                    loop.collect_metrics(loss=value)
+                    loop.collect_metrics(loss=values[epoch - 1])
             if outside:
-                loop.collect_metrics(loss=value)
-            if epoch != 1:
+                loop.collect_metrics(loss=values[epoch - 1])
+            if epoch >= printed_from:
                 loop.print_logs()
-    assert marks_of(lines, "loss") == ["0.8", "0.7", "0.5 (*)"]
+    assert marks_of(lines, "loss") == marks
 
 
-def test_lines_inside_steps_are_marked_where_the_best_is_judged(make: Make, lines: list[str]) -> None:
+def test_lines_inside_steps_are_compared_with_the_best_that_is_judged(make: Make, lines: list[str]) -> None:
     best = everstep.Best("loss", every=everstep.Every(steps=2))
     with make(max_epoch=1, show_eta=False, services=[best]) as loop:
         for _ in loop.iter_epochs():
@@ -325,38 +296,8 @@ def test_lines_inside_steps_are_marked_where_the_best_is_judged(make: Make, line
                     loop.print_logs()
                 if step == 1:
                     loop.print_logs()
-    assert [mark.endswith("(*)") for mark in marks_of(lines, "loss")] == [False, True, False, True]
+    assert [mark.endswith("(*)") for mark in marks_of(lines, "loss")] == [True, True, False, True]
     assert best.value == pytest.approx(0.3)
-
-
-def test_no_line_decides_what_is_judged(tmp_path: Path) -> None:
-    """Law 2: with lines and without, the same values are compared."""
-    found = []
-    for printing in (False, True):
-        run_dir = tmp_path / str(printing)
-        with everstep.TrainLoop(run_dir, max_epoch=3, watch="loss", steps_per_epoch=3, seed=1) as loop:
-            for epoch in loop.iter_epochs():
-                for step in loop.iter_steps():
-                    loop.collect_metrics(loss=(7 * step) % 5 / epoch)
-                    if printing:
-                        loop.print_logs()
-                if printing:
-                    loop.print_logs()
-        assert loop.best is not None
-        found.append((loop.best.value, loop.best.step))
-    assert found[0] == found[1]
-
-
-def test_metrics_of_an_epoch_without_print_logs_do_not_leak_into_the_next(
-    make: Make, lines: list[str]
-) -> None:
-    with make(max_epoch=2, show_eta=False) as loop:
-        for epoch in loop.iter_epochs():
-            for _ in loop.iter_steps([1]):
-                loop.collect_metrics(loss=float(epoch))
-            if epoch == 2:
-                loop.print_logs()
-    assert any("] loss: 2; " in line for line in lines)
 
 
 def test_training_summary(make: Make, lines: list[str], tmp_path: Path) -> None:
@@ -464,34 +405,30 @@ def test_metric_values_that_are_no_real_number(make: Make, value: Any, word: str
                     loop.collect_metrics(good=1.0, loss=value)
 
 
+def test_metrics_that_are_given_in_a_wrong_way(make: Make) -> None:
+    with make(max_epoch=1, max_step=5) as loop:
+        for _ in loop.iter_epochs():
+            with pytest.raises(MetricError, match="'loss' is given twice"):
+                loop.collect_metrics({"loss": 1.0}, loss=2.0)
+            with pytest.raises(MetricError, match=r"with loop\.metric_collector\('x'\).*weight="):
+                loop.collect_metrics(x=[1.0, 2.0], weight=[1, 3])
+            with pytest.raises(ConfigError, match="'eval_time'"), loop.timeit("eval"):
+                pass
+
+
 def test_metric_values_that_are_welcome(make: Make, lines: list[str]) -> None:
+    """They are copied: what happens to a tensor later is no matter."""
+    total = torch.zeros(())
     graph = (torch.ones(1, requires_grad=True) * 3).sum()
     with make(max_epoch=1, show_eta=False) as loop:
         for _ in loop.iter_epochs():
             for _ in loop.iter_steps([1]):
                 loop.collect_metrics(
-                    a=True, b=2, c=graph, d=np.float16(4), e=np.array([[5]]), f=torch.tensor([6])
+                    a=True, b=2, c=graph, d=np.float16(4), e=np.array([[5]]), f=torch.tensor([6]), g=total
                 )
-            loop.print_logs()
-    assert any("] a: 1; b: 2; c: 3; d: 4; e: 5; f: 6; " in line for line in lines)
-
-
-def test_a_value_is_a_copy(make: Make, lines: list[str]) -> None:
-    total = torch.zeros(())
-    with make(max_epoch=1, show_eta=False) as loop:
-        for _ in loop.iter_epochs():
-            for _ in loop.iter_steps([1, 2]):
                 total += 1
-                loop.collect_metrics(total=total)
             loop.print_logs()
-    assert any("] total: 1.5 (±0.5); " in line for line in lines)
-
-
-def test_a_name_given_twice(make: Make) -> None:
-    with make(max_epoch=1) as loop:
-        for _ in loop.iter_epochs():
-            with pytest.raises(MetricError, match="'loss' is given twice"):
-                loop.collect_metrics({"loss": 1.0}, loss=2.0)
+    assert any("] a: 1; b: 2; c: 3; d: 4; e: 5; f: 6; g: 0; " in line for line in lines)
 
 
 @pytest.mark.parametrize("name", ["max_step", "max_epoch", "steps_per_epoch"])
@@ -501,24 +438,14 @@ def test_limits_must_be_positive_whole_numbers(tmp_path: Path, name: str, value:
         everstep.TrainLoop(tmp_path, **{name: value})
 
 
-@pytest.mark.parametrize("value", [0, -3, 2.5])
-def test_limits_set_while_running_are_checked(make: Make, value: Any) -> None:
+def test_limits_set_while_running_are_checked(make: Make) -> None:
     with make(max_epoch=1, max_step=5) as loop:
-        with pytest.raises(ConfigError, match="max_step"):
-            loop.max_step = value
-        with pytest.raises(ConfigError, match="max_epoch"):
-            loop.max_epoch = value
+        for value in (0, -3, 2.5):
+            with pytest.raises(ConfigError, match="max_step"):
+                loop.max_step = value
+            with pytest.raises(ConfigError, match="max_epoch"):
+                loop.max_epoch = value
     assert (loop.max_epoch, loop.max_step) == (1, 5)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "right"), [("max_epochs", "max_epoch"), ("watched", "watch"), ("servics", "services")]
-)
-def test_unknown_keywords_name_the_nearest(tmp_path: Path, wrong: str, right: str) -> None:
-    with pytest.raises(ConfigError, match=rf"'{wrong}'; did you mean '{right}'"):
-        everstep.TrainLoop(tmp_path, **{wrong: 1})
-    with pytest.raises(ConfigError, match="'patiense'; did you mean 'patience'"):
-        everstep.EarlyStop("loss", patiense=3)
 
 
 OUTSIDE = {
@@ -587,20 +514,6 @@ def test_advance_belongs_to_the_supervisor(make: Make) -> None:
             loop.stream([1])
 
 
-def test_entering_twice(make: Make) -> None:
-    with make(max_epoch=1) as loop:
-        with pytest.raises(UsageError, match="entered before"):
-            loop.__enter__()
-    with pytest.raises(UsageError, match="entered before; make a new one"):
-        loop.__enter__()
-
-
-def test_the_ending_is_not_there_before_the_end(make: Make) -> None:
-    with make(max_epoch=1) as loop:
-        with pytest.raises(UsageError, match="after the with block"):
-            _ = loop.ending
-
-
 def test_where_everything_lies(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path / "run", max_epoch=1).train(tail=lambda loop, epoch: loop.print_logs())
     where = tiny.loop.ending.where
@@ -616,6 +529,10 @@ def test_what_is_asked_or_registered_at_the_wrong_time(tmp_path: Path) -> None:
     assert everstep.TrainLoop(tmp_path / "other", seed=3).seed == 3
     with loop:
         assert loop.seed >= 0 and not loop.resumed and not loop.resumed_mid_epoch
+        with pytest.raises(UsageError, match="after the with block"):
+            _ = loop.ending
+        with pytest.raises(UsageError, match="entered before"):
+            loop.__enter__()
         with pytest.raises(UsageError, match=r"call_soon\('stop'\): give Stop"):
             loop.call_soon("stop")  # type: ignore[arg-type]
         loop.request_stop()
@@ -623,14 +540,8 @@ def test_what_is_asked_or_registered_at_the_wrong_time(tmp_path: Path) -> None:
         loop.on(everstep.Moment.AFTER_STEP, print)
     with pytest.raises(UsageError, match="the loop has ended"):
         loop.call_soon(everstep.Stop("late"))
-
-
-def test_a_list_of_values_with_weights_is_refused_with_what_takes_them(make: Make) -> None:
-    with make(max_epoch=1) as loop:
-        for _ in loop.iter_epochs():
-            for _ in loop.iter_steps([1]):
-                with pytest.raises(MetricError, match=r"with loop\.metric_collector\('x'\).*weight="):
-                    loop.collect_metrics(x=[1.0, 2.0], weight=[1, 3])
+    with pytest.raises(UsageError, match="entered before; make a new one"):
+        loop.__enter__()
 
 
 class Around(torch.nn.Module):

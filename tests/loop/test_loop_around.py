@@ -1,10 +1,12 @@
-"""What a TrainLoop does around the steps: signals, timers, evaluations, saves that coincide, printing."""
+"""What a TrainLoop does around the steps: signals, clocks, evaluations, saves, and what must train."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,71 +15,79 @@ import pytest
 import torch
 
 import everstep
+import warm
 from everstep import Every
-from everstep.checkpoint import read_checkpoint
 from everstep.contracts.services import Boundary, Moment, Service
-from everstep.errors import Interrupted
+from everstep.errors import Interrupted, ProgressError, StateError
+from everstep.record import RunJournal
 from everstep.testing import ManualClock, nothing_left
-from tiny_runs import Boom, Tiny, events, rows
+from tiny_runs import Boom, Tiny, events
 
 # ------------------------------------------------------------------------------------------ signals
 
 
-def send_at(at: int, number: int) -> Any:
-    return lambda loop, count: os.kill(os.getpid(), number) if count == at else None
+def ctrl_c_at(at: int) -> Any:
+    return lambda loop, step: os.kill(os.getpid(), signal.SIGINT) if step == at else None
 
 
-@pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("at", [1, 4, 6, 12])
-def test_a_signal_in_a_step_loses_no_step(tmp_path: Path, number: int, at: int) -> None:
+@pytest.mark.parametrize(("at", "again_from"), [(6, 7), (8, 8)], ids=["inside", "its last step"])
+def test_ctrl_c_in_the_middle_of_an_epoch_loses_no_step(tmp_path: Path, at: int, again_from: int) -> None:
     straight = Tiny(tmp_path / "straight", max_epoch=3).train()
-    tiny = Tiny(tmp_path / "run", max_epoch=3)
+    run = Tiny(tmp_path / "run", max_epoch=3)
     with nothing_left(), pytest.raises(Interrupted) as raised:
-        tiny.train(inside=send_at(at, number))
-    assert raised.value.code == 128 + number
-    assert tiny.loop.step == at
+        run.train(inside=ctrl_c_at(at))
+    assert (raised.value.code, run.loop.ending.step) == (130, at)
     again = Tiny(tmp_path / "run", max_epoch=3).train()
-    ends_epoch = at % 4 == 0  # then it runs again, and the tail that follows it
-    assert [step for _, step, _ in again.seen] == list(range(at if ends_epoch else at + 1, 13))
+    assert again.seen == straight.seen[again_from - 1 :]  # an epoch's last step runs again, for its tail
     assert again.result() == straight.result()
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
-def test_a_signal_in_the_tail_runs_the_tail_again(tmp_path: Path, at: int) -> None:
+def test_a_script_that_imports_jupyter_ends_by_ctrl_c_as_a_script(tmp_path: Path) -> None:
+    """As libraries do: a script is not a notebook for that."""
+    program = f"""
+import ipykernel.ipkernel, os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
+from pathlib import Path
+from tiny_runs import Tiny
+ctrl_c = lambda loop, step: step == 6 and os.kill(os.getpid(), signal.SIGINT)
+Tiny(Path({str(tmp_path / "run")!r}), max_epoch=3).train(inside=ctrl_c)
+"""
+    assert warm.run([sys.executable, "-c", program]).returncode == 130
+    assert RunJournal(tmp_path / "run").status().step == 6
+
+
+def test_a_signal_in_the_tail_runs_the_tail_again(tmp_path: Path) -> None:
     tails: list[int] = []
 
     def tail(loop: Any, epoch: int) -> None:
         tails.append(epoch)
-        if tails.count(epoch) == 1 and epoch == at:
+        if tails == [1, 2]:
             os.kill(os.getpid(), signal.SIGTERM)
         loop.collect_metrics(valid_loss=1.0 / epoch)
-        with loop.evaluation():
-            np.random.rand()
         loop.print_logs()
 
-    def clean(loop: Any, epoch: int) -> None:
-        loop.collect_metrics(valid_loss=1.0 / epoch)
-        loop.print_logs()
-
-    straight = Tiny(tmp_path / "straight", max_epoch=3).train(tail=clean)
-    tiny = Tiny(tmp_path / "run", max_epoch=3)
     with pytest.raises(Interrupted, match="SIGTERM"):
-        tiny.train(tail=tail)
+        Tiny(tmp_path / "run", max_epoch=3).train(tail=tail)
     again = Tiny(tmp_path / "run", max_epoch=3).train(tail=tail)
-    assert tails == sorted([1, 2, 3, at])
-    assert again.seen == straight.seen[4 * at - 1 :]
-    assert again.result() == straight.result()
+    assert tails == [1, 2, 2, 3] and again.seen[0][1] == 8
+
+
+def test_an_exception_leaves_every_completed_step_in_the_record(tmp_path: Path) -> None:
+    def inside(loop: Any, step: int) -> None:
+        if step == 40:
+            raise Boom
+
+    with pytest.raises(Boom):
+        Tiny(tmp_path, samples=90, max_epoch=1).train(inside)
+    assert list(RunJournal(tmp_path).series("loss", "step")[0]) == list(range(1, 40))
+
+
+# -------------------------------------------------------------------------------------------- clocks
 
 
 def test_a_time_budget_is_noticed_without_any_service_due(tmp_path: Path) -> None:
     """The ticker thread wakes a loop in which nothing else would."""
-    loop = everstep.TrainLoop(
-        tmp_path / "run",
-        max_time=0.05,
-        max_step=1 << 40,
-        services=[everstep.Console(sink=lambda line: None)],
-    )
+    loop = everstep.TrainLoop(tmp_path, max_time=0.05, max_step=1 << 40, default_services=False)
 
     def train() -> None:
         with loop:
@@ -93,8 +103,8 @@ def test_a_time_budget_is_noticed_without_any_service_due(tmp_path: Path) -> Non
 class Ticks(Service):
     """Notes the steps at which it ran, and who else lives then."""
 
-    def __init__(self, every: everstep.schedule.Schedule) -> None:
-        super().__init__("ticks", every)
+    def __init__(self) -> None:
+        super().__init__("ticks", Every(seconds=10))
         self.ran: list[int] = []
         self.threads: set[str] = set()
 
@@ -103,147 +113,109 @@ class Ticks(Service):
         self.threads |= {thread.name for thread in threading.enumerate()}
 
 
-def silent() -> everstep.Console:
-    return everstep.Console(sink=lambda line: None)
-
-
-def supervised(run_dir: Path, clock: Any, ticks: Ticks) -> None:
-    with everstep.Supervisor(run_dir, services=[ticks, silent()], clock=clock, max_step=10) as sv:
+def supervised(run_dir: Path, clock: Any, ticks: Ticks, seconds: float) -> None:
+    with everstep.Supervisor(run_dir, services=[ticks], clock=clock, max_step=10) as sv:
         sv.stream(None)
         while not sv.should_stop():
-            clock.advance(4)
+            clock.advance(seconds)
             sv.advance()
 
 
-def looped(run_dir: Path, clock: Any, ticks: Ticks) -> None:
+def looped(run_dir: Path, clock: Any, ticks: Ticks, seconds: float) -> None:
     tiny = Tiny(run_dir, samples=20, max_epoch=1, clock=clock, services=[ticks])
-    tiny.train(inside=lambda loop, step: clock.advance(4))
+    tiny.train(inside=lambda loop, step: clock.advance(seconds))
 
 
 @pytest.mark.parametrize("door", [supervised, looped])
-def test_a_clock_of_ones_own_drives_schedules_in_seconds_by_itself(tmp_path: Path, door: Any) -> None:
+@pytest.mark.parametrize(("seconds", "first"), [(4.0, [3, 6, 9]), (0.0, [])])
+def test_a_clock_of_ones_own_drives_schedules_in_seconds_by_itself(
+    tmp_path: Path, door: Any, seconds: float, first: list[int]
+) -> None:
     """At the very step at which its time has come: no thread looks at it, and no other service is due."""
-    ticks = Ticks(everstep.Every(seconds=10))
-    door(tmp_path / "run", ManualClock(), ticks)
-    assert ticks.ran[:3] == [3, 6, 9]
+    ticks = Ticks()
+    door(tmp_path / "run", ManualClock(), ticks, seconds)
+    assert ticks.ran[:3] == first
     assert "everstep-ticker" not in ticks.threads
 
 
-def test_a_clock_of_ones_own_that_stands_still_makes_nothing_due(tmp_path: Path) -> None:
-    ticks = Ticks(everstep.Every(seconds=10))
-    tiny = Tiny(tmp_path / "run", samples=40, max_epoch=1, clock=ManualClock(), services=[ticks])
-    tiny.train()
-    assert not ticks.ran
-
-
-# ------------------------------------------------------------------------------------------- timers
-
-
-def test_waiting_stepping_and_evaluating_sum_to_the_epoch(tmp_path: Path) -> None:
+def test_the_parts_of_the_time_sum_to_the_whole(tmp_path: Path) -> None:
     clock = ManualClock()
 
     class Slow:
         def __iter__(self) -> Any:
-            for i in range(4):
-                clock.advance(0.5)
-                yield i
+            for _ in range(4):
+                clock.advance(0.25)
+                yield ()
 
-    lines: list[str] = []
-    services = [everstep.Console(sink=lines.append)]
-    with everstep.TrainLoop(tmp_path / "run", max_epoch=2, clock=clock, services=services) as loop:
+    seen: dict[str, float] = {}
+
+    def printed(boundary: everstep.Boundary) -> None:
+        seen.update({name: stats.mean * stats.count for name, stats in boundary.payload.items()})
+
+    with everstep.TrainLoop(tmp_path / "run", {"a": []}, max_epoch=2, clock=clock) as loop:
+        loop.on(everstep.Moment.TIME_METRIC_STATS_PRINTED, printed)
         for _ in loop.iter_epochs():
-            for _ in loop.iter_steps(Slow()):
-                clock.advance(2.0)
+            for _ in loop.iter_steps(everstep.data.replay(Slow())):
+                clock.advance(1.0)
             with loop.evaluation(), loop.timeit("valid_time"):
                 clock.advance(3.0)
             loop.print_logs()
-    times = events(tmp_path / "run", "times")
-    assert [(t["epoch"], t["steps"], t["seconds"], t["data_wait"]) for t in times] == [
-        (1, [1, 4], 13.0, 2.0),
-        (2, [5, 8], 13.0, 2.0),
+    assert seen == {"step_time": 4.0, "valid_time": 3.0, "epoch_time": 8.0}
+    assert [
+        (t["epoch"], t["steps"], t["seconds"], t["data_wait"]) for t in events(loop.run_dir, "times")
+    ] == [
+        (1, [1, 4], 8.0, 1.0),
+        (2, [5, 8], 8.0, 1.0),
     ]
-    assert [line.count("epoch time: 13s; step time: 2s (±0s); valid time: 3s") for line in lines] == [1, 1, 0]
-
-
-def test_rows_of_timers_are_no_part_of_equality(tmp_path: Path) -> None:
-    def tail(loop: Any, epoch: int) -> None:
-        with loop.timeit("valid_time"):
-            pass
-
-    Tiny(tmp_path / "run", max_epoch=1).train(tail=tail)
-    assert {r[3] for r in rows(tmp_path / "run")} == {"loss"}
 
 
 # -------------------------------------------------------------------------------------- evaluations
 
 
-class Dropout:
-    """A torch program with dropout and a shuffling DataLoader."""
+@pytest.mark.parametrize("where", ["steps", "tail"])
+def test_evaluating_on_the_training_loader_leaves_the_training_where_it_is(
+    tmp_path: Path, where: str
+) -> None:
+    def train(name: str, evaluate_in: str) -> list[int]:
+        torch.manual_seed(3)
+        data = torch.utils.data.DataLoader(torch.arange(5), batch_size=1, shuffle=True)
+        seen: list[int] = []
 
-    def __init__(self, run_dir: Path) -> None:
-        torch.manual_seed(0)
-        self.model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
-        self.loader = torch.utils.data.DataLoader(
-            torch.arange(24.0).reshape(8, 3),  # type: ignore[arg-type]
-            batch_size=2,
-            shuffle=True,
-        )
-        self.loop = everstep.TrainLoop(
-            run_dir,
-            {"model": self.model, "optimizer": self.optimizer},
-            max_epoch=2,
-            services=[everstep.Console(sink=lambda line: None)],
-        )
+        def evaluate(here: str) -> None:
+            if here == evaluate_in:
+                with loop.evaluation():
+                    assert sorted(int(batch) for batch in data) == [0, 1, 2, 3, 4]
+                    torch.rand(()), np.random.rand()
 
-    def evaluate(self) -> None:
-        with self.loop.evaluation(), torch.no_grad():
-            assert not self.model.training
-            for batch in self.loader:  # the training data itself
-                self.loop.collect_metrics(valid_loss=self.model(batch).mean() + torch.rand(()))
-                np.random.rand()
-
-    def train(self, each_step: bool = False, each_epoch: bool = False) -> list[bytes]:
-        seen = []
-        with self.loop as loop:
+        with everstep.TrainLoop(tmp_path / name, {"a": []}, max_epoch=4, steps_per_epoch=3) as loop:
             for _ in loop.iter_epochs():
-                for _, batch in loop.iter_steps(self.loader):
-                    loss = self.model(batch).square().mean()
-                    self.optimizer.zero_grad()
-                    loss.backward()
-                    self.optimizer.step()
-                    seen.append(batch.numpy().tobytes())
-                    if each_step:
-                        self.evaluate()
-                    assert self.model.training
-                if each_epoch:
-                    self.evaluate()
-        return seen + [p.detach().numpy().tobytes() for p in self.model.parameters()]
+                for _, batch in loop.iter_steps(data):
+                    seen.append(int(batch))
+                    evaluate("steps")
+                evaluate("tail")
+                seen.append(int(1e6 * float(torch.rand(()))))
+        return seen
 
-
-def test_evaluating_each_step_on_the_training_data_changes_no_bit(tmp_path: Path) -> None:
-    straight = Dropout(tmp_path / "straight").train()
-    assert Dropout(tmp_path / "tail").train(each_epoch=True) == straight
-    assert Dropout(tmp_path / "steps").train(each_step=True, each_epoch=True) == straight
+    assert train("with", where) == train("without", "")
 
 
 def test_an_evaluation_that_raises_leaves_modes_and_random_state_as_they_were(tmp_path: Path) -> None:
-    program = Dropout(tmp_path / "run")
-    program.model[2].eval()
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(3, 1))
+    model[1].eval()
 
     def evaluate() -> None:
-        with program.loop.evaluation():
+        with loop.evaluation():
+            assert not model.training
             torch.rand(()), np.random.rand()
             raise Boom
 
-    with program.loop as loop:
+    with everstep.TrainLoop(tmp_path, {"model": model}, max_epoch=1) as loop:
         for _ in loop.iter_epochs():
-            before = torch.get_rng_state(), np.random.get_state(legacy=False)
+            before, (_, _, place, *_) = torch.get_rng_state(), np.random.get_state()
             with pytest.raises(Boom):
                 evaluate()
-            assert torch.equal(torch.get_rng_state(), before[0])
-            assert np.random.get_state(legacy=False)["state"]["pos"] == before[1]["state"]["pos"]  # type: ignore[index]
-            assert program.model.training and not program.model[2].training
+            assert torch.equal(torch.get_rng_state(), before) and np.random.get_state()[2] == place
+            assert model.training and not model[1].training
             break
 
 
@@ -271,18 +243,16 @@ def test_an_evaluation_that_raises_inside_another_takes_nothing_from_it(tmp_path
 # ------------------------------------------------------------------------------------ saves, printing
 
 
-def test_triggers_that_coincide_make_one_file(tmp_path: Path) -> None:
-    saves = everstep.Checkpoints(Every(steps=2) | Every(steps=3) | everstep.At(6), keep_last=None)
-    tiny = Tiny(tmp_path / "run", max_epoch=2, max_step=6, services=[saves])
-    tiny.train(inside=lambda loop, step: loop.make_checkpoint() if step in (3, 6) else None)
-    saved = [event["name"] for event in events(tmp_path / "run", "checkpoint")]
-    assert saved == [
-        "epoch-0000-step-00000000",
-        "step-00000002",
-        "step-00000003",
-        "epoch-0001-step-00000004",
-        "epoch-0002-step-00000006",  # what stands in for it, step-00000005, is nobody's
-    ]
+def test_several_reasons_to_save_at_one_step_are_one_checkpoint(tmp_path: Path) -> None:
+    every = everstep.Every(steps=2) | everstep.At(4) | everstep.Every(epochs=1)
+    announced: list[str] = []
+    tiny = Tiny(tmp_path / "run", max_epoch=1, services=[everstep.Checkpoints(every, keep_last=None)])
+    tiny.loop.on(everstep.Moment.AFTER_CHECKPOINT, lambda boundary: announced.append(boundary.payload))
+    tiny.train(inside=lambda loop, step: loop.make_checkpoint())
+    written = Counter(event["name"] for event in events(tmp_path / "run", "checkpoint"))
+    assert set(written.values()) == {1}
+    assert set(announced) <= written.keys()
+    assert {*(f"step-0000000{step}" for step in (1, 2, 3)), "epoch-0001-step-00000004"} < written.keys()
 
 
 def test_without_a_console_lines_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -299,20 +269,45 @@ def test_without_a_console_lines_are_printed(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_the_log_file_has_every_line(tmp_path: Path) -> None:
-    Tiny(tmp_path / "run", max_epoch=2).train(tail=lambda loop, epoch: loop.println(f"epoch {epoch} is over"))
-    Tiny(tmp_path / "run", max_epoch=3).train(tail=lambda loop, epoch: loop.println(f"epoch {epoch} is over"))
+    for last in (2, 3):
+        tiny = Tiny(tmp_path / "run", max_epoch=last)
+        tiny.train(tail=lambda loop, epoch: loop.println(f"epoch {epoch} is over"))
     text = (tmp_path / "run" / "logs" / "run.log").read_text()
     assert [f"epoch {epoch} is over" in text for epoch in (1, 2, 3)] == [True] * 3
     assert text.count("ended: max_epoch") == 2
 
 
-def test_the_weights_in_a_checkpoint_are_those_of_its_step(tmp_path: Path) -> None:
-    """The copy is taken at the boundary; what the steps after it change does not leak in."""
-    weights: dict[int, bytes] = {}
-    saves = everstep.Checkpoints(Every(steps=1), keep_last=None)
-    tiny = Tiny(tmp_path / "run", max_epoch=3, services=[saves])
-    tiny.train(inside=lambda loop, step: weights.update({step: tiny.w.tobytes()}))
-    for step in range(1, 13):
-        name = f"step-{step:08d}" if step % 4 else f"epoch-{step // 4:04d}-step-{step:08d}"
-        saved = read_checkpoint(tmp_path / "run" / "checkpoints" / name)
-        assert saved.arrays["user/w"].data.tobytes() == weights[step]
+# ------------------------------------------------------------------------------------ what must train
+
+
+def train_linear(run: Path, names: str, *, step: bool = True) -> None:
+    """The state has a share of these: model, second (of which `optimizer` has parameters, too), optimizer."""
+    model, second = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    trained = [*model.parameters(), *(second.parameters() if "two" in names else ())]
+    entries = {"model": model, "second": second, "optimizer": torch.optim.SGD(trained, lr=0.1)}
+    state = {name: entries[name] for name in names.split() if name != "two"}
+    with everstep.TrainLoop(run, state, max_epoch=2) as loop:
+        for _ in loop.iter_epochs():
+            for _, batch in loop.iter_steps([torch.ones(1, 2)] * 3):
+                model(batch).sum().backward()
+                if step:
+                    entries["optimizer"].step()
+
+
+def test_an_optimizer_that_never_steps_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ProgressError, match=r"3 steps .* call optimizer\.step\(\)"):
+        train_linear(tmp_path / "run", "model optimizer", step=False)
+
+
+LACKING: dict[str, str] = {
+    "model": r"SGD .* add it",
+    "": "SGD of arrays that are not in the state",
+    "optimizer": r"parameter 0 \(1, 2\) of 'optimizer'.* add the model",  # else old moments of a new model
+    "two model optimizer": r"parameter 2 \(1, 2\) of 'optimizer'.* add the model",
+}
+
+
+@pytest.mark.parametrize(("names", "message"), LACKING.items())
+def test_an_optimizer_that_the_state_lacks_is_an_error(tmp_path: Path, names: str, message: str) -> None:
+    with pytest.raises(StateError, match=message):
+        train_linear(tmp_path / "run", names)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import everstep
@@ -67,46 +66,6 @@ def test_a_left_step_has_no_snapshot_of_its_own(tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_with_breaks_resumes_exactly(tmp_path: Path) -> None:
-    def train(run_dir: Path, boom: int | None = None) -> Tiny:
-        tiny = Tiny(run_dir, max_epoch=4, services=[everstep.Checkpoints(Every(steps=2))])
-        with tiny.loop as loop:
-            for epoch in loop.iter_epochs():
-                for step, (ids,) in loop.iter_steps(tiny.data):
-                    tiny.update(ids)
-                    if step == boom:
-                        raise Boom
-                    if step % 4 == 3 - epoch % 2:
-                        break
-                loop.collect_metrics(valid_loss=float(tiny.w.sum()))
-        return tiny
-
-    straight = train(tmp_path / "straight")
-    for at in (1, 4, 6, 7):
-        with pytest.raises(Boom):
-            train(tmp_path / "run", at)
-    assert train(tmp_path / "run").result() == straight.result()
-
-
-def test_return_from_a_function_with_the_loop_open(tmp_path: Path) -> None:
-    loop = loop_in(tmp_path / "run", max_epoch=5)
-
-    def train() -> str:
-        with loop:
-            for _ in loop.iter_epochs():
-                for step, _ in loop.iter_steps([1, 2, 3]):
-                    if step == 5:
-                        return "done"
-        return "not reached"
-
-    assert train() == "done"
-    assert (loop.step, loop.epoch) == (5, 2)
-    assert not loop.ending.finished and loop.ending.reason == "the loop was left before its end"
-    with loop_in(tmp_path / "run", max_epoch=5) as again:
-        steps = [step for _ in again.iter_epochs() for step, _ in again.iter_steps([1, 2, 3])]
-    assert steps == list(range(6, 15))
-
-
 def test_an_epoch_loop_left_by_break_is_closed_at_the_exit_and_resumable(tmp_path: Path) -> None:
     epochs: list[int] = []
     with loop_in(tmp_path / "run", max_epoch=4) as loop:
@@ -120,25 +79,10 @@ def test_an_epoch_loop_left_by_break_is_closed_at_the_exit_and_resumable(tmp_pat
             loop.iter_steps([1])
     assert epochs == [1, 2]
     assert "epoch-0002-step-00000004" in names(tmp_path / "run")
-    assert not loop.ending.finished
+    assert not loop.ending.finished and loop.ending.reason == "the loop was left before its end"
     with loop_in(tmp_path / "run", max_epoch=4) as again:
         steps = [step for _ in again.iter_epochs() for step, _ in again.iter_steps([1, 2])]
     assert steps == [5, 6, 7, 8] and again.ending.finished
-
-
-def test_a_second_epoch_loop_goes_on_after_the_first(tmp_path: Path) -> None:
-    with loop_in(tmp_path / "run", max_epoch=4) as loop:
-        seen = []
-        for epoch in loop.iter_epochs():
-            for step, _ in loop.iter_steps([1, 2]):
-                seen.append((epoch, step))
-            if epoch == 2:
-                break
-        for epoch in loop.iter_epochs():
-            for step, _ in loop.iter_steps([1, 2]):
-                seen.append((epoch, step))
-    assert seen == [(1, 1), (1, 2), (2, 3), (2, 4), (3, 5), (3, 6), (4, 7), (4, 8)]
-    assert loop.ending.finished
 
 
 def test_after_an_exception_the_last_commit_is_finished_and_none_is_started(tmp_path: Path) -> None:
@@ -152,16 +96,6 @@ def test_after_an_exception_the_last_commit_is_finished_and_none_is_started(tmp_
     assert not tiny.loop.ending.finished
 
 
-def test_an_exception_that_the_user_catches_inside_the_body(tmp_path: Path) -> None:
-    def inside(loop: Any, step: int) -> None:
-        try:
-            raise Boom
-        except Boom:
-            pass
-
-    assert Tiny(tmp_path / "run", max_epoch=1).train(inside=inside).loop.step == 4
-
-
 def test_an_exception_caught_around_the_step_loop_counts_as_a_break(tmp_path: Path) -> None:
     with loop_in(tmp_path / "run", max_epoch=2) as loop:
         for _ in loop.iter_epochs():
@@ -173,13 +107,6 @@ def test_an_exception_caught_around_the_step_loop_counts_as_a_break(tmp_path: Pa
                 loop.println("never mind")
             loop.collect_metrics(valid_loss=1.0)
     assert loop.step == 5 and loop.ending.finished
-
-
-def test_keyboard_interrupt_in_the_body_is_an_exception_like_others(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        Tiny(tmp_path / "run", max_epoch=2).train(inside=boom_at(6, KeyboardInterrupt))
-    straight = Tiny(tmp_path / "straight", max_epoch=2).train()
-    assert Tiny(tmp_path / "run", max_epoch=2).train().result() == straight.result()
 
 
 # ---------------------------------------------------------------------------------- generators kept alive
@@ -199,98 +126,28 @@ def test_a_step_generator_kept_alive_after_break_does_no_harm(tmp_path: Path) ->
     assert [r[1] for r in rows(tmp_path / "run", "step")] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_step_generator_of_an_epoch_that_is_over_says_so(tmp_path: Path) -> None:
+def test_a_generator_that_is_kept_too_long_says_so(tmp_path: Path) -> None:
     with loop_in(tmp_path / "run", max_epoch=3) as loop:
-        kept: list[Any] = []
-        for epoch in loop.iter_epochs():
-            if epoch == 1:
-                kept.append(loop.iter_steps([1, 2, 3]))
-                next(kept[0])
+        epochs, old = loop.iter_epochs(), None
+        for epoch in epochs:
             if epoch == 2:
                 with pytest.raises(UsageError, match="do not keep the iterator"):
-                    next(kept[0])
+                    next(old)
             if epoch > 1:
                 list(loop.iter_steps([1, 2]))
-    assert loop.step == 5
-
-
-def test_a_step_generator_that_is_closed_late_leaves_the_new_one_alone(tmp_path: Path) -> None:
-    with loop_in(tmp_path / "run", max_epoch=2) as loop:
-        old = None
-        for epoch in loop.iter_epochs():
-            steps = loop.iter_steps([1, 2, 3])
-            for step, _ in steps:
-                if epoch == 1:
-                    old = steps
-                    break
-                if old is not None:
-                    old.close()
-                    old = None
-                assert loop.within_step and loop.step == step
-                with pytest.raises(UsageError, match="one step loop at a time"):
-                    loop.iter_steps([1])
-            del steps
+            loop.iter_steps([1, 2, 3])  # not iterated, it blocks nothing
+            old = loop.iter_steps([1, 2, 3])
+            next(old)
+            if epoch == 2:
+                break
     assert loop.step == 4
-
-
-def test_an_epoch_generator_kept_beyond_the_block_says_so(tmp_path: Path) -> None:
-    with loop_in(tmp_path / "run", max_epoch=3) as loop:
-        epochs = loop.iter_epochs()
-        next(epochs)
-        list(loop.iter_steps([1, 2]))
+    with pytest.raises(UsageError, match="do not keep the iterator"):
+        next(old)
     with pytest.raises(UsageError, match="after the with block"):
         next(epochs)
 
 
-def test_a_step_generator_kept_beyond_the_block_says_so(tmp_path: Path) -> None:
-    with loop_in(tmp_path / "run", max_epoch=3) as loop:
-        for _ in loop.iter_epochs():
-            steps = loop.iter_steps([1, 2, 3])
-            next(steps)
-            break
-    with pytest.raises(UsageError, match="do not keep the iterator"):
-        next(steps)
-    assert loop.step == 1
-
-
-def test_iter_steps_called_and_not_iterated_blocks_nothing(tmp_path: Path) -> None:
-    with loop_in(tmp_path / "run", max_epoch=1) as loop:
-        for _ in loop.iter_epochs():
-            loop.iter_steps([1, 2])
-            assert [step for step, _ in loop.iter_steps([1, 2])] == [1, 2]
-
-
 # ------------------------------------------------------------------------------------------------ streams
-
-
-def two_streams(run_dir: Path, boom: int | None = None, **arguments: Any) -> tuple[list[Any], Tiny]:
-    """Two step loops in one epoch over two streams; both draw random numbers."""
-    tiny = Tiny(run_dir, max_epoch=2, services=[everstep.Checkpoints(Every(steps=1))], **arguments)
-    other = everstep.data.arrays(np.arange(100, 106), batch_size=2, shuffle=True)
-    seen: list[Any] = []
-    with tiny.loop as loop:
-        for _ in loop.iter_epochs():
-            loop.collect_metrics(lr=0.1 * loop.epoch)
-            for data, name in ((tiny.data, "train"), (other, "extra")):
-                for step, (ids,) in loop.iter_steps(data, name):
-                    tiny.update(ids)
-                    if step == boom:
-                        raise Boom
-                    seen.append((step, name, tuple(ids)))
-                loop.collect_metrics(gap=float(tiny.w.sum()))
-    return seen, tiny
-
-
-@pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize("at", [1, 2, 4, 5, 6, 7, 8, 9, 12, 13, 14])
-def test_two_step_loops_in_one_epoch_resume_exactly(tmp_path: Path, at: int) -> None:
-    seen, straight = two_streams(tmp_path / "straight")
-    with pytest.raises(Boom):
-        two_streams(tmp_path / "run", at)
-    again, tiny = two_streams(tmp_path / "run")
-    first = at - 1 if at in (5, 12) else at  # after a loop's last step that step runs again
-    assert again == seen[first - 1 :]
-    assert tiny.result() == straight.result()
 
 
 def test_two_streams_under_one_name(tmp_path: Path) -> None:
@@ -315,107 +172,65 @@ def test_stream_names(tmp_path: Path, name: str) -> None:
                 loop.iter_steps([1], name)
 
 
-def interrupted(run_dir: Path) -> None:
+def without_step_loops(tiny: Tiny) -> None:
+    with tiny.loop as loop:
+        list(loop.iter_epochs())
+
+
+CHANGED: dict[str, tuple[dict[str, int], Callable[[Tiny], object], type[Exception], str]] = {
+    "another stream": (
+        {},
+        lambda tiny: run_over(tiny.loop, tiny.data, "training"),
+        UsageError,
+        "over stream 'train', this one reads 'training'; run the program",
+    ),
+    "no step loop": ({}, without_step_loops, UsageError, "loop number 1 of epoch 1.*entered only 0; run"),
+    "fewer samples": ({"samples": 6}, Tiny.train, DataError, "8.*6|6.*8"),
+    "more samples": ({"samples": 10}, Tiny.train, DataError, "8.*10|10.*8"),
+    "larger batches": ({"batch": 4}, Tiny.train, DataError, "batch"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "train", "error", "message"), CHANGED.values(), ids=CHANGED)
+def test_what_has_changed_at_a_resume_is_refused(
+    tmp_path: Path, arguments: Any, train: Any, error: Any, message: str
+) -> None:
     with pytest.raises(Boom):
-        Tiny(run_dir, max_epoch=2, services=[everstep.Checkpoints(Every(steps=1))]).train(inside=boom_at(3))
+        Tiny(tmp_path, max_epoch=2, services=[everstep.Checkpoints(Every(steps=1))]).train(boom_at(3))
+    before = names(tmp_path)
+    with pytest.raises(error, match=message):
+        train(Tiny(tmp_path, max_epoch=2, **arguments))
+    assert names(tmp_path) == before
+    assert Tiny(tmp_path, max_epoch=2).train().loop.ending.finished
 
 
-def test_another_stream_on_resume(tmp_path: Path) -> None:
-    interrupted(tmp_path / "run")
-    tiny = Tiny(tmp_path / "run", max_epoch=2)
-    with pytest.raises(UsageError, match="over stream 'train', this one reads 'training'; run the program"):
-        run_over(tiny.loop, tiny.data, "training")
+def test_an_epoch_loop_less_than_before_is_refused(tmp_path: Path) -> None:
+    def start(loops: int) -> None:
+        with loop_in(tmp_path / "run", max_epoch=3) as loop:
+            for _ in range(loops):
+                for epoch in loop.iter_epochs():
+                    for _ in loop.iter_steps([0]):
+                        if epoch == 3:
+                            raise Boom
+                    break
 
-
-def test_a_program_without_the_step_loop_on_resume(tmp_path: Path) -> None:
-    interrupted(tmp_path / "run")
-    tiny = Tiny(tmp_path / "run", max_epoch=2)
-
-    def forgets() -> None:
-        with tiny.loop as loop:
-            list(loop.iter_epochs())
-
-    with pytest.raises(UsageError, match=r"loop number 1 of epoch 1.*entered only 0; run the program"):
-        forgets()
-
-
-@pytest.mark.parametrize("samples", [6, 10])
-def test_data_that_changed_its_length_on_resume(tmp_path: Path, samples: int) -> None:
-    interrupted(tmp_path / "run")
-    before = names(tmp_path / "run")
-    with pytest.raises(DataError, match=rf"8.*{samples}|{samples}.*8"):
-        Tiny(tmp_path / "run", samples=samples, max_epoch=2).train()
-    assert names(tmp_path / "run") == before
-    assert Tiny(tmp_path / "run", max_epoch=2).train().loop.ending.finished
-
-
-def test_a_changed_batch_size_on_resume(tmp_path: Path) -> None:
-    interrupted(tmp_path / "run")
-    with pytest.raises(DataError, match="batch"):
-        Tiny(tmp_path / "run", batch=4, max_epoch=2).train()
+    with pytest.raises(Boom):
+        start(loops=3)
+    with pytest.raises(UsageError, match="loop number 3, but the program entered only 1"):
+        start(loops=1)
 
 
 def test_data_without_any_batch(tmp_path: Path) -> None:
-    for data in ([], iter(())):
-        with pytest.raises(DataError, match="gave no batch in a whole pass; give it data"):
-            run_over(loop_in(tmp_path / "run", max_epoch=1), data)
-
-
-def test_an_iterator_that_is_used_up(tmp_path: Path) -> None:
-    data = iter([1, 2])
-    with pytest.raises(DataError):
-        run_over(loop_in(tmp_path / "run", max_epoch=2), data)
-
-
-def test_an_error_in_the_data_is_the_users_error_and_the_run_resumes_there(tmp_path: Path) -> None:
-    class Data:
-        def __init__(self, bad: int | None) -> None:
-            self.bad = bad
-
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, i: int) -> tuple[Any]:
-            if i == self.bad:
-                raise Boom(f"sample {i}")
-            return (np.array([i, i + 1]),)
-
-    from everstep.data.adapters import SequenceStream
-
-    def train(run_dir: Path, bad: int | None) -> Tiny:
-        tiny = Tiny(run_dir, max_epoch=2, services=[everstep.Checkpoints(Every(steps=1))])
-        tiny.data = SequenceStream(Data(bad))  # type: ignore[arg-type,assignment]
-        return tiny.train()
-
-    straight = train(tmp_path / "straight", None)
-    with pytest.raises(Boom, match="sample 3"):
-        train(tmp_path / "run", 3)
-    assert train(tmp_path / "run", None).result() == straight.result()
+    for number, data in enumerate(([], iter(()), iter([1, 2]))):
+        with pytest.raises(DataError, match=r"gave no batch|one pass"):
+            run_over(loop_in(tmp_path / str(number), max_epoch=2), data)
 
 
 def test_steps_per_epoch_continues_the_pass(tmp_path: Path) -> None:
-    def train(run_dir: Path, boom: int | None = None) -> tuple[str, Tiny]:
-        tiny = Tiny(run_dir, steps_per_epoch=3, max_epoch=4, services=[everstep.Checkpoints(Every(steps=1))])
-        epochs: dict[int, str] = {}
-        data = [0, 1, 2, 3, 4]
-        with tiny.loop as loop:
-            for epoch in loop.iter_epochs():
-                for step, batch in loop.iter_steps(data):
-                    tiny.update(np.array([batch]))
-                    if step == boom:
-                        raise Boom
-                    epochs[epoch] = epochs.get(epoch, "") + str(batch)
-        return ",".join(epochs.values()), tiny
-
-    text, straight = train(tmp_path / "straight")
-    assert text == "012,340,123,401"
-    for at, rest in ((2, "12,340,123,401"), (4, "340,123,401"), (6, "0,123,401"), (7, "123,401")):
-        run_dir = tmp_path / f"run{at}"
-        with pytest.raises(Boom):
-            train(run_dir, at)
-        text, tiny = train(run_dir)
-        assert text == rest
-        assert tiny.result() == straight.result()
+    data = [0, 1, 2, 3, 4]
+    with loop_in(tmp_path / "run", steps_per_epoch=3, max_epoch=4) as loop:
+        epochs = ["".join(str(batch) for _, batch in loop.iter_steps(data)) for _ in loop.iter_epochs()]
+    assert epochs == ["012", "340", "123", "401"]
 
 
 # ------------------------------------------------------------------------ what a resumed epoch does again
@@ -459,18 +274,6 @@ def test_head_metrics_are_not_written_twice_and_tails_write_the_same_keys(tmp_pa
     assert len(every) == len(set(every))
 
 
-def test_values_of_one_name_in_one_step_fold_into_their_mean(tmp_path: Path) -> None:
-    with loop_in(tmp_path / "run", max_epoch=1) as loop:
-        for _ in loop.iter_epochs():
-            for step, _ in loop.iter_steps([1, 2]):
-                for part in range(step):
-                    loop.collect_metrics(loss=float(part))
-    assert [(r[1], r[5], r[6]) for r in rows(tmp_path / "run", "step")] == [
-        (1, (0.0).hex(), 1),
-        (2, (0.5).hex(), 2),
-    ]
-
-
 def test_the_mean_of_a_resumed_epoch_is_that_of_the_whole(tmp_path: Path) -> None:
     straight = Tiny(tmp_path / "straight", max_epoch=1).train(tail=lambda loop, e: loop.print_logs())
     with pytest.raises(Boom):
@@ -482,3 +285,102 @@ def test_the_mean_of_a_resumed_epoch_is_that_of_the_whole(tmp_path: Path) -> Non
     loss = [part.partition(";")[0] for part in printed]
     assert loss[0] == loss[1]
     assert rows(tmp_path / "run", "epoch") == rows(tmp_path / "straight", "epoch")
+
+
+class OfUnknownLength:
+    """Data that keeps its position."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __iter__(self) -> Any:
+        while self.place < 4:
+            self.place += 1
+            yield self.place
+        self.place = 0
+
+    def state_dict(self) -> Any:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.place = state["place"]
+
+
+@pytest.mark.parametrize(
+    ("second", "note"), [(None, "a value before the loop"), ([1, 2, 3], "resumed after step 4")]
+)
+def test_a_variable_of_a_step_loop_that_a_resume_skips_is_explained(
+    tmp_path: Path, second: Any, note: str
+) -> None:
+    """Of one whose end could not be known before, or of the first of two."""
+
+    def train(boom: int | None = None) -> None:
+        saves = everstep.Checkpoints(Every(steps=4))
+        with loop_in(tmp_path, state={"w": [0]}, max_epoch=1, services=[saves]) as loop:
+            for _ in loop.iter_epochs():
+                for _, batch in loop.iter_steps(OfUnknownLength()):
+                    first = batch
+                if second is None and boom:
+                    raise Boom
+                for step, _ in loop.iter_steps(second, "second") if second else ():
+                    if step == boom:
+                        raise Boom
+                loop.collect_metrics(first=first)
+
+    with pytest.raises(Boom):
+        train(5)
+    with pytest.raises(NameError) as caught:
+        train()
+    assert note in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("at", [2, 8])
+def test_lines_printed_at_the_head_are_not_printed_again(tmp_path: Path, at: int) -> None:
+    def train(run: Path, boom: int | None) -> list[str]:
+        lines: list[str] = []
+        services = [everstep.Checkpoints(Every(steps=1)), everstep.Console(sink=lines.append)]
+        data = [float(number) for number in range(6)]
+        with everstep.TrainLoop(run, {"w": [0]}, max_epoch=2, services=services, show_eta=False) as loop:
+            for epoch in loop.iter_epochs():
+                loop.collect_metrics(head=float(epoch))
+                loop.print_logs()
+                for step, x in loop.iter_steps(data):
+                    loop.collect_metrics(loss=x)
+                    if step == boom:
+                        raise Boom
+                loop.print_logs()
+        return [line.partition("loss: ")[2].split(" ")[0] for line in lines if "loss: " in line]
+
+    straight = train(tmp_path / "straight", None)
+    with pytest.raises(Boom):
+        train(tmp_path / "run", at)
+    resumed = train(tmp_path / "run", None)
+    assert resumed and resumed == straight[-len(resumed) :]
+
+
+# ---------------------------------------------------------------------------------------- best weights
+
+
+def test_the_best_names_no_weights_that_are_not_its_own(tmp_path: Path) -> None:
+    def best(save: bool, *values: float) -> tuple[float, bool]:
+        services = [everstep.Best("valid_loss", save=save)]
+        with loop_in(tmp_path, state={"w": [0]}, max_epoch=len(values), services=services) as loop:
+            for epoch in loop.iter_epochs():
+                list(loop.iter_steps([1, 2]))
+                loop.collect_metrics(valid_loss=values[epoch - 1])
+        assert loop.best is not None
+        return loop.best.value, str(loop.best.path).endswith("step-00000004")
+
+    assert best(True, 3.0, 2.0) == (2.0, True)
+    assert best(False, 3.0, 2.0, 1.0) == (1.0, False)
+
+
+def test_weights_that_were_trained_on_since_the_measurement_are_not_kept_as_the_best(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path / "run", max_epoch=1, watch="valid_loss")
+    with tiny.loop as loop:
+        for _ in loop.iter_epochs():
+            list(loop.iter_steps([1, 2]))
+            loop.collect_metrics(valid_loss=1.0)
+            list(loop.iter_steps([1, 2], "more"))
+    assert loop.best is not None and (loop.best.value, loop.best.path) == (1.0, None)
+    assert "measured at step 2 and its weights were trained on until step 4" in "".join(tiny.lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,28 +109,11 @@ class Looks(Service):
         return None
 
 
-def test_a_time_budget_used_up_in_the_tail_saves_what_is_there_and_leaves(tmp_path: Path) -> None:
-    straight = Tiny(tmp_path / "straight", max_epoch=2).train(tail=lambda loop, e: loop.collect_metrics(m=e))
-    clock = ManualClock()
-
-    def tail(loop: Any, epoch: int) -> None:
-        clock.advance(60)
-        loop.call_soon(everstep.Interrupt("the node goes down"))
-        loop.collect_metrics(m=epoch)
-
-    tiny = Tiny(tmp_path / "run", max_epoch=2, clock=clock)
-    with pytest.raises(Interrupted, match="the node goes down"):
-        tiny.train(tail=tail)
-    again = Tiny(tmp_path / "run", max_epoch=2)
-    again.train(tail=lambda loop, epoch: loop.collect_metrics(m=epoch))
-    assert again.result() == straight.result()
-
-
 # ------------------------------------------------------------------------------------- a clock that jumps
 
 
-@pytest.mark.parametrize("jumps", [[1e6, -1e6, 5.0], [-50.0, -50.0, 1e9]])
-def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, jumps: list[float]) -> None:
+def test_a_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:
+    jumps = [1e6, -1e6, 5.0, -50.0, -50.0, 1e9]
     straight = Tiny(tmp_path / "straight", max_epoch=2).train(tail=lambda loop, e: loop.print_logs())
     clock = ManualClock(1000.0)
 
@@ -166,16 +150,6 @@ def test_early_stop_really_stops_at_the_exact_epoch(tmp_path: Path) -> None:
     assert tiny.loop.ending.reason == "early stop: valid_loss has not improved on 3.0 for 3 evaluations"
     assert tiny.loop.best_valid_metric == 3.0
     assert [e["by"] for e in events(tmp_path / "run", "stop")] == ["early stop valid_loss"]
-
-
-@pytest.mark.parametrize("at", [18, 21, 26])
-def test_early_stop_stops_at_the_same_epoch_across_a_resume(tmp_path: Path, at: int) -> None:
-    straight = stopping(tmp_path / "straight").train(tail=validate)
-    with pytest.raises(Boom):
-        stopping(tmp_path / "run").train(inside=boom_at(at), tail=validate)
-    tiny = stopping(tmp_path / "run").train(tail=validate)
-    assert tiny.loop.epoch == 7
-    assert tiny.result() == straight.result()
 
 
 def test_early_stop_on_steps_means_min_delta_and_min_steps(tmp_path: Path) -> None:
@@ -235,46 +209,6 @@ def test_a_raised_max_epoch_is_a_straight_run(tmp_path: Path) -> None:
     assert tiny.result() == straight.result()
 
 
-@pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize("first", [5, 6, 7, 8])
-@pytest.mark.parametrize("every", [None, 2])
-def test_a_raised_max_step_is_a_straight_run_even_from_the_middle_of_a_pass(
-    tmp_path: Path, first: int, every: int | None
-) -> None:
-    def tail(loop: Any, epoch: int) -> None:
-        loop.collect_metrics(valid_loss=1.0 / loop.step)
-        loop.print_logs()
-
-    def start(name: str, max_step: int) -> Tiny:
-        services = [Judge()]
-        if every is not None:
-            services.append(everstep.Checkpoints(Every(steps=every), keep_last=1))
-        return Tiny(tmp_path / name, max_step=max_step, services=services)
-
-    straight = start("straight", 14).train(tail=tail)
-    stopped = start("run", first).train(tail=tail)
-    again = start("run", first).train(tail=tail)  # the same configuration reopens it and runs nothing
-    assert again.seen == [] and again.result() == stopped.result()
-    tiny = start("run", 14).train(tail=tail)
-    assert tiny.seen[0][1] == (first + 1 if first % 4 == 0 else first)
-    assert tiny.result() == straight.result()
-
-
-class Judge(everstep.EarlyStop):
-    """An early stop that never stops: its memory is state."""
-
-    def __init__(self) -> None:
-        super().__init__("valid_loss", patience=99)
-
-
-@pytest.mark.campaign("long")
-def test_raised_limits_in_small_steps(tmp_path: Path) -> None:
-    straight = Tiny(tmp_path / "straight", max_step=11).train(tail=lambda loop, e: loop.print_logs())
-    for limit in (1, 2, 5, 8, 11):
-        tiny = Tiny(tmp_path / "run", max_step=limit).train(tail=lambda loop, e: loop.print_logs())
-    assert tiny.result() == straight.result()
-
-
 def test_a_lowered_limit_runs_no_step(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path / "run", max_epoch=3).train()
     for limits in ({"max_epoch": 1}, {"max_epoch": 3, "max_step": 2}):
@@ -293,32 +227,6 @@ def test_a_limit_that_is_lower_than_where_the_resume_stands(tmp_path: Path) -> N
     assert tiny.loop.ending.finished
 
 
-def test_an_early_stop_is_not_reopened_by_a_raised_limit_and_it_says_so(tmp_path: Path) -> None:
-    tiny = stopping(tmp_path / "run").train(tail=validate)
-    again = stopping(tmp_path / "run", max_epoch=30).train(tail=validate)
-    assert again.seen == [] and again.w.tobytes() == tiny.w.tobytes()
-    said = next(line for line in again.lines if "this run is finished" in line)
-    assert "early stop" in said and "change or remove 'early stop valid_loss'" in said
-    assert "raise a limit" not in said
-
-
-def test_an_early_stop_is_reopened_by_a_changed_stopper(tmp_path: Path) -> None:
-    stopping(tmp_path / "run").train(tail=validate)
-    tiny = stopping(tmp_path / "run", patience=5).train(tail=validate)
-    assert tiny.seen[0][:2] == (8, 29)
-    assert tiny.loop.epoch == 11
-    assert any("patience" in line and "used as given" in line for line in tiny.lines)
-
-
-def test_an_early_stop_is_reopened_by_removing_it(tmp_path: Path) -> None:
-    straight = Tiny(tmp_path / "straight", max_epoch=11).train(tail=validate)
-    stopping(tmp_path / "run").train(tail=validate)
-    tiny = Tiny(tmp_path / "run", max_epoch=11).train(tail=validate)
-    assert tiny.seen[0][:2] == (8, 29)
-    assert tiny.w.tobytes() == straight.w.tobytes()
-    assert rows(tmp_path / "run") == rows(tmp_path / "straight")
-
-
 class Stopper(Service):
     """A stopper of the user's own, without a configuration."""
 
@@ -330,26 +238,6 @@ class Stopper(Service):
 
     def run(self, boundary: Boundary) -> Outcome | None:
         return Outcome(actions=(Stop("mine"),)) if boundary.step == self.at else None
-
-
-def test_a_stopper_of_ones_own_is_reopened_only_by_removing_it(tmp_path: Path) -> None:
-    straight = Tiny(tmp_path / "straight", max_epoch=4).train()
-    Tiny(tmp_path / "run", max_epoch=3, services=[Stopper(6)]).train()
-    again = Tiny(tmp_path / "run", max_epoch=4, services=[Stopper(6)]).train()
-    assert again.seen == [] and again.loop.ending.finished
-    tiny = Tiny(tmp_path / "run", max_epoch=4).train()
-    assert tiny.seen[0][:2] == (2, 7)
-    assert tiny.w.tobytes() == straight.w.tobytes()
-
-
-def test_stop_after_is_reopened_by_a_later_one(tmp_path: Path) -> None:
-    straight = Tiny(tmp_path / "straight", max_epoch=3).train()
-    Tiny(tmp_path / "run", max_epoch=3, services=[everstep.StopAfter(steps=6)]).train()
-    again = Tiny(tmp_path / "run", max_epoch=9, services=[everstep.StopAfter(steps=6)]).train()
-    assert again.seen == []
-    tiny = Tiny(tmp_path / "run", max_epoch=3, services=[everstep.StopAfter(steps=99)]).train()
-    assert tiny.seen[0][:2] == (2, 7)
-    assert tiny.w.tobytes() == straight.w.tobytes()
 
 
 def test_a_changed_controller_in_the_middle_of_a_run_must_be_chosen(tmp_path: Path) -> None:
@@ -364,55 +252,97 @@ def test_a_changed_controller_in_the_middle_of_a_run_must_be_chosen(tmp_path: Pa
     assert tiny.loop.epoch == 11  # 3.0 at epoch 4, then three that are worse, then 1.0
 
 
+REOPENED: dict[str, tuple[Any, Any, tuple[int, int]]] = {
+    "by a later StopAfter": (
+        lambda: everstep.StopAfter(steps=6),
+        lambda: everstep.StopAfter(steps=99),
+        (2, 7),
+    ),
+    "without a stopper of its own": (lambda: Stopper(6), None, (2, 7)),
+    "without the early stop": (lambda: everstep.EarlyStop("valid_loss", patience=3), None, (8, 29)),
+}
+
+
+@pytest.mark.parametrize(("first", "then", "goes_on"), REOPENED.values(), ids=REOPENED)
+def test_a_run_that_a_service_has_ended_is_reopened_by_changing_it(
+    tmp_path: Path, first: Any, then: Any, goes_on: tuple[int, int]
+) -> None:
+    straight = Tiny(tmp_path / "straight", max_epoch=11).train(tail=validate)
+    Tiny(tmp_path / "run", max_epoch=10, services=[first()]).train(tail=validate)
+    again = Tiny(tmp_path / "run", max_epoch=11, services=[first()]).train(tail=validate)
+    assert again.seen == [] and again.loop.ending.finished
+    services = [then()] if then else []
+    tiny = Tiny(tmp_path / "run", max_epoch=11, services=services).train(tail=validate)
+    assert tiny.seen[0][:2] == goes_on
+    assert tiny.w.tobytes() == straight.w.tobytes() and rows(tmp_path / "run") == rows(tmp_path / "straight")
+
+
+def test_an_early_stop_is_reopened_by_a_changed_stopper_and_by_no_limit(tmp_path: Path) -> None:
+    tiny = stopping(tmp_path / "run").train(tail=validate)
+    again = stopping(tmp_path / "run", max_epoch=30).train(tail=validate)
+    assert again.seen == [] and again.w.tobytes() == tiny.w.tobytes()
+    said = next(line for line in again.lines if "this run is finished" in line)
+    assert "early stop" in said and "change or remove 'early stop valid_loss'" in said
+    assert "raise a limit" not in said
+    tiny = stopping(tmp_path / "run", patience=5).train(tail=validate)
+    assert tiny.seen[0][:2] == (8, 29) and tiny.loop.epoch == 11
+    assert any("patience" in line and "used as given" in line for line in tiny.lines)
+
+
 # ------------------------------------------------------------------------------------ best, never mixed
 
 
-def best_run(run_dir: Path, **arguments: Any) -> Tiny:
-    best = everstep.Best("valid_loss", restore_at_end=True)
-    stopper = everstep.EarlyStop("valid_loss", patience=arguments.pop("patience", 3))
-    return Tiny(run_dir, services=[best, stopper], **{"max_epoch": 11, **arguments})
+Kept = dict[int, tuple[bytes, bytes]]
 
 
-def test_restore_at_end_gives_the_best_whole_and_resumes_from_the_last(tmp_path: Path) -> None:
-    at_best: list[tuple[bytes, bytes]] = []
-    at_end: list[tuple[bytes, bytes]] = []
-    tiny = best_run(tmp_path / "run")
+def with_best(run_dir: Path, restore: Any = True, fails_at: int = 0, **arguments: Any) -> tuple[Tiny, Kept]:
+    """Trained, with the weights and the momentum of each epoch."""
+    services = [everstep.Best("valid_loss", restore_at_end=restore), *arguments.pop("services", ())]
+    tiny, kept = Tiny(run_dir, services=services, **{"max_epoch": 7, **arguments}), Kept()
 
     def tail(loop: Any, epoch: int) -> None:
         validate(loop, epoch)
-        (at_best if epoch == 4 else at_end).append((tiny.w.tobytes(), tiny.momentum.tobytes()))
+        kept[epoch] = tiny.w.tobytes(), tiny.momentum.tobytes()
+        if epoch == fails_at:
+            raise Boom
 
-    tiny.train(tail=tail)
-    assert tiny.loop.epoch == 7
-    assert [(tiny.w.tobytes(), tiny.momentum.tobytes())] == at_best  # weights AND momentum of epoch 4
+    if fails_at:
+        with pytest.raises(Boom):
+            tiny.train(tail=tail)
+    else:
+        tiny.train(tail=tail)
+    return tiny, kept
+
+
+def test_restore_at_end_gives_the_best_whole_and_resumes_from_the_last(tmp_path: Path) -> None:
+    tiny, kept = with_best(tmp_path / "run")
+    assert (tiny.w.tobytes(), tiny.momentum.tobytes()) == kept[4]  # weights and momentum
     assert any("best weights by valid_loss (3, step 16) are loaded" in line for line in tiny.lines)
     assert tiny.loop.best is not None and tiny.loop.best.path is not None
-
-    again = best_run(tmp_path / "run").train(tail=tail)  # finished: no step, the best is given again
+    again, _ = with_best(tmp_path / "run")  # finished: no step, the best is given again
     assert again.seen == [] and again.w.tobytes() == tiny.w.tobytes()
-
     straight = Tiny(tmp_path / "straight", max_epoch=11).train(tail=validate)
-    goes_on = Tiny(tmp_path / "run", max_epoch=11, services=[everstep.Best("valid_loss")]).train(
-        tail=validate
-    )
+    goes_on, _ = with_best(tmp_path / "run", restore=False, max_epoch=11)
     assert goes_on.seen[0][:2] == (8, 29)
     assert goes_on.w.tobytes() == straight.w.tobytes()
     assert goes_on.momentum.tobytes() == straight.momentum.tobytes()
 
 
 def test_restore_at_end_of_a_part_leaves_the_rest_as_it_ended(tmp_path: Path) -> None:
-    best = everstep.Best("valid_loss", restore_at_end=["w"])
-    tiny = Tiny(tmp_path / "run", max_epoch=7, services=[best])
-    at_best, at_end = [], []
-
-    def tail(loop: Any, epoch: int) -> None:
-        validate(loop, epoch)
-        (at_best if epoch == 4 else at_end).append((tiny.w.tobytes(), tiny.momentum.tobytes()))
-
-    tiny.train(tail=tail)
-    assert tiny.w.tobytes() == at_best[0][0] != at_end[-1][0]
-    assert tiny.momentum.tobytes() == at_end[-1][1] != at_best[0][1]
+    tiny, kept = with_best(tmp_path / "run", restore=["w"])
+    assert tiny.w.tobytes() == kept[4][0] != kept[7][0]
+    assert tiny.momentum.tobytes() == kept[7][1] != kept[4][1]
     assert any("step 16) are loaded into 'w'" in line for line in tiny.lines)
+
+
+def test_restore_at_end_not_after_an_exception_and_not_without_a_best(tmp_path: Path) -> None:
+    tiny, kept = with_best(tmp_path / "fails", fails_at=6)
+    assert tiny.w.tobytes() == kept[6][0]
+    services = [everstep.Best("valid_loss", restore_at_end=True)]
+    tiny = Tiny(tmp_path / "nan", max_epoch=2, services=services, default_services=False)
+    tiny.train(tail=lambda loop, epoch: loop.collect_metrics(valid_loss=float("nan")))
+    assert tiny.w.tobytes() == Tiny(tmp_path / "plain", max_epoch=2).train().w.tobytes()
+    assert tiny.loop.best is None
 
 
 def test_a_part_that_is_not_in_the_state_is_refused_at_once(tmp_path: Path) -> None:
@@ -425,75 +355,44 @@ def test_a_part_that_is_not_in_the_state_is_refused_at_once(tmp_path: Path) -> N
             everstep.Best("valid_loss", restore_at_end=wrong)  # type: ignore[arg-type]
 
 
-def test_restore_at_end_not_after_an_exception(tmp_path: Path) -> None:
-    tiny = best_run(tmp_path / "run")
-    before: list[bytes] = []
-
-    def tail(loop: Any, epoch: int) -> None:
-        validate(loop, epoch)
-        if epoch == 6:
-            before.append(tiny.w.tobytes())
-            raise Boom
-
-    with pytest.raises(Boom):
-        tiny.train(tail=tail)
-    assert [tiny.w.tobytes()] == before
-
-
-def test_restore_at_end_without_any_best_keeps_the_last(tmp_path: Path) -> None:
-    services = [everstep.Best("valid_loss", restore_at_end=True)]
-    tiny = Tiny(tmp_path / "run", max_epoch=2, services=services, default_services=False)
-    tiny.train(tail=lambda loop, epoch: loop.collect_metrics(valid_loss=float("nan")))
-    plain = Tiny(tmp_path / "plain", max_epoch=2, default_services=False).train()
-    assert tiny.w.tobytes() == plain.w.tobytes()
-    assert tiny.loop.best is None
-
-
-def test_the_best_survives_a_resume_that_never_improves(tmp_path: Path) -> None:
-    with pytest.raises(Boom):
-        best_run(tmp_path / "run", patience=9).train(inside=boom_at(22), tail=validate)
-    weights: list[bytes] = []
-    tiny = best_run(tmp_path / "run", patience=9, max_epoch=7)
-    tiny.train(tail=validate)
-    straight = best_run(tmp_path / "straight", patience=9, max_epoch=7)
-
-    def tail(loop: Any, epoch: int) -> None:
-        validate(loop, epoch)
-        if epoch == 4:
-            weights.append(straight.w.tobytes())
-
-    straight.train(tail=tail)
-    assert tiny.w.tobytes() == straight.w.tobytes() == weights[0]
-    assert tiny.loop.best_valid_metric == 3.0
-
-
 # ------------------------------------------------------------------- epochs that a limit cut short
 
 
-@pytest.mark.campaign("long", gate=2)
+def one_loop(run: Path, max_step: int) -> Tiny:
+    def tail(loop: Any, epoch: int) -> None:
+        loop.collect_metrics(valid_loss=1.0 / loop.step)
+        loop.print_logs()
+
+    judge = everstep.EarlyStop("valid_loss", patience=99)  # its memory is state
+    saves = everstep.Checkpoints(Every(steps=2), keep_last=1)
+    return Tiny(run, max_step=max_step, services=[judge, saves]).train(tail=tail)
+
+
+def two_loops(run: Path, max_step: int, steps_per_epoch: int | None = None) -> Tiny:
+    tiny = Tiny(run, samples=6, max_step=max_step, steps_per_epoch=steps_per_epoch)
+    other = everstep.data.arrays(np.arange(10, 14), batch_size=2, shuffle=True)
+    with tiny.loop as loop:
+        for _ in loop.iter_epochs():
+            for data, stream in ((tiny.data, "train"), (other, "extra")):
+                for step, (ids,) in loop.iter_steps(data, stream):
+                    tiny.update(ids)
+                    tiny.seen.append((loop.epoch, step, tuple(ids)))
+                loop.collect_metrics(gap=float(tiny.w.sum()))
+            loop.print_logs()
+    return tiny
+
+
+@pytest.mark.campaign("long", gate=6)
+@pytest.mark.parametrize("program", [one_loop, two_loops, partial(two_loops, steps_per_epoch=3)])
 @pytest.mark.parametrize("first", range(1, 10))
-@pytest.mark.parametrize("steps_per_epoch", [None, 3])
-def test_an_epoch_of_two_loops_that_was_cut_goes_on_where_it_was_cut(
-    tmp_path: Path, first: int, steps_per_epoch: int | None
+def test_a_raised_max_step_is_a_straight_run_wherever_the_first_one_fell(
+    tmp_path: Path, first: int, program: Any
 ) -> None:
-    """Also where the limit fell exactly between the two, or stood at the end of an epoch of fixed size."""
-
-    def train(name: str, max_step: int) -> Tiny:
-        tiny = Tiny(tmp_path / name, samples=6, max_step=max_step, steps_per_epoch=steps_per_epoch)
-        other = everstep.data.arrays(np.arange(10, 14), batch_size=2, shuffle=True)
-        with tiny.loop as loop:
-            for _ in loop.iter_epochs():
-                for data, stream in ((tiny.data, "train"), (other, "extra")):
-                    for step, (ids,) in loop.iter_steps(data, stream):
-                        tiny.update(ids)
-                        tiny.seen.append((loop.epoch, step, tuple(ids)))
-                    loop.collect_metrics(gap=float(tiny.w.sum()))
-                loop.print_logs()
-        return tiny
-
-    straight = train("straight", 12)
-    train("run", first)
-    tiny = train("run", 12)
+    """Also between two loops, or at the end of an epoch of fixed size."""
+    straight, stopped = program(tmp_path / "straight", 12), program(tmp_path / "run", first)
+    again = program(tmp_path / "run", first)  # the same configuration reopens it and runs nothing
+    assert again.seen == [] and again.result() == stopped.result()
+    tiny = program(tmp_path / "run", 12)
     assert first - 1 <= tiny.seen[0][1] <= first + 1
     assert tiny.result() == straight.result()
 

@@ -36,26 +36,28 @@ def test_a_watched_metric_is_the_runs_best_beside_other_best_services(tmp_path: 
     assert (tmp_path / "run" / "best" / "valid_loss").is_dir()
 
 
-def test_a_watch_that_contradicts_a_best_service_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="give one of the two"):
-        Tiny(tmp_path / "run", watch=("f1", "min"), services=[Best("f1", "max")])
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a watch against a Best": (
+        {"watch": ("f1", "min"), "services": [Best("f1", "max")]},
+        "give one of the two",
+    ),
+    "no direction": ({"watch": "val_los"}, r'give watch=\("val_los", "min"\) or "max"'),
+    "a triple": ({"watch": ("a", "min", 2)}, "give a name, or a pair"),
+    "a number": ({"watch": 5}, "give a name, or a pair"),
+    "nothing": ({"watch": ()}, "give a name, or a pair"),
+    "two Checkpoints": (
+        {"services": [Checkpoints(everstep.Every(steps=2)), Checkpoints(keep_last=None)]},
+        r"Checkpoints\(Every\(epochs=1\) \| Every\(steps=500\)",
+    ),
+}
 
 
-def test_a_watch_without_a_direction_is_told_how_to_give_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r'give watch=\("val_los", "min"\) or "max"'):
-        Tiny(tmp_path / "run", watch="val_los")
-
-
-@pytest.mark.parametrize("watch", [("a", "min", 2), 5, ()])
-def test_a_watch_of_another_shape_is_an_error(tmp_path: Path, watch: Any) -> None:
-    with pytest.raises(ConfigError, match="give a name, or a pair"):
-        Tiny(tmp_path / "run", watch=watch)
-
-
-def test_two_checkpoints_services_are_told_how_to_be_one(tmp_path: Path) -> None:
-    services = [Checkpoints(everstep.Every(steps=2)), Checkpoints(keep_last=None)]
-    with pytest.raises(ConfigError, match=r"Checkpoints\(Every\(epochs=1\) \| Every\(steps=500\)"):
-        Tiny(tmp_path / "run", services=services)
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_watched_or_saved_in_two_ways_is_refused(
+    tmp_path: Path, arguments: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Tiny(tmp_path / "run", **arguments)
 
 
 # ---------------------------------------------------------------------------- metrics that never come
@@ -202,24 +204,16 @@ def test_an_epoch_without_steps_may_train_beside_others_also_after_a_resume(tmp_
 def test_an_optimizer_step_inside_evaluation_is_an_error(tmp_path: Path) -> None:
     net = Net()
 
-    def trains(loop: Any) -> None:
+    def trains(loop: Any, error: Any = None) -> None:
         with loop.evaluation(grad=True):
             net.update()
-
-    with pytest.raises(UsageError, match=r"inside evaluation\(\) \(2 updates before the block, 3 after\)"):
-        net.train(tmp_path / "run", trains)
-
-
-def test_an_error_inside_evaluation_stays_that_error(tmp_path: Path) -> None:
-    net = Net()
-
-    def fails(loop: Any) -> None:
-        with loop.evaluation(grad=True):
-            net.update()
-            raise Boom
+            if error:
+                raise error
 
     with pytest.raises(Boom):
-        net.train(tmp_path / "run", fails)
+        net.train(tmp_path / "boom", lambda loop: trains(loop, Boom()))
+    with pytest.raises(UsageError, match=r"inside evaluation\(\) \(2 updates before the block, 3 after\)"):
+        net.train(tmp_path / "run", trains)
 
 
 def test_an_optimizer_of_its_own_may_step_inside_evaluation(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def test_the_line_begins_with_the_loss_and_ends_with_the_times() -> None:
         "loss": made(0.123, 0.02, 40),
         "step_time": made(0.0102, 0.0003, 40),
     }
+    assert log_line("[Step 1]", {}) == "[Step 1]" and log_line("", {"loss": made(1.0)}) == "loss: 1"
     assert log_line(log_tag(2, 10, 400, 4000, None), stats, {"valid_loss"}, eta=63.2) == (
         "[Epoch 2/10, Step 400/4000] "
         "loss: 0.123 (±0.02); valid loss: 0.2 (*); step time: 0.0102s (±0.0003s); ETA 1m 3.2s"
@@ -45,58 +46,38 @@ def test_tags_leave_out_what_is_not_known_and_the_epoch_of_a_run_of_one() -> Non
             assert log_tag(2, max_epoch, 400, max_step, 63.2) == f"[{epoch}{step}, ETA 1m 3.2s]"
 
 
-def test_tag_or_metrics_alone() -> None:
-    assert log_line("[Step 1]", {}) == "[Step 1]"
-    assert log_line("", {"loss": made(1.0)}) == "loss: 1"
+DURATIONS = {
+    0: "0s", 1e-05: "1e-05s", 0.0102: "0.0102s", 1.23456: "1.235s", 59.99: "59.99s", 59.999: "1m", 60: "1m",
+    60.0000001: "1m", 63.2: "1m 3.2s", 119.9999: "2m", 3600: "1h", 3599.9999: "1h", 93784.5: "1d 2h 3m 4.5s",
+    86400 * 365: "365d", -63.2: "-1m 3.2s", math.inf: "inf", math.nan: "nan",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0s"),
-        (1e-05, "1e-05s"),
-        (0.0102, "0.0102s"),
-        (1.23456, "1.235s"),
-        (59.99, "59.99s"),
-        (59.999, "1m"),
-        (60, "1m"),
-        (60.0000001, "1m"),
-        (63.2, "1m 3.2s"),
-        (119.9999, "2m"),
-        (3600, "1h"),
-        (3599.9999, "1h"),
-        (93784.5, "1d 2h 3m 4.5s"),
-        (86400 * 365, "365d"),
-        (-63.2, "-1m 3.2s"),
-        (math.inf, "inf"),
-        (math.nan, "nan"),
-    ],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert humanize_duration(seconds) == text
+def test_durations() -> None:
+    assert {seconds: humanize_duration(seconds) for seconds in DURATIONS} == DURATIONS
 
 
-@pytest.mark.parametrize(
-    ("name", "stats", "best", "text"),
-    [
-        ("loss", made(0.123456789), False, "loss: 0.123457"),
-        ("loss", made(123456789.0), False, "loss: 1.23457e+08"),
-        ("loss", made(0.5, 0.25, 2), True, "loss: 0.5 (±0.25) (*)"),
-        ("loss", made(0.5, 0.0, 2), False, "loss: 0.5 (±0)"),
-        ("loss", made(math.nan, math.nan, 2), False, "loss: nan (±nan)"),
-        ("top_5_acc", made(0.5), False, "top 5 acc: 0.5"),
-        ("valid/accuracy", made(0.5), False, "valid/accuracy: 0.5"),
-        ("valid_time", made(90.0), False, "valid time: 1m 30s"),
-        ("my_timer", made(90.0, 61.0, 2), False, "my timer: 1m 30s (±1m 1s)"),
-        ("valid/time", made(90.0), False, "valid/time: 1m 30s"),
-        ("time_left", made(90.0), False, "time left: 90"),
-        ("runtime", made(90.0), False, "runtime: 90"),
-        ("loss", made(math.inf, math.nan, 2), False, "loss: inf (±nan)"),
-        ("loss", made(-math.inf), False, "loss: -inf"),
-    ],
-)
-def test_one_metric(name: str, stats: Stats, best: bool, text: str) -> None:
-    assert MetricFormatter().format(name, stats, best) == text
+METRICS: list[tuple[str, Stats, bool, str]] = [
+    ("loss", made(0.123456789), False, "loss: 0.123457"),
+    ("loss", made(123456789.0), False, "loss: 1.23457e+08"),
+    ("loss", made(0.5, 0.25, 2), True, "loss: 0.5 (±0.25) (*)"),
+    ("loss", made(0.5, 0.0, 2), False, "loss: 0.5 (±0)"),
+    ("loss", made(math.nan, math.nan, 2), False, "loss: nan (±nan)"),
+    ("top_5_acc", made(0.5), False, "top 5 acc: 0.5"),
+    ("valid/accuracy", made(0.5), False, "valid/accuracy: 0.5"),
+    ("valid_time", made(90.0), False, "valid time: 1m 30s"),
+    ("my_timer", made(90.0, 61.0, 2), False, "my timer: 1m 30s (±1m 1s)"),
+    ("valid/time", made(90.0), False, "valid/time: 1m 30s"),
+    ("time_left", made(90.0), False, "time left: 90"),
+    ("runtime", made(90.0), False, "runtime: 90"),
+    ("loss", made(math.inf, math.nan, 2), False, "loss: inf (±nan)"),
+    ("loss", made(-math.inf), False, "loss: -inf"),
+]
+
+
+def test_one_metric() -> None:
+    for name, stats, best, text in METRICS:
+        assert MetricFormatter().format(name, stats, best) == text
 
 
 def test_losses_come_first_and_times_last() -> None:
@@ -122,20 +103,6 @@ PARAMETERS = [
 ]
 
 
-def test_a_table_without_groups() -> None:
-    assert parameter_table("Parameters", PARAMETERS) == (
-        "Parameters (50,896 in total)\n"
-        "----------------------------\n"
-        "encoder.0.weight  (64, 784)  50,176\n"
-        "encoder.0.bias    (64,)          64\n"
-        "encoder10.weight  (4, 4)         16\n"
-        "head.weight       (10, 64)      640\n"
-        "head.scale        ()              1  frozen\n"
-        "\n"
-        "trainable: 50,896; frozen: 1"
-    )
-
-
 def test_a_table_with_groups() -> None:
     assert parameter_table("Parameters", PARAMETERS, ["head", "encoder"]) == (
         "Parameters (50,896 in total)\n"
@@ -159,13 +126,13 @@ def test_a_table_with_groups() -> None:
     )
 
 
-def test_no_parameters() -> None:
+def test_a_table_without_groups_of_nothing_and_of_groups_that_are_not_there() -> None:
+    lines = parameter_table("Parameters", PARAMETERS).splitlines()
+    assert lines[:3] == ["Parameters (50,896 in total)", "-" * 28, "encoder.0.weight  (64, 784)  50,176"]
+    assert lines[-3:] == ["head.scale        ()              1  frozen", "", "trainable: 50,896; frozen: 1"]
     assert parameter_table("Parameters", []) == (
         "Parameters (0 in total)\n-----------------------\n\ntrainable: 0; frozen: 0"
     )
-
-
-def test_an_unknown_group_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="group 'haed' names no parameter; did you mean 'head'"):
         parameter_table("Parameters", PARAMETERS, ["haed"])
 

@@ -1,4 +1,4 @@
-"""A program of one mirrored run: `python mirror_program.py RUN MIRROR EPOCHS`.
+"""A program of one mirrored run.
 
 It trains epochs of 4 steps, saves at each second step and each epoch's end, and keeps the two newest
 checkpoints and the best weights.
@@ -6,9 +6,7 @@ checkpoints and the best weights.
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +38,3 @@ def train(tiny: Tiny, inside: LoopHook = lambda loop, step: None) -> Tiny:
         loop.collect_metrics(valid_loss=float(abs(tiny.w).sum()))
 
     return tiny.train(inside, tail)
-
-
-if __name__ == "__main__":
-    run_dir, mirror, epochs = sys.argv[1:4]
-    tiny = make(Path(run_dir), mirror, int(epochs), say=lambda line: print(line, flush=True))
-    pause = float(os.environ.get("PAUSE", "0"))
-    train(tiny, lambda loop, step: threading.Event().wait(pause))

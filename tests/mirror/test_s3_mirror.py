@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +11,11 @@ import pytest
 from mirror_program import make, train
 from s3_server import server, settings
 
-from everstep.errors import MirrorError, RunLockedError
+from everstep.errors import MirrorError
 from everstep.mirror.contents import Contents, Holder
-from everstep.mirror.object_store import ObjectStore
+from everstep.mirror.place import ObjectStore
 
 pytestmark = pytest.mark.campaign("machine")
-
-PROGRAM = Path(__file__).with_name("mirror_program.py")
 
 
 @pytest.fixture
@@ -40,18 +34,6 @@ def test_an_empty_machine_goes_on_exactly(tmp_path: Path, bucket: str, right: An
     assert {key.split("/")[3] for key in held if "/checkpoints/" in key} == listed
 
 
-def test_machines_killed_one_after_another(tmp_path: Path, bucket: str, right: Any) -> None:
-    """Real kills at arbitrary moments; each machine begins with an empty disk."""
-    mirror = f"{bucket}/run"
-    for number in range(3):
-        command = [sys.executable, str(PROGRAM), str(tmp_path / f"machine-{number}"), mirror, "3"]
-        with subprocess.Popen(command, env={**os.environ, "PAUSE": "0.3"}, stdout=subprocess.PIPE) as process:
-            time.sleep(2.5 + 0.4 * number)
-            process.send_signal(signal.SIGKILL)
-    # without the digest: it knows whether a process has imported torch, whose random state is in the state
-    assert train(make(tmp_path / "last", mirror)).result()[::2] == right[::2]
-
-
 def test_a_list_is_created_by_one_of_two(bucket: str) -> None:
     """The store decides: what is there stays."""
     place = ObjectStore(f"{bucket}/run", "mirror")
@@ -59,22 +41,6 @@ def test_a_list_is_created_by_one_of_two(bucket: str) -> None:
     for each in lists:
         place.create(each.key, each.packed())
     assert place.read(lists[0].key) == lists[0].packed()
-
-
-def test_of_two_machines_the_earlier_is_refused(tmp_path: Path, bucket: str, right: Any) -> None:
-    mirror = f"{bucket}/run"
-
-    def inside(loop: Any, step: int) -> None:
-        if step == 6:
-            end = time.monotonic() + 60
-            while "epoch-0001-step-00000004/manifest.json" not in str(place.keys("files")):
-                assert time.monotonic() < end
-            time.sleep(0.5)  # until the list is there, too
-            assert train(make(tmp_path / "second", mirror)).result() == right
-
-    place = ObjectStore(mirror, mirror)
-    with pytest.raises(RunLockedError, match="was taken over by process"):
-        train(make(tmp_path / "first", mirror), inside)
 
 
 @pytest.mark.parametrize("size", [1 << 20, 101 << 20])

@@ -30,10 +30,6 @@ def becomes_empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def is_cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
 def is_noise(path: Path) -> None:
     path.write_bytes(random.Random(path.name).randbytes(max(path.stat().st_size, 64)))
 
@@ -81,8 +77,16 @@ def clear(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
-TO_A_FILE: list[Callable[[Path], None]] = [
-    *(becomes_folder, becomes_empty, is_cut, is_noise, is_brackets, is_other_json),
-    *(becomes_pipe, becomes_socket, leads_to_itself, is_gone),
-]
+WHOLE_FILE: dict[str, Callable[[Path], None]] = {
+    "missing": is_gone,
+    "folder": becomes_folder,
+    "empty": becomes_empty,
+    "noise": is_noise,
+    "brackets": is_brackets,
+    "other JSON": is_other_json,
+    "pipe": becomes_pipe,
+    "socket": becomes_socket,
+    "link to itself": leads_to_itself,
+}
 TO_A_FOLDER: list[Callable[[Path], None]] = [becomes_file, becomes_pipe, leads_to_itself, is_gone]
+"""What may befall a file, and a folder."""

@@ -7,148 +7,21 @@ import json
 import os
 import shutil
 import signal
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from befalling import TO_A_FILE, TO_A_FOLDER, becomes_file, is_gone
+from befalling import becomes_file, is_gone
 
 import everstep
 from everstep import Every
 from everstep.checkpoint import retire_others
 from everstep.durable import remedy
-from everstep.errors import CheckpointError, EverstepError, RunLockedError
+from everstep.errors import CheckpointError, RunLockedError
 from everstep.record import RunDir, RunLock, rundir
-from everstep.testing import armed, nothing_left
-from gate import share
-from tiny_runs import Boom, Tiny, boom_at
-
-NOBODY = 65534
-
-
-def tiny(run_dir: Path, **more: Any) -> Tiny:
-    services = [
-        everstep.Checkpoints(Every(steps=1), keep_last=2),
-        everstep.Best("valid_loss", restore_at_end=True),
-        everstep.services.CSV(),
-        everstep.services.JSONLines(),
-        everstep.services.Export(Every(epochs=1), entry="w"),
-    ]
-    return Tiny(run_dir, services=services, **{"max_epoch": 3, **more})
-
-
-def train(program: Tiny, at: int = 0) -> Tiny:
-    return program.train(
-        inside=boom_at(at), tail=lambda loop, epoch: loop.collect_metrics(valid_loss=abs(epoch - 1.5))
-    )
-
-
-@pytest.fixture(scope="module")
-def struck(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two starts, killed in the third epoch, with a pin."""
-    run = tmp_path_factory.mktemp("places") / "run"
-    for at in (6, 11):
-        with pytest.raises(Boom):
-            train(tiny(run), at)
-    everstep.checkpoint.Store(run, 0, print).pin(everstep.checkpoint.CheckpointName(10))
-    (run / "lock.json").write_text('{"pid": 1, "host": "other", "started": 1.0}')
-    return run
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return train(tiny(tmp_path_factory.mktemp("straight") / "run"))
-
-
-def places(run: Path) -> Iterator[tuple[Path, list[Callable[[Path], None]]]]:
-    """Every file and folder of a run, relative, and what may befall it."""
-    for path in sorted(run.rglob("*")):
-        yield path.relative_to(run), TO_A_FOLDER if path.is_dir() else TO_A_FILE
-
-
-REMEDY = (
-    "move it away",
-    "restore it",
-    "restore one of them",
-    "put the folder or file itself",
-    "bring it back",
-    "checkpoint back",
-    "delete the file",
-    "change its permissions",
-)
-
-
-def befallen(run: Path, digest: str | None) -> str | None:
-    """Start it: what is wrong with how that went; None if the run healed."""
-    before = set((run / "checkpoints").rglob("*.safetensors"))
-    said: list[str] = []
-    program = tiny(run, say=said.append)
-    try:
-        with nothing_left():
-            train(program)
-    except EverstepError as error:
-        told = str(error)
-        lost = before - set((run / "checkpoints").rglob("*.safetensors"))
-        if lost or str(run) not in told or not any(words in told for words in REMEDY):
-            return f"{type(error).__name__}: {told}; lost: {lost}"
-        return ""
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    if program.loop.ending.digest != digest and not any("'export' failed" in line for line in said):
-        return f"another run: {said}"
-    return None
-
-
-def befall(struck: Path, run: Path, place: Path, damage: Callable[[Path], None]) -> Path:
-    shutil.copytree(struck, run, symlinks=True)
-    damage(run / place)
-    return run
-
-
-@pytest.mark.campaign("long", gate="share")
-def test_whatever_befalls_a_file_of_a_run(struck: Path, straight: Tiny, tmp_path: Path) -> None:
-    """Healed, it ends in the run that was never damaged; else the error is ours and nothing is lost."""
-    found: dict[str, str | None] = {}
-    cases = [(place, damage) for place, damages in places(struck) for damage in damages]
-    for place, damage in share(cases, 12):
-        run = befall(struck, tmp_path / str(len(found)), place, damage)
-        found[f"{place} {damage.__name__}"] = befallen(run, straight.loop.ending.digest)
-        shutil.rmtree(run)
-    wrong = [f"{what}: {how}" for what, how in found.items() if how]
-    assert not wrong, "\n".join(wrong)
-    assert len(cases) > 230
-    assert len(found) < len(cases) or {None, ""} <= set(found.values())
-
-
-@pytest.mark.campaign("long")
-def test_a_file_that_may_not_be_read(struck: Path, straight: Tiny) -> None:
-    outer = Path(tempfile.mkdtemp())
-    outer.chmod(0o755)
-    was_root = os.geteuid() == 0
-    found: dict[str, str | None] = {}
-    try:
-        for place, damages in places(struck):
-            if damages is TO_A_FOLDER or len(place.parts) > 3:
-                continue
-            run = befall(struck, outer / str(len(found)), place, lambda path: None)
-            (run / place).chmod(0)
-            if was_root:
-                for path in (run, *run.rglob("*")):
-                    os.chown(path, NOBODY, NOBODY)
-                os.chown(run / place, 0, 0)
-                os.seteuid(NOBODY)
-            try:
-                found[str(place)] = befallen(run, straight.loop.ending.digest)
-            finally:
-                if was_root:
-                    os.seteuid(0)
-    finally:
-        shutil.rmtree(outer)
-    assert not any(found.values()), found
-    assert len(found) > 10
-
+from everstep.testing import armed
+from tiny_runs import Tiny
 
 # ------------------------------------------------------------------------------ a new run directory
 

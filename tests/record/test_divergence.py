@@ -12,7 +12,7 @@ from test_verified_resume import crashed, differing, start, with_other_batches
 
 import everstep
 from everstep.cli.group import commands
-from everstep.errors import ConfigError, DivergenceError, RunLockedError
+from everstep.errors import ConfigError, DivergenceError
 from everstep.record import RunJournal, accept
 from tiny_runs import Boom, Tiny, boom_at
 
@@ -98,19 +98,6 @@ def test_only_what_has_diverged_can_be_accepted(diverged: Path, tmp_path: Path) 
     accept(diverged, 7)
     with pytest.raises(ConfigError, match="it has not diverged"):
         accept(diverged, 7)
-
-
-def test_a_run_that_is_held_is_not_accepted(diverged: Path) -> None:
-    loop: Any = start(diverged, max_epoch=2).loop
-    with loop, pytest.raises(RunLockedError):
-        accept(diverged, 7)
-    assert marks(diverged) == [7]
-
-
-@pytest.mark.campaign("long")
-def test_a_rollback_of_the_state_by_hand_takes_the_mark_with_it(diverged: Path) -> None:
-    start(diverged, resume=6, max_epoch=2).train()
-    assert (marks(diverged), status(diverged)) == ([], ("finished", None))
 
 
 @pytest.mark.campaign("long")

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import everstep
 from everstep.cli.group import commands
 from everstep.errors import Interrupted, RunDirError
 from everstep.record import FailurePages, RunJournal, failures
@@ -128,7 +127,3 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(RunDirError, match="it is a link"):
         Tiny(tmp_path / "run", max_epoch=2).train()
     assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-def test_a_run_that_is_no_run_has_no_failures(tmp_path: Path) -> None:
-    assert everstep.record.failures(tmp_path / "nowhere") == []

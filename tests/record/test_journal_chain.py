@@ -87,14 +87,6 @@ def segment(run_dir, number, parent, *blocks, ended=None):
     return positions
 
 
-def test_a_run_without_a_journal_is_an_empty_one(tmp_path):
-    (tmp_path / "run.json").touch()
-    run = RunJournal(tmp_path)
-    assert (run.segments(), list(run.rows()), run.problems, run.ended()) == ([], [], [], None)
-    assert run.status() == (0, 0, 0, 0, 0, None)
-    assert run.superseded(None) == {}
-
-
 def test_a_path_that_is_no_run_names_the_runs_near_it(tmp_path):
     with pytest.raises(RunDirError, match=r"digitz is not a run: it does not exist; .*no run beside it"):
         RunJournal(tmp_path / "digitz")
@@ -146,11 +138,6 @@ def test_of_two_superseded_rows_the_older_is_compared_with(tmp_path):
     ]
 
 
-def test_rows_that_depend_on_the_clock_are_not_compared_with(tmp_path):
-    segment(tmp_path, 1, None, block(1)._replace(wall=True))
-    assert RunJournal(tmp_path).superseded(None) == {1: {}}
-
-
 def test_a_run_has_ended_only_if_its_newest_start_did(tmp_path):
     positions = segment(tmp_path, 1, None, block(1), ended={"reason": "max_epoch"})
     run = RunJournal(tmp_path)
@@ -177,13 +164,6 @@ def test_a_broken_chain_is_noticed(tmp_path, parent, problem):
     run = RunJournal(tmp_path)
     assert list(run.rows())[-1].step == 2
     assert problem in run.problems[0]
-
-
-def test_foreign_files_in_the_journal_folder_are_left_alone(tmp_path):
-    segment(tmp_path, 1, None, block(1))
-    (tmp_path / "journal" / "segment-old.evj").write_text("?")
-    (tmp_path / "journal" / "notes.txt").write_text("mine")
-    assert len(RunJournal(tmp_path).segments()) == 1
 
 
 def test_an_unknown_metric_names_the_nearest(tmp_path):
@@ -236,7 +216,6 @@ def test_a_segment_of_another_run_counts_for_nothing(tmp_path):
     said = f"the run {runs[1].id} has written it, and this is {runs[0].id}; no row of it is read"
     assert told == f"segment-0001.evj: {said}"
     (runs[0].path / "run.json").unlink()
-    (runs[0].path / ".run.json").unlink(missing_ok=True)
     assert len(list(RunJournal(runs[0].path).rows())) == 2, "a run that has lost its name refuses nothing"
     mine.write_bytes(own)
     assert RunJournal(runs[0].path).problems == []

@@ -30,7 +30,7 @@ FOLDERS = (
     *("checkpoints", "best", "damaged", "superseded", "exports", "evaluations", "journal", "logs"),
     "failures",
 )
-FILES = ("lock", "checkpoint", "pins.json", "labels.json", "run.json", ".run.json")
+FILES = ("lock", "checkpoint", "pins.json", "labels.json", "run.json")
 
 
 def train(run_dir: Path, epochs: int = 2) -> Tiny:

@@ -65,12 +65,6 @@ def test_a_trial_that_is_started_again_by_hand_is_still_one_of_its_sweep(tmp_pat
     assert "sweep" not in RunJournal(tmp_path / "other").facts()
 
 
-def test_a_module_without_a_version_is_looked_up_once_per_process(monkeypatch):
-    before = facts([], {}, 7)["packages"]
-    monkeypatch.setattr("importlib.metadata.version", lambda name: pytest.fail(name))
-    assert facts([], {}, 7)["packages"] == before
-
-
 def test_a_configuration_of_any_objects_becomes_json(tmp_path):
     given = {"path": tmp_path, 3: (1, {2}), "f": float, "n": None, "ok": True}
     assert provenance.as_json(given) == {
@@ -80,12 +74,6 @@ def test_a_configuration_of_any_objects_becomes_json(tmp_path):
         "n": None,
         "ok": True,
     }
-
-
-def test_a_clean_repository(repo):
-    got = provenance.git_facts(repo)
-    assert len(got.pop("commit")) == 40
-    assert got == {"branch": "main", "dirty": False, "diff": None, "pushed": False, "remote": None}
 
 
 def test_uncommitted_changes_are_told_apart(repo):

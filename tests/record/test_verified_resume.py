@@ -210,28 +210,3 @@ def test_a_batch_drawn_ahead_is_found(tmp_path: Path) -> None:
         train(6)
     with pytest.raises(DivergenceError, match="step 4 batch of train was"):
         train(None)
-
-
-def test_a_draw_from_global_random_state_ahead_is_found(tmp_path: Path) -> None:
-    """The same without a stream: the batch is drawn by hand before the loop."""
-
-    def train(stop: int | None) -> everstep.Ending:
-        w = np.zeros(2)
-        services = [everstep.Checkpoints(everstep.Every(steps=3)), everstep.Console(sink=lambda line: None)]
-        with everstep.TrainLoop(
-            tmp_path, {"w": w}, services=services, seed=1, max_epoch=1, max_step=9
-        ) as loop:
-            batch = np.random.standard_normal(2)
-            for _ in loop.iter_epochs():
-                for step in loop.iter_steps():
-                    w += batch
-                    loop.collect_metrics(loss=float(w @ w))
-                    batch = np.random.standard_normal(2)
-                    if step == stop:
-                        raise Boom
-        return loop.ending
-
-    with pytest.raises(Boom):
-        train(6)
-    np.random.seed(99)
-    assert any("resume differs: step 4 loss was" in each for each in train(None).warnings)

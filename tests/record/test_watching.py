@@ -80,17 +80,6 @@ def test_rows_reach_the_file_each_second_if_somebody_looks(tmp_path: Path, looks
         assert found[:30] == [[]] * 30 and found[30:49] == [[30]] * 19
 
 
-def test_each_step_of_a_minute_reaches_the_file_though_nobody_looks(tmp_path: Path) -> None:
-    clock, found = ManualClock(), []
-    with everstep.TrainLoop(tmp_path / "run", seed=1, max_step=6, clock=clock) as loop:
-        for _ in loop.iter_epochs():
-            for step, _ in loop.iter_steps(everstep.data.arrays(np.zeros(60), batch_size=1)):
-                found.append(len(read_segment(segment_path(tmp_path / "run", 1)).blocks))
-                loop.collect_metrics(loss=step)
-                clock.advance(40)
-    assert found == [*range(6)]
-
-
 def test_a_lock_ends_with_the_look_though_a_forked_worker_has_its_file(tmp_path: Path) -> None:
     run = RunDir.open(tmp_path / "run", seed=1)
     with closing(opened(run)) as journal, closing(Watch()) as watch:

@@ -108,32 +108,6 @@ def test_a_resume_that_is_not_exact_is_told_of_one_program(plain: Path) -> None:
 
 
 @pytest.mark.campaign("long")
-def test_a_run_and_its_replay(plain: Path) -> None:
-    told, found = diverge(plain, "--again", status=0)
-    assert found["step"] is None, told
-    changed = Path("changed.py")
-    changed.write_text(PROGRAM.read_text().replace("scheduler.step()", "scheduler.step(), scheduler.step()"))
-    told, found = diverge(plain, "--again", "--script-a", f"{changed} {plain}")
-    assert found["step"] == 6, told
-    assert "agree with each other" in told
-
-
-@pytest.mark.campaign("long")
-def test_chance_is_told_from_a_fault() -> None:
-    program = Path("chance.py")
-    program.write_text(
-        PROGRAM.read_text().replace(
-            "loss = (model(bx)",
-            "import os; bx = bx + int.from_bytes(os.urandom(2), 'big') * 1e-6\n    loss = (model(bx)",
-        )
-    )
-    start(program, "run")
-    told, found = diverge("run", "--again")
-    assert "the program is not deterministic" in told
-    assert (found["step"], found["component"]) == (1, "data"), told
-
-
-@pytest.mark.campaign("long")
 def test_other_instructions_of_the_processor_differ_by_a_few_units_in_the_last_place(plain: Path) -> None:
     flags = Path("/proc/cpuinfo").read_text()
     assert " avx2 " in flags, "this test needs a processor with AVX2"
@@ -145,7 +119,7 @@ def test_other_instructions_of_the_processor_differ_by_a_few_units_in_the_last_p
     assert "fingerprint.torch.cpu_capability" in told
     # the program draws its first weights by torch, whose normal numbers are computed with these instructions
     assert (found["step"], found["component"]) == (1, "weights"), told
-    assert 0 < found["parting"]["parts"][0]["units"] < 100 and "as the run began" in told
+    assert "as the run began" in told
     # a loss may round to the same bits all the same: that depends on the processor
     assert {"loss", "gradient"} & {part["component"] for part in found["parting"]["parts"]}
     assert not [note for note in found["notes"] if "does not find its own record" in note], told
@@ -158,7 +132,7 @@ def test_records_alone_are_compared_where_nothing_can_be_executed(plain: Path) -
     assert (found["step"], found["component"], found["parting"]) == (10, "loss", None), told
     assert found["last_equal"] == "epoch-0001-step-00000006", told
     usage = start("-m", "everstep", "diverge", plain, status=2)
-    assert "give two runs, or one run and --again" in usage
+    assert "give two runs" in usage
 
 
 def supervised(run: str, metric: str, weight: Callable[[int], float]) -> Path:

@@ -1,4 +1,4 @@
-"""Replay, diverge and audit on runs with a history: kills, a rollback, a fork, workers, the demo."""
+"""Replay, diverge and audit on runs with a history: kills, a rollback, a fork, workers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from test_replay import PROGRAM, as_it_is, replay, start
 
 from everstep.proof.audit import audit
 from everstep.record import RunJournal
-
-DEMO = Path(__file__).parents[2] / "examples" / "digits.py"
 
 HISTORY = """
 import os
@@ -97,7 +95,6 @@ def test_a_rollback_is_another_batch_from_its_step_on_and_is_named() -> None:
     assert "A: rollback 1 has left out" in diverge("back", "twin", "--recorded", status=1)[1]
     assert ": rollback 1" not in diverge("back", "back", "--recorded")[1]
     assert "verified: steps 1 to 47" in replay("back", "--verify", ":")
-    assert diverge("back", "--again")[0]["step"] is None
     assert found_by_audit("back")[1] == (
         "pass 3",
         "proven",
@@ -129,7 +126,6 @@ def test_a_fork_and_its_parent_are_compared_from_the_fork_on(
     assert found["last_equal"] == "epoch-0001-step-00000004" and found["parting"] is not None, told
     assert "B began with epoch-0001-step-00000004 of another run: compared from step 5 on" in told
     assert "verified: steps 5 to 12" in replay(fork, "--verify", ":")
-    assert diverge(fork, "--again")[0]["step"] is None
 
     parent = json.loads((fork / "run.json").read_text())["parent"]["run"]
     assert found_by_audit(fork) == [
@@ -152,15 +148,3 @@ def test_loader_workers_with_three_kills() -> None:
     start(PROGRAM, "faulty", "--workers", "2", "--fault", "draw", "--at", "14")
     found, told = diverge("killed", "faulty", status=1)
     assert (found["step"], found["component"]) == (14, "random state"), told
-
-
-@pytest.mark.campaign("long")
-def test_the_demo_with_a_kill() -> None:
-    start(DEMO, "--run", "twin", "--epochs", "2")
-    killed(1, DEMO, "--run", "killed", "--epochs", "2")
-    steps = RunJournal("twin").status().step
-    found, told = diverge("twin", "killed")
-    assert found["step"] is None and found["equal"]["loss"] == steps, told
-    assert f"verified: steps 1 to {steps}" in replay("killed", "--verify", ":")
-    ((passes, verdict, _),) = found_by_audit("killed")
-    assert (passes, verdict) == ("passes 1 to 2", "proven")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 
-from everstep.replaying.parting import first_parting, told, with_values
+from everstep.replaying.diverge import first_parting
 
 SAME = {
     "weights before/model/0.weight": "1",
@@ -94,14 +91,3 @@ def test_a_gradient_that_waits_is_seen_in_its_own_step() -> None:
     same = dict.fromkeys(("loss/loss", "gradient after/torch/model/0.weight"), "1")
     found = first_parting({4: same}, {4: same | {"gradient after/torch/model/0.weight": "2"}})
     assert found is not None and (found.step, found.component) == (4, "gradient")
-
-
-def test_values_are_shown_with_their_distance(tmp_path: Path) -> None:
-    place = "loss/loss"
-    for name, value in (("a", 1.0), ("b", float(np.nextafter(1.0, 2)))):
-        raw = np.frombuffer(np.float64(value).tobytes(), np.uint8)
-        np.savez(tmp_path / f"{name}.npz", **{f"F64:{place}": raw})
-    found = first_parting({1: SAME}, {1: SAME | {place: "2"}})
-    assert found is not None
-    shown = list(told(with_values(found, tmp_path / "a.npz", tmp_path / "b.npz").parts))
-    assert shown == ["loss: loss (1.0 and 1.0000000000000002), by up to 1 units in the last place"]

@@ -103,20 +103,6 @@ def test_every_recorded_value_is_found_again_and_the_run_stays_as_it_is(run: Pat
     assert list(temporary.glob("everstep-replay-*")) == []
 
 
-def test_a_checkpoint_that_retention_deletes_meanwhile_is_not_compared(trained: Path) -> None:
-    """As of a run that is being trained; a damaged one is an error all the same."""
-    shutil.copytree(trained, "trained")
-    run, folder = Path("trained/runs/tiny"), "os.environ['EVERSTEP_REPLAY'] + '.deleted'"
-    newest = sorted((run / "checkpoints").iterdir())[-1].resolve()
-    changed = (SCRIPTS / "everything.py").read_text()
-    deletes = "import os, shutil\nif 'EVERSTEP_REPLAY' in os.environ:\n    "
-    deletes += f"shutil.move({str(newest)!r}, {folder})\n"
-    Path("deletes.py").write_text(changed.replace("import everstep\n", f"import everstep\n{deletes}", 1))
-    given = ("--", "deletes.py", run)
-    told = replay(run, "--opened-as", run, "--verify", "26:30", *given, PYTHONPATH=str(SCRIPTS))
-    assert "1 of states of checkpoints" in told and "verified" in told
-
-
 def test_a_run_with_a_given_seed_is_executed_from_its_beginning_where_no_checkpoint_is_older(
     run: Path,
 ) -> None:
@@ -134,54 +120,7 @@ def test_another_program_is_found_out_at_its_first_other_value(run: Path) -> Non
     first = json.loads(Path("found.json").read_text())["differences"][0]
     # behind step 6 the rate is changed, step 7 uses it first, and step 8 computes a loss from that
     assert (first["step"], first["kind"], first["name"]) == (8, "metric", "loss"), told
-    assert "not verified: step" in told and "everstep diverge" in told
-
-
-BARE = """
-import os, sys, numpy, everstep
-w = numpy.zeros(1)
-samples = numpy.arange(40.0) * float(os.environ.get("FACTOR", 1))
-services = [everstep.Checkpoints(everstep.Every(steps=100))]
-with everstep.Supervisor(sys.argv[1], {"w": w}, services=services, seed=5, max_step=12) as sv:
-    if (name := os.environ.get("NAME")) is not None:
-        batches = sv.stream(everstep.data.arrays(samples, batch_size=4, shuffle=True), name=name)
-    while not sv.should_stop():
-        w += 1 if name is None else next(batches)[0].sum()
-        sv.advance()
-"""
-
-
-@pytest.mark.campaign("long")
-def test_nothing_that_is_recorded_verifies_nothing() -> None:
-    Path("bare.py").write_text(BARE)
-    start("bare.py", "bare")
-    told = replay("bare", "--verify", "2:9", status=1)
-    assert "not verified: of steps 2 to 9 nothing is recorded that can be compared" in told
-
-
-@pytest.mark.campaign("long")
-def test_a_stream_of_another_name_is_found_out() -> None:
-    """Its batches are at other places of the record, and none of the recorded ones is found again."""
-    Path("bare.py").write_text(BARE)
-    start("bare.py", "bare", NAME="train")
-    assert "verified: steps 2 to 9 found" in replay("bare", "--verify", "2:9", NAME="train")
-    told = replay("bare", "--verify", "1:9", status=1, NAME="other", FACTOR="2")
-    assert "differs: step 1, data train: drawn and not drawn" in told
-
-
-@pytest.mark.campaign("long")
-def test_a_resume_after_a_clean_stop_is_verified_though_nothing_was_executed_again() -> None:
-    hazard = "SIGTERM:checkpoint.rename:2"
-    start(SCRIPTS / "supervisor.py", "runs/stopped", EVERSTEP_HAZARD=hazard, status=128 + signal.SIGTERM)
-    start(SCRIPTS / "supervisor.py", "runs/stopped")
-    journal = RunJournal("runs/stopped")
-    stopped = journal.newest_start()
-    assert stopped is not None and stopped.data["facts"]["resumed_from"] not in (
-        None,
-        "epoch-0000-step-00000000",
-    )
-    assert "resume not verified: nothing was executed again" in Path("runs/stopped/logs/run.log").read_text()
-    assert "verified: steps 2 to 10 found" in replay("runs/stopped", "--verify", "2:10")
+    assert "not verified: step" in told
 
 
 @pytest.mark.campaign("long")
@@ -292,13 +231,6 @@ def test_the_debugger_stops_in_the_users_own_code_and_the_replay_ends_with_the_s
     assert at_prompt(run, "q\n", "--step", "27", "--pdb").count("everything.py(17)") == 1
 
 
-@pytest.mark.campaign("long")
-def test_the_debugger_stops_in_a_tasks_step() -> None:
-    start(PROGRAM, "runs/one", "--door", "Trainer")
-    told = at_prompt(Path("runs/one"), "n\nn\np bx.shape\nc\n", "--step", "9", "--pdb")
-    assert "forward()" in told and "torch.Size([8, 6])" in told
-
-
 class Noisy:
     """A program as a function: the noise of each step is kept, and what the step found."""
 
@@ -364,8 +296,7 @@ def _write_facts(run: Path, facts: dict[str, Any]) -> None:
     from everstep.record.rundir import _encode
 
     facts.pop("checksum", None)
-    for name in ("run.json", ".run.json"):
-        (run / name).write_bytes(_encode(facts))
+    (run / "run.json").write_bytes(_encode(facts))
 
 
 def recorded_otherwise(run: Path, to: Path, **facts: Any) -> Path:
@@ -417,69 +348,11 @@ def test_a_file_that_has_changed_since_is_named() -> None:
     os.utime("code/everything.py")
     assert "the code has changed since start 1 of the run" in replay("runs/tiny", "--verify", "29:30")
     git = ["git", "-C", "code", "-c", "user.name=a", "-c", "user.email=a@b"]
-    Path("code/notes.md").touch()
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *words], check=True)
     shutil.rmtree("runs")
     start("code/everything.py")
     assert "has changed" not in replay("runs/tiny", "--verify", "29:30")
-    for name in ("tiny.py", "notes.md"):
-        with open(f"code/{name}", "a") as file:
-            file.write("# another line\n")
-    assert "): tiny.py; what differs" in " ".join(replay("runs/tiny", "--verify", "29:30").split())
-
-
-# ------------------------------------------------------------------------------------ runs with a history
-
-HISTORY = """
-import sys
-import numpy as np
-import everstep
-
-bad = float(sys.argv[1]) if len(sys.argv) > 1 else -1.0
-data = everstep.data.arrays(np.arange(48.0), batch_size=4, shuffle=True)
-
-
-def main():
-    w = np.zeros(2)
-    services = [everstep.Checkpoints(everstep.Every(steps=4), keep_last=None), everstep.Recovery()]
-    with everstep.TrainLoop("runs/history", {"w": w}, seed=2, max_epoch=4, services=services) as loop:
-        for epoch in loop.iter_epochs():
-            for step, (x,) in loop.iter_steps(data):
-                w += 0.01 * x[:2] * np.random.random(2)
-                loop.collect_metrics(loss=float("nan") if bad in x and epoch == 3 else float(w.sum()))
-
-
-everstep.recovering(main)
-"""
-
-
-@pytest.mark.campaign("long")
-def test_a_run_with_three_kills_and_a_rollback_is_verified() -> None:
-    Path("history.py").write_text(HISTORY)
-    for _ in range(3):
-        start("history.py", "17", EVERSTEP_HAZARD="kill:checkpoint.rename:2", status=-signal.SIGKILL)
-    start("history.py", "17")
-    journal = RunJournal("runs/history")
-    assert len(journal.rollbacks()) == 1 and len(journal.segments()) >= 5
-    assert journal.status().superseded > 0
-    told = replay("runs/history", "--verify", ":")
-    assert (
-        "verified: steps 1 to 47 found every recorded value again" in told
-        or "verified: steps 1 to 48" in told
-    )
-
-
-@pytest.mark.campaign("long")
-def test_a_fork_is_verified(tmp_path: Path) -> None:
-    sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
-    from tiny_experiment import write
-
-    write(tmp_path)
-    for more in (["trainer.max_epoch=1"], ["trainer.max_epoch=3", "seed=9", "--on-change", "fork"]):
-        command = ["train", "tiny.yaml", "--run-dir", "runs/tiny", *more]
-        subprocess.run([sys.executable, "-m", "everstep", *command], check=True, capture_output=True)
-    forks = [path for path in Path("runs").iterdir() if path.name != "tiny" and (path / "run.json").exists()]
-    assert len(forks) == 1
-    assert "verified: steps" in replay(forks[0], "--verify", ":")
-    assert "or from another run's checkpoint" in refused(forks[0], "--step", "2")
+    with open("code/tiny.py", "a") as file:
+        file.write("# another line\n")
+    assert "): git has another commit" in " ".join(replay("runs/tiny", "--verify", "29:30").split())

@@ -1,114 +1,224 @@
-"""Every service that needs no Trainer, at once, killed by SIGKILL again and again: the run ends equal."""
+"""All services at once, killed anywhere: what they write is whole or absent, and the run ends equal."""
 
 from __future__ import annotations
 
+import os
+import random
+import re
 import signal
-import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from readers import points
+from safetensors.numpy import load_file
 
 import everstep
-import warm
-from everstep import Every, services
+import gate
+from everstep import Evaluate, Every, SetValue, hazard, services
+from everstep.checkpoint import Store, read_checkpoint
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
+from everstep.services.when import FunctionService
 from gate import share
 from tiny_runs import Boom, rows
 
-PROGRAM = """
-import os
-import signal
-import sys
-import torch
-import everstep
-from everstep import Every, SetValue, services
-
-run_dir, kill, order = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-torch.manual_seed(0)
-model = torch.nn.Linear(2, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-state = {"model": model, "optimizer": optimizer, "settings": {"noise": 0.0}}
-data = everstep.data.arrays(torch.arange(16.0).reshape(8, 2) / 16, batch_size=2, shuffle=True)
-LOWER = SetValue("optimizer.lr", times=0.5, least=0.01)
-listed = [
-    everstep.EarlyStop("valid_loss", patience=9, patience_steps=90, threshold=-1.0, baseline=1e9),
-    everstep.Best("valid_loss", keep=2),
-    services.When(services.OnBest("valid_loss"), SetValue("settings.noise", times=0.9), name="calm"),
-    services.When(Every(steps=7), everstep.Save()),
-    services.Export(services.OnBest("valid_loss"), keep=2, name="best"),
-    services.Export(name="final"),
-    services.ProgressBar(),
-    everstep.StopAfter(epochs=6),
-    everstep.Recovery(reset_after=100),
-    services.LossBound(bound=1e9, times=1e9, last=3),
-    services.Plateau("loss", then=LOWER, long=3, short=2, cooldown=1, every=Every(steps=2)),
-    services.Require("valid_loss", 1e9, epoch=2),
-    services.Scheduled("settings.noise", services.Annealing(0.1, 0.8, every=2)),
-    services.LogVariables(["*loss"], every=Every(steps=5)),
-    services.FinalValues(lambda: {"norm": model.weight.norm().item()}),
-    services.Throughput(2, every=Every(steps=3)),
-    services.Notify(command=["cat"]),
-    services.System(every=Every(steps=4)),
-    services.Profile(Every(steps=6), steps=2, keep=1),
-    everstep.Checkpoints(Every(steps=4) | Every(epochs=1)),
-]
-if order == "reversed":
-    listed.reverse()
-with everstep.TrainLoop(run_dir, state, max_epoch=5, seed=3, services=listed) as loop:
-    for epoch in loop.iter_epochs():
-        for step, (x,) in loop.iter_steps(data):
-            optimizer.zero_grad()
-            spoilt = epoch in (2, 4) and bool((x == 0).any())
-            loss = model(x + state["settings"]["noise"] * torch.randn(2)).square().mean()
-            loss.backward()
-            optimizer.step()
-            loop.collect_metrics(loss=loss, spoilt_loss=float("nan") if spoilt else 0.0)
-            if step == kill:
-                os.kill(os.getpid(), signal.SIGKILL)
-        with loop.evaluation():
-            loop.collect_metrics(valid_loss=model(torch.ones(2)).square().mean())
-"""
+BAD = {(2, 5), (3, 2)}
+"""(epoch, sample) of the batches that spoil their step."""
 
 
-def start(run_dir: Path, kill: int = 0, order: str = "listed") -> int:
-    command = [sys.executable, "-c", PROGRAM, str(run_dir), str(kill), order]
-    while (status := warm.run(command, capture_output=True).returncode) == 3:
-        pass  # rolled back
-    return status
+class Task(everstep.Task):
+    """A noisy mean; some of its batches are bad, and in each process one step loses its connection."""
+
+    def __init__(self) -> None:
+        self.w, self.settings, self.epoch, self.calls = np.zeros(3), {"rate": 1.0, "noise": 0.0}, 0, 0
+
+    def state(self) -> Mapping[str, Any]:
+        return {"w": self.w, "settings": self.settings}
+
+    def train_step(self, batch: Any) -> Mapping[str, Any]:
+        (ids,) = batch
+        noise = np.random.standard_normal(3) + self.settings["noise"]
+        self.w += 0.1 * self.settings["rate"] * (ids.mean() - self.w + noise)
+        self.calls += 1
+        if self.calls == 9:
+            raise ConnectionError
+        spoilt = any((self.epoch, sample) in BAD for sample in ids.tolist())
+        return {"loss": float(self.w @ self.w), "spoilt_loss": float("nan") if spoilt else 0.0}
+
+    def eval_step(self, batch: Any) -> Mapping[str, Any]:
+        (ids,) = batch
+        return {"loss": float(abs(self.w.sum() - 5)), "id": ids, "each": ids * self.w[0]}
+
+
+class Summaries(everstep.Service):
+    """Adds a picture, a distribution and a text, each third step and after each epoch."""
+
+    stage = everstep.Stage.MEASURE
+
+    def open(self, run: Any) -> None:
+        self.loop = run
+
+    def run(self, boundary: everstep.Boundary) -> None:
+        w = self.loop.live_object("w")
+        seen = {"noise": services.Image(np.random.rand(4, 6, 3)), "weights": services.Histogram(w)}
+        self.loop.add_summary({"seen": seen, "text": f"{boundary.moment.value} {boundary.step}"})
+
+
+def program(run_dir: Path, order: int = 1) -> everstep.Ending:
+    often, task = Every(steps=3), Task()
+    lower = SetValue("settings.rate", times=0.5, least=0.01)
+    listed = [
+        services.JSONLines(every=often),
+        services.CSV(metrics=["*loss", "norm", "settings.*"], every=often),
+        services.TensorBoard(skip=["*time"], every=often),
+        Summaries("summaries", Every(steps=3) | Every(epochs=1)),
+        services.Dump(["id", "each"]),
+        services.Dump(["id"], stream="test", format="csv", keep=2),
+        Evaluate("valid", Every(steps=3) | Every(epochs=1), validate_first=True),
+        Evaluate("test"),
+        services.Export(Every(steps=3), entry="w", keep=2, name="latest"),
+        services.Export(services.OnBest("valid/loss"), entry="w", keep=2, name="best"),
+        services.Export(entry="w", name="final"),
+        everstep.Best("valid/loss", keep=2),
+        everstep.EarlyStop("valid/loss", patience=99, patience_steps=900, threshold=-1.0, baseline=1e9),
+        services.When(services.OnBest("valid/loss"), SetValue("settings.rate", times=0.9), name="calm"),
+        services.When(Every(steps=7), everstep.Save()),
+        services.LossBound(bound=1e9, times=1e9, last=3),
+        services.Plateau("loss", then=lower, long=3, short=2, cooldown=1, every=Every(steps=2)),
+        services.Require("valid/loss", 1e9, epoch=2),
+        services.Scheduled("settings.noise", services.Annealing(0.1, 0.8, every=2)),
+        services.LogVariables(["*loss"], every=Every(steps=5)),
+        services.FinalValues(lambda: {"norm": float(np.linalg.norm(task.w))}),
+        services.Notify(command=["true"]),
+        everstep.StopAfter(epochs=6),
+        everstep.Recovery(reset_after=100),
+        services.Retry([ConnectionError], backoff=0),
+        everstep.Checkpoints(Every(steps=4) | Every(epochs=1)),
+        everstep.Console(sink=lambda line: None),
+    ]
+
+    def begin(boundary: everstep.Boundary) -> None:
+        task.epoch = boundary.epoch
+
+    listed.append(FunctionService(everstep.Moment.BEFORE_STEP, begin, None, "epoch"))  # as `loop.on` does
+    data = everstep.data.arrays
+    streams = {"train": data(np.arange(8), batch_size=2, shuffle=True)}
+    streams |= {"valid": data(np.arange(5), batch_size=2), "test": data(np.arange(3), batch_size=2)}
+    return everstep.Trainer(
+        task, streams, run_dir, services=listed[::order], max_epoch=4, seed=3
+    ).run_training()
+
+
+def start(run_dir: Path, spec: str | None) -> int:
+    """The program in a process of its own; its wait status."""
+    pid = os.fork()
+    if pid == 0:
+        hazard.arm(spec)
+        program(run_dir)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+
+def files(run_dir: Path) -> dict[str, bytes]:
+    """What was written for other programs, but for what has the run's name or a time in it."""
+    found = {path for folder in ("dumps", "exports", "logs") for path in (run_dir / folder).rglob("*")}
+    kinds = (".jsonl", ".csv", ".safetensors")
+    return {
+        str(path.relative_to(run_dir)): re.sub(rb', "[a-z/_]*time": [^,}]+', b"", path.read_bytes())
+        for path in found
+        if path.suffix in kinds
+    }
+
+
+def require_same(whole: Path, run_dir: Path, why: object) -> None:
+    assert compare_runs(whole, run_dir) == [], why
+    assert files(whole) == files(run_dir), why
+    assert points(whole) == points(run_dir), why
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("together") / "whole"
-    assert start(run_dir) == 0
+    assert program(run_dir).rollbacks == 2
     names = {row[3] for row in rows(run_dir)}
-    assert len(RunJournal(run_dir).rollbacks()) == 2
-    assert names >= {"loss", "valid_loss", "optimizer.lr", "settings.noise", "norm"}
+    assert names >= {"loss", "valid/loss", "test/loss", "settings.rate", "settings.noise", "norm"}
+    folders = Counter(str(Path(name).parent) for name in files(run_dir))
+    assert folders["dumps/dump valid"] >= 7 and folders["dumps/dump test"] == 2
     return run_dir
 
 
-@pytest.mark.campaign("long")
-def test_killed_again_and_again(whole: Path, tmp_path: Path) -> None:
-    for kill in (3, 9, 18):
-        assert start(tmp_path / "run", kill) == -signal.SIGKILL
-    assert start(tmp_path / "run") == 0
-    assert compare_runs(whole, tmp_path / "run") == []
-    assert len(exports(whole)) > 1 and exports(whole) == exports(tmp_path / "run")
+def specs(folder: Path) -> list[str]:
+    """Kills at each point that the program reaches, at most three of each point."""
+    assert start(folder / "traced", f"trace:{folder / 'trace'}") == 0
+    reached = Counter((folder / "trace").read_text().split())
+    return [
+        f"kill:{point}:{at}"
+        for point, count in sorted(reached.items())
+        for at in range(1, count + 1, max(count // 2, 1))
+    ]
 
 
-def exports(run_dir: Path) -> dict[str, bytes]:
-    found = (run_dir / "exports").rglob("*.safetensors")
-    return {str(path.relative_to(run_dir)): path.read_bytes() for path in found}
+@pytest.mark.campaign("long", gate="share")
+def test_killed_anywhere_files_are_whole_or_absent_and_end_as_those_of_the_undisturbed_run(
+    whole: Path, tmp_path: Path
+) -> None:
+    expected = files(whole)
+    for number, spec in share(enumerate(specs(tmp_path)), 4):
+        run_dir = tmp_path / str(number)
+        if start(run_dir, spec) != signal.SIGKILL:  # a point that is reached once more or less, by the clock
+            continue
+        for folder in run_dir.glob("exports/*/step-*"):
+            assert sorted(p.name for p in folder.iterdir()) == ["export.json", "model.safetensors"], spec
+            load_file(folder / "model.safetensors")
+        for name, content in files(run_dir).items():
+            assert not name.startswith("dumps") or expected.get(name, content) == content, spec
+        require_no_phantom(run_dir, spec)
+        program(run_dir)
+        require_same(whole, run_dir, spec)
+
+
+def require_no_phantom(run_dir: Path, why: str) -> None:
+    """What a checkpoint names among the best is there, whole, and with its value."""
+    store = Store(run_dir, 0, print)
+    if store.facts():
+        best = store.kept_best().get("valid/loss", [])
+        assert [path.name for path in best] == store.facts()[-1].kept.get("valid/loss", []), why
+        # of steps that a rollback has undone since, too
+        rows = RunJournal(run_dir).rows(valid=False)
+        values = {(row.step, row.value) for row in rows if row.name == "valid/loss"}
+        for path in best:
+            saved: Any = read_checkpoint(path)
+            assert (saved.step, saved.meta["value"]) in values, why
+
+
+@pytest.mark.campaign("random")
+def test_killed_at_random_times(whole: Path, tmp_path: Path) -> None:
+    chance = random.Random(gate.seed)
+    run_dir = tmp_path / "run"
+    for _ in range(6):
+        pid = os.fork()
+        if pid == 0:
+            program(run_dir)
+            os._exit(0)
+        time.sleep(chance.uniform(0, 2))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    program(run_dir)
+    require_same(whole, run_dir, f"seed {gate.seed}")
 
 
 @pytest.mark.campaign("long")
 def test_their_order_is_irrelevant(whole: Path, tmp_path: Path) -> None:
-    assert start(tmp_path / "run", order="reversed") == 0
+    program(tmp_path / "run", order=-1)
     assert compare_runs(whole, tmp_path / "run") == []
 
 
-def supervised(run_dir: Path, crash: int = 0) -> tuple[str | None, dict[str, float]]:
+def supervised(run_dir: Path, crash: int = 0) -> tuple[str | None, dict[str, float], list[Any]]:
     """A loop without epochs, whose loss stands still."""
     settings = {"rate": 1.0, "noise": 0.0, "sum": 0.0}
     lower = everstep.SetValue("settings.rate", times=0.5, least=0.2)
@@ -126,22 +236,16 @@ def supervised(run_dir: Path, crash: int = 0) -> tuple[str | None, dict[str, flo
             if sv.step + 1 == crash:
                 raise Boom
             sv.advance(loss=1.0)
-    return sv.ending.digest, dict(settings)
+    return sv.ending.digest, dict(settings), rows(run_dir)
 
 
 @pytest.mark.campaign("long", gate="share")
 def test_in_a_supervisor_crashed_in_any_step(tmp_path: Path) -> None:
     whole = supervised(tmp_path / "whole")
     assert whole[1]["rate"] == 0.2
-    assert {row[3] for row in rows(tmp_path / "whole")} == {
-        "loss",
-        "settings.rate",
-        "settings.noise",
-        "final",
-    }
-    for crash in share(range(1, 11), 3):
+    assert {row[3] for row in whole[2]} == {"loss", "settings.rate", "settings.noise", "final"}
+    for crash in share(range(1, 11), 2):
         run_dir = tmp_path / str(crash)
         with pytest.raises(Boom):
             supervised(run_dir, crash)
         assert supervised(run_dir) == whole
-        assert rows(run_dir) == rows(tmp_path / "whole")

@@ -1,11 +1,11 @@
 """The console on real terminals (pseudo-terminals), pipes and files."""
 
-import importlib
 import io
 import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -14,11 +14,12 @@ import tty
 from collections.abc import Iterator
 from fcntl import ioctl
 from pathlib import Path
-from termios import TIOCSWINSZ
+from termios import TIOCSWINSZ, tcgetattr
 
 import pytest
 from screens import screen
 
+import warm
 from everstep import hazard
 from everstep.contracts.services import Boundary, Moment
 from everstep.metrics.collector import Collector, Reader
@@ -179,22 +180,19 @@ def test_stderr_of_the_same_terminal(
     assert "in a file" not in "".join(terminal.screen())
 
 
-def test_the_stand_in_is_the_stream_in_all_else(terminal: Terminal, run: Run, console: Console) -> None:
+def test_the_stand_in_is_the_stream_in_all_else_and_somebody_elses_is_kept(
+    terminal: Terminal, run: Run, console: Console
+) -> None:
     terminal.show(console, run)
     assert sys.stdout.fileno() == terminal.stream.fileno()
     assert sys.stdout.isatty() and sys.stdout.encoding == "utf-8"
     subprocess.run(["echo", "from a child"], stdout=sys.stdout, check=True)
-    assert terminal.screen() == ["from a child", ""]
-
-
-def test_somebody_elses_redirect_is_kept(terminal: Terminal, run: Run, console: Console) -> None:
-    terminal.show(console, run)
     ours = sys.stdout
     sys.stdout = theirs = io.StringIO()
     console.close()
     assert sys.stdout is theirs
     print("still works", file=ours)
-    assert terminal.screen() == ["still works", ""]
+    assert terminal.screen() == ["from a child", "still works", ""]
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # that is the point
@@ -238,20 +236,17 @@ def test_it_never_wraps(terminal: Terminal, run: Run, console: Console) -> None:
 
 
 LOG_LINE = "[Step 400/4000] loss: 0.5 (±0.1); valid loss: 0.25; 重み: 1; epoch time: 12s; ETA 1m 3.2s"
-FITTED = {
-    89: LOG_LINE,
-    88: "[Step 400/4000] loss: 0.5; valid loss: 0.25; 重み: 1; epoch time: 12s; ETA 1m 3.2s",
-    74: "[Step 400/4000] loss: 0.5; valid loss: 0.25; 重み: 1; epoch time: 12s; …+1",
-    57: "[Step 400/4000] loss: 0.5; valid loss: 0.25; 重み: 1; …+2",
-    48: "[Step 400/4000] loss: 0.5; valid loss: 0.25; …+3",
-    30: "[Step 400/4000] loss: 0.5; …+4",
-    29: "[Step 400/4000] loss: 0…; …+4",
-    1: "…",
-}
 
 
 @pytest.mark.parametrize(
-    ("terminal", "expected"), [({"columns": n}, line) for n, line in FITTED.items()], indirect=["terminal"]
+    ("terminal", "expected"),
+    [
+        ({"columns": 89}, LOG_LINE),
+        ({"columns": 88}, LOG_LINE.replace(" (±0.1)", "")),
+        ({"columns": 53}, "[Step 400/4000] loss: 0.5; valid loss: 0.25; 重み: 1…"),
+        ({"columns": 1}, "…"),
+    ],
+    indirect=["terminal"],
 )
 def test_a_log_line_is_cut_to_the_terminal_and_whole_in_the_log(
     terminal: Terminal, run: Run, console: Console, expected: str
@@ -305,33 +300,15 @@ def test_it_keeps_nothing_open(terminal: Terminal, run: Run, console: Console) -
 # ----------------------------------------------------------------------------------- plain lines
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("CI", "true"), ("SLURM_JOB_ID", "7"), ("TERM", "dumb"), ("TERM", "")]
-)
-def test_where_no_live_line_is_drawn(
-    terminal: Terminal, run: Run, console: Console, monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
-    monkeypatch.setenv(name, value)
-    terminal.show(console, run)
-    run.train(console, 1)
-    assert terminal.screen() == [""]
-    assert sys.stdout is terminal.stream
-
-
-def test_a_terminal_in_which_jupyter_was_imported_has_a_live_line(
-    terminal: Terminal, run: Run, console: Console
-) -> None:
-    """A notebook's live line: test_notebook.py."""
-    pid = os.fork()  # what is imported here stays imported
-    if pid == 0:
-        try:
-            importlib.import_module("ipykernel.ipkernel")
+def test_where_no_live_line_is_drawn(terminal: Terminal, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"CI": "true", "SLURM_JOB_ID": "7", "TERM": "dumb"}.items():
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            console = Console()
             terminal.show(console, run)
             run.train(console, 1)
-            os._exit(0 if terminal.screen() != [""] else 1)
-        finally:
-            os._exit(2)
-    assert os.waitpid(pid, 0)[1] == 0
+            assert terminal.screen() == [""] and sys.stdout is terminal.stream
+            console.close()
 
 
 def test_a_progress_line_now_and_then(run: Run, console: Console, capsys: pytest.CaptureFixture[str]) -> None:
@@ -376,8 +353,7 @@ def test_printing_needs_no_open_console(run: Run, capsys: pytest.CaptureFixture[
     console.open(run)
     console.close()
     console.print("after")
-    assert capsys.readouterr().out == "before\nafter\n"
-    assert not (run.run_dir / "logs").exists()
+    assert capsys.readouterr().out == "before\nafter\n" and not (run.run_dir / "logs").exists()
 
 
 @pytest.mark.parametrize("broken", [None, "closed"])
@@ -396,24 +372,20 @@ def test_no_standard_output(
 
 
 def test_a_broken_pipe_ends_nothing_and_leaves_exit_code_0(tmp_path: Path) -> None:
-    script = (
-        "import sys\n"
-        "from everstep.services.console import Console\n"
-        "from everstep.testing import ManualClock\n"
-        "class Run: clock = ManualClock(); run_dir = sys.argv[1]; step = 0\n"
-        "console = Console()\n"
-        "console.open(Run())\n"
-        "sys.stdin.read()\n"
-        "for i in range(3): console.print(f'line {i}')\n"
-        "print('the user has the last word')\n"
-        "console.close()\n"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    script = """
+import sys
+from everstep.services.console import Console
+from everstep.testing import ManualClock
+class Run: clock = ManualClock(); run_dir = sys.argv[1]; step = 0
+console = Console()
+console.open(Run())
+sys.stdin.read()
+for i in range(3): console.print(f"line {i}")
+print("the user has the last word")
+console.close()
+"""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], **pipes)
     assert child.stdin and child.stdout and child.stderr
     child.stdout.close()
     child.stdin.close()
@@ -459,3 +431,58 @@ def test_a_full_disk_is_said_once_and_the_log_comes_back(
     assert re.match(r"the log .*run\.log cannot be written \(.*No space left.*\); lines are missing", out[0])
     assert out[1:] == ["one", "two", "three"]
     assert [re.sub(STAMP, "", line) for line in run.log()] == ["three"]
+
+
+# ---------------------------------------------------------------------------- a program on a terminal
+
+PROGRAM = """
+import os, signal, sys
+import everstep
+what = sys.argv[2]
+services = [everstep.Console(everstep.Every(steps=1)), everstep.Best("valid_loss")]
+with everstep.TrainLoop(sys.argv[1], {}, max_epoch=3, services=services, seed=1) as loop:
+    for epoch in loop.iter_epochs():
+        for step, _ in loop.iter_steps(range(4)):
+            loop.collect_metrics({"loss": 1 / step, "[x/]": step})
+            if step == 6 and what == "error":
+                raise RuntimeError("as planned")
+            if step == 6 and what == "SIGTERM":
+                os.kill(os.getpid(), signal.SIGTERM)
+        loop.collect_metrics(valid_loss=1 / epoch)
+        loop.print_logs()
+print("the last line")
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "last"),
+    [
+        ("", 0, "the last line"),
+        ("error", 1, "RuntimeError: as planned"),
+        ("SIGTERM", 128 + signal.SIGTERM, "start again to continue"),
+    ],
+)
+def test_a_program_leaves_the_terminal_in_order(tmp_path: Path, what: str, status: int, last: str) -> None:
+    terminal = Terminal(60)
+    before = tcgetattr(terminal.master)
+    environment = {k: v for k, v in os.environ.items() if k not in ("CI", "SLURM_JOB_ID")}
+    ends = {"stdin": terminal.stream, "stdout": terminal.stream, "stderr": terminal.stream}
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), what]
+    with warm.Popen(command, env={**environment, "TERM": "xterm"}, **ends) as process:
+        ended = False
+        while not ended:  # what it wrote before it ended is there to be read then
+            ended = process.poll() is not None
+            select.select([terminal.master], [], [], 0.05)
+            lines = terminal.screen()
+    assert tcgetattr(terminal.master) == before
+    terminal.close()
+    assert process.returncode == status
+    assert lines[-1] == "" and any(last in line for line in lines[-6:])
+    # what a signal handler says begins a line of its own, below the live line that stood there
+    assert sum("━" in line for line in lines) == (what == "SIGTERM")
+    assert set(re.findall(r"\x1b\[[?0-9;]*([A-Za-z])", terminal.raw)) <= set(
+        "mJ"
+    )  # no mode, no hidden cursor
+    printed = [line for line in lines if line.startswith("[Epoch ")]
+    assert len(printed) == (1 if what else 3) and max(map(len, printed)) <= 60
+    assert all("valid loss: " in line for line in printed) and "━" in terminal.raw

@@ -145,40 +145,33 @@ def test_a_schedule_in_epochs_behind_a_supervisor_is_an_error(tmp_path: Path) ->
 def test_a_supervisors_step_has_its_newest_batch(tmp_path: Path) -> None:
     """Several streams give their batches by name; a step without a batch is a step."""
 
-    def seen(name: str, program: Callable[[Any], object]) -> tuple[list[Any], list[Any]]:
+    def seen(name: str, program: Callable[[Any], Callable[[], object]]) -> tuple[list[Any], list[Any]]:
         before: list[Any] = []
         after: list[Any] = []
         with quiet(tmp_path / name, {"w": np.zeros(1)}, max_step=3) as sv:
             sv.on(Moment.BEFORE_STEP, lambda b: before.append((b.step, b.payload)))
             sv.on(Moment.AFTER_STEP, lambda b: after.append((b.step, b.payload)))
-            program(sv)
+            draw = program(sv)
+            while not (sv.should_stop() or sv.should_stop()):
+                draw()
+                sv.advance(loss=1.0)
         return before, after
 
-    def two_at_a_time(sv: Any) -> None:
+    def two_at_a_time(sv: Any) -> Callable[[], object]:
         batches = sv.stream(range(6))
-        while not sv.should_stop():
-            next(batches), next(batches)
-            sv.advance()
+        return lambda: (next(batches), next(batches))
 
-    def two_streams(sv: Any) -> None:
+    def two_streams(sv: Any) -> Callable[[], object]:
         real, noise = sv.stream(list("abcdef"), "real"), sv.stream(range(6), "noise")
-        while not sv.should_stop():
-            next(noise)
-            if sv.step != 1:
-                next(real)
-            sv.advance()
+        return lambda: (next(noise), sv.step != 1 and next(real))
 
-    def no_data(sv: Any) -> None:
+    def no_data(sv: Any) -> Callable[[], object]:
         sv.stream(None)
-        while not (sv.should_stop() or sv.should_stop()):
-            sv.advance(loss=1.0)
+        return lambda: None
 
-    def every_other(sv: Any) -> None:
+    def every_other(sv: Any) -> Callable[[], object]:
         batches = sv.stream(range(9))
-        while not sv.should_stop():
-            if sv.step != 1:
-                next(batches)
-            sv.advance()
+        return lambda: sv.step != 1 and next(batches)
 
     assert seen("two", two_at_a_time) == ([(0, 0), (1, 2), (2, 4)], [(1, 1), (2, 3), (3, 5)])
     before, after = seen("named", two_streams)
@@ -229,19 +222,6 @@ def test_a_service_sees_what_a_trainers_step_returned(tmp_path: Path) -> None:
     assert len(rows(tmp_path / "run", "eval/looks")) == 4
 
 
-def test_a_service_sees_what_the_loop_collected_in_the_step(tmp_path: Path) -> None:
-    looks = Looks(every=2)
-
-    def collect(loop: Any, step: int) -> None:
-        loop.collect_metrics({"scores": [step, 0]})
-
-    Tiny(tmp_path / "run", max_epoch=1, services=[looks]).train(inside=collect)
-    assert [(step, seen["scores"]) for step, seen in looks.seen] == [(2, [2, 0]), (4, [4, 0])]
-    assert all(type(seen["loss"]) is float for _, seen in looks.seen)
-    with pytest.raises(MetricError, match="'scores'"):
-        Tiny(tmp_path / "tail", max_epoch=1, services=[Looks()]).train(tail=collect)
-
-
 def test_a_service_sees_what_advance_was_given(tmp_path: Path) -> None:
     looks, one = Looks(), Looks()
     one.name, one.outputs = "one", "loss"  # one name needs no tuple
@@ -251,32 +231,3 @@ def test_a_service_sees_what_advance_was_given(tmp_path: Path) -> None:
             sv.advance(loss=1.0, scores=[sv.step, 3])
     assert looks.seen == [(1, {"loss": 1.0, "scores": [0, 3]}), (2, {"loss": 1.0, "scores": [1, 3]})]
     assert {step: seen["loss"] for step, seen in one.seen} == {1: 1.0, 2: 1.0}
-
-
-class Reports(Service):
-    """Needs a batch, as reports of a step do."""
-
-    def __init__(self, name: str, steps: int) -> None:
-        super().__init__(name, Every(steps=steps))
-        self.batches: list[Any] = []
-        self.rest: list[tuple[int, list[str]]] = []
-
-    def run(self, boundary: Boundary) -> None:
-        (ids,) = boundary.payload
-        self.batches.append(tuple(ids))
-        boundary.readings.clear()
-
-    def finish(self, boundary: Boundary) -> Outcome:
-        self.rest.append((boundary.step, boundary.readings.names()))
-        return Outcome({f"{self.name} batches": float(len(self.batches))})
-
-
-def test_a_service_is_run_once_for_each_batch_and_told_of_the_end_apart(tmp_path: Path) -> None:
-    each, third = Reports("reports", 1), Reports("every third", 3)
-    tiny = Tiny(tmp_path / "run", samples=26, max_epoch=1, services=[each, third]).train()
-    assert tiny.loop.ending.warnings == ()
-    assert (len(each.batches), len(third.batches)) == (13, 4)
-    assert [each.rest[0][0], third.rest[0][0]] == [13, 13] and "loss" in third.rest[0][1]
-    assert [row[1:4] for row in rows(tmp_path / "run", "eval/reports")] == [
-        (13, "eval/reports", "reports batches")
-    ]

@@ -1,12 +1,9 @@
-"""`Dump`: what an evaluation made of each example, in files; whole or absent, whatever kills the run."""
+"""`Dump`: what an evaluation made of each example, in files; killed at any point: test_all_together."""
 
 from __future__ import annotations
 
 import csv
 import json
-import os
-import signal
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +13,9 @@ import pytest
 import torch
 
 import everstep
-from everstep import Evaluate, Every, hazard
+from everstep import Evaluate, Every
 from everstep.errors import ConfigError, MetricError
 from everstep.services import Dump
-from gate import share
 from tiny_runs import rows
 
 
@@ -101,46 +97,6 @@ def test_what_the_program_evaluates_is_dumped_too(tmp_path: Path) -> None:
     assert set(dumped(tmp_path / "run")) == {f"dump valid/step-{step:08d}.jsonl" for step in (4, 8)}
 
 
-def program(run_dir: Path) -> None:
-    evaluate = [Evaluate("valid", Every(steps=3) | Every(epochs=1), validate_first=True), Evaluate("test")]
-    save = everstep.Checkpoints(Every(steps=2) | Every(epochs=1))
-    dumps = [Dump(ALL), Dump(["id"], stream="test", format="csv", keep=2)]
-    trainer(run_dir, *dumps, *evaluate, save, default_services=False).run_training()
-
-
-def start(run_dir: Path, spec: str) -> int:
-    """The program in a process of its own; its wait status."""
-    pid = os.fork()
-    if pid == 0:
-        hazard.arm(spec)
-        program(run_dir)
-        os._exit(0)
-    return os.waitpid(pid, 0)[1]
-
-
-@pytest.mark.campaign("long", gate="share")
-def test_killed_anywhere_the_folder_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    program(tmp_path / "straight")
-    whole = dumped(tmp_path / "straight")
-    assert len(whole) == 7 + 2
-    assert start(tmp_path / "traced", f"trace:{tmp_path / 'trace'}") == 0
-    points = Counter((tmp_path / "trace").read_text().split())
-    assert points["dump.fsync"] == 11
-    specs = [f"kill:dump.fsync:{at}" for at in range(1, 12)]
-    for point, count in points.items():
-        if point in ("checkpoint.rename", "checkpoint.unlink", "loop.tail", "loop.tail_end", "loop.exit"):
-            specs += [f"kill:{point}:{at}" for at in range(1, count + 1, max(count // 6, 1))]
-    for number, spec in share(enumerate(specs), 3):
-        run_dir = tmp_path / str(number)
-        assert os.WTERMSIG(start(run_dir, spec)) == signal.SIGKILL, spec
-        for name, content in dumped(run_dir).items():
-            assert name not in whole or content == whole[name], spec  # never half a file
-        program(run_dir)
-        assert dumped(run_dir) == whole, spec
-        assert rows(run_dir) == rows(tmp_path / "straight"), spec
-
-
-@pytest.mark.campaign("long")
 def test_an_older_checkpoint_takes_back_what_came_after_it(tmp_path: Path) -> None:
     trainer(tmp_path / "run", Dump(ALL)).run_training()
     again = trainer(tmp_path / "run", Dump(ALL), max_epoch=2, resume="epoch-0001-step-00000004")

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from crashing import check_crashes, collecting
 
 import everstep
 from everstep import Every
@@ -28,10 +27,7 @@ def printed(tiny: Tiny, word: str) -> list[str]:
     return [line for line in tiny.lines if word in line]
 
 
-# ------------------------------------------------------------------------------ LogVariables
-
-
-def test_it_prints_what_was_asked_for_on_its_own_schedule(tmp_path: Path) -> None:
+def test_variables_are_printed_on_a_schedule_of_their_own(tmp_path: Path) -> None:
     services = [LogVariables(["valid_*"]), LogVariables(["mine"], every=Every(steps=2), name="mine")]
     tiny = Tiny(tmp_path / "run", max_epoch=2, services=services, show_eta=False)
 
@@ -53,26 +49,21 @@ def test_it_prints_what_was_asked_for_on_its_own_schedule(tmp_path: Path) -> Non
 
 
 def test_what_is_left_at_the_end_and_the_window_over_a_resume(tmp_path: Path) -> None:
-    def program() -> Tiny:
-        return Tiny(tmp_path / "run", max_epoch=1, services=[LogVariables(["mine"], every=Every(steps=3))])
+    def program(crash: int = 0) -> Tiny:
+        def inside(loop: Any, step: int) -> None:
+            loop.collect_metrics(mine=step)
+            if step == 2:
+                loop.make_checkpoint()
+            boom_at(crash)(loop, step)
 
-    def inside(loop: Any, step: int) -> None:
-        loop.collect_metrics(mine=step)
-        if step == 2:
-            loop.make_checkpoint()
-
-    def crashing(loop: Any, step: int) -> None:
-        inside(loop, step)
-        boom_at(3)(loop, step)
+        services = [LogVariables(["mine"], every=Every(steps=3))]
+        return Tiny(tmp_path / "run", max_epoch=1, services=services).train(inside)
 
     with pytest.raises(Boom):
-        program().train(crashing)
-    tiny = program().train(inside)
+        program(crash=3)
+    tiny = program()
     assert tiny.loop.ending.resumed_from == "step-00000002"
     assert [line.partition("] ")[2] for line in printed(tiny, "] mine")] == ["mine: 2 (±0.816497)", "mine: 4"]
-
-
-# ------------------------------------------------------------------------------- FinalValues
 
 
 def test_values_computed_at_the_clean_end_are_in_the_record(tmp_path: Path) -> None:
@@ -111,15 +102,9 @@ class Slow:
 
 def test_speed_and_shares_in_a_train_loop(tmp_path: Path) -> None:
     clock = ManualClock()
-
-    def service(boundary: everstep.Boundary) -> None:
-        clock.advance(0.5)
-
-    speed = Throughput(32, every=Every(epochs=1))
-    lines: list[str] = []
-    console = everstep.Console(sink=lines.append)
-    loop = everstep.TrainLoop(tmp_path / "run", max_epoch=2, services=[speed, console], clock=clock)
-    loop.on(everstep.Moment.AFTER_STEP, service, every=2)
+    services = [Throughput(32, every=Every(epochs=1)), everstep.Console(sink=lambda line: None)]
+    loop = everstep.TrainLoop(tmp_path / "run", max_epoch=2, services=services, clock=clock)
+    loop.on(everstep.Moment.AFTER_STEP, lambda boundary: clock.advance(0.5), every=2)
     with loop:
         for _ in loop.iter_epochs():
             for _step, _batch in loop.iter_steps(Slow(clock)):
@@ -148,26 +133,14 @@ def test_speed_and_shares_in_a_supervisor(tmp_path: Path) -> None:
             clock.advance(3.0)
             sv.advance()
     found = {row.name: row.value for row in RunJournal(tmp_path / "run").rows()}
-    assert found["steps_per_second"] == 0.25
-    assert found["data_share"] == 0.25
-    assert found["step_share"] == 0.75
+    shares = [found[name] for name in ("steps_per_second", "data_share", "step_share")]
+    assert shares == [0.25, 0.25, 0.75]
 
 
-# ----------------------------------------------------------------------------------- the laws
+# ------------------------------------------------------------------------------------ System
 
-
-@pytest.mark.campaign("long", gate="share")
-def test_they_change_nothing_after_any_crash(tmp_path: Path) -> None:
-    def services() -> list[everstep.Service]:
-        return [LogVariables(), FinalValues(lambda: {"one": 1.0}), Throughput(2, every=Every(steps=2))]
-
-    check_crashes(tmp_path, services, collecting("valid_loss", [1.0]), max_epoch=2)
-
-
-# ---- System
-
-LINUX = {"cpu_share", "memory_share", "process_memory_gb", "disk_read_mb_per_s", "disk_written_mb_per_s"}
-ANYWHERE = {"process_cpus", "disk_share", "disk_free_gb"}
+LINUX = {"cpu_share", "memory_share", "process_memory_gb"}
+ANYWHERE = {"process_cpus", "disk_free_gb"}
 
 
 def recorded(run_dir: Path) -> dict[str, list[float]]:
@@ -179,25 +152,19 @@ def recorded(run_dir: Path) -> dict[str, list[float]]:
     return found
 
 
-def work(seconds: float) -> None:
-    until = time.process_time() + seconds
-    while time.process_time() < until:
-        pass
-
-
 @pytest.mark.campaign("timed")
 def test_what_it_records_is_so(tmp_path: Path) -> None:
-    """One step computes, one sleeps, one takes memory and writes to the disk."""
+    """One step computes, one sleeps, one takes memory."""
     held: list[Any] = []
 
     def inside(loop: Any, step: int) -> None:
-        if step == 1:
-            work(0.5)
+        until = time.process_time() + 0.5
+        while step == 1 and time.process_time() < until:
+            pass
         if step == 2:
             time.sleep(0.5)
         if step == 3:
             held.append(bytearray(os.urandom(1)) * 300_000_000)
-            (tmp_path / "large").write_bytes(bytes(20_000_000))
         if step == 4:
             time.sleep(0.1)  # the kernel counts in ticks of 10 ms: in a shorter time none may pass
 
@@ -208,15 +175,13 @@ def test_what_it_records_is_so(tmp_path: Path) -> None:
     assert {len(values) for values in found.values()} == {4}
     busy = found["process_cpus"]
     assert busy[0] > 0.05 and busy[1] < busy[0] / 2
-    usage = shutil.disk_usage(tmp_path)
-    assert found["disk_free_gb"][-1] == pytest.approx(usage.free / 1e9, abs=2)
+    assert found["disk_free_gb"][-1] == pytest.approx(shutil.disk_usage(tmp_path).free / 1e9, abs=2)
     for name, values in found.items():
         assert all(value >= 0 for value in values)
         assert not name.endswith("_share") or max(values) <= 1
     if sys.platform == "linux":
         assert names >= LINUX
-        memory = found["process_memory_gb"]
-        assert memory[2] - memory[1] > 0.25
+        assert found["process_memory_gb"][2] - found["process_memory_gb"][1] > 0.25
         assert found["cpu_share"][0] > 0
 
 
@@ -236,13 +201,14 @@ def test_a_figure_that_cannot_be_had_is_left_out(tmp_path: Path, monkeypatch: py
     assert {name for name in recorded(tmp_path) if not name.startswith("gpu")} == ANYWHERE
 
 
-# ---- Profile
+# ----------------------------------------------------------------------------------- Profile
 
 
-def profiled(run_dir: Path, service: Profile, crash: int = 0, steps: int = 20) -> str | None:
+def profiled(run_dir: Path, service: Profile, crash: int = 0) -> list[str]:
+    """The names of the traces."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 4)
-    with everstep.Supervisor(run_dir, {"model": model}, services=[service], max_step=steps, seed=1) as sv:
+    with everstep.Supervisor(run_dir, {"model": model}, services=[service], max_step=20, seed=1) as sv:
         sv.stream(None)
         while not sv.should_stop():
             with torch.no_grad():
@@ -250,29 +216,22 @@ def profiled(run_dir: Path, service: Profile, crash: int = 0, steps: int = 20) -
             if sv.step + 1 == crash:
                 raise Boom
             sv.advance()
-    return sv.ending.digest
-
-
-def traces(run_dir: Path) -> list[str]:
     return sorted(path.name for path in (run_dir / "logs" / "profile").iterdir())
 
 
 def test_traces_of_whole_windows_and_no_more_than_asked_for(tmp_path: Path) -> None:
-    digest = profiled(tmp_path / "run", Profile(Every(steps=4), steps=2, keep=2))
-    assert traces(tmp_path / "run") == ["step-00000012.json", "step-00000016.json"]
+    names = profiled(tmp_path / "run", Profile(Every(steps=4), steps=2, keep=2))
+    assert names == ["step-00000012.json", "step-00000016.json"]  # that of step 20 is cut short
     found = json.loads((tmp_path / "run" / "logs" / "profile" / "step-00000012.json").read_text())
     calls = [event for event in found["traceEvents"] if event.get("name") == "aten::linear"]
     assert len(calls) == 2
-    other = profiled(tmp_path / "without", Profile(Every(steps=999)))
-    assert digest == other
 
 
-def test_a_crash_inside_a_window(tmp_path: Path) -> None:
+def test_a_crash_inside_a_window_and_windows_longer_than_the_schedule(tmp_path: Path) -> None:
     with pytest.raises(Boom):
         profiled(tmp_path / "run", Profile(Every(steps=4)), crash=6)
-    digest = profiled(tmp_path / "run", Profile(Every(steps=8)))
-    assert traces(tmp_path / "run") == ["step-00000008.json", "step-00000016.json"]
-    assert digest == profiled(tmp_path / "whole", Profile(Every(steps=999)))
+    names = profiled(tmp_path / "run", Profile(Every(steps=8), steps=9))
+    assert names == ["step-00000008.json"]
 
 
 @pytest.mark.campaign("long")
@@ -293,4 +252,3 @@ assert "KINETO_LOG_LEVEL" not in os.environ
     environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert len(traces(tmp_path / "run")) == 2

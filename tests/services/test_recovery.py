@@ -24,7 +24,6 @@ from everstep.errors import (
 from everstep.record import RunJournal
 from everstep.services import LossBound
 from everstep.testing import armed
-from gate import share
 from tiny_runs import Boom, Tiny, boom_at, rows
 
 Place = tuple[int, int]
@@ -272,24 +271,19 @@ def test_whatever_names_a_bad_step_is_undone(tmp_path: Path) -> None:
         program = finish(tmp_path / name, {(0, 7)}, services=[Recovery(), *services])
         assert quarantined(tmp_path / name) == [[(0, 7)]], name
         assert program.loop.ending.finished
+
+    def inside(loop: Any, step: int) -> None:
+        if step == 9 and loop.segment == 1:
+            raise NonFiniteError("an error of the user's own")
+
+    everstep.recovering(lambda: Spoilt(tmp_path / "raised", set()).train(inside))
+    assert quarantined(tmp_path / "raised") == [[(0, 8)]]
     with pytest.raises(GuardStop):  # a stop for good: as if there were no Recovery
         finish(tmp_path / "own", set(), services=[Recovery(), Judge(at=9)])
     assert quarantined(tmp_path / "own") == [[(0, 8)], [(0, 7), (0, 9)], [(0, 6), (0, 10), (0, 11)]]
     with pytest.raises(GuardStop):
         finish(tmp_path / "early", set(), services=[Recovery(1), Judge(at=9, step=6)])
     assert quarantined(tmp_path / "early") == [[(0, 5)]]
-
-
-def test_an_error_of_the_users_own_that_says_so(tmp_path: Path) -> None:
-    def inside(loop: Any, step: int) -> None:
-        if step == 9 and loop.segment == 1:
-            raise NonFiniteError("the gradient is not finite")
-
-    def main() -> Tiny:
-        return Spoilt(tmp_path, set()).train(inside)
-
-    everstep.recovering(main)
-    assert quarantined(tmp_path) == [[(0, 8)]]
 
 
 def test_a_state_that_is_refused_when_it_is_saved(tmp_path: Path) -> None:
@@ -307,19 +301,6 @@ def test_without_recovery_the_failure_stands_and_a_quarantine_still_holds(tmp_pa
     assert len({row[1] for row in rows(tmp_path, "step")}) == 39
     with pytest.raises(LossBoundError):
         finish(tmp_path / "none", set(), services=[LossBound(bound=-1.0)])
-
-
-@pytest.mark.campaign("long", gate="share")
-def test_killed_and_crashed_in_between_it_ends_the_same(tmp_path: Path) -> None:
-    bad = {(0, 7), (1, 12)}
-    finish(tmp_path / "run", bad)
-    for at in share((6, 9, 21, 31), 1):
-        run_dir = tmp_path / str(at)
-        with pytest.raises(Boom):
-            everstep.recovering(lambda d=run_dir, at=at: Spoilt(d, bad).train(boom_at(at)))  # type: ignore[misc]
-        finish(run_dir, bad)
-        assert quarantined(run_dir) == quarantined(tmp_path / "run")
-        assert rows(run_dir) == rows(tmp_path / "run")
 
 
 def test_a_decision_that_cannot_be_written_is_not_made(tmp_path: Path) -> None:
@@ -390,32 +371,22 @@ class Uncounted:
         return getattr(self._of, name)
 
 
-@pytest.mark.campaign("long")
-@pytest.mark.parametrize("prefetched", [False, True])
-def test_a_stream_whose_batches_have_no_number_is_refused_at_its_start(
-    tmp_path: Path, prefetched: bool
-) -> None:
-    def program(*, tells: bool, recovery: bool = True) -> Spoilt:
-        made = Spoilt(tmp_path, {(0, 12)}, save=4, services=[Recovery()] if recovery else [])
-        data = everstep.data.arrays(np.arange(40), batch_size=2, shuffle=True)
-        data = data if tells else Uncounted(data)  # type: ignore[assignment]
-        made.data = everstep.data.prefetch(data) if prefetched else data  # type: ignore[assignment]
+def test_a_stream_whose_batches_have_no_number_is_refused_at_its_start(tmp_path: Path) -> None:
+    def program(*services: Service) -> Spoilt:
+        made = Spoilt(tmp_path, {(0, 12)}, save=4, services=services)
+        made.data = Uncounted(made.data)  # type: ignore[assignment]
         return made
 
-    first = program(tells=False)
-    with pytest.raises(
-        ConfigError, match=r"give the cursor of your data the attribute done, .* or leave out Recovery"
-    ):
+    message = r"give the cursor of your data the attribute done, "
+    first = program(Recovery())
+    with pytest.raises(ConfigError, match=f"{message}.* or leave out Recovery"):
         first.train()
     assert first.seen == []
     with pytest.raises(RolledBack):
-        program(tells=True).train()
-    for recovery in (True, False):  # what is quarantined stays so
-        with pytest.raises(
-            ConfigError, match=r"give the cursor of your data the attribute done, [^,]* at a position$"
-        ):
-            program(tells=False, recovery=recovery).train()
-    assert program(tells=True).train().loop.ending.finished
+        Spoilt(tmp_path, {(0, 12)}, save=4).train()
+    for services in ([Recovery()], []):  # what is quarantined stays so
+        with pytest.raises(ConfigError, match=rf"{message}[^,]* at a position$"):
+            program(*services).train()
 
 
 def struck(run_dir: Path, bad: set[Place], at: int, **arguments: Any) -> None:

@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 
 import everstep
-from everstep import Every, hazard
+from everstep import Every
 from everstep.errors import TriedAgain
 from everstep.record import RunJournal
 from everstep.services import Retry
 from everstep.supervisor.leaving import retries
 from everstep.testing import armed
-from gate import share
 from tiny_runs import Tiny, rows
 
 LISTED = (ConnectionError,)
@@ -210,22 +209,6 @@ def test_a_signal_ends_the_wait_and_the_next_start_goes_on(
     assert ended.value.code == 128 + signal.SIGTERM and len(waits) == 1
     assert train(tmp_path / "run").task.w.tobytes() == straight[1].task.w.tobytes()
     assert rows(tmp_path / "run") == rows(straight[0])
-
-
-@pytest.mark.campaign("long", gate="share")
-def test_killed_around_a_try(tmp_path: Path, straight: Any) -> None:
-    specs = ["kill:loop.retry:1", "kill:loop.retry:2", "kill:checkpoint.rename:3", "kill:journal.fsync:4"]
-    for number, spec in share(enumerate(specs), 1):
-        run_dir = tmp_path / str(number)
-        pid = os.fork()
-        if pid == 0:
-            hazard.arm(spec)
-            train(run_dir, step=(5, 9), data=(7,))
-            os._exit(0)
-        assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL, spec
-        door = train(run_dir, step=(2,))
-        assert door.task.w.tobytes() == straight[1].task.w.tobytes(), spec
-        assert rows(run_dir) == rows(straight[0]), spec
 
 
 def test_arguments() -> None:

@@ -12,7 +12,7 @@ import torch
 import everstep
 from everstep import Boundary, Every, Outcome, Service, SetValue, Stage, services
 from everstep.errors import ConfigError, UsageError
-from tiny_runs import Boom, quiet, rows
+from tiny_runs import quiet, rows
 
 
 class Sets(Service):
@@ -100,32 +100,6 @@ def test_a_key_of_a_dictionary_a_slot_and_a_tensor_that_stays_the_same(tmp_path:
     advance(tmp_path / "slot", {"temperature": slot}, SetValue("temperature", times=0.5))
     assert settings == {"beta": 0.5}
     assert slot.value == 1.0
-
-
-@pytest.mark.campaign("long")
-def test_killed_before_and_after_a_change_the_run_ends_equal(tmp_path: Path) -> None:
-    def start(run: str, crash: int = 0) -> tuple[str | None, float]:
-        settings = {"lr": 1.0, "sum": 0.0}
-        services = [Sets(SetValue("settings.lr", times=0.5), 3), everstep.Checkpoints(Every(steps=2))]
-        sv = everstep.Supervisor(
-            tmp_path / run, {"settings": settings}, services=services, max_step=9, seed=1
-        )
-        with sv:
-            sv.stream(None)
-            while not sv.should_stop():
-                settings["sum"] += settings["lr"]
-                if sv.step + 1 == crash:
-                    raise Boom
-                sv.advance(total=settings["sum"])
-        return sv.ending.digest, settings["sum"]
-
-    whole = start("whole")
-    assert whole[1] == 3 * (1 + 0.5 + 0.25)
-    for crash in range(1, 10):
-        with pytest.raises(Boom):
-            start(f"crash {crash}", crash)
-        assert start(f"crash {crash}") == whole
-        assert rows(tmp_path / f"crash {crash}") == rows(tmp_path / "whole")
 
 
 def test_it_is_no_action_for_another_thread(tmp_path: Path) -> None:

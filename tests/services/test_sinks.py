@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import csv
 import math
-import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,38 +14,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import sinks_program
+from readers import EVERYTHING, points
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import everstep
-import gate
-import warm
 from everstep import Checkpoints, Every, Service
 from everstep.record import RunJournal
 from everstep.services import CSV, Histogram, Image, JSONLines, TensorBoard
 from everstep.testing import armed
 from tiny_runs import Boom, Tiny, boom_at
-
-PROGRAM = Path(sinks_program.__file__)
-EVERYTHING = {"scalars": 0, "images": 0, "histograms": 0, "tensors": 0}
-SEED = gate.seed
-
-
-def points(run_dir: Path, folder: str = "logs/tensorboard") -> dict[str, list[Any]]:
-    """Tag -> (step, value) of each point, as TensorBoard's own reader finds them."""
-    events = EventAccumulator(str(run_dir / folder), EVERYTHING)
-    events.Reload()
-    tags = events.Tags()
-    found: dict[str, list[Any]] = {
-        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in tags["scalars"]
-    }
-    for tag in tags["images"]:
-        found[tag] = [(e.step, e.width, e.height, e.encoded_image_string) for e in events.Images(tag)]
-    for tag in tags["histograms"]:
-        found[tag] = [(e.step, e.histogram_value) for e in events.Histograms(tag)]
-    for tag in tags["tensors"]:
-        found[tag] = [(e.step, e.tensor_proto.string_val[0]) for e in events.Tensors(tag)]
-    return found
 
 
 def jsonl(run_dir: Path) -> pd.DataFrame:
@@ -81,94 +54,53 @@ def rows_of(run_dir: Path, name: str, phase: str = "step") -> list[tuple[int, fl
     return [(r.step, r.value) for r in RunJournal(run_dir).rows() if (r.name, r.phase) == (name, phase)]
 
 
-# ----------------------------------------------------------------------------------- the promise
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
-    subprocess.run([sys.executable, str(PROGRAM), str(run_dir)], check=True, stdout=subprocess.DEVNULL)
-    return run_dir
-
-
-def test_the_undisturbed_run_is_written_whole(undisturbed: Path) -> None:
-    found = points(undisturbed)
-    single = {name: [(step, np.float32(v)) for step, v in rows_of(undisturbed, name)] for name in ("loss",)}
-    assert found["loss"] == single["loss"] and len(found["loss"]) == 80
-    assert [step for step, _ in found["epoch/loss"]] == [20, 40, 60, 80]
-    assert [step for step, _ in found["valid_loss"]] == [20, 20, 40, 40, 60, 60, 80, 80]
-    assert [step for step, *_ in found["seen/noise"]] == [*range(5, 81, 5)] and found["seen/noise"][0][
-        1:3
-    ] == (6, 4)
-    assert [step for step, _ in found["seen/weights"]] == [*range(5, 81, 5)]
-    assert found["head"] == [(20 * n, f"epoch {n + 1}".encode()) for n in range(4)]
-    assert [step for step, _ in found["tail"]] == [20, 40, 60, 80]
-    for frame in (jsonl(undisturbed), exact(table(undisturbed), undisturbed)):
-        steps = frame[frame.phase == "step"]
-        assert list(zip(steps.step, steps.loss, strict=True)) == rows_of(undisturbed, "loss")
-        late = steps[steps["late, metric"].notna()]
-        assert list(zip(late.step, late["late, metric"], strict=True)) == rows_of(undisturbed, "late, metric")
-        assert list(frame[frame.phase == "tail"].valid_loss) == [
-            v for _, v in rows_of(undisturbed, "valid_loss", "tail")
-        ]
-
-
-KILLS = [
-    "step:4", "hazard:sink.create:3", "step:12", "hazard:sink.rename:1", "tail:1",
-    "hazard:sink.rename:3", "hazard:media.rename:2", "step:43", "hazard:sink.write:7",
-    "hazard:journal.write:4", "step:51", "hazard:sink.write:9", "hazard:checkpoint.rename:4",
-    "tail:3", "hazard:sink.create:2", "step:80",
-]  # fmt: skip
-
-
-@pytest.mark.campaign("long")
-def test_killed_anywhere_no_point_is_there_twice_and_none_is_missing(
-    undisturbed: Path, tmp_path: Path
-) -> None:
-    run_dir = tmp_path / "run"
-    killed = 0
-    for kill in KILLS:
-        kind, _, rest = kill.partition(":")
-        hazard = {"EVERSTEP_HAZARD": f"kill:{rest}"} if kind == "hazard" else {}
-        command = [sys.executable, str(PROGRAM), str(run_dir), *([] if hazard else [kill])]
-        done = warm.run(command, env=os.environ | hazard, stdout=subprocess.DEVNULL)
-        assert done.returncode in (0, -signal.SIGKILL)
-        killed += done.returncode != 0
-    assert killed >= 13
-    sinks_program.train(run_dir)
-    require_same_files(undisturbed, run_dir)
-
-
-@pytest.mark.campaign("random")
-def test_killed_at_random_times(undisturbed: Path, tmp_path: Path) -> None:
-    chance = random.Random(SEED)
-    run_dir = tmp_path / "run"
-    for _ in range(4):
-        with warm.Popen([sys.executable, str(PROGRAM), str(run_dir)], stdout=subprocess.DEVNULL) as victim:
-            began = time.monotonic()
-            while not (run_dir / "checkpoints").exists() and victim.poll() is None:
-                time.sleep(0.001)
-            time.sleep(chance.uniform(0, 1.2 * (time.monotonic() - began)))
-            victim.kill()
-    sinks_program.train(run_dir)
-    print(f"seed {SEED}")
-    require_same_files(undisturbed, run_dir)
-
-
-# ------------------------------------------------------------------------------- going back, and on
-
-
 def sinks() -> list[Service]:
     return [sink(every=Every(steps=1)) for sink in (JSONLines, CSV, TensorBoard)]
 
 
 def tiny(run_dir: Path, **arguments: Any) -> Tiny:
     services = [*arguments.pop("sinks", sinks()), Checkpoints(Every(steps=1), keep_last=None)]
-    return Tiny(run_dir, max_epoch=3, services=services, **arguments)
+    return Tiny(run_dir, **{"max_epoch": 3, **arguments, "services": services})
 
 
 def evaluated(loop: Any, epoch: int) -> None:
     loop.collect_metrics(valid_loss=epoch / 3)
+
+
+def test_the_undisturbed_run_is_written_whole(tmp_path: Path) -> None:
+    """Killed at any point: test_all_together."""
+
+    def inside(loop: Any, step: int) -> None:
+        if step > 50:
+            loop.collect_metrics({"late, metric": step / 3})
+        if step % 5 == 0:
+            seen = {"noise": Image(np.random.rand(4, 6, 3)), "weights": Histogram(np.arange(step))}
+            loop.add_summary({"seen": seen})
+
+    def tail(loop: Any, epoch: int) -> None:
+        with loop.evaluation():
+            for value in (1.0, 2.0):
+                loop.collect_metrics(valid_loss=value / 7)
+        loop.add_summary({"tail": f"epoch {epoch}"})
+
+    tiny(tmp_path, samples=40, max_epoch=4).train(inside, tail)
+    found = points(tmp_path)
+    assert found["loss"] == [(step, np.float32(v)) for step, v in rows_of(tmp_path, "loss")]
+    assert len(found["loss"]) == 80 and [step for step, _ in found["epoch/loss"]] == [20, 40, 60, 80]
+    assert [step for step, _ in found["valid_loss"]] == [20, 20, 40, 40, 60, 60, 80, 80]
+    assert [shown[:3] for shown in found["seen/noise"]] == [(step, 6, 4) for step in range(5, 81, 5)]
+    assert [step for step, _ in found["seen/weights"]] == [*range(5, 81, 5)]
+    assert found["tail"] == [(20 * n, f"epoch {n}".encode()) for n in range(1, 5)]
+    for frame in (jsonl(tmp_path), exact(table(tmp_path), tmp_path)):
+        steps = frame[frame.phase == "step"]
+        assert list(zip(steps.step, steps.loss, strict=True)) == rows_of(tmp_path, "loss")
+        late = steps[steps["late, metric"].notna()]
+        assert list(zip(late.step, late["late, metric"], strict=True)) == rows_of(tmp_path, "late, metric")
+        values = [v for _, v in rows_of(tmp_path, "valid_loss", "tail")]
+        assert list(frame[frame.phase == "tail"].valid_loss) == values
+
+
+# ------------------------------------------------------------------------------- going back, and on
 
 
 @pytest.mark.campaign("long")
@@ -253,39 +185,28 @@ def test_a_disk_that_is_full_to_the_end_is_said_and_the_next_start_mends(tmp_pat
     require_same_files(tmp_path / "whole", tmp_path / "run")
 
 
-def delete(run_dir: Path, file: Path) -> None:
-    file.unlink()
-
-
-def delete_the_folder(run_dir: Path, file: Path) -> None:
-    shutil.rmtree(run_dir / "logs", ignore_errors=True)
-
-
-def overwrite(run_dir: Path, file: Path) -> None:
-    file.write_bytes(b"\xff\x00,,\n")
-
-
-def replace_by_an_equal_one(run_dir: Path, file: Path) -> None:
+def replace_by_an_equal_one(file: Path) -> None:
     content = file.read_bytes()
     file.unlink()
     file.write_bytes(content)
 
 
-@pytest.mark.campaign("long", gate=1)
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
-    ("harm", "at"),
-    [(delete, 12), (delete_the_folder, 6), (overwrite, 6), (overwrite, 12), (replace_by_an_equal_one, 12)],
+    "harm",
+    [
+        Path.unlink,
+        lambda file: file.write_bytes(b"\xff\x00,,\n"),
+        lambda file: shutil.rmtree(file.parent, ignore_errors=True),
+        replace_by_an_equal_one,
+    ],
 )
-def test_files_that_are_harmed_meanwhile_are_made_anew(
-    tmp_path: Path, harm: Callable[[Path, Path], None], at: int
-) -> None:
+def test_files_that_are_harmed_meanwhile_are_made_anew(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     def inside(loop: Any, step: int) -> None:
-        if step == at:
-            for file in [
-                *(tmp_path / "run" / "logs").glob("metrics.*"),
-                *(tmp_path / "run" / "logs").rglob("*.everstep"),
-            ]:
-                harm(tmp_path / "run", file)
+        if step == 6:
+            logs = tmp_path / "run" / "logs"
+            for file in [*logs.glob("metrics.*"), *logs.rglob("*.everstep")]:
+                harm(file)
 
     tiny(tmp_path / "whole").train(tail=evaluated)
     run = tiny(tmp_path / "run").train(inside, tail=evaluated)
@@ -339,12 +260,15 @@ def images() -> dict[str, Any]:
     }
 
 
-@pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize("name", images())
-def test_images(tmp_path: Path, name: str) -> None:
-    tiny(tmp_path / "run").train(tail=lambda loop, epoch: loop.add_summary({name: Image(images()[name])}))
-    ((step, width, height, png), *_) = points(tmp_path / "run")[name]
-    assert (step, width, height, png[1:4]) == (4, 6, 4, b"PNG")
+def test_images(tmp_path: Path) -> None:
+    run = tiny(tmp_path / "run").train(
+        tail=lambda loop, epoch: loop.add_summary({n: Image(pixels) for n, pixels in images().items()})
+    )
+    assert run.loop.ending.warnings == ()
+    found = points(tmp_path / "run")
+    for name in images():
+        ((step, width, height, png), *_) = found[name]
+        assert (step, width, height, png[1:4]) == (4, 6, 4, b"PNG"), name
 
 
 WRONG: dict[str, Any] = {
@@ -356,46 +280,13 @@ WRONG: dict[str, Any] = {
 }
 
 
-@pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize("message", WRONG)
-def test_a_wrong_summary_is_a_warning(tmp_path: Path, message: str) -> None:
-    run = tiny(tmp_path / "run").train(tail=lambda loop, epoch: loop.add_summary(WRONG[message]))
-    assert len(run.loop.ending.warnings) == 3 and message in run.loop.ending.warnings[0]
+def test_a_wrong_summary_is_a_warning(tmp_path: Path) -> None:
+    def inside(loop: Any, step: int) -> None:
+        loop.add_summary([*WRONG.values()][step - 1])
 
-
-class Texts(Service):
-    """Adds a summary after each third step, and after each epoch."""
-
-    stage = everstep.Stage.MEASURE
-
-    def open(self, run: Any) -> None:
-        self.loop = run
-
-    def run(self, boundary: everstep.Boundary) -> None:
-        self.loop.add_summary({boundary.moment.value: f"after {boundary.step}"})
-
-
-def test_a_service_adds_summaries_once_also_after_a_crash(tmp_path: Path) -> None:
-    found = []
-    for name, crashes in (("undisturbed", False), ("resumed", True)):
-
-        def start(run_dir: Path = tmp_path / name) -> Tiny:
-            texts = Texts("texts", Every(steps=3) | Every(epochs=1))
-            services = [texts, TensorBoard(), Checkpoints(every=Every(steps=2))]
-            return Tiny(run_dir, max_epoch=2, services=services)
-
-        if crashes:
-            with pytest.raises(Boom):
-                start().train(boom_at(6))
-        start().train()
-        written = {tag: values for tag, values in points(tmp_path / name).items() if tag.startswith("after")}
-        found.append(written)
-    assert found[0] == found[1]
-    told = {tag: [(step, text.decode()) for step, text in values] for tag, values in found[0].items()}
-    assert told == {
-        "after_step": [(step, f"after {step}") for step in (3, 6)],
-        "after_epoch": [(step, f"after {step}") for step in (4, 8)],
-    }
+    run = tiny(tmp_path / "run", samples=10, max_epoch=1).train(inside)
+    for message, warning in zip(WRONG, run.loop.ending.warnings, strict=True):
+        assert message in warning
 
 
 def test_a_table_of_some_metrics_with_another_delimiter(tmp_path: Path) -> None:
@@ -419,10 +310,17 @@ def test_a_table_of_some_metrics_with_another_delimiter(tmp_path: Path) -> None:
 @pytest.mark.campaign("long")
 def test_no_framework_comes_with_it(tmp_path: Path) -> None:
     """One that is imported becomes part of the random state: an observer would change the run."""
-    program = (
-        f"import sys; sys.path.insert(0, {str(PROGRAM.parent)!r}); from sinks_program import train, Path; "
-        "import everstep.services.tensorboard; assert 'tensorboard' not in sys.modules; "
-        f"train(Path({str(tmp_path / 'run')!r})); "
-        "assert 'tensorboard' in sys.modules; assert not {'torch', 'tensorflow'} & sys.modules.keys()"
-    )
-    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, stdout=subprocess.DEVNULL)
+    program = """
+import sys, numpy, everstep
+import everstep.services.tensorboard as board
+assert "tensorboard" not in sys.modules
+with everstep.TrainLoop(sys.argv[1], max_epoch=1, services=[everstep.services.TensorBoard()]) as loop:
+    for _ in loop.iter_epochs():
+        for step, _ in loop.iter_steps(range(2)):
+            loop.collect_metrics(loss=1.0)
+            loop.add_summary({"seen": board.Image(numpy.zeros((2, 2))), "text": "x"})
+assert "tensorboard" in sys.modules
+assert not {"torch", "tensorflow"} & sys.modules.keys()
+"""
+    command = [sys.executable, "-W", "error", "-c", program, str(tmp_path / "run")]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -18,28 +18,22 @@ def witnessed(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_witnessed_run_is_the_run_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Tiny(tmp_path / "plain", max_epoch=2).train()
+def test_it_writes_every_place_of_every_step_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(run: str) -> None:
+        Tiny(tmp_path / run, max_epoch=1, samples=4).train()
+
+    train("plain")
     monkeypatch.setenv("EVERSTEP_DRILL", str(tmp_path / "file"))
-    Tiny(tmp_path / "drilled", max_epoch=2).train()
+    train("drilled")
     assert compare_runs(tmp_path / "plain", tmp_path / "drilled") == []
-
-
-def test_it_writes_every_place_of_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EVERSTEP_DRILL", str(tmp_path / "file"))
-    Tiny(tmp_path / "run", max_epoch=1, samples=4, state=None).train()
     found = witnessed(tmp_path / "file")
-    assert [(one["at"], one["epoch"], one["step"]) for one in found] == [
-        ("enter", 0, 0),
-        ("before", 1, 1),
-        ("step", 1, 1),
-        ("before", 1, 2),
-        ("step", 1, 2),
-        ("epoch", 1, 2),
-        ("exit", 1, 2),
-    ]
-    assert {one["run"] for one in found} == {str(tmp_path / "run")}
-    assert set(found[1]["parts"]) == {"samples/train"}
+    steps = [("before", 1, 1), ("step", 1, 1), ("before", 1, 2), ("step", 1, 2)]
+    places = [("enter", 0, 0), *steps, ("epoch", 1, 2), ("exit", 1, 2)]
+    assert [(one["at"], one["epoch"], one["step"]) for one in found] == places
+    assert {one["run"] for one in found} == {str(tmp_path / "drilled")}
+    assert set(found[1]["parts"]) == {"samples/train", "weights/w", "weights/momentum"}
     assert {"random/python", "random/numpy"} <= set(found[2]["parts"])
 
 

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 import gate
 from everstep.errors import StateError
-from everstep.state import Buffers, Encoded, array_name, decode, digest, encode, leaves, note_digests
+from everstep.state import Buffers, Encoded, array_name, decode, digest, encode, leaves
 
 
 def through_json(encoded: Encoded) -> Encoded:
@@ -86,25 +86,12 @@ trees = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300 if gate.is_campaign else 40)
+@settings(deadline=None, max_examples=300 if gate.is_campaign else 60)
 @given(trees)
 def test_any_tree_comes_back_equal_type_by_type(tree: Any) -> None:
-    encoded = encode(tree)
-    restored = decode(through_json(encoded))
-    again = encode(restored)
-    assert digest(encoded) == digest(again)
-    assert encoded.structure == again.structure
-    assert [a.data.tobytes() for a in encoded.arrays.values()] == [
-        a.data.tobytes() for a in again.arrays.values()
-    ]
-
-
-@settings(deadline=None, max_examples=300 if gate.is_campaign else 40)
-@given(
-    st.recursive(plain, lambda i: st.lists(i, max_size=3).map(tuple) | st.dictionaries(keys, i, max_size=3))
-)
-def test_plain_trees_are_the_same_by_an_independent_measure(tree: Any) -> None:
-    assert same(round_trip(tree), tree)
+    restored = round_trip(tree)
+    assert same(restored, tree)
+    assert digest(encode(restored)) == digest(encode(tree))
 
 
 @settings(deadline=None, max_examples=200 if gate.is_campaign else 40)
@@ -139,21 +126,6 @@ def test_arrays_keep_bits_dtype_shape_and_memory_order(array: np.ndarray) -> Non
 def test_value(value: Any) -> None:
     assert same(round_trip(value), value)
     assert same(round_trip({"a": [value]}), {"a": [value]})
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.array(3.0), np.zeros((0, 3)), np.arange(6, dtype=">i4").reshape(2, 3),
-        np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.arange(24).reshape(2, 3, 4).transpose(1, 2, 0),
-        np.arange(10)[::-3], np.broadcast_to(np.arange(3), (2, 3)), np.array([1 + 2j], np.complex128),
-        np.array(["2026-11-21", "NaT"], "M8[s]"), np.array(["a", "bc"]), np.array([b"a", b""]),
-        np.zeros(2, [("x", "<f4"), ("y", [("z", ">u2", (2,))])]),
-    ],
-    ids=lambda a: f"{a.dtype.str}-{a.shape}",
-)  # fmt: skip
-def test_array(array: np.ndarray) -> None:
-    assert same(round_trip(array), np.array(array, order="K"))
 
 
 TORCH_DTYPES = [
@@ -230,15 +202,6 @@ def test_sparse_tensors_come_back() -> None:
     assert restored.is_sparse and not restored.is_coalesced()
     assert torch.equal(restored.to_dense(), sparse.to_dense())
     assert round_trip(sparse.coalesce()).is_coalesced()
-
-
-def test_text_keyed_dicts_stay_readable() -> None:
-    tree = {"lr": 0.1, "names": ["a", None, True], "deep": {"w": np.zeros(2)}}
-    assert encode(tree).structure == {
-        "lr": 0.1,
-        "names": ["a", None, True],
-        "deep": {"w": {"$array": "deep/w"}},
-    }
 
 
 def test_array_names_are_paths_and_unique() -> None:
@@ -377,18 +340,6 @@ def test_every_flipped_bit_of_an_array_changes_the_digest() -> None:
             assert digest(encoded) != clean
             host.data[byte] ^= 1
     assert digest(encoded) == clean
-
-
-def test_a_noted_digest_lasts_until_the_next_copy_into_the_buffer() -> None:
-    array, tensor, buffers = np.zeros(4), torch.zeros(4), Buffers()
-    before = encode({"a": array, "t": tensor}, buffers)
-    note_digests(before)
-    noted = digest(before)
-    assert noted == digest(encode({"a": array, "t": tensor}))
-    array[1] = tensor[1] = 2
-    after = encode({"a": array, "t": tensor}, buffers)
-    assert after.arrays["a"].data is before.arrays["a"].data
-    assert digest(after) == digest(encode({"a": array, "t": tensor})) != noted
 
 
 def test_leaves_are_sorted_and_independent_of_insertion_order() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from everstep.errors import RestoreError, StateError
-from everstep.state import Slot, decode, dropped, encode, make_entry
+from everstep.state import decode, dropped, encode, make_entry
 
 
 def saved(obj: Any) -> Any:
@@ -31,26 +31,6 @@ class Meter:
         self.history = state["history"]
 
 
-def test_stateful_objects_speak_for_themselves() -> None:
-    meter = Meter()
-    meter.history = [1, (2.5, None)]
-    tree = saved(meter)
-    fresh = Meter()
-    entry = make_entry("meter", fresh)
-    assert not any(entry.check(tree))
-    entry.load(tree)
-    assert fresh.history == [1, (2.5, None)]
-    assert not entry.guarded(("history",))
-
-
-def test_a_slot_holds_what_is_replaced() -> None:
-    slot = Slot((1, np.ones(2)))
-    tree = saved(slot)
-    slot.value = 3
-    make_entry("slot", slot).load(tree)
-    assert slot.value[0] == 1 and slot.value[1].tolist() == [1, 1]
-
-
 def test_keys_that_a_checkpoint_lacks_are_named_before_they_go() -> None:
     live = {"n": 0, "k": 5, "inner": {"a": 1, "b": 2}, "list": [1, 2]}
     tree = {"n": 1, "inner": {"a": 3}, "list": [1], "new": 4}
@@ -59,14 +39,6 @@ def test_keys_that_a_checkpoint_lacks_are_named_before_they_go() -> None:
     entry.load(tree)
     assert live == tree and dropped(entry, tree) == []
     assert dropped(make_entry("a", np.zeros(1)), tree) == []
-
-
-def test_an_array_is_restored_in_place() -> None:
-    array = np.arange(4.0)
-    view, tree = array[:2], saved(array)
-    array += 10
-    make_entry("a", array).load(tree)
-    assert view.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("other", [None, 3, "x", [1], {}, {"a": 1}, np.zeros(2), torch.zeros(2)])
@@ -231,11 +203,6 @@ def test_models_and_generators_inside_containers_are_entries_too() -> None:
     with pytest.raises(RestoreError) as caught:
         entry.load(tree)
     assert caught.value.missing == ("nets/1/bias", "rng")
-
-
-def test_a_container_of_another_kind_is_refused() -> None:
-    with pytest.raises(RestoreError, match="a list -> a dict"):
-        make_entry("x", {}).load([])
 
 
 def test_a_container_that_contains_itself_is_refused() -> None:

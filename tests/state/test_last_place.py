@@ -21,35 +21,25 @@ def test_n_neighbours_further_is_n(name: str, start: float) -> None:
         assert found == [count, count]
 
 
-def test_the_largest_distance_of_an_array_counts() -> None:
+def test_the_largest_distance_of_an_array_counts_also_across_zero_and_to_the_other_end() -> None:
     a = np.array([1, 2, 3], np.float32)
-    b = a.copy()
-    b[1] = np.nextafter(np.nextafter(b[1], np.float32(3)), np.float32(3))
-    b[2] = np.nextafter(b[2], np.float32(0))
+    b = np.nextafter(np.nextafter(a, np.float32(9)), np.float32([9, 9, 0]))
     assert last_places(a.tobytes(), b.tobytes(), "F32") == 2
     assert last_places(a.tobytes(), a.tobytes(), "F32") == 0
-
-
-def test_across_zero_and_to_the_other_end() -> None:
-    tiny = np.float64(5e-324)
+    tiny, ends = np.float64(5e-324), np.finfo(np.float64)
     assert last_places((-tiny).tobytes(), tiny.tobytes(), "F64") == 2
     assert last_places(np.float64(-0.0).tobytes(), np.float64(0.0).tobytes(), "F64") == 0
-    ends = np.finfo(np.float64)
     assert last_places(ends.min.tobytes(), ends.max.tobytes(), "F64") == 2 * (0x7FEFFFFFFFFFFFFF)
 
 
 def test_what_has_no_distance() -> None:
     one, nan = (np.float32(each).tobytes() for each in (1, np.nan))
-    assert last_places(one, nan, "F32") is None
-    assert last_places(one, one + one, "F32") is None
-    assert last_places(one, one, "I32") is None
+    for a, b, name in ((one, nan, "F32"), (one, one + one, "F32"), (one, one, "I32")):
+        assert last_places(a, b, name) is None
 
 
 def test_numbers_of_32_bits_are_counted_in_these() -> None:
     a = np.float32(0.1)
     assert numbers_apart(float(a), float(np.nextafter(a, np.float32(1)))) == 1
-    assert numbers_apart(0.1, float(np.nextafter(0.1, 1))) == 1
-
-
-def test_a_number_too_large_for_32_bits_is_counted_in_64() -> None:
-    assert numbers_apart(1e300, float(np.nextafter(1e300, np.inf))) == 1
+    for wide in (0.1, 1e300):
+        assert numbers_apart(wide, float(np.nextafter(wide, np.inf))) == 1

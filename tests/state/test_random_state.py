@@ -28,15 +28,6 @@ def test_every_generator_goes_on_where_it_was(drawn_before: int) -> None:
     assert [draw() for _ in range(3)] == expected
 
 
-def test_capture_draws_nothing_and_copies() -> None:
-    tree = capture()
-    expected = draw()
-    restore(tree)
-    assert draw() == expected
-    restore(tree)
-    assert draw() == expected
-
-
 def test_isolated_leaves_no_trace_even_after_an_error() -> None:
     tree = capture()
     expected = draw()

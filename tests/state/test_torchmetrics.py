@@ -17,7 +17,7 @@ from torchmetrics.classification import (
     MulticlassPrecision,
     MulticlassRecall,
 )
-from torchmetrics.wrappers import MetricTracker, MinMaxMetric, Running
+from torchmetrics.wrappers import MinMaxMetric, Running
 
 import everstep
 from everstep.errors import RestoreError
@@ -127,13 +127,6 @@ def test_a_setting_that_training_leaves_alone_is_as_the_program_gives_it(tmp_pat
     assert (model.seen, model.limit, model.log) == (4, 9, ["made", *(f"step {n}" for n in range(1, 5))])
 
 
-def test_in_one_process_attributes_go_back_to_where_a_checkpoint_had_them(tmp_path: Path) -> None:
-    model = Counting()
-    count(model, tmp_path / "run", 3)
-    count(model, tmp_path / "run", 2, resume=0)
-    assert model.seen == 2 and model.log == ["made", "step 1", "step 2"]
-
-
 class Table(nn.Module):
     def __init__(self, table: Any) -> None:
         super().__init__()
@@ -230,21 +223,3 @@ def test_a_module_that_gets_other_parts_is_said_once_before_a_resume_refuses_it(
     assert said.count("its parts are not those that it had at the start") == said.count("entry 'parts'") == 1
     with pytest.raises(RestoreError):
         train()
-
-
-def test_a_tracker_has_the_metrics_that_it_had(tmp_path: Path) -> None:
-    def track(stop_at: int = 0) -> Any:
-        tracker = MetricTracker(MeanMetric(), maximize=False)
-        loop = everstep.TrainLoop(tmp_path / "run", {"tracker": tracker}, max_epoch=3, default_services=False)
-        with loop:
-            for epoch in loop.iter_epochs():
-                tracker.increment()
-                for step, value in loop.iter_steps([1.0, 2.0]):
-                    if step == stop_at:
-                        raise InterruptedError
-                    tracker.update(epoch * value)
-        return tracker.compute_all().tolist()
-
-    with pytest.raises(InterruptedError):
-        track(stop_at=6)
-    assert track() == [1.5, 3.0, 4.5]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from everstep.errors import ConfigError
 from everstep.experiment.calls import schedule
 from everstep.proof.compare import compare_runs
 from everstep.schedule import Instant
-from everstep.supervisor.saving.saver import Saver
+from everstep.supervisor.saving.writing import Writing
 from everstep.testing import ManualClock
 from tiny_runs import events
 
@@ -58,17 +57,6 @@ def test_what_a_save_costs_decides_when_the_next_one_comes(tmp_path: Path) -> No
     assert "saves: one each 25 s; the newest cost 0.5 s" in (tmp_path / "run/logs/run.log").read_text()
 
 
-def test_where_saves_cost_nothing_they_do_not_come_all_the_time(tmp_path: Path) -> None:
-    found = train(tmp_path / "run", "auto", steps=100)
-    assert found == [0, *range(10, 101, 10)]
-    assert (tmp_path / "run/logs/run.log").read_text().count("saves: one each") == 1
-
-
-def test_what_may_be_lost_goes_before_the_share(tmp_path: Path) -> None:
-    found = train(tmp_path / "run", Auto(share=0.001, lose_at_most=30), wait=0.5, steps=200)
-    assert max(np.diff(found)) <= 30, found
-
-
 def test_what_may_be_lost_counts_the_step_that_a_save_waits_for(tmp_path: Path) -> None:
     found = train(tmp_path / "run", Auto(share=0.001, lose_at_most=30), wait=0.5, steps=8, step=20.0)
     assert found == list(range(9)), "every 30 s would lose two steps"
@@ -77,16 +65,16 @@ def test_what_may_be_lost_counts_the_step_that_a_save_waits_for(tmp_path: Path) 
 def test_after_a_save_that_has_failed_the_next_one_comes_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = Saver._write
+    write = Writing.write
     failed: list[int] = []
 
-    def once(self: Saver, snapshot: Any, *rest: Any) -> Any:
+    def once(self: Writing, snapshot: Any, *rest: Any) -> Any:
         if snapshot.name.step > 100 and not failed:
             failed.append(snapshot.name.step)
             raise OSError(5, "Input/output error")
         return write(self, snapshot, *rest)
 
-    monkeypatch.setattr(Saver, "_write", once)
+    monkeypatch.setattr(Writing, "write", once)
     found = train(tmp_path / "run", Auto(share=0.01), wait=0.5, steps=250)
     after = next(step for step in found if step > failed[0])
     assert failed[0] - max(step for step in found if step < failed[0]) >= 50 and after - failed[0] <= 12
@@ -143,51 +131,9 @@ def test_the_middle_of_the_newest_costs_counts() -> None:
     assert Auto(lose_at_most=5).next_time() == 5.0
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"share": 1.0}, "share=1.0: give a part of the time"),
-        ({"share": 0.0}, "share=0.0: give a positive number"),
-        ({"lose_at_most": -1}, "lose_at_most=-1: give a positive number of seconds"),
-        ({"lose": 1}, "lose_at_most"),
-    ],
-)
-def test_a_wrong_argument_is_refused(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        Auto(**given)
-
-
-def test_only_saves_are_measured() -> None:
-    class Other(everstep.Service):
-        pass
-
-    with pytest.raises(ConfigError, match="'other' saves no checkpoints; give a schedule such as"):
-        Other(schedule=Every(epochs=1) | Auto())
-    for wrong in ("often", "Auto", Auto):
-        with pytest.raises(ConfigError, match=r'is not a schedule; .*, or "auto"'):
-            everstep.Checkpoints(wrong)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"or Every\(seconds=...\)$"):
-        Other(schedule="auto")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"keep_every=Auto.*give a schedule such as"):
-        everstep.Checkpoints(keep_every=Auto())
-
-
 def test_by_name_in_a_config() -> None:
     assert schedule("auto") == Auto() != Auto(share=0.01)
     assert schedule({"auto": {"lose_at_most": 60}}) == Auto(lose_at_most=60)
     for wrong in ({"auto": 3}, {"auto": None}, {"auto": {}, "steps": 3}, "Auto"):
         with pytest.raises(ConfigError, match=r"is not a schedule; give .*auto, {auto: {share: 0.02"):
             schedule(wrong)
-
-
-@pytest.mark.campaign("timed")
-def test_with_a_real_clock_and_a_disk(tmp_path: Path) -> None:
-    w = np.zeros(500_000)
-    saves = everstep.Checkpoints(Auto(share=0.5, lose_at_most=0.2), keep_last=2)
-    with everstep.Supervisor(tmp_path / "run", {"w": w}, max_step=300, services=[saves]) as sv:
-        while not sv.should_stop():
-            w[:1000] += 1
-            time.sleep(0.01)
-            sv.advance()
-    costs = events(tmp_path / "run", "cadence")
-    assert costs and all(0 < each["wait"] < each["duration"] for each in costs), costs

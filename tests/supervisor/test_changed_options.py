@@ -15,6 +15,7 @@ from torch.optim import lr_scheduler as schedulers
 
 import everstep
 from everstep.errors import ConfigError, RestoreError, StateError
+from everstep.services import Scheduled, When
 
 Make = Callable[[Any], Any]
 EPOCH = 3
@@ -34,9 +35,9 @@ class Program:
         self.lines: list[str] = []
         self.rates: list[float] = []
 
-    def train(self, run_dir: Path, epochs: int, **arguments: Any) -> Program:
-        console = everstep.Console(sink=self.lines.append)
-        loop = everstep.TrainLoop(run_dir, self.state, max_epoch=epochs, services=[console], **arguments)
+    def train(self, run_dir: Path, epochs: int, services: Any = (), **arguments: Any) -> Program:
+        services = [*services, everstep.Console(sink=self.lines.append)]
+        loop = everstep.TrainLoop(run_dir, self.state, max_epoch=epochs, services=services, **arguments)
         with loop:
             for _ in loop.iter_epochs():
                 for _, x in loop.iter_steps([torch.ones(1, 2)] * EPOCH):
@@ -50,10 +51,6 @@ class Program:
 
     def says(self, text: str) -> bool:
         return any(text in line for line in self.lines)
-
-    @property
-    def weights(self) -> list[float]:
-        return [float(w) for w in self.model.weight.detach().flatten()]
 
 
 def adam(lr: float, **options: Any) -> Make:
@@ -71,10 +68,9 @@ def _cosine(step: int, *, num_warmup_steps: int, num_training_steps: int) -> flo
     return max(0.0, 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def cosine(total: int, warmup: int = 1) -> Make:
+def cosine(total: int) -> Make:
     """As `get_cosine_schedule_with_warmup` of transformers."""
-    fn = partial(_cosine, num_warmup_steps=warmup, num_training_steps=total)
-    return lambda o: schedulers.LambdaLR(o, fn)
+    return lambda o: schedulers.LambdaLR(o, partial(_cosine, num_warmup_steps=1, num_training_steps=total))
 
 
 def to_power(epoch: int, power: float) -> float:
@@ -96,68 +92,54 @@ class Warmup:
         return min(1.0, (epoch + 1) / self.length)
 
 
-CHANGES: dict[str, tuple[Program, Program, str]] = {
-    "argument of a partial": (
-        Program(adam(0.1), cosine(40)),
-        Program(adam(0.1), cosine(20)),
-        r"'schedule': lr_lambdas\.0\.num_training_steps: stored 40, given 20",
-    ),
-    "code of a lambda": (
-        Program(adam(0.1), lambda o: schedulers.MultiplicativeLR(o, lambda epoch: 0.5)),
-        Program(adam(0.1), lambda o: schedulers.MultiplicativeLR(o, lambda epoch: 0.6)),
-        r"code of lr_lambdas\.0: stored \w{16}, given",
-    ),
-    "object that is called": (
-        Program(adam(0.1), lambda o: schedulers.LambdaLR(o, Warmup(3))),
-        Program(adam(0.1), lambda o: schedulers.LambdaLR(o, Warmup(4))),
-        r"lr_lambdas\.0\.length: stored 3, given 4",
-    ),
-    "function of a cycle": (
-        Program(adam(0.1, betas=(0.9, 0.9)), lambda o: schedulers.CyclicLR(o, 0.1, 1, scale_fn=lambda x: x)),
-        Program(adam(0.1, betas=(0.9, 0.9)), lambda o: schedulers.CyclicLR(o, 0.1, 1, scale_fn=lambda x: -x)),
-        "code of _scale_fn_custom: stored",
-    ),
-    "lambda inside a chain": (
-        Program(adam(0.1), lambda o: schedulers.SequentialLR(o, [cosine(9)(o), schedulers.LinearLR(o)], [9])),
-        Program(adam(0.1), lambda o: schedulers.SequentialLR(o, [cosine(8)(o), schedulers.LinearLR(o)], [9])),
-        r"0\.lr_lambdas\.0\.num_training_steps: stored 9, given 8",
-    ),
-    "learning rate": (Program(adam(0.1)), Program(adam(0.01)), r"'optimizer': lr: stored 0.1, given 0.01"),
-    "betas": (
-        Program(adam(0.1)),
-        Program(adam(0.1, betas=(0.5, 0.9))),
-        r"betas: stored \[0.9, 0.999\], given \[0.5, 0.9\]",
-    ),
-    "second group": (Program(two_groups(0.1)), Program(two_groups(0.2)), r"1\.lr: stored 0.1, given 0.2"),
-    "schedule": (
-        Program(adam(0.1), lambda o: schedulers.CosineAnnealingLR(o, 5)),
-        Program(adam(0.1), lambda o: schedulers.CosineAnnealingLR(o, 9)),
-        r"'schedule': T_max: stored 5, given 9",
-    ),
-    "milestones": (
-        Program(adam(0.1), lambda o: schedulers.MultiStepLR(o, [2, 4])),
-        Program(adam(0.1), lambda o: schedulers.MultiStepLR(o, [2, 5])),
-        "milestones: stored",
-    ),
-    "inside a chain": (
-        Program(adam(0.1), lambda o: schedulers.SequentialLR(o, [schedulers.LinearLR(o)], [])),
-        Program(adam(0.1), lambda o: schedulers.SequentialLR(o, [schedulers.LinearLR(o, total_iters=9)], [])),
-        r"0\.total_iters: stored 5, given 9",
-    ),
-    "base rate of a warm-up": (
-        Program(adam(0.1), lambda o: schedulers.LambdaLR(o, lambda epoch: epoch / 4)),
-        Program(adam(0.2), lambda o: schedulers.LambdaLR(o, lambda epoch: epoch / 4)),
-        r"lr: stored 0.1, given 0.2\n.*base_lrs: stored \[0.1\], given \[0.2\]",
-    ),
+def warmup(length: int) -> Make:
+    return lambda o: schedulers.LambdaLR(o, Warmup(length))
+
+
+def annealing(steps: int) -> Make:
+    return lambda o: schedulers.CosineAnnealingLR(o, steps)
+
+
+def linear(steps: int) -> Make:
+    return lambda o: schedulers.LinearLR(o, 0.1, total_iters=steps)
+
+
+def cycle(scale: Callable[[float], float]) -> Make:
+    return lambda o: schedulers.CyclicLR(o, 0.1, 1, scale_fn=scale, cycle_momentum=False)
+
+
+HALF: Make = lambda o: schedulers.MultiplicativeLR(o, lambda epoch: 0.5)  # noqa: E731
+LESS: Make = lambda o: schedulers.MultiplicativeLR(o, lambda epoch: 0.6)  # noqa: E731
+LR = "lr: stored 0.1, given 0.7"
+STEPS = r"'schedule': lr_lambdas\.0\.num_training_steps: stored 9, given "
+
+CHANGES: dict[str, tuple[Program, Program, int, str]] = {
+    name: (Program(*before), Program(*now), epochs, message)
+    for name, before, now, epochs, message in [
+        ("rate", [adam(0.1)], [adam(0.7)], 2, f"'optimizer': {LR}"),
+        ("second group", [two_groups(0.1)], [two_groups(0.2)], 2, r"1\.lr: stored 0.1, given 0.2"),
+        ("schedule", [adam(0.1), annealing(5)], [adam(0.1), annealing(9)], 2, "T_max: stored 5, given 9"),
+        ("partial", [adam(0.1), cosine(9)], [adam(0.1), cosine(20)], 2, STEPS + "20"),
+        ("lambda", [adam(0.1), HALF], [adam(0.1), LESS], 2, r"code of lr_lambdas\.0: stored \w{16}"),
+        ("object", [adam(0.1), warmup(3)], [adam(0.1), warmup(4)], 2, r"0\.length: stored 3, given 4"),
+        ("cycle", [adam(0.1), cycle(abs)], [adam(0.1), cycle(lambda x: -x)], 2, "_scale_fn_custom"),
+        # a raised limit excuses only a longer schedule
+        ("rate, further", [adam(0.1)], [adam(0.7)], 4, LR),
+        ("both, further", [adam(0.1), cosine(9)], [adam(0.7), cosine(18)], 4, LR),
+        ("shorter, further", [adam(0.1), cosine(9)], [adam(0.1), cosine(7)], 4, STEPS + "7"),
+        ("factor, further", [adam(0.1), falling(0.5)], [adam(0.1), falling(0.9)], 4, "stored 0.5, given"),
+    ]
 }
 
 
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize(("before", "now", "message"), CHANGES.values(), ids=CHANGES)
-def test_a_change_must_be_chosen(tmp_path: Path, before: Program, now: Program, message: str) -> None:
+@pytest.mark.campaign("long", gate=4)
+@pytest.mark.parametrize(("before", "now", "epochs", "message"), CHANGES.values(), ids=CHANGES)
+def test_a_change_must_be_chosen(
+    tmp_path: Path, before: Program, now: Program, epochs: int, message: str
+) -> None:
     before.train(tmp_path / "run", 2)
     with pytest.raises(ConfigError, match=message) as raised:
-        now.train(tmp_path / "run", 2)
+        now.train(tmp_path / "run", epochs)
     assert 'on_change="override"' in str(raised.value)
     assert not now.rates
 
@@ -181,121 +163,52 @@ def test_a_chosen_learning_rate_is_used_from_there_on(tmp_path: Path) -> None:
     assert straight.rates == [0.01] * EPOCH
 
 
-def test_a_raised_limit_takes_the_schedule_that_is_made_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("make", "said"), [(annealing, "T_max"), (cosine, "num_training_steps")])
+def test_a_raised_limit_takes_the_schedule_that_is_made_with_it(tmp_path: Path, make: Any, said: str) -> None:
     """As in a script that gives its number of epochs to both."""
-
-    def start(epochs: int) -> Program:
-        program = Program(adam(0.1), lambda o: schedulers.CosineAnnealingLR(o, epochs))
-        return program.train(tmp_path / f"to-{min(epochs, 9)}", epochs)
-
-    start(9)
-    Program(adam(0.1), lambda o: schedulers.CosineAnnealingLR(o, 4)).train(tmp_path / "run", 4)
-    longer = Program(adam(0.1), lambda o: schedulers.CosineAnnealingLR(o, 9)).train(tmp_path / "run", 9)
-    whole = Program(adam(0.1), lambda o: schedulers.CosineAnnealingLR(o, 9)).train(tmp_path / "whole", 9)
-    assert longer.rates == pytest.approx(whole.rates[4 * EPOCH :])
-    assert longer.says("T_max: stored 4, given 9")
-
-
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize(
-    ("before", "now", "message"),
-    [
-        (Program(adam(0.1)), Program(adam(0.7)), "lr: stored 0.1, given 0.7"),
-        (Program(adam(0.1), cosine(9)), Program(adam(0.7), cosine(18)), "lr: stored 0.1, given 0.7"),
-        (Program(adam(0.1), cosine(9)), Program(adam(0.1), cosine(7)), "steps: stored 9, given 7"),
-        (Program(adam(0.1), falling(0.5)), Program(adam(0.1), falling(0.9)), "stored 0.5, given 0.9"),
-    ],
-    ids=["learning rate", "learning rate and schedule", "a schedule that gets shorter", "another factor"],
-)
-def test_a_raised_limit_excuses_only_a_longer_schedule(
-    tmp_path: Path, before: Program, now: Program, message: str
-) -> None:
-    before.train(tmp_path / "run", 2)
-    with pytest.raises(ConfigError, match=message):
-        now.train(tmp_path / "run", 4)
-    assert not now.rates
-
-
-def test_a_raised_limit_takes_a_function_of_more_steps(tmp_path: Path) -> None:
-    Program(adam(0.1), cosine(4)).train(tmp_path / "run", 2)
-    longer = Program(adam(0.1), cosine(8)).train(tmp_path / "run", 6)
-    assert longer.says("num_training_steps: stored 4, given 8")
-    whole = Program(adam(0.1), cosine(8)).train(tmp_path / "whole", 6)
-    assert longer.rates == pytest.approx(whole.rates[2 * EPOCH :])
-
-
-def test_another_seed_is_no_part_of_a_raised_limit(tmp_path: Path) -> None:
-    Program(adam(0.1)).train(tmp_path / "run", 2, seed=1)
-    with pytest.raises(ConfigError, match="seed: stored 1, given 2"):
-        Program(adam(0.1)).train(tmp_path / "run", 4, seed=2)
-
-
-def test_an_object_that_training_changed_is_the_same_in_the_next_loop_of_a_notebook(tmp_path: Path) -> None:
-    program = Program(adam(0.1), lambda o: schedulers.LambdaLR(o, Warmup(3)))
-    program.train(tmp_path / "run", 2)
-    program.train(tmp_path / "run", 4)
-    Program(adam(0.1), lambda o: schedulers.LambdaLR(o, Warmup(3))).train(tmp_path / "run", 5)
+    Program(adam(0.1), make(4)).train(tmp_path / "run", 2)
+    longer = Program(adam(0.1), make(8)).train(tmp_path / "run", 6)
+    whole = Program(adam(0.1), make(8)).train(tmp_path / "whole", 6)
+    if make is cosine:
+        assert longer.rates == pytest.approx(whole.rates[2 * EPOCH :])
+    assert longer.says(f"{said}: stored 4, given 8")
 
 
 def test_what_cannot_be_compared_is_said_at_the_start(tmp_path: Path) -> None:
     made: dict[str, Any] = {}
     exec("def made(epoch):\n    return 1.0", made)
-    now = Program(adam(0.1), lambda o: schedulers.LambdaLR(o, made["made"]))
-    now.train(tmp_path / "run", 1)
+    now = Program(adam(0.1), lambda o: schedulers.LambdaLR(o, made["made"])).train(tmp_path / "run", 1)
     [said] = [line for line in now.lines if "not compared" in line]
     assert "state 'schedule': code of lr_lambdas.0 (the source of made is not known)" in said
-
-
-def scheduled(rate: float) -> everstep.services.Scheduled:
-    return everstep.services.Scheduled("optimizer.lr", functools.partial(to_power, power=rate))
 
 
 def is_behind(boundary: Any, least: int) -> bool:
     return bool(boundary.step > least)
 
 
-def when(least: int) -> everstep.services.When:
-    return everstep.services.When(
-        functools.partial(is_behind, least=least), everstep.Stop("enough"), name="when"
-    )
+CONTROLLERS: list[Callable[[int], Any]] = [
+    lambda power: Scheduled("optimizer.lr", functools.partial(to_power, power=power)),
+    lambda least: When(functools.partial(is_behind, least=least), everstep.Stop("enough"), name="when"),
+]
 
 
-@pytest.mark.parametrize("make", [scheduled, when])
+@pytest.mark.parametrize("make", CONTROLLERS)
 def test_a_controller_with_another_function_must_be_chosen(tmp_path: Path, make: Any) -> None:
-    def train(value: int, epochs: int) -> Any:
-        program = Program(adam(0.1))
-        with everstep.TrainLoop(tmp_path, program.state, max_epoch=epochs, services=[make(value)]) as loop:
-            for _ in loop.iter_epochs():
-                for _ in loop.iter_steps([0]):
-                    program.optimizer.step()
-
-    torch.manual_seed(0)
-    train(100, 2)
+    Program(adam(0.1)).train(tmp_path, 2, [make(100)])
     with pytest.raises(ConfigError, match=r"service .*(power|least)': '100'.*(power|least)': '200'"):
-        train(200, 3)
-    train(100, 3)
+        Program(adam(0.1)).train(tmp_path, 3, [make(200)])
+    Program(adam(0.1)).train(tmp_path, 3, [make(100)])
 
 
 CHOSEN: dict[str, tuple[Make, Make]] = {
-    "base rate": (
-        lambda o: schedulers.ExponentialLR(o, 0.5),
-        lambda o: schedulers.ExponentialLR(o, 0.25),
-    ),
-    "lambda": (
-        lambda o: schedulers.LambdaLR(o, lambda epoch: 0.5**epoch),
-        lambda o: schedulers.LambdaLR(o, lambda epoch: 0.5**epoch),
-    ),
+    "lambda": (falling(0.5), falling(0.5)),
     "warm-up, then cosine": (
         lambda o: schedulers.SequentialLR(
-            o, [schedulers.LinearLR(o, 0.1, total_iters=1), schedulers.CosineAnnealingLR(o, 4)], [1]
+            o, [schedulers.LinearLR(o, 0.1, total_iters=1), annealing(4)(o)], [1]
         ),
         lambda o: schedulers.SequentialLR(
-            o, [schedulers.LinearLR(o, 0.1, total_iters=2), schedulers.CosineAnnealingLR(o, 9)], [3]
+            o, [schedulers.LinearLR(o, 0.1, total_iters=2), annealing(9)(o)], [3]
         ),
-    ),
-    "restarts": (
-        lambda o: schedulers.CosineAnnealingWarmRestarts(o, 8),
-        lambda o: schedulers.CosineAnnealingWarmRestarts(o, 3),
     ),
     "chain": (
         lambda o: schedulers.ChainedScheduler([schedulers.ExponentialLR(o, 0.5)]),
@@ -305,10 +218,7 @@ CHOSEN: dict[str, tuple[Make, Make]] = {
         lambda o: schedulers.OneCycleLR(o, 0.2, total_steps=8),
         lambda o: schedulers.OneCycleLR(o, 0.4, total_steps=12),
     ),
-    "another schedule": (
-        lambda o: schedulers.StepLR(o, 1),
-        lambda o: schedulers.CosineAnnealingLR(o, 9),
-    ),
+    "another schedule": (lambda o: schedulers.StepLR(o, 1), annealing(9)),
 }
 
 
@@ -323,64 +233,33 @@ def test_a_chosen_schedule_goes_on_from_where_it_would_be(tmp_path: Path, before
     assert again.rates == pytest.approx(Program(adam(0.4), now).train(tmp_path / "straight", 6).rates)
 
 
-class Plateau(schedulers.ReduceLROnPlateau):
-    def step(self, metrics: Any = 1.0, epoch: Any = None) -> None:
-        super().step(metrics)
-
-
-def test_a_schedule_by_a_metric_goes_on_from_its_beginning(tmp_path: Path) -> None:
-    def plateau(optimizer: Any) -> Any:
-        return Plateau(optimizer, patience=0)
-
-    Program(adam(0.1), plateau).train(tmp_path / "run", 3)
-    now = Program(adam(0.4), plateau).train(tmp_path / "run", 4, on_change="override")
-    assert now.rates == [0.4] * EPOCH
-
-
-OTHERS: list[Make] = [
-    lambda p: torch.optim.AdamW(p, 0.1),
-    lambda p: torch.optim.SGD(p, 0.3, momentum=0.9),
-    lambda p: torch.optim.NAdam(p, 0.3),
-]
-
-
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("other", OTHERS)
-def test_another_class_does_not_fit(tmp_path: Path, other: Make) -> None:
+def test_another_class_does_not_fit(tmp_path: Path) -> None:
     Program(adam(0.1)).train(tmp_path / "run", 2)
-    name = type(other([torch.nn.Parameter(torch.zeros(1))])).__name__
-    now = Program(other)
-    before = now.weights
-    with pytest.raises(RestoreError, match=f"optimizer/Adam -> {name}"):
-        now.train(tmp_path / "run", 3, on_change="override")
-    with pytest.raises(RestoreError, match=f"Adam -> {name}"):
-        everstep.load(tmp_path / "run", now.state)
-    with pytest.raises(RestoreError, match=f"Adam -> {name}"):
-        now.train(tmp_path / "new", 3, init_from=tmp_path / "run")
-    assert now.weights == before
-    start = everstep.InitFrom(tmp_path / "run", reset={"step", "optimizer"})
-    assert len(now.train(tmp_path / "newer", 3, init_from=start).rates) == 3 * EPOCH
-
-
-def test_another_number_of_groups_does_not_fit(tmp_path: Path) -> None:
-    Program(adam(0.1)).train(tmp_path / "run", 2)
-    with pytest.raises(RestoreError, match=r"parameters per group \[2\] -> \[1, 1\]"):
-        Program(two_groups(0.1)).train(tmp_path / "run", 3, on_change="override")
+    now = Program(lambda p: torch.optim.AdamW(p, 0.1))
+    before = now.model.weight.detach().clone()
+    for use in (
+        lambda: now.train(tmp_path / "run", 3, on_change="override"),
+        lambda: everstep.load(tmp_path / "run", now.state),
+        lambda: now.train(tmp_path / "new", 3, init_from=tmp_path / "run"),
+    ):
+        with pytest.raises(RestoreError, match="optimizer/Adam -> AdamW"):
+            use()
+    assert torch.equal(now.model.weight, before)
 
 
 def test_a_live_optimizer_that_goes_on_is_not_a_change(tmp_path: Path) -> None:
     """A notebook gives the same objects again, whose rates the training has moved."""
-    program = Program(adam(0.1), lambda o: schedulers.OneCycleLR(o, 0.2, total_steps=8))
-    program.train(tmp_path / "run", 2)
-    program.train(tmp_path / "run", 4)
-    assert not program.says("stored")
-    program.train(tmp_path / "another run", 1)
+    for make in (lambda o: schedulers.OneCycleLR(o, 0.2, total_steps=8), warmup(3)):
+        program = Program(adam(0.1), make)
+        program.train(tmp_path / str(program.schedule), 2)
+        program.train(tmp_path / str(program.schedule), 4)
+        assert not program.says("stored")
 
 
 def test_a_rate_that_is_set_by_hand_is_given(tmp_path: Path) -> None:
-    def by_hand(rate: float, program: Program, name: str, **arguments: Any) -> Program:
+    def by_hand(rate: float, program: Program, name: str) -> Program:
         program.optimizer.param_groups[0]["lr"] = rate
-        return program.train(tmp_path / name, 2, **arguments)
+        return program.train(tmp_path / name, 2)
 
     by_hand(0.02, Program(adam(0.1)), "run")
     by_hand(0.02, Program(adam(0.1)), "run")
@@ -391,23 +270,6 @@ def test_a_rate_that_is_set_by_hand_is_given(tmp_path: Path) -> None:
     by_hand(0.01, Program(adam(0.1)), "second")  # the first one was done already
     with pytest.raises(ConfigError, match=r"lr: stored 0\.01, given 0\.001"):
         by_hand(0.001, both, "second")
-
-
-class Dated(schedulers.StepLR):
-    """A schedule of a user's own that remembers when it was made."""
-
-    def __init__(self, optimizer: Any, step_size: int) -> None:
-        self.when = next(Dated.clock)
-        super().__init__(optimizer, step_size)
-
-    clock = iter(range(9))
-
-
-def test_what_the_constructor_was_not_given_is_no_option(tmp_path: Path) -> None:
-    Program(adam(0.1), lambda o: Dated(o, 2)).train(tmp_path / "run", 2)
-    Program(adam(0.1), lambda o: Dated(o, 2)).train(tmp_path / "run", 2)
-    with pytest.raises(ConfigError, match="step_size: stored 2, given 3"):
-        Program(adam(0.1), lambda o: Dated(o, 3)).train(tmp_path / "run", 2)
 
 
 def test_inside_a_container(tmp_path: Path) -> None:
@@ -433,17 +295,8 @@ class Holder:
     def load_state_dict(self, state: Any) -> None: ...
 
 
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        lambda o: schedulers.StepLR(o, 2),
-        lambda o: schedulers.OneCycleLR(o, 0.2, total_steps=9),
-        lambda o: schedulers.SequentialLR(o, [schedulers.LinearLR(o), schedulers.StepLR(o, 2)], [1]),
-    ],
-)
-def test_a_schedule_that_the_state_lacks_is_noticed(tmp_path: Path, schedule: Make) -> None:
-    program = Program(adam(0.1), schedule)
+def test_a_schedule_that_the_state_lacks_is_noticed(tmp_path: Path) -> None:
+    program = Program(adam(0.1), lambda o: schedulers.StepLR(o, 2))
     held = program.state.pop("schedule")
     with pytest.raises(StateError, match=r"learning rate of 'optimizer'.*'scheduler': scheduler"):
         program.train(tmp_path / "run", 1)
@@ -451,9 +304,6 @@ def test_a_schedule_that_the_state_lacks_is_noticed(tmp_path: Path, schedule: Ma
     program.train(tmp_path / "run", 1)
     program.state["holder"].schedule, program.state["holder"].all = None, {"schedules": [held]}
     program.train(tmp_path / "other", 1)
-
-
-def test_a_rate_that_a_person_calls_initial_is_no_schedule(tmp_path: Path) -> None:
-    program = Program(adam(0.1))
-    program.optimizer.param_groups[0]["initial_lr"] = 0.1
-    program.train(tmp_path / "run", 1)
+    by_hand = Program(adam(0.1))
+    by_hand.optimizer.param_groups[0]["initial_lr"] = 0.1  # which a person has called so
+    by_hand.train(tmp_path / "by hand", 1)

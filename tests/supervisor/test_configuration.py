@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from everstep.errors import ChangedError, ConfigError
 from everstep.record import RunJournal
-from everstep.supervisor.opening.configuration import NONE, Configuration, differences
+from everstep.supervisor.opening.configuration import Configuration, differences
 from tiny_runs import Tiny
 
 
@@ -48,29 +47,6 @@ def test_what_touches_no_step_is_shown_and_used(tmp_path: Path) -> None:
     config = Configuration({"limits": {"epochs": 2}, "lr": 1}, free=("limits",))
     tiny = train(tmp_path / "run", config, 2)
     assert any("used as given: config.limits.epochs: stored 1, given 2" in line for line in tiny.lines)
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ([1], r"config=\[1\]: give a dictionary"),
-        ({"a": {"b": [object()]}}, r"config\['a'\]\['b'\]\[0\] is <object.*; give numbers"),
-        ({"a": math.inf}, r"config\['a'\] is inf, which JSON lacks"),
-    ],
-)
-def test_what_cannot_be_recorded_is_refused(tmp_path: Path, config: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        train(tmp_path / "run", config)
-
-
-def test_differences_are_leaves() -> None:
-    found = differences({"a": [1, {"b": 2}], "c": True, "d": {}}, {"a": [1, {"b": 3}, 4], "c": 1, "d": None})
-    assert [tuple(each) for each in found] == [
-        ("a.1.b", "2", "3"),
-        ("a.2", NONE, "4"),
-        ("c", "true", "1"),
-        ("d", "{}", "null"),
-    ]
 
 
 @pytest.mark.parametrize(

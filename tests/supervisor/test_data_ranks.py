@@ -14,9 +14,8 @@ import everstep
 from everstep.contracts.group import DataRanks, Group
 from everstep.errors import ConfigError, DisagreementError
 from everstep.state import isolated, seed_all
-from everstep.supervisor.data_ranks import Said, divide, said
-from everstep.supervisor.opening.machine import fingerprint, layout
-from everstep.supervisor.streams.same_random import begin_random
+from everstep.supervisor.data_ranks import Said, begin_random, divide, said
+from everstep.supervisor.opening.comparing import fingerprint, layout
 
 
 class Told(Group):
@@ -36,27 +35,6 @@ def divided(*everyone: Said | None) -> DataRanks:
     return group.data
 
 
-def test_without_the_argument_each_rank_reads_a_part_of_its_own() -> None:
-    data = divided(None, None, None)
-    assert (data.of, data.size, data.shared, data.first) == ((0, 1, 2), 3, False, (0, 1, 2))
-    assert data.in_order
-    assert data.together(1) == (1,)
-
-
-def test_each_rank_may_read_a_part_of_another_number() -> None:
-    data = divided(Said(1, 2), Said(0, 2))
-    assert (data.of, data.size, data.shared, data.first) == ((1, 0), 2, False, (1, 0))
-    assert not data.in_order
-
-
-def test_ranks_that_read_the_same_part() -> None:
-    data = divided(*(Said(place, 2) for place in (0, 0, 1, 1)))
-    assert (data.of, data.size, data.shared, data.first) == ((0, 0, 1, 1), 2, True, (0, 2))
-    assert data.together(3) == (2, 3)
-    assert data.unlike(["a", "a", "b", "b"]) == ()
-    assert data.unlike(["a", "x", "b", "y"]) == (1, 3)
-
-
 @pytest.mark.parametrize(
     ("ranks", "covers"),
     [([0, 2], True), ([1, 2], True), ([0, 1, 2, 3], True), ([0], False), ([0, 1], False), ([0, 1, 2], False)],
@@ -71,15 +49,29 @@ def test_what_one_rank_says() -> None:
     assert said((1, 2)) == Said(1, 2)
 
 
-@pytest.mark.parametrize(
-    "given", [2, 0, -1, True, "dp", (2, 2), (-1, 2), (0, 0), (0, 1, 2), (0.0, 1.0), object()]
-)
-def test_what_is_no_answer_is_refused_with_the_forms_that_are(given: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data_ranks=.*give a mesh.*a pair.*or 1"):
-        everstep.TrainLoop(tmp_path, {"w": np.zeros(1)}, max_epoch=1, data_ranks=given)
-
-
 ROW, OTHER = (0, 2), (1, 3)
+
+DIVIDED: dict[tuple[Said | None, ...], tuple[tuple[int, ...], bool, bool, tuple[int, ...]]] = {
+    (None, None, None): ((0, 1, 2), False, True, (0, 1, 2)),
+    (Said(1, 2), Said(0, 2)): ((1, 0), False, False, (1, 0)),
+    tuple(Said(place, 2) for place in (0, 0, 1, 1)): ((0, 0, 1, 1), True, False, (0, 2)),
+    (Said(0, 2, ROW), Said(0, 2, OTHER), Said(1, 2, ROW), Said(1, 2, OTHER)): (
+        (0, 0, 1, 1),
+        True,
+        False,
+        (0, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("everyone", DIVIDED)
+def test_what_fits_divides_the_data(everyone: tuple[Said | None, ...]) -> None:
+    data = divided(*everyone)
+    assert (data.of, data.shared, data.in_order, data.first) == DIVIDED[everyone]
+    if data.shared:
+        assert data.together(3) == (2, 3)
+        assert data.unlike("aabb") == () and data.unlike("axby") == (1, 3)
+
 
 REFUSED = {
     "the sizes": ([Said(0, 1), Said(0, 2)], DisagreementError, "1 part on rank 0, and 2 parts on rank 1"),
@@ -97,11 +89,6 @@ def test_what_the_ranks_say_has_to_fit(what: str) -> None:
     everyone, kind, words = REFUSED[what]
     with pytest.raises(kind, match=words):
         divided(*everyone)
-
-
-def test_rows_of_one_mesh_fit() -> None:
-    data = divided(Said(0, 2, ROW), Said(0, 2, OTHER), Said(1, 2, ROW), Said(1, 2, OTHER))
-    assert data.of == (0, 0, 1, 1)
 
 
 class Telling(Group):
@@ -158,9 +145,3 @@ def test_one_process_reads_everything(given: Any, tmp_path: Path) -> None:
             ]
         assert (loop.data_rank, loop.data_ranks) == (0, 1)
     assert drawn == [[0, 1], [2, 3]]
-
-
-def test_more_parts_than_ranks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="it is 0 of 1, 1 of 0"):
-        with everstep.TrainLoop(tmp_path / "run", {"w": np.zeros(1)}, max_epoch=1, data_ranks=(0, 2)):
-            pass

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ import everstep
 from everstep.backends.torch.backend import TorchBackend
 from everstep.cli.looking import show_command as show
 from everstep.contracts.group import DataRanks
-from everstep.supervisor.opening.machine import changes, fingerprint
+from everstep.supervisor.opening.comparing import changes, fingerprint
 from tiny_runs import Boom, Tiny, boom_at
 
 
@@ -111,17 +108,6 @@ def test_a_framework_that_one_side_has_not_imported_is_no_difference() -> None:
     other = {**here, "machine": {**here["machine"], "processor": "abacus"}}
     (found,) = changes(other, here)
     assert str(found) == f"machine.processor: stored abacus, given {here['machine']['processor']}"
-
-
-@pytest.mark.campaign("machine")
-def test_the_capability_of_the_processor_that_torch_uses_is_part_of_it() -> None:
-    ask = (
-        "from everstep.backends.torch.backend import BACKEND; "
-        "print(BACKEND.fingerprint({})['cpu_capability'])"
-    )
-    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
-    done = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True, check=True)
-    assert done.stdout.decode().strip() == "DEFAULT"
 
 
 def test_flags_that_choose_kernels_are_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint whose checksums are right and whose content is not a run's: one error that names the part."""
+"""The shape of a checkpoint's tree, and trees whose checksums are right and which are not a run's."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import torch
 import xxhash
 
 import everstep
+from everstep.checkpoint import FORMAT, read_checkpoint
 from everstep.errors import CheckpointError, EverstepError, RestoreError
 from everstep.schedule import Every
+from everstep.state import Encoded, decode
 from tiny_runs import Boom, Tiny, boom_at
 
 GONE: Any = object()
@@ -65,50 +67,83 @@ def forge(folder: Path, place: str, value: Any) -> None:
     (folder / "manifest.json").write_bytes(b'{"checksum":"%s","body":%s}\n' % (checksum, text))
 
 
-@pytest.mark.campaign("long", gate=12)
+SHAPE = {
+    8: {
+        "gradients": [],
+        "progress": [
+            *("batch_in_epoch", "call_start", "calls", "epoch", "epoch_loop", "epoch_start", "iterating"),
+            *("phase", "seed", "step", "stop", "stream", "updates"),
+        ],
+        "progress/stop": ["by", "code", "failed", "kind", "limits", "reason"],
+        "rng": ["lines0", "rank0"],
+        "rng/lines0/enter": ["global", "state"],
+        "services": ["best loss", "metrics"],
+        "services/best loss": ["state", "version"],
+        "services/metrics": ["state", "version"],
+        "services/metrics/state": ["epoch", "readers", "seqs"],
+        "services/metrics/state/epoch": ["nonfinite", "values", "windows"],
+        "streams": ["train"],
+        "streams/train": [
+            *("data", "generators", "given", "ledger", "left", "opened", "pass", "position", "touched"),
+            "varies",
+        ],
+        "user": ["momentum", "w"],
+        "wall": ["seconds", "segment"],
+    }
+}
+"""What each branch has.  Where this test fails, put the new shape under FORMAT + 1, and raise it."""
+
+
+def test_the_tree_has_the_shape_of_its_format(tmp_path: Path) -> None:
+    Tiny(tmp_path, max_epoch=2, services=[everstep.Best("loss")]).train()
+    saved = read_checkpoint(max((tmp_path / "checkpoints").iterdir()))
+    tree = decode(Encoded(saved.structure, saved.arrays))
+    assert sorted(tree) == sorted({path.split("/")[0] for path in SHAPE[FORMAT]})
+    for path, names in SHAPE[FORMAT].items():
+        branch: Any = tree
+        for part in path.split("/"):
+            branch = branch[part]
+        assert sorted(branch) == names, path
+    best = max((tmp_path / "best" / "loss").iterdir())
+    with pytest.raises(RestoreError, match=r"holds only user: best weights.*init_from="):
+        Tiny(tmp_path / "b", resume=best, max_epoch=1).train()
+    started = Tiny(tmp_path / "b", init_from=best, max_epoch=1)
+    with started.loop:
+        assert started.w.any()
+
+
+@pytest.mark.campaign("long", gate=10)
 @pytest.mark.parametrize(
     ("place", "value", "part"),
     [
         ("structure", 7, "progress"),
         ("structure/progress", {"$dict": 3}, "progress"),
         ("structure/progress/step", GONE, "progress/step"),
-        ("structure/progress/calls", [1, 2], "progress"),
-        ("structure/progress/stop", 7, "progress"),
         ("structure/progress/stop", {"reason": "so"}, "progress"),
         ("structure/user", {"$list": []}, "user"),
         ("structure/user/w", {"$array": "nope"}, "user/w"),
-        ("structure/user/w", {"$array": []}, "user/w"),
-        ("structure/user/w", {"$later": []}, "user/w"),
         ("structure/streams/train", None, "streams/train/pass"),
         ("structure/streams/train/data", 7, "streams"),
         ("structure/streams/train/pass", -1, "stream 'train'"),
         ("structure/streams/train/generators", 7, "stream 'train'"),
-        ("structure/streams/train/position", 7, "stream 'train'"),
-        ("structure/streams/train/position", {}, "stream 'train'"),
-        ("structure/streams/train/position/batches", "x", "stream 'train'"),
         ("structure/streams/train/position/batches", -5, "stream 'train'"),
         ("structure/rng/rank0/python", True, "rng/rank0"),
-        ("structure/rng/rank0/numpy/state", 7, "rng/rank0"),
-        ("structure/rng/rank0", [], "rng/rank0"),
         ("structure/rng/lines0/enter/global", -1, "rng/lines0"),
         (METRICS, [], "services/metrics"),
-        (f"{METRICS}/seqs", None, "services/metrics"),
         (f"{METRICS}/epoch/windows/loss/spread", None, "services/metrics"),
-        (f"{METRICS}/epoch/windows/loss/weight", -1, "services/metrics"),
-        (f"{METRICS}/epoch/windows/loss", {}, "services/metrics"),
         ("structure/services/early stop valid_loss/state", True, "services/early stop valid_loss"),
         ("meta", None, "meta/controllers"),
         ("meta/journal", True, "meta/journal"),
-        ("meta/journal", ["x", 1], "meta/journal"),
-        ("meta/journal", [1], "meta/journal"),
         ("meta/controllers", -1, "meta/controllers"),
         ("meta/options", {"w": "x"}, "meta/options"),
-        ("meta/metrics", -1, "meta/metrics"),
         ("meta/metrics", {"loss": "low"}, "meta/metrics"),
         ("meta/fingerprint", {"machine": None}, "meta/fingerprint"),
-        ("meta/fingerprint", [1, 2], "meta/fingerprint"),
         ("meta/rollbacks", [7], "meta/rollbacks"),
         ("meta/open", 7, "meta/open"),
+        ("structure/rng/lines0", GONE, "rng/lines0"),
+        ("structure/services/metrics", GONE, "services/metrics"),
+        ("structure/streams", GONE, "streams"),
+        ("structure/wall", GONE, "wall"),
     ],
 )
 def test_a_part_that_is_missing_or_of_another_type_is_named_with_the_checkpoint(
@@ -122,20 +157,7 @@ def test_a_part_that_is_missing_or_of_another_type_is_named_with_the_checkpoint(
     assert part in str(told.value)
 
 
-@pytest.mark.parametrize(
-    ("fact", "value"),
-    [
-        ("dtype", []),
-        ("dtype", GONE),
-        ("shape", 3),
-        ("shape", [{}]),
-        ("shape", [-3]),
-        ("extra", True),
-        ("backend", None),
-        ("bytes", True),
-        ("bytes", "x"),
-    ],
-)
+@pytest.mark.parametrize(("fact", "value"), [("dtype", GONE), ("shape", [-3]), ("bytes", True)])
 def test_an_array_that_is_not_described_makes_the_checkpoint_a_damaged_one(
     run_dir: Path, fact: str, value: Any
 ) -> None:
@@ -163,10 +185,8 @@ def test_an_older_checkpoint_of_wrong_facts_stops_no_run(run_dir: Path, place: s
     assert everstep.best(run_dir).keys() == {"valid_loss"}
 
 
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("params", [True, [True], [{"params": 3}]])
 def test_what_an_object_cannot_load_is_named_with_the_checkpoint_wherever_it_is_loaded(
-    tmp_path: Path, params: Any
+    tmp_path: Path,
 ) -> None:
     def state() -> dict[str, Any]:
         model = torch.nn.Linear(1, 1)
@@ -182,7 +202,7 @@ def test_what_an_object_cannot_load_is_named_with_the_checkpoint_wherever_it_is_
 
     start(tmp_path / "run", 2)
     for folder in (tmp_path / "run" / "checkpoints").iterdir():
-        forge(folder, "structure/user/optimizer/param_groups", params)
+        forge(folder, "structure/user/optimizer/param_groups", [True])
     for use in (
         lambda: start(tmp_path / "run", 4),
         lambda: start(tmp_path / "new", 4, init_from=tmp_path / "run"),

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +14,7 @@ import pytest
 
 import everstep
 import warm
-from everstep import At, Every, hazard
-from everstep.errors import ConfigError, ServiceError
+from everstep import At, hazard
 from everstep.record import RunJournal, failures
 from everstep.services import HangWatch
 from everstep.testing import nothing_left
@@ -36,69 +32,6 @@ def hang_until_noticed(run_dir: Path, pages: int = 1) -> None:
 def watched(run_dir: Path, **arguments: Any) -> Tiny:
     services = [HangWatch(AFTER), *arguments.pop("services", ())]
     return Tiny(run_dir, max_epoch=2, services=services, **arguments)
-
-
-def in_a_step(run_dir: Path) -> Tiny:
-    return watched(run_dir).train(lambda loop, step: hang_until_noticed(run_dir) if step == 3 else None)
-
-
-def in_a_tail(run_dir: Path) -> Tiny:
-    return watched(run_dir).train(
-        tail=lambda loop, epoch: hang_until_noticed(run_dir) if epoch == 1 else None
-    )
-
-
-def in_a_fetch(run_dir: Path) -> Tiny:
-    class Slow:
-        def __len__(self) -> int:
-            return 4
-
-        def __iter__(self) -> Iterator[Any]:
-            for number in range(4):
-                if number == 2 and not failures(run_dir):
-                    hang_until_noticed(run_dir)
-                yield (np.arange(2) + number,)
-
-    tiny = watched(run_dir)
-    tiny.data = everstep.data.replay(Slow())
-    return tiny.train()
-
-
-def in_a_service(run_dir: Path) -> Tiny:
-    service = everstep.services.When(Every(epochs=2), lambda boundary: hang_until_noticed(run_dir))
-    return watched(run_dir, services=[service]).train()
-
-
-PLACES = {"step": in_a_step, "tail": in_a_tail, "fetch": in_a_fetch, "service": in_a_service}
-
-
-@pytest.mark.campaign("timed")
-@pytest.mark.parametrize("place", PLACES)
-def test_a_hang_of_the_loop_is_noticed_once_and_the_run_goes_on(tmp_path: Path, place: str) -> None:
-    run_dir = tmp_path / "run"
-    with nothing_left():
-        tiny = PLACES[place](run_dir)
-    (page,) = failures(run_dir)
-    assert (page.kind, page.segment, page.rank, page.cause) == ("hang", 1, 0, None)
-    assert page.what.startswith(f"the loop has not moved for {AFTER} s; the main thread is in ")
-    assert page.lines[0] == "Thread 'MainThread' (most recent call last):"
-    assert any("hang_until_noticed" in line for line in page.lines)
-    assert any("everstep-hang-watch" in line for line in page.lines)
-    ending = tiny.loop.ending
-    assert ending is not None and ending.finished
-    (warning,) = ending.warnings
-    assert warning.startswith("hang: the loop has not moved") and str(run_dir / "failures") in warning
-    (event,) = RunJournal(run_dir).events("hang")
-    assert event.data == {"what": page.what, "rank": 0}
-
-
-@pytest.mark.campaign("timed")
-def test_each_hang_is_told(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    watched(run_dir).train(
-        lambda loop, step: hang_until_noticed(run_dir, step - 1) if step in (2, 3) else None
-    )
-    assert [page.step for page in failures(run_dir)] == [1, 2]
 
 
 @pytest.mark.campaign("timed")
@@ -132,35 +65,6 @@ def test_a_loop_that_waits_and_asks_does_not_hang(tmp_path: Path) -> None:
             elif time.monotonic() > began + 2 * AFTER:
                 next(data)
             time.sleep(0.01)
-    assert failures(tmp_path) == []
-
-
-@pytest.mark.campaign("timed")
-def test_a_service_that_waits_for_another_run_does_not_hang(tmp_path: Path) -> None:
-    waiter = everstep.services.GlobalStepWaiter(tmp_path / "other", 1, poll=AFTER / 10, timeout=3 * AFTER)
-    with pytest.raises(ServiceError, match="look at that run"):
-        watched(tmp_path / "run", services=[waiter]).train()
-    assert failures(tmp_path / "run") == []
-
-
-@pytest.mark.campaign("timed")
-def test_a_clock_that_jumps_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def jump(clock: Callable[[], float]) -> Callable[[], float]:
-        shift = [0.0]
-
-        def jumping() -> float:
-            shift[0] += 3600
-            return clock() + shift[0]
-
-        return jumping
-
-    def inside(loop: Any, step: int) -> None:
-        time.sleep(AFTER / 4)
-        if step == 3:
-            monkeypatch.setattr(time, "monotonic", jump(time.monotonic))
-            monkeypatch.setattr(time, "time", jump(time.time))
-
-    watched(tmp_path).train(inside)
     assert failures(tmp_path) == []
 
 
@@ -205,21 +109,6 @@ def test_a_run_that_hangs_can_be_ended_and_goes_on_exactly(tmp_path: Path) -> No
     assert rows(tmp_path / "run") == rows(tmp_path / "undisturbed") != []
 
 
-@pytest.mark.campaign("timed")
-def test_a_process_that_is_stopped_does_not_hang(tmp_path: Path) -> None:
-    """It is stopped for twice as long as a hang takes."""
-    stopped = start(tmp_path, "stop", 0.1)
-    assert stopped.stdout is not None
-    while stopped.stdout.readline() != "step 3\n":
-        pass
-    os.kill(stopped.pid, signal.SIGSTOP)
-    time.sleep(4)
-    os.kill(stopped.pid, signal.SIGCONT)
-    _, said = stopped.communicate(timeout=60)
-    assert stopped.returncode == 0, said
-    assert failures(tmp_path) == []
-
-
 def test_a_hang_is_noticed_and_the_run_goes_on(tmp_path: Path) -> None:
     """Also where a machine is so slow that other steps are taken for hangs."""
     run_dir = tmp_path / "run"
@@ -241,24 +130,8 @@ def test_a_hang_is_noticed_and_the_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_every_run_has_a_watch_that_warns_after_half_an_hour(tmp_path: Path) -> None:
-    def threads(**arguments: Any) -> set[str]:
-        with everstep.TrainLoop(tmp_path / str(len(arguments)), max_epoch=1, **arguments) as loop:
-            found = {thread.name for thread in threading.enumerate()}
-            for _ in loop.iter_epochs():
-                pass
-        return found
-
-    assert "everstep-hang-watch" in threads()
-    assert "everstep-hang-watch" not in threads(default_services=False)
+    for default, watches in ((True, True), (False, False)):
+        with everstep.TrainLoop(tmp_path / str(default), max_epoch=1, default_services=default):
+            names = [thread.name for thread in threading.enumerate()]
+        assert ("everstep-hang-watch" in names) is watches
     assert (HangWatch().after, HangWatch().then) == (1800, "warn")
-
-
-@pytest.mark.parametrize("wrong", [{"after": 0}, {"after": float("nan")}, {"after": "1h"}, {"then": "end"}])
-def test_wrong_arguments_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        HangWatch(**wrong)
-
-
-def test_two_watches_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="two HangWatch"):
-        everstep.TrainLoop(tmp_path, services=[HangWatch(), HangWatch(5)])

@@ -1,8 +1,9 @@
-"""Saved weights in another script: `everstep.load`, `everstep.best`, and `RUN/best/METRIC` as a path."""
+"""What a run has saved, in another one: `init_from=`, `InitFrom`, `everstep.load`, `everstep.best`."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,30 +17,36 @@ import torch
 
 import everstep
 from everstep import InitFrom
-from everstep.errors import ConfigError, NoCheckpointError, RestoreError, RunDirError
+from everstep.errors import ConfigError, DamagedCheckpointError, NoCheckpointError, RestoreError, RunDirError
 from everstep.supervisor import Loaded
 
 LOSSES = [3.0, 1.0, 2.0, 0.5]
 """By epoch; the run resumes from epoch 3 below, where 0.5 was not seen yet."""
+LAST = "epoch-0004-step-00000008"
 
 
 class Net:
     """A model and an optimizer; its first start ends after epoch 3, its second one is complete."""
 
-    def __init__(self, out: int = 3) -> None:
+    def __init__(self, out: int = 3, lr: float = 0.01, model: str = "model") -> None:
         self.model = torch.nn.Sequential(torch.nn.Linear(4, out), torch.nn.BatchNorm1d(out))
         self.model[0].register_buffer("seen", torch.zeros(1), persistent=False)
-        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=lr)
         self.notes = {"scale": np.ones(2), "epoch": 0}
-        self.state = {"model": self.model, "optimizer": self.optimizer, "notes": self.notes}
+        self.state = {model: self.model, "optimizer": self.optimizer, "notes": self.notes}
+        self.before = snapshot(self.model)
+        self.lines: list[str] = []
 
-    def train(self, run_dir: Path, max_epoch: int) -> dict[int, Any]:
+    def loop(self, run_dir: Path, max_epoch: int = 1, **arguments: Any) -> everstep.TrainLoop:
+        saves = everstep.Checkpoints(everstep.Every(epochs=1), keep_last=9)
+        services = [everstep.Best("valid/loss"), saves, everstep.Console(sink=self.lines.append)]
+        arguments = {"seed": 1, "max_epoch": max_epoch, **arguments}
+        return everstep.TrainLoop(run_dir, self.state, services=services, **arguments)
+
+    def train(self, run_dir: Path, max_epoch: int, **arguments: Any) -> dict[int, Any]:
         """The weights after each epoch."""
         weights = {}
-        services = [everstep.Best("valid/loss"), everstep.Checkpoints(everstep.Every(epochs=1), keep_last=9)]
-        with everstep.TrainLoop(
-            run_dir, self.state, max_epoch=max_epoch, services=services, default_services=False
-        ) as loop:
+        with self.loop(run_dir, max_epoch, **arguments) as loop:
             for epoch in loop.iter_epochs():
                 for _, (x,) in loop.iter_steps(everstep.data.arrays(torch.randn(4, 4), batch_size=2)):
                     loss = self.model(x).square().sum()
@@ -53,6 +60,24 @@ class Net:
                 weights[epoch] = snapshot(self.model)
         return weights
 
+    def entered(self, run_dir: Path, start: Any, **arguments: Any) -> Net:
+        """Enter and leave the block without a step."""
+        with self.loop(run_dir, init_from=start, **arguments) as loop:
+            self.step = loop.step
+        return self
+
+    @property
+    def adam(self) -> dict[Any, Any]:
+        state: dict[Any, Any] = self.optimizer.state_dict()["state"]
+        return state
+
+    def has(self, weights: dict[str, torch.Tensor], but: str = "^$") -> bool:
+        """Whether the saved weights are these, and those that `but` finds are as before."""
+        return all(
+            torch.equal(tensor, (self.before if re.search(but, name) else weights)[name])
+            for name, tensor in self.model.state_dict().items()
+        )
+
 
 def snapshot(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     tensors = [*model.state_dict().items(), *model.named_buffers()]
@@ -61,6 +86,10 @@ def snapshot(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -72,125 +101,57 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, A
 
 Trained = tuple[Path, dict[int, Any]]
 
+# -------------------------------------------------------------------------------- in another script
 
-@pytest.mark.campaign("long")
-def test_the_best_weights_by_the_folder_of_their_metric(trained: Trained) -> None:
+
+def test_the_best_weights_by_the_folder_of_their_metric(tmp_path: Path, trained: Trained) -> None:
     run_dir, weights = trained
     assert len(list((run_dir / "best" / "valid.loss").iterdir())) > 1, "older ones that checkpoints speak of"
     net = Net()
-    found = everstep.load(run_dir / "best" / "valid.loss", {"model": net.model})
+    loaded = everstep.load(run_dir / "best" / "valid.loss", {"model": net.model})
     assert same(snapshot(net.model), weights[4])
-    folder = run_dir / "best" / "valid.loss" / "epoch-0004-step-00000008"
-    assert found == Loaded(path=str(folder), step=8, epoch=4)
+    folder = run_dir / "best" / "valid.loss" / LAST
+    assert loaded == Loaded(path=str(folder), step=8, epoch=4)
     (best,) = everstep.best(run_dir).values()
     assert best == everstep.BestRecord("valid/loss", 0.5, 8, 4, str(folder))
+    # of a run that has gone back, the best is the one of that time
+    shutil.copytree(run_dir, back := tmp_path / "run")
+    shutil.rmtree(back / "checkpoints" / LAST)
+    assert everstep.load(back / "best" / "valid.loss", {"model": net.model}).epoch == 2
+    assert same(snapshot(net.model), weights[2])
+    assert everstep.best(str(back))["valid/loss"].value == 1.0
 
 
-def test_after_going_back_the_best_is_the_one_of_that_time(tmp_path: Path, trained: Trained) -> None:
-    run_dir = tmp_path / "run"
-    shutil.copytree(trained[0], run_dir)
-    shutil.rmtree(run_dir / "checkpoints" / "epoch-0004-step-00000008")
-    net = Net()
-    assert everstep.load(run_dir / "best" / "valid.loss", {"model": net.model}).epoch == 2
-    assert same(snapshot(net.model), trained[1][2])
-    assert everstep.best(str(run_dir))["valid/loss"].value == 1.0
+SOURCES: list[Callable[[Path], Any]] = [
+    lambda run: run,
+    lambda run: str(run / "checkpoints" / LAST),
+    lambda run: InitFrom(run),
+    lambda run: InitFrom(run / "best" / "valid.loss", include="^model|^notes"),
+]
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        lambda run: run,
-        lambda run: str(run / "checkpoints" / "epoch-0004-step-00000008"),
-        lambda run: InitFrom(run),
-        lambda run: InitFrom(run / "best" / "valid.loss", include="^model|^notes"),
-    ],
-)
+@pytest.mark.parametrize("source", SOURCES)
 def test_every_source_and_no_trace(trained: Trained, source: Callable[[Path], Any]) -> None:
     run_dir, weights = trained
-
-    def files() -> dict[str, bytes]:
-        return {str(path): path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-
-    before, random_state, net = files(), torch.get_rng_state(), Net()
+    before, random_state, net = files(run_dir), torch.get_rng_state(), Net()
     torch.set_rng_state(random_state)
-    found = everstep.load(source(run_dir), {"model": net.model, "notes": net.notes})
-    assert found.step == 8 and net.notes["epoch"] == 4
-    assert torch.equal(net.model.state_dict()["0.weight"], weights[4]["0.weight"])
-    assert files() == before and torch.equal(torch.get_rng_state(), random_state)
-
-
-def test_while_the_run_is_training(tmp_path: Path, trained: Trained) -> None:
-    run_dir = tmp_path / "run"
-    shutil.copytree(trained[0], run_dir)
-    net, other = Net(), Net()
-    with everstep.TrainLoop(run_dir, net.state, max_epoch=9, default_services=False):
-        everstep.load(run_dir, {"model": other.model})
-    assert same(snapshot(other.model), trained[1][4])
+    loaded = everstep.load(source(run_dir), {"model": net.model, "notes": net.notes})
+    assert loaded.step == 8 and net.notes["epoch"] == 4 and net.has(weights[4])
+    assert files(run_dir) == before and torch.equal(torch.get_rng_state(), random_state)
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_loaded(trained: Trained) -> None:
     net = Net(out=5)
-    before = snapshot(net.model)
-    with pytest.raises(RestoreError, match="does not fit these objects") as raised:
+    with pytest.raises(RestoreError, match="does not fit the state") as raised:
         everstep.load(trained[0], {"notes": net.notes, "model": net.model, "ema": np.zeros(2)})
     assert raised.value.missing == ("ema",) and raised.value.unexpected == ()
-    assert "'ema': known: model, notes, optimizer; " in str(raised.value)
     assert "model/0.weight (3, 4) float32 -> (5, 4) float32" in raised.value.reshaped
-    assert same(snapshot(net.model), before) and net.notes["epoch"] == 0
-    with pytest.raises(RestoreError) as raised:
-        everstep.load(InitFrom(trained[0], on_reshaped="skip"), {"model": net.model, "ema": np.zeros(2)})
-    assert raised.value.missing == ("ema",)
+    assert net.notes["epoch"] == 0
     other = torch.optim.SGD([*net.model.parameters()][:1], lr=0.1)
     with pytest.raises(RestoreError) as raised:
         everstep.load(InitFrom(trained[0], on_reshaped="skip"), {"model": net.model, "optimizer": other})
-    assert raised.value.reshaped == (
-        "optimizer/parameters per group [4] -> [1]",
-        "optimizer/Adam -> SGD",
-    )
-    assert same(snapshot(net.model), before)
-
-
-def test_renamed_and_in_part(trained: Trained) -> None:
-    net = Net(out=3)
-    chosen = InitFrom(trained[0], rename={"^model/": "net/"}, include=r"^net/0\.", on_unexpected="error")
-    before = snapshot(net.model)
-    everstep.load(chosen, {"net": net.model})
-    assert torch.equal(net.model.state_dict()["0.bias"], trained[1][4]["0.bias"])
-    assert torch.equal(net.model.state_dict()["1.running_var"], before["1.running_var"])
-
-
-def test_a_warm_start_from_the_best(tmp_path: Path, trained: Trained) -> None:
-    net = Net()
-    with everstep.TrainLoop(
-        tmp_path / "run", net.state, max_epoch=1, init_from=trained[0] / "best" / "valid.loss"
-    ):
-        assert torch.equal(net.model.state_dict()["0.bias"], trained[1][4]["0.bias"])
-
-
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path, trained: Trained) -> None:
-    run_dir = tmp_path / "run"
-    shutil.copytree(trained[0], run_dir)
-    with open(run_dir / "checkpoints" / "epoch-0004-step-00000008" / "arrays.safetensors", "r+b") as file:
-        file.truncate(10)
-    with pytest.warns(RuntimeWarning, match=r"epoch-0004-step-00000008.*passed over"):
-        assert everstep.load(run_dir, {"model": Net().model}).epoch == 3
-
-
-def test_no_such_thing(tmp_path: Path, trained: Trained) -> None:
-    state = {"model": Net().model}
-    with pytest.raises(NoCheckpointError, match="neither a checkpoint, nor best weights"):
-        everstep.load(tmp_path / "nowhere", state)
-    with pytest.raises(RunDirError, match="is not a run"):
-        everstep.best(trained[0].parent / "rum")
-    alone = tmp_path / "best" / "valid.loss"
-    shutil.copytree(trained[0] / "best" / "valid.loss", alone)
-    with pytest.raises(
-        NoCheckpointError, match=r"none of those that it names is there.*valid\.loss/epoch-0002-step"
-    ):
-        everstep.load(alone, state)
-    for wrong in (None, 3, "", b"x"):
-        with pytest.raises(ConfigError, match="is not a path"):
-            everstep.load(wrong, state)  # type: ignore[arg-type]
+    assert raised.value.reshaped == ("optimizer/parameters per group [4] -> [1]", "optimizer/Adam -> SGD")
+    assert same(snapshot(net.model), net.before)
 
 
 def test_a_program_without_torch_takes_what_needs_none(trained: Trained) -> None:
@@ -202,25 +163,16 @@ notes = {"scale": np.zeros(2), "epoch": 0}
 everstep.load(sys.argv[1], {"notes": notes})
 print(json.dumps([notes["epoch"], notes["scale"].tolist(), "torch" in sys.modules]))
 """
-    for source in (trained[0], trained[0] / "best" / "valid.loss"):
-        done = subprocess.run(
-            [sys.executable, "-c", script, str(source)], capture_output=True, text=True, check=True
-        )
-        assert json.loads(done.stdout) == [4, [1, 1], False]
-
-
-def test_a_choice_that_takes_nothing_is_an_error(tmp_path: Path) -> None:
-    """Else weights that were never loaded would be taken for the checkpoint's."""
-    Net().train(tmp_path, max_epoch=1)
-    for wrong in ({"include": "^modle/"}, {"include": "^old/", "rename": {"^model": "m"}}, {"exclude": "."}):
-        with pytest.raises(ConfigError, match=r"takes nothing of .*after rename=: .*0\.weight"):
-            everstep.load(InitFrom(tmp_path, **wrong), {"model": Net().model})
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(trained[0])], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == [4, [1, 1], False]
 
 
 def test_only_the_bytes_of_the_entry_are_read(tmp_path: Path, trained: Trained) -> None:
     """The optimizer is damaged, and the model is loaded; a resume would pass the checkpoint over."""
     folder = tmp_path / "checkpoint"
-    shutil.copytree(trained[0] / "checkpoints" / "epoch-0004-step-00000008", folder)
+    shutil.copytree(trained[0] / "checkpoints" / LAST, folder)
     path = folder / "arrays.safetensors"
     raw = bytearray(path.read_bytes())
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
@@ -229,10 +181,128 @@ def test_only_the_bytes_of_the_entry_are_read(tmp_path: Path, trained: Trained) 
     path.write_bytes(raw)
     net = Net()
     everstep.load(folder, {"model": net.model})
-    assert torch.equal(net.model.state_dict()["0.weight"], trained[1][4]["0.weight"])
-    with pytest.raises(everstep.errors.DamagedCheckpointError, match="has changed"):
+    assert net.has(trained[1][4])
+    with pytest.raises(DamagedCheckpointError, match="has changed"):
         everstep.load(folder, {"optimizer": net.optimizer})
     raw[start + header["user/model/0.weight"]["data_offsets"][0]] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(everstep.errors.DamagedCheckpointError, match="has changed"):
+    with pytest.raises(DamagedCheckpointError, match="has changed"):
         everstep.load(folder, {"model": net.model})
+
+
+# -------------------------------------------------------------------------------------- warm starts
+
+
+@pytest.mark.parametrize("source", [*SOURCES[:2], lambda run: run / "best" / "valid.loss"])
+def test_a_warm_start_takes_the_weights_and_counts_from_zero(
+    tmp_path: Path, trained: Trained, source: Callable[[Path], Any]
+) -> None:
+    """init_fn runs first, the warm start has the last word."""
+    calls: list[str] = []
+    net, start = Net(), source(trained[0])
+    best = "best" in str(start)
+    names = {"include": "^model|^notes", "on_missing": "skip"}
+    net.entered(tmp_path, InitFrom(start, **names) if best else start, init_fn=lambda: calls.append("init"))
+    assert net.has(trained[1][4]) and net.step == 0 and calls == ["init"]
+    assert best or net.adam[0]["step"] == 8  # the optimizer comes along
+    assert any("initialised from" in line and LAST in line for line in net.lines)
+
+
+def test_the_run_of_a_warm_start_is_left_as_it_is(tmp_path: Path, trained: Trained) -> None:
+    shutil.copytree(trained[0], other := tmp_path / "other")
+    with open(other / "checkpoints" / LAST / "arrays.safetensors", "r+b") as file:
+        file.truncate(10)
+    before = files(other)
+    net = Net().entered(tmp_path / "run", other)
+    assert files(other) == before and net.has(trained[1][3])
+    assert any("init_from" in line and LAST in line and "passed over" in line for line in net.lines)
+    with pytest.warns(RuntimeWarning, match=f"{LAST}.*passed over"):
+        assert everstep.load(other, {"model": Net().model}).epoch == 3
+
+
+def test_a_second_launch_ignores_it_and_says_so(tmp_path: Path, trained: Trained) -> None:
+    weights = Net().train(tmp_path, 1, init_from=trained[0])[1]
+    second = Net()
+    second.train(tmp_path, 1, init_from=trained[0])
+    assert same(snapshot(second.model), weights)
+    assert any("init_from" in line and "is not used" in line for line in second.lines)
+
+
+AWAY = {r"^model/0\.weight$": "model/x"}
+CHOICES: dict[str, tuple[dict[str, Any], str]] = {
+    "include": ({"include": r"^model/0\."}, r"^1\."),
+    "exclude": ({"exclude": r"bias$|^optimizer"}, "bias$"),
+    "rename": ({"rename": {r"^model/": "net/"}}, "^$"),
+    "skip": (
+        {"on_missing": "skip", "on_unexpected": "skip", "rename": {r"^model/0\.weight$": "model/x"}},
+        "^0.w",
+    ),
+    "warn": (
+        {"on_missing": "warn", "on_unexpected": "warn", "rename": {r"^model/0\.weight$": "model/x"}},
+        "^0.w",
+    ),
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_parts_by_name(tmp_path: Path, trained: Trained, choice: str) -> None:
+    arguments, left = CHOICES[choice]
+    net = Net(model="net" if choice == "rename" else "model")
+    net.entered(tmp_path, InitFrom(trained[0], **arguments))
+    assert net.has(trained[1][4], but=left)
+    assert (net.adam == {}) == (choice in ("include", "exclude"))
+    assert any("missing: model/0.weight" in line for line in net.lines) == (choice == "warn")
+
+
+def test_the_default_error_lists_every_mismatch(tmp_path: Path, trained: Trained) -> None:
+    net = Net(model="net")
+    with pytest.raises(RestoreError, match=r"include=.*rename=") as raised:
+        net.entered(tmp_path / "run", trained[0])
+    names = [*net.model.state_dict()]
+    assert raised.value.missing == tuple(f"net/{name}" for name in names)
+    assert raised.value.unexpected == tuple(f"model/{name}" for name in names)
+    net = Net(out=5)
+    with pytest.raises(RestoreError, match="reshaped") as raised:
+        net.entered(tmp_path / "run2", trained[0])
+    assert len(raised.value.reshaped) == 6 and same(snapshot(net.model), net.before)
+    net.entered(tmp_path / "run3", InitFrom(trained[0], on_reshaped="warn", reset={"step", "optimizer"}))
+    assert net.has(trained[1][4], but="weight|bias|running")
+    assert any("reshaped: model/0" in line for line in net.lines)
+
+
+def test_reset_parts(tmp_path: Path, trained: Trained) -> None:
+    def started(name: str, *reset: str) -> tuple[int, float, Any]:
+        net = Net(lr=0.5).entered(tmp_path / name, InitFrom(trained[0], reset=reset), max_epoch=9)
+        return net.step, net.optimizer.param_groups[0]["lr"], net.adam.get(0, {}).get("step")
+
+    assert started("all") == (8, 0.01, 8)
+    assert started("lr", "step", "lr") == (0, 0.5, 8)
+    assert started("optimizer", "step", "optimizer") == (0, 0.5, None)
+
+
+def test_a_choice_that_cannot_be_made(tmp_path: Path, trained: Trained) -> None:
+    (tmp_path / "empty").mkdir()
+    run, alone = trained[0], tmp_path / "best" / "valid.loss"
+    shutil.copytree(run / "best" / "valid.loss", alone)
+    nothing = r"takes nothing of .*after rename=: .*0\.weight"
+    refused: list[tuple[Any, type[Exception], str]] = [
+        (InitFrom(run, rename={r"^model/\d": "model/0"}), ConfigError, r"'model/0\.weight' and 'model/1"),
+        (InitFrom(run, rename={"^model/": r"\1/"}), ConfigError, r"invalid group reference 1.*give a name"),
+        (InitFrom(run, include="^modle/"), ConfigError, nothing),
+        (InitFrom(run, include="^old/", rename={"^model": "m"}), ConfigError, nothing),
+        (InitFrom(run, exclude="."), ConfigError, nothing),
+        (tmp_path / "empty", NoCheckpointError, "neither a checkpoint.* nor a run with a checkpoint; check"),
+        (tmp_path / "nowhere", NoCheckpointError, "neither a checkpoint, nor best weights"),
+        (alone, NoCheckpointError, r"none of those that it names is there.*valid\.loss/epoch-0002-step"),
+    ]
+    net = Net()
+    for start, error, words in refused:
+        with pytest.raises(error, match=words):
+            net.entered(tmp_path / "run", start)
+        with pytest.raises(error, match=words):
+            everstep.load(start, net.state)
+    for wrong in (None, 3, "", b"x"):
+        with pytest.raises(ConfigError, match="is not a path"):
+            everstep.load(wrong, net.state)  # type: ignore[arg-type]
+    with pytest.raises(RunDirError, match="is not a run"):
+        everstep.best(run.parent / "rum")

@@ -13,9 +13,8 @@ import torch
 
 import everstep
 from everstep import Every
-from everstep.checkpoint import read_checkpoint
 from everstep.errors import CheckpointError, GuardStop, Interrupted, NonFiniteError
-from everstep.state import Buffers, digest, encode, note_digests
+from everstep.state import Buffers, digest, encode
 from everstep.supervisor.saving import memory_left as memory
 from everstep.supervisor.saving.spill import Spill
 from everstep.testing import armed, nothing_left
@@ -71,17 +70,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def steps_of(run_dir: Path) -> list[int]:
     return sorted(int(path.name[-8:]) for path in (run_dir / "checkpoints").iterdir())
-
-
-@pytest.mark.campaign("long")
-@pytest.mark.parametrize("every", [Every(steps=1), Every(steps=5), Every(epochs=1)])
-def test_the_checkpoints_are_those_with_copies(tmp_path: Path, undisturbed: str, every: Any) -> None:
-    found = {}
-    for copy in (True, False):
-        assert Program(tmp_path / str(copy), copy=copy, every=every).train() == undisturbed
-        folders = sorted((tmp_path / str(copy) / "checkpoints").iterdir())
-        found[copy] = {path.name: read_checkpoint(path).digest for path in folders}
-    assert found[True] == found[False]
 
 
 @pytest.mark.campaign("long", gate=1)
@@ -169,18 +157,6 @@ def test_nothing_is_copied_and_no_live_array_is_kept() -> None:
     assert digest(encoded) == digest(encode(live)) != before
 
 
-def test_a_memory_that_nobody_wrote_to_is_not_hashed_again() -> None:
-    memory, buffers = everstep.data.RingBuffer(10, {"x": "int64"}), Buffers(copy=False)
-    memory.append(x=1)
-    first = encode(memory.state_dict(), buffers)
-    note_digests(first)
-    (again,) = encode(memory.state_dict(), buffers).arrays.values()
-    assert again.xxh3_128 is not None
-    memory.append(x=2)
-    (again,) = encode(memory.state_dict(), buffers).arrays.values()
-    assert again.xxh3_128 is None
-
-
 def test_what_is_kept_on_disk_comes_back_and_damage_is_noticed(tmp_path: Path) -> None:
     spill = Spill(tmp_path)
     live = {"n": np.arange(6.0), "t": torch.arange(6.0).bfloat16(), "empty": np.zeros((0, 3))}
@@ -225,16 +201,6 @@ def test_the_memory_that_is_left_is_that_of_the_machine_or_of_the_group(tmp_path
     assert memory.memory_left(made(tmp_path, v1)) == 100_000
     here = memory.memory_left()
     assert here is None or here > 0
-
-
-def test_a_word_only_where_a_large_copy_does_not_fit() -> None:
-    gib = 1 << 30
-    told = memory.too_large(3 * gib, 2 * gib)
-    assert told is not None
-    assert "3.0 GiB" in told and "2.0 GiB" in told and "Checkpoints(copy=False)" in told
-    assert memory.too_large(2 * gib, 3 * gib) is None
-    assert memory.too_large(1 << 20, 0) is None  # a small state
-    assert memory.too_large(99 * gib, None) is None
 
 
 def test_the_word_is_said_after_the_first_update_with_the_optimizers_moments(

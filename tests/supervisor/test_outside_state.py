@@ -92,12 +92,6 @@ def test_what_evaluations_and_tails_change_is_not_named(tmp_path: Path) -> None:
     assert warnings(tmp_path / "run", {"model": model}, lambda step: frozen(torch.ones(2, 2)), tail) == []
 
 
-def test_modules_that_cannot_be_looked_into_are_no_obstacle(tmp_path: Path) -> None:
-    lazy, half = nn.LazyLinear(2), nn.Linear.__new__(nn.Linear)
-    assert warnings(tmp_path / "run", {"model": nn.Linear(2, 1)}, lambda step: None) == []
-    assert lazy.has_uninitialized_params() and not vars(half)
-
-
 class Broken(nn.Module):
     def modules(self) -> Any:
         raise RuntimeError("of its own")

@@ -12,10 +12,9 @@ import torch
 
 import everstep
 from everstep.checkpoint import read_checkpoint
-from everstep.errors import ConfigError, StateError
 from everstep.supervisor.saving.user_state import UserState
 from everstep.trainer.eval_loop import evaluating
-from tiny_runs import Boom, Tiny, boom_at
+from tiny_runs import Boom, boom_at
 
 
 def with_memory(run_dir: Path, declare: Callable[[Any], Any], stop_at: int = 0) -> tuple[str, list[int]]:
@@ -53,15 +52,6 @@ def test_a_run_resumes_with_and_without_the_declaration(tmp_path: Path, first: A
     assert with_memory(tmp_path / "b", everstep.PerRank) == undisturbed
 
 
-def test_a_loop_has_the_bare_object(tmp_path: Path) -> None:
-    counter = everstep.Slot(0.0)
-    program = Tiny(tmp_path, state={"w": np.zeros(3), "counter": everstep.PerRank(counter)}, max_step=1)
-    seen: list[Any] = []
-    program.loop.on("AFTER_STEP", lambda boundary: seen.append(program.loop.live_object("counter")))
-    program.train()
-    assert seen == [counter]
-
-
 class Player(everstep.Task):
     """A task with a model of each rank's own."""
 
@@ -88,21 +78,3 @@ def test_the_state_describes_its_entries_for_the_other_ranks() -> None:
     }
     assert user.per_rank == {"memory"}
     assert user.objects["memory"] == {"a": 1}
-
-
-def test_a_declaration_inside_a_container_is_refused(tmp_path: Path) -> None:
-    bag = {"memory": everstep.PerRank([1])}
-    with (
-        pytest.raises(StateError, match=r"PerRank\(\[1\]\) is inside another object.*state=\{\"memory\""),
-        Tiny(tmp_path, state={"bag": bag}).loop,
-    ):
-        raise AssertionError("it opened")
-
-
-def test_what_cannot_be_saved_is_refused_as_without_the_declaration() -> None:
-    with pytest.raises(StateError, match=r"'n' is a bare int \(5\).*Slot"):
-        UserState({"n": everstep.PerRank(5)})
-    with pytest.raises(ConfigError, match="declares the object twice"):
-        everstep.PerRank(everstep.PerRank([]))
-    with pytest.raises(ConfigError, match="two state entries are named 'a'"):
-        UserState([("a", everstep.PerRank([])), ("a", [])])

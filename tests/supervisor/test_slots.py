@@ -77,18 +77,13 @@ def replace(slot: Slot, value: Any, step: int) -> None:
     slot.value = [*slot.value, step - len(value)]
 
 
-def keep(slot: Slot, value: Any, step: int) -> None:
-    slot.value = max(slot.value, 2.5)
-
-
-def one_again(slot: Slot, value: Any, step: int) -> None:
-    slot.value = 2.5
-
-
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     ("make", "change"),
-    [(lambda: [7], replace), (lambda: 2.5, keep), (lambda: 2.5, one_again), (lambda: np.float64(2.5), keep)],
+    [
+        (lambda: [7], replace),
+        (lambda: np.float64(2.5), lambda slot, value, step: setattr(slot, "value", 2.5)),
+    ],
 )
 def test_what_is_replaced_leaves_the_first_value_alone(tmp_path: Path, make: Any, change: Any) -> None:
     straight = Program(tmp_path / "straight", make, change).train()
@@ -110,14 +105,6 @@ def test_a_value_given_later_counts_as_the_first() -> None:
     assert entry.save() == {"value": deque([2, 3]), "replaced": False}
     slot.value = deque()
     assert entry.save()["replaced"]
-
-
-@pytest.mark.parametrize("tree", [3, {"value": 3}, {"value": 3, "replaced": False, "more": 1}])
-def test_a_state_of_something_else_is_refused(tree: Any) -> None:
-    entry = everstep.state.make_entry("slot", Slot(1))
-    assert any(entry.check(tree))
-    with pytest.raises(everstep.errors.RestoreError):
-        entry.load(tree)
 
 
 @pytest.mark.campaign("long", gate=2)

@@ -14,6 +14,7 @@ from torch import nn
 import everstep
 from everstep import InitFrom
 from everstep.errors import RestoreError
+from everstep.state import make_entry
 from everstep.supervisor.opening.wrapper_names import rename_for
 from tiny_runs import quiet
 
@@ -59,49 +60,14 @@ WRAPPED: dict[str, Any] = {
     "compiled and wrapped": lambda fill=0.0: nn.DataParallel(compiled(net(fill))),
     "wrapped and compiled": lambda fill=0.0: compiled(nn.DataParallel(net(fill))),
 }
-FOREIGN: dict[str, Any] = {
-    "a holder": lambda fill=0.0: Holder(net(fill)),
-    "another's wrapper": lambda fill=0.0: Foreign(net(fill)),
-}
-
-
-def saved(run_dir: Path, model: nn.Module) -> Path:
-    with quiet(run_dir, {"model": model}, max_step=1) as sv:
-        sv.stream(None)
-        while not sv.should_stop():
-            sv.advance()
-    return run_dir
-
-
-def remedy(error: RestoreError) -> dict[str, str]:
-    found = re.search(r"InitFrom\(\.\.\., rename=(\{.*?\})\)", str(error))
-    assert found, str(error)
-    rename: dict[str, str] = ast.literal_eval(found[1])
-    return rename
 
 
 def fills(model: nn.Module) -> set[float]:
     return {float(value) for parameter in model.parameters() for value in parameter.detach().flatten()}
 
 
-@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("wrapped", WRAPPED.values(), ids=WRAPPED)
-def test_a_wrapper_adds_nothing_to_names(tmp_path: Path, wrapped: Any) -> None:
-    run = saved(tmp_path / "run", wrapped(3.0))
-    everstep.load(run, {"model": (plain := net())})
-    with quiet(tmp_path / "new", {"model": (warm := net())}, init_from=run):
-        assert fills(plain) == fills(warm) == {3.0}
-    with quiet(run, {"model": (resumed := net())}, max_step=1):
-        assert fills(resumed) == {3.0}
-    other = saved(tmp_path / "other", net(4.0))
-    with quiet(other, {"model": (again := wrapped())}, max_step=1):
-        assert fills(again) == {4.0}
-
-
-@pytest.mark.parametrize("wrapped", WRAPPED.values(), ids=WRAPPED)
-def test_flags_buffers_and_attributes_of_a_part_go_in_and_out_of_a_wrapper(wrapped: Any) -> None:
-    from everstep.state import make_entry
-
+def test_names_flags_buffers_and_attributes_go_in_and_out_of_a_wrapper(wrapped: Any) -> None:
     def made(model: nn.Module) -> tuple[nn.Module, Any, nn.Module, nn.Module]:
         inside = [each for each in model.modules() if isinstance(each, nn.Sequential)]
         norm, part = inside[0][1], inside[1]
@@ -110,22 +76,21 @@ def test_flags_buffers_and_attributes_of_a_part_go_in_and_out_of_a_wrapper(wrapp
         entry.enter()
         return model, entry, norm, part
 
-    ways = [(wrapped(3.0), net()), (net(3.0), wrapped())]
-    for (_, entry, norm, part), (_, into, other_norm, other_part) in (map(made, way) for way in ways):
+    for saved, loaded in ((wrapped(3.0), net()), (net(3.0), wrapped())):
+        (_, entry, norm, part), (model, into, other_norm, other_part) = made(saved), made(loaded)
         norm.eval()
         part[0].bias.requires_grad_(False)
         part.cache += 5
         tree = entry.save()
         assert not any(into.check(tree))
         into.load(tree)
+        assert fills(model) == {3.0}
         assert not other_norm.training and other_part.training and not other_part[0].bias.requires_grad
         assert other_part.cache.tolist() == [5, 5] and not any(entry.check(into.save()))
         assert into.guarded(("2.0.weight",)) and not into.guarded(("1.running_mean",))
 
 
 def test_a_part_named_module_is_no_wrapper() -> None:
-    from everstep.state import make_entry
-
     for model in (nn.DataParallel(Foreign(net(3.0))), Foreign(net(3.0))):
         tree = make_entry("model", model).save()
         assert "module.0.weight" in tree
@@ -133,32 +98,30 @@ def test_a_part_named_module_is_no_wrapper() -> None:
         assert fills(into) == {3.0}
 
 
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("wrapped", FOREIGN.values(), ids=FOREIGN)
-def test_the_prefix_of_a_wrapper_is_named_with_a_rename_that_works(tmp_path: Path, wrapped: Any) -> None:
-    run = saved(tmp_path / "run", wrapped(3.0))
-    plain = net()
-    with pytest.raises(RestoreError, match="differ by what a wrapper adds") as on_load:
-        everstep.load(run, {"model": plain})
-    with pytest.raises(RestoreError) as on_start, quiet(tmp_path / "new", {"model": plain}, init_from=run):
-        pass
-    with pytest.raises(RestoreError) as on_resume, quiet(run, {"model": plain}):
-        pass
-    rename = remedy(on_load.value)
-    assert rename == remedy(on_start.value) == remedy(on_resume.value)
-    everstep.load(InitFrom(run, rename=rename), {"model": plain})
-    assert fills(plain) == {3.0}
-    with quiet(tmp_path / "warm", {"model": (again := net())}, init_from=InitFrom(run, rename=rename)):
+@pytest.mark.parametrize(("made", "here"), [(Holder, nn.Identity), (nn.Identity, Holder)])
+def test_a_prefix_is_named_with_a_rename_that_works(tmp_path: Path, made: Any, here: Any) -> None:
+    def bare(holder: Any, fill: float) -> nn.Module:
+        return net(fill) if holder is nn.Identity else holder(net(fill))
+
+    with quiet(run := tmp_path / "run", {"model": bare(made, 3.0)}, max_step=1) as sv:
+        sv.should_stop()
+    model, renames = bare(here, 0.0), []
+    for use in (
+        lambda: everstep.load(run, {"model": model}),
+        lambda: quiet(tmp_path / "new", {"model": model}, init_from=run).__enter__(),
+        lambda: quiet(run, {"model": model}).__enter__(),
+    ):
+        with pytest.raises(RestoreError, match="differ by what a wrapper adds") as raised:
+            use()
+        renames.append(re.search(r"InitFrom\(\.\.\., rename=(\{.*?\})\)", str(raised.value)))
+    rename, *others = [ast.literal_eval(found[1]) for found in renames if found]
+    assert others == [rename] * 2
+    everstep.load(InitFrom(run, rename=rename), {"model": model})
+    assert fills(model) == {3.0}
+    with quiet(
+        tmp_path / "warm", {"model": (again := bare(here, 0.0))}, init_from=InitFrom(run, rename=rename)
+    ):
         assert fills(again) == {3.0}
-
-
-def test_the_other_way_round(tmp_path: Path) -> None:
-    run = saved(tmp_path / "run", net(3.0))
-    wrapped = Holder(net())
-    with pytest.raises(RestoreError) as raised:
-        everstep.load(run, {"model": wrapped})
-    everstep.load(InitFrom(run, rename=remedy(raised.value)), {"model": wrapped})
-    assert fills(wrapped) == {3.0}
 
 
 def test_names_that_differ_otherwise_get_no_such_advice() -> None:

@@ -55,18 +55,18 @@ class NumbersCursor:
         self.stream.close()
 
 
-class DependsOnWhereItWasOpened(Numbers):
-    def batch(self, cursor: NumbersCursor) -> Any:
-        return cursor.at - cursor.opened_at
+def changed(cursor: type[NumbersCursor] = NumbersCursor, **attributes: Any) -> type[Numbers]:
+    """A stream with other methods, or another cursor."""
+
+    def open(self: Any, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Any:
+        return cursor(self, pass_index, position or 0, seed)
+
+    return type("Changed", (Numbers,), {"open": open, **attributes})
 
 
-class DrawsFromTheGlobals(Numbers):
+def draws_from_the_globals(self: Any, purpose: str, n: int, position: Any = None, *, seed: int) -> Any:
     """Right as long as it is not restarted: one draw at the start of a pass is not drawn again."""
-
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> NumbersCursor:
-        cursor = super().open(purpose, pass_index, position, seed=seed)
-        cursor.seed = int(np.random.randint(2**31))
-        return cursor
+    return NumbersCursor(self, n, position or 0, int(np.random.randint(2**31)))
 
 
 class RemembersPasses(Numbers):
@@ -80,18 +80,9 @@ class RemembersPasses(Numbers):
         return super().open(purpose, self.passes, position, seed=seed)
 
 
-class CountsAskedPositions(Numbers):
-    def left(self, cursor: NumbersCursor) -> int | None:
-        return None
-
-    def batch(self, cursor: NumbersCursor) -> Any:
-        return cursor.asked if isinstance(cursor, Asked) else None
-
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> NumbersCursor:
-        return Asked(self, pass_index, position or 0, seed)
-
-
 class Asked(NumbersCursor):
+    """Its batches depend on how often it was asked for its position."""
+
     asked = 0
 
     def position(self) -> Any:
@@ -99,28 +90,9 @@ class Asked(NumbersCursor):
         return self.at
 
 
-class SaysTooMany(Numbers):
-    def left(self, cursor: NumbersCursor) -> int | None:
-        return self.length
-
-
-class Empty(Numbers):
-    length = 0
-
-
-class IgnoresThePosition(Numbers):
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> NumbersCursor:
-        return super().open(purpose, pass_index, None, seed=seed)
-
-
-class BeginsAgain(Numbers):
+class Restarting(NumbersCursor):
     """Asked again after the end, it starts the pass over."""
 
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> NumbersCursor:
-        return Restarting(self, pass_index, position or 0, seed)
-
-
-class Restarting(NumbersCursor):
     def __next__(self) -> Any:
         try:
             return super().__next__()
@@ -129,56 +101,51 @@ class Restarting(NumbersCursor):
             raise
 
 
-class LeavesAThread(Numbers):
-    done = threading.Event()
+DONE = threading.Event()
 
-    def close(self) -> None:
-        self.done.clear()
-        threading.Thread(target=self.done.wait, daemon=True, name="everstep-leaked").start()
+
+def leave_a_thread(stream: Any) -> None:
+    DONE.clear()
+    threading.Thread(target=DONE.wait, daemon=True, name="everstep-leaked").start()
+
+
+def unknown(stream: Any, cursor: NumbersCursor) -> int | None:
+    return None
 
 
 FAULTS: list[tuple[type[Numbers], str]] = [
-    (DependsOnWhereItWasOpened, "resumed at pass 0, after 1 batches: pass 0: batch 0 from there differs"),
-    (DrawsFromTheGlobals, "differs"),
+    (
+        changed(batch=lambda stream, cursor: cursor.at - cursor.opened_at),
+        "resumed at pass 0, after 1 batches: pass 0: batch 0 from there differs",
+    ),
+    (changed(open=draws_from_the_globals), "differs"),
     (RemembersPasses, "resumed at pass 1"),
-    (CountsAskedPositions, "asking for positions"),
-    (SaysTooMany, r"remaining\(\) said 5 batches"),
-    (Empty, "gave no batch"),
-    (IgnoresThePosition, "says that it stands at 0"),
-    (BeginsAgain, "after the end"),
-    (LeavesAThread, "threads .*everstep-leaked"),
+    (changed(Asked, left=unknown, batch=lambda stream, cursor: cursor.asked), "asking for positions"),
+    (changed(left=lambda stream, cursor: stream.length), r"remaining\(\) said 5 batches"),
+    (changed(length=0), "gave no batch"),
+    (
+        changed(open=lambda stream, purpose, n, position=None, *, seed: NumbersCursor(stream, n, 0, seed)),
+        "says that it stands at 0",
+    ),
+    (changed(Restarting), "after the end"),
+    (changed(close=leave_a_thread), "threads .*everstep-leaked"),
 ]
 
 
-def test_a_correct_stream_passes() -> None:
-    check_stream(Numbers)
-
-
-class CannotTell(Numbers):
-    def left(self, cursor: NumbersCursor) -> int | None:
-        return None
-
-
-def test_a_stream_that_cannot_tell_what_is_left_passes_with_a_sentence(capsys: Any) -> None:
-    check_stream(Numbers)
-    assert "remaining()" not in capsys.readouterr().out
-    check_stream(CannotTell)
-    assert "no remaining()" in capsys.readouterr().out
-
-
-def test_a_stream_instead_of_a_function_is_told() -> None:
-    with pytest.raises(AssertionError, match=r"give a function, as in check_stream\(lambda: Numbers"):
-        check_stream(Numbers())  # type: ignore[arg-type]
-
-
-def test_prefetching_it_passes() -> None:
-    check_stream(lambda: data.prefetch(Numbers(), buffer=2))
-
-
-@pytest.mark.parametrize(("kind", "message"), FAULTS, ids=[kind.__name__ for kind, _ in FAULTS])
+@pytest.mark.parametrize(("kind", "message"), FAULTS)
 def test_each_fault_is_found(kind: type[Numbers], message: str) -> None:
     try:
         with pytest.raises(AssertionError, match=message):
             check_stream(kind)
     finally:
-        LeavesAThread.done.set()
+        DONE.set()
+
+
+def test_a_correct_stream_passes_and_one_that_cannot_tell_what_is_left_with_a_sentence(capsys: Any) -> None:
+    check_stream(Numbers)
+    check_stream(lambda: data.prefetch(Numbers(), buffer=2))
+    assert "remaining()" not in capsys.readouterr().out
+    check_stream(changed(left=unknown))
+    assert "no remaining()" in capsys.readouterr().out
+    with pytest.raises(AssertionError, match=r"give a function, as in check_stream\(lambda: Numbers"):
+        check_stream(Numbers())  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
+import warm
 from waiting import PATIENCE, until
 
 
@@ -36,7 +37,7 @@ class Page:
     """
 
     def __init__(self, place: str | Path, *options: str) -> None:
-        self.process = subprocess.Popen(
+        self.process = warm.Popen(
             [sys.executable, "-m", "everstep", "ui", str(place), "--no-browser", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from page_server import running_page
-from sqlalchemy import select, update
+from sqlalchemy import select
 from test_event_fields import WRONG  # of tests/record
 from test_run_page import block, written, wrote
 
@@ -21,16 +21,15 @@ from everstep.errors import ConfigError
 from everstep.index.columns import RunColumns
 from everstep.index.database import Database
 from everstep.index.shipping import sync
-from everstep.index.sql_tables import events, runs
+from everstep.index.sql_tables import runs
 from everstep.record import RunDir
 from everstep.record.rundir import _encode
 from everstep.ui.connections import MOST, PATIENCE
-from everstep.ui.list_runs import Asked, list_runs
+from everstep.ui.list_runs import Asked, list_runs, side_by_side
 from everstep.ui.one_run import one_run
 from everstep.ui.run_files import LONGEST_TEXT, MissingError, summary
 from everstep.ui.runs_table import RunsTable
 from everstep.ui.server import Json
-from everstep.ui.side_by_side import side_by_side
 from everstep.untrusted_files import LONGEST_ID
 
 
@@ -62,22 +61,6 @@ def test_events_of_wrong_types_are_told_and_shown_nowhere(tmp_path: Path) -> Non
             assert everstep.show(tmp_path / str(number)).facts["problems"] == answer["problems"]
 
 
-def test_an_index_of_an_older_version_may_hold_such_events(tmp_path: Path) -> None:
-    odd = [(kind, data) for kind, data, _ in WRONG if kind in ("decision", "verified", "times", "summary")]
-    for number, (kind, _) in enumerate(odd):
-        data = {"name": "x", "step": 1, "text": "x"} if kind == "summary" else {"what": "later"}
-        written(tmp_path / str(number), wrote(block([1.0]), events=[(kind, data)]))
-    database = shipped(tmp_path)
-    with database.write() as connection:
-        for run, path in connection.execute(select(runs.c.id, runs.c.path)).all():
-            kind, data = odd[int(Path(path).name)]
-            mine = (events.c.run == run) & (events.c.kind == kind)
-            connection.execute(update(events).where(mine).values(data=json.dumps(data)))
-    for answer in pages(database).values():
-        assert (answer["rollbacks"], answer["summaries"], answer["times"]) == ([], [], {})
-        assert [start["again"] for start in answer["starts"]] == [0]
-
-
 def test_a_file_in_place_of_the_checkpoints_is_told(tmp_path: Path) -> None:
     run = written(tmp_path / "a", wrote(block([1.0])))
     (run / "checkpoints").write_text("x")
@@ -86,19 +69,11 @@ def test_a_file_in_place_of_the_checkpoints_is_told(tmp_path: Path) -> None:
     assert "Not a directory" in answer["problems"][0]
 
 
-@pytest.mark.parametrize("name", ["step-" + "9" * 400, "step-" + "9" * 5000, "nothing"])
-def test_the_step_of_a_checkpoint_is_a_count(tmp_path: Path, name: str) -> None:
-    written(tmp_path / "a", wrote(block([1.0])), facts={"resumed_from": name})
-    (answer,) = pages(shipped(tmp_path)).values()
-    assert answer["starts"][0]["from_step"] == 0
-
-
 @pytest.mark.campaign("long")
 def test_a_long_id_is_no_run_and_a_fault_is_told_in_short(tmp_path: Path) -> None:
     written(tmp_path / "good", wrote(block([1.0])))
     facts = {**RunDir.open(tmp_path / "long").facts, "id": "a:" * 50_000 + "@"}
-    for name in ("run.json", ".run.json"):
-        (tmp_path / "long" / name).write_bytes(_encode(facts))
+    (tmp_path / "long" / "run.json").write_bytes(_encode(facts))
     RunDir.open(tmp_path / "longest", about={"id": "b" * LONGEST_ID})
     torn = tmp_path / "longest" / "journal" / "segment-0001.evj"
     torn.parent.mkdir()
@@ -145,11 +120,11 @@ def test_a_metric_hides_no_setting_of_other_runs(tmp_path: Path) -> None:
     odd = [block([5.0], name) for name in ("config.lr", "sweep", "tags")]
     written(tmp_path / "hostile", wrote(*odd))
     database = shipped(tmp_path)
-    table = RunsTable()
+    table = RunsTable(database)
     with database.read() as connection:
         table.update(connection, ())
         assert sorted(RunColumns(connection).first("config.lr").values()) == [0.1, 0.2]
-    found = list_runs(table, database, Asked(filter="config.lr<0.15", columns=["config.lr", "sweep"]))
+    found = list_runs(table, Asked(filter="config.lr<0.15", columns=["config.lr", "sweep"]))
     assert [row["values"] for row in found["rows"]] == [{"config.lr": 0.1, "sweep": "s1"}]
     compared = side_by_side(table, table.runs())
     assert {"name": "config.lr", "values": [0.1, 0.2, None]} in compared["settings"]
@@ -164,17 +139,17 @@ def test_a_hundred_thousand_settings_are_no_answer(tmp_path: Path) -> None:
     for number in (1, 2):
         written(tmp_path / str(number), wrote(block([1.0])), facts={"config": {"lr": number}})
     database = shipped(tmp_path)
-    table = RunsTable()
+    table = RunsTable(database)
     with database.read() as connection:
         table.update(connection, ())
-    answer = list_runs(table, database, Asked())
+    answer = list_runs(table, Asked())
     assert len(Json(answer).body) < 100_000 and "config.lr" in answer["choices"]
     compared = side_by_side(table, table.runs())
     assert len(Json(compared).body) < 200_000
     assert "config.lr" in {row["name"] for row in compared["settings"]}
     begun = time.process_time()
     with pytest.raises(ConfigError, match=r"did you mean 'config.lr'\?.* more") as error:
-        list_runs(table, database, Asked(sort="config.lrr"))
+        list_runs(table, Asked(sort="config.lrr"))
     assert time.process_time() - begun < 1 and len(str(error.value)) < 20_000
 
 

@@ -18,7 +18,6 @@ from pictured_run import TEXT, pictured
 
 from everstep.cli.looking import report_command as command
 from everstep.errors import ConfigError
-from everstep.ui import report_data as reports
 from everstep.ui import report_summaries
 from everstep.ui.report_page import report_page
 from tiny_runs import Boom, Tiny, boom_at
@@ -109,14 +108,6 @@ def test_its_policy_allows_its_own_scripts_and_no_connection(written: Parsed) ->
         assert rules[name].split() == [f"'sha256-{digest}'" for digest in digests]
 
 
-@pytest.mark.campaign("long")
-def test_it_carries_its_data_with_their_digest(written: Parsed, made: Path, tmp_path: Path) -> None:
-    digest = hashlib.sha256(written.embedded.encode()).hexdigest()
-    assert next(attributes for tag, attributes in written.elements if tag == "html")["data-sha256"] == digest
-    told = report("long", "failed", made / "good", "--index", made, "-o", tmp_path / "again.html").output
-    assert told.startswith(f"{tmp_path / 'again.html'}: 3 runs, ") and digest in told
-
-
 def test_it_tells_what_happened_to_each_run(written: Parsed) -> None:
     runs = {one["name"].rpartition("-")[0]: one for one in written.data["runs"]}
     assert list(runs) == ["long", "failed", "good"]
@@ -133,17 +124,6 @@ def test_it_tells_what_happened_to_each_run(written: Parsed) -> None:
     facts = {row["name"] for row in written.data["facts"]}
     assert {"python", "argv", "packages.numpy"} <= facts
     assert all(one["checkpoints"] for one in runs.values())
-
-
-def test_what_says_how_good_a_run_is_comes_first(tmp_path: Path) -> None:
-    def tail(loop: Any, epoch: int) -> None:
-        loop.collect_metrics(lr=0.1, a_time=1.0, z_loss=1 / epoch)
-
-    Tiny(tmp_path / "run", max_epoch=2).train(tail=tail)
-    report(tmp_path / "run", "-o", tmp_path / "report.html")
-    data = Parsed(tmp_path / "report.html").data
-    assert data["charts"][0]["title"] == "tail/z_loss"
-    assert [row["name"] for row in data["metrics"]][:2] == ["tail/z_loss last", "tail/z_loss best"]
 
 
 @pytest.mark.campaign("long")
@@ -206,28 +186,6 @@ def test_what_does_not_fit_is_left_out_and_counted(tmp_path: Path, monkeypatch: 
     assert whole[-len(log["text"]) - 1] == "\n", "whole lines"
 
 
-@pytest.mark.campaign("long")
-def test_a_picture_that_is_gone_is_left_out(tmp_path: Path) -> None:
-    run = pictured(tmp_path / "run")
-    for file in (run / "logs" / "media").iterdir():
-        file.unlink()
-    report(run, "-o", tmp_path / "report.html")
-    data = Parsed(tmp_path / "report.html").data
-    assert {one["kind"] for one in data["summaries"]} == {"text", "histogram"}
-    assert data["summaries_left_out"] == 3
-
-
-@pytest.mark.campaign("long")
-def test_many_lines_share_the_points(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "MOST_POINTS", 36)  # three metrics
-    report(made / "long", "-o", tmp_path / "report.html")
-    data = Parsed(tmp_path / "report.html").data
-    assert (
-        data["points"] == 12
-        and max(len(line["x"]) for chart in data["charts"] for line in chart["series"]) == 12
-    )
-
-
 def test_equal_runs_are_equal_files_but_for_the_time(made: Path, tmp_path: Path) -> None:
     def page(name: str, **environment: str) -> list[str]:
         report("long", "good", "--index", made, "-o", tmp_path / name, **environment)
@@ -278,12 +236,6 @@ def test_any_value_of_json_survives_the_embedding(tmp_path: Path) -> None:
     assert hashlib.sha256(parsed.embedded.encode()).hexdigest() == digest and parsed.data["<b>"] == 1
 
 
-@pytest.mark.campaign("long")
-def test_a_run_given_twice_is_there_once(made: Path, tmp_path: Path) -> None:
-    told = report("good", made / "good", "--index", made, "-o", tmp_path / "report.html").output
-    assert ": 1 run, " in told and len(Parsed(tmp_path / "report.html").data["runs"]) == 1
-
-
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     ("arguments", "said"),
@@ -309,8 +261,3 @@ def test_wrong_use_has_a_remedy(
     with pytest.raises(ConfigError, match=re.escape(said)):
         report(*arguments, "--index", made)
     assert Path("mine.html").read_text() == "<p>mine</p>" and not Path("report.html").exists()
-
-
-def test_a_time_that_is_not_a_number_is_refused(made: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="SOURCE_DATE_EPOCH is seconds since 1970"):
-        report(made / "good", "-o", tmp_path / "report.html", SOURCE_DATE_EPOCH="yesterday")

@@ -5,21 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
-import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from index_runs import start, train
+from index_runs import train
 from page_server import Page, running_page
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 import everstep
-from everstep.checkpoint import CheckpointName, Store
 from everstep.index.columns import counts
 from everstep.index.database import Database
 from everstep.index.run_facts import MalformedIndexError
@@ -84,19 +80,6 @@ def test_a_curve_is_the_journal(page: Page, made: Path) -> None:
     begun = page.get(f"/api/runs/{run}").json["starts"]
     assert begun[0]["began"] <= timed["x"][0] and timed["x"][-1] > begun[1]["began"]
     assert curve(page, run, metric="nothing")["x"] == []
-
-
-@pytest.mark.campaign("long")
-def test_beyond_a_part_there_are_points_for_lines_that_go_on(page: Page) -> None:
-    run = id_of(page, "long")
-    whole, part = curve(page, run), {"from": 6, "to": 9, "beyond": 1}
-    found = curve(page, run, **part)
-    assert found["x"] == [4, 5, 6, 7, 8, 9, 10, 11] and found["n"] == 4, "half of the width, and the next row"
-    assert found["last"] == found["min"] == found["max"] == whole["last"][3:11]
-    assert curve(page, run, **{**part, "from": 6.5, "to": 6.6})["x"] == [6, 7]
-    assert curve(page, run, **{**part, "from": 15, "to": 20})["x"] == [12, 13, 14, 15, 16]
-    assert curve(page, run, beyond=1)["x"] == whole["x"]
-    assert curve(page, run, metric="nothing", **part)["x"] == []
 
 
 def test_thinning_keeps_the_smallest_and_the_largest() -> None:
@@ -318,73 +301,6 @@ def test_a_divergence_superseded_points_and_a_fork_are_shown(tmp_path: Path) -> 
 
 
 @pytest.mark.campaign("long")
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_curves_of_another_machines_run_come_from_the_index(
-    kind: str, made: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    """On this machine they come from the journal, also where the index has less."""
-    place = (
-        str(tmp_path / "everstep.db") if kind == "sqlite" else request.getfixturevalue("server").database()
-    )
-    database = Database(Path(place) if kind == "sqlite" else place)
-    sync(database, [made])
-    with running_page(place) as page:
-        run = id_of(page, "long")
-        from_journal = curves_of(page, run)
-    if kind == "sqlite":
-        with database.write() as connection:
-            connection.execute(update(runs).values(path="/nowhere"))
-    else:
-        with database.write() as connection:
-            connection.execute(update(runs).values(host="another"))
-    with running_page(place) as page:
-        assert curves_of(page, run) == from_journal
-        found = page.get(f"/api/runs/{run}").json
-        assert [start["badge"] for start in found["starts"]] == ["first", "verified"]
-        assert found["checkpoints"] == [] and page.get(f"/api/runs/{run}/log").json["text"] == ""
-
-
-def curves_of(page: Page, run: str) -> list[dict[str, Any]]:
-    """Two metrics over steps and over time, what was superseded included."""
-    return [
-        curve(page, run, stream, metric, x=x, superseded=1)
-        for stream, metric in (("step", "loss"), ("tail", "valid_loss"))
-        for x in ("step", "time")
-    ]
-
-
-@pytest.mark.campaign("long")
-def test_a_curve_grows_while_the_run_trains(tmp_path: Path) -> None:
-    folder = tmp_path / "runs"
-    train(folder / "first")
-    with running_page(folder) as page:
-        run = start(folder / "second", 4, 4, "ask", EVERSTEP_INDEX="off")
-        try:
-            assert run.stdout is not None and run.stdin is not None
-            for step in (4, 5, 6):
-                while f"asks at {step}" not in run.stdout.readline():
-                    pass
-                wanted = step - 1
-                page.wait_for(lambda: page.get("/api/runs", where="name=second").json["rows"])
-                name = id_of(page, "second")
-                page.wait_for(lambda run=name, n=wanted: curve(page, run)["n"] >= n)
-                run.stdin.write("\n")
-                run.stdin.flush()
-            found = page.get(f"/api/runs/{name}").json
-            assert found["starts"][0]["end"] == "running"
-            found = page.wait_for(lambda: (found := page.get(f"/api/runs/{name}").json)["left"] and found)
-            assert found["whole"] == 16
-            rate = found["rate"]
-            assert rate > 0 and found["left"] == (16 - found["steps"]) / rate
-            # waiting for its answer, the run is as good as hung
-            page.wait_for(lambda: 0 < page.get(f"/api/runs/{name}").json["rate"] < 0.9 * rate)
-        finally:
-            run.kill()
-            run.communicate()
-
-
-@pytest.mark.campaign("long")
 def test_runs_side_by_side_say_what_everstep_compare_says(page: Page) -> None:
     ids = [row["id"] for row in page.get("/api/runs").json["rows"]]
     found = page.get("/api/compare", runs=",".join(ids)).json
@@ -395,16 +311,6 @@ def test_runs_side_by_side_say_what_everstep_compare_says(page: Page) -> None:
     at = ids.index(id_of(page, "long"))
     assert rows["tail/valid_loss"][at] == 0.25 and rows["status"][at] == "finished"
     assert {"stream": "tail", "metrics": ["valid_loss"]} in found["streams"]
-
-
-@pytest.mark.campaign("long")
-def test_a_start_that_executes_no_step_has_nothing_to_verify(tmp_path: Path) -> None:
-    for _ in range(2):
-        train(tmp_path / "runs" / "again")
-    with running_page(tmp_path / "runs") as page:
-        first, second = page.get(f"/api/runs/{id_of(page, 'again')}").json["starts"]
-        assert (first["badge"], second["badge"]) == ("first", "nothing to verify")
-        assert (second["end"], second["how"]) == ("finished", "this start executed no step")
 
 
 REPORT = ("verified", {"report": "resume verified: 2 steps", "steps": 2})
@@ -446,31 +352,6 @@ def test_tags_and_the_note_of_a_run_are_shown(tmp_path: Path) -> None:
         assert (found["tags"], found["note"]) == (["paper", "<b>"], "the old data")
         set_note(tmp_path / "runs" / "one", "the new data")
         page.wait_for(lambda: page.get("/api/runs", where='note="the new data"', columns="note").json["rows"])
-
-
-@pytest.mark.campaign("long")
-def test_best_weights_of_which_nothing_was_recorded_are_listed(tmp_path: Path) -> None:
-    run = written(tmp_path / "a", wrote())
-    saved = Store(run).commit(
-        CheckpointName.parse("step-00000001"), {}, {}, digest="0" * 32, epoch=1, phase="step"
-    )
-    shutil.copytree(saved.path, run / "best" / "loss" / "weights")
-    with running_page(run) as page:
-        (best,) = page.get(f"/api/runs/{id_of(page, 'a')}").json["best_weights"]
-        assert (best["metric"], best["step"]) == ("loss", 1)
-
-
-@pytest.mark.campaign("long")
-def test_a_directory_that_is_used_again_has_the_new_runs_curves(tmp_path: Path) -> None:
-    written(tmp_path / "a", wrote(block([1.0, 2.0])))
-    with running_page(tmp_path) as page:
-        old = id_of(page, "a")
-        assert curve(page, old)["last"] == [1.0, 2.0]
-        shutil.rmtree(tmp_path / "a")
-        written(tmp_path / "a", wrote(block([5.0, 6.0, 7.0])))
-        new = RunDir.open(tmp_path / "a", create=False).id
-        page.wait_for(lambda: page.get(f"/api/runs/{new}").status == 200)
-        assert curve(page, new)["last"] == [5.0, 6.0, 7.0]
 
 
 def test_a_name_of_a_metric_may_have_a_slash_and_a_comma(tmp_path: Path) -> None:
@@ -529,40 +410,3 @@ def test_a_block_that_everstep_does_not_write_is_a_malformed_index(tmp_path: Pat
         connection.exec_driver_sql(f"UPDATE blocks SET {change}")
     with pytest.raises(MalformedIndexError, match="a block"):
         read_all(database, StoredRows())
-
-
-@pytest.mark.campaign("long")
-def test_a_curve_of_many_blocks_is_read_again_at_the_cost_of_one(tmp_path: Path) -> None:
-    """A run that was looked at for a day has a block for each second, and its page asks again each second."""
-    database, stored = Database(tmp_path / "everstep.db"), StoredRows()
-    run = RunDir.open(tmp_path / "a")
-    journal = Journal.open(run.path, 1, None, {}, warn=lambda message: None)
-    costs = []
-    for first in range(1, 401, 2):
-        journal.append(block([float(first), 2.0], first=first))
-        journal.flush()
-        if first in (5, 399):
-            sync(database, [run.path])
-            with database.read() as connection:
-                (row,) = connection.execute(select(runs)).mappings()
-                ask = partial(stored.read, database, connection, [row], "step", "loss")
-                _, (found, calls) = counted(ask), counted(ask)
-            costs.append(calls)
-            assert found[0].steps.tolist() == [*range(1, first + 2)] and (np.diff(found[0].times) >= 0).all()
-    journal.close()
-    assert costs[1] < costs[0] + 100 and (found[0].values[::2] == found[0].steps[::2]).all()
-
-
-def counted(work: Callable[[], Any]) -> tuple[Any, int]:
-    """Return what a function returns, and how many calls it made."""
-    calls = 0
-
-    def count(frame: Any, kind: str, _: Any) -> None:
-        nonlocal calls
-        calls += kind in ("call", "c_call")
-
-    sys.setprofile(count)
-    try:
-        return work(), calls
-    finally:
-        sys.setprofile(None)

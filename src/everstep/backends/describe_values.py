@@ -50,9 +50,10 @@ def _described(value: Any, name: str) -> Iterator[tuple[str, str]]:
     if plain is not _OPAQUE:
         text = repr(plain)
         yield name, text if len(text) <= _WIDEST else f"digest {_digest(text)}"
-    elif isinstance(value, Mapping | list | tuple) and len(value) > _MANY:
-        yield name, f"{_UNKNOWN}{len(value)} objects in a {type(value).__name__}"
     elif isinstance(value, Mapping | list | tuple):
+        if len(value) > _MANY:
+            yield name, f"{_UNKNOWN}{len(value)} objects in a {type(value).__name__}"
+            return
         for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _described(part, f"{name}.{key}")
     elif isinstance(value, functools.partial):
@@ -69,8 +70,7 @@ def _described(value: Any, name: str) -> Iterator[tuple[str, str]]:
 
 def _plain(value: Any) -> Any:
     """Turn plain values, also in lists and dictionaries, into values to compare; `_OPAQUE` for others."""
-    if isinstance(value, np.generic):
-        value = value.item()
+    value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, Mapping):
         value = [[key, value[key]] for key in sorted(value, key=_rank)]
     if isinstance(value, set | frozenset):
@@ -81,13 +81,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bool | int | float | complex | str | bytes | range | enum.Enum | None):
         return str(value) if isinstance(value, enum.Enum) else value
     backend = backends.of(value)
-    if backend is None:
-        return _OPAQUE
     try:
-        host = backend.to_host(value, None)
+        data = None if backend is None else backend.to_host(value, None).data
     except StateError:  # no dense array
+        data = None
+    if data is None:
         return _OPAQUE
-    return value.tolist() if host.data.nbytes <= _WIDEST else _digest(host.data.tobytes())
+    return value.tolist() if data.nbytes <= _WIDEST else _digest(data.tobytes())
 
 
 def _rank(key: Any) -> tuple[bool, float, str]:

@@ -112,15 +112,8 @@ class NumpyBackend(Backend):
         _refuse_array(array)
         name, extra = _describe(array)
         if not array.flags.c_contiguous:
-            return LazyArray(
-                name,
-                array.shape,
-                self.name,
-                extra,
-                None,
-                array.nbytes,
-                lambda: self.to_host(array, None).data,
-            )
+            form = (name, array.shape, self.name, extra, None, array.nbytes)
+            return LazyArray(*form, lambda: self.to_host(array, None).data)
         return HostArray(name, array.shape, array.reshape(-1).view(np.uint8), self.name, extra)
 
     def from_host(self, host: HostArray) -> NDArray[Any]:
@@ -135,13 +128,6 @@ class NumpyBackend(Backend):
         array = np.empty([host.shape[axis] for axis in order], dtype).transpose(np.argsort(order))
         np.copyto(array, host.data.view(dtype).reshape(host.shape))
         return array
-
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any] | None:
-        try:
-            kind = None if dtype is None else np.dtype(dtype)
-        except TypeError:
-            return None
-        return None if kind is None or kind.hasobject or not kind.itemsize else np.zeros(shape, kind)
 
     def facts(self, array: Any) -> ArrayFacts:
         interface = array.__array_interface__

@@ -10,12 +10,11 @@ from everstep.checkpoint.commit import (
     retire_others,
     save_apart,
 )
-from everstep.checkpoint.exchange import RankExchange, WriterExchange, first_error
+from everstep.checkpoint.exchange import RankExchange, RankStore, WriterExchange, first_error
 from everstep.checkpoint.files import forecast, trial_write
 from everstep.checkpoint.format import Checkpoint, Phase
 from everstep.checkpoint.manifest import FORMAT
 from everstep.checkpoint.manifest import read_body as read_manifest
-from everstep.checkpoint.rank_store import RankStore, leading_apart
 from everstep.checkpoint.reading import read as read_checkpoint
 from everstep.checkpoint.reading import read_all_own as read_own_trees
 from everstep.checkpoint.reading import read_own as read_own_tree
@@ -44,7 +43,6 @@ __all__ = [
     "first_error",
     "forecast",
     "is_interim",
-    "leading_apart",
     "names_inside",
     "place_apart",
     "read_checkpoint",

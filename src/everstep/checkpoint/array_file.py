@@ -9,6 +9,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import suppress
 from io import FileIO
 from itertools import chain
 from pathlib import Path
@@ -82,10 +83,6 @@ def write_arrays(
 
     Args:
         metadata: strings that the file has beside the arrays.
-
-    Raises:
-        CheckpointError: an array's bytes do not fit its shape.
-        OSError: the disk failed.
     """
     arrays = {name: arrays[name] for name in ordered(arrays)}
     header = _header(arrays, metadata)
@@ -146,9 +143,6 @@ def read_arrays(
         keep: returns what is kept of an array, by its name; called before the next one is read.
         checksums: xxh3_128 in hex of each wanted array's bytes, by its name: then only these arrays are
             read and verified.
-
-    Raises:
-        DamagedCheckpointError: the file is not the file of the record, or is not a safetensors file.
     """
     try:
         with open_regular(path) as file:
@@ -157,20 +151,23 @@ def read_arrays(
             digest = xxhash.xxh3_128()
             length = int.from_bytes(_read(file, min(8, size), digest), "little")
             text = _read(file, length if length <= size - 8 else 0, digest)
-            layout = _layout(bytes(text), size - 8 - len(text))
             found: dict[str, Any] = {}
+            layout: dict[str, int] | None = None
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
+                spans, metadata = parse_header(bytes(text), size - 8 - len(text))
+                layout = {name: span.end - span.start for name, span in spans.items()}
             if checksums is None:
                 # what is not wanted, or not understood, is read for the checksum
-                for name, count in layout.arrays.items() if layout else [("", size - file.tell())]:
-                    if layout and name in wanted:
+                for name, count in [("", size - file.tell())] if layout is None else layout.items():
+                    if layout is not None and name in wanted:
                         found[name] = keep(name, _read(file, count, digest))
                     else:
                         _pass_over(file, count, digest)
                 check_digest(path, digest, record)
             elif layout is not None:
-                if lacking := sorted(checksums.keys() - layout.arrays.keys()):
+                if lacking := sorted(checksums.keys() - layout.keys()):
                     damaged(path, f"is not a safetensors file with {', '.join(lacking[:3])}")
-                for name, count in layout.arrays.items():
+                for name, count in layout.items():
                     if name in checksums:
                         data = _read(file, count, digest := xxhash.xxh3_128())
                         check_digest(path, digest, {"xxh3_128": checksums[name]})
@@ -181,31 +178,37 @@ def read_arrays(
         unreadable(path, error)
     if layout is None:
         damaged(path, "is not a safetensors file")
-    return ArrayFile(found, layout.metadata)
+    return ArrayFile(found, metadata)
 
 
-class _Layout(NamedTuple):
-    """Number of bytes of each array by name, in the order of the file, and the metadata."""
+class Span(NamedTuple):
+    """Place of an array: its element type, shape, and first byte and end behind the header."""
 
-    arrays: dict[str, int]
-    metadata: dict[str, str]
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
 
 
-def _layout(header: bytes, size: int) -> _Layout | None:
-    """Understand a header before `size` bytes of arrays; None where it is not that of a safetensors file."""
-    try:
-        entries = parse_json(header)
-        metadata = entries.pop(_METADATA, {})
-        spans = sorted((*entry["data_offsets"], name) for name, entry in entries.items())
-        ends = [0, *(end for _, end, _ in spans)]
-        whole = (
-            all(start == end for (start, _, _), end in zip(spans, ends, strict=False)) and ends[-1] == size
-        )
-        arrays = {name: end - start for start, end, name in spans}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-    fits = whole and isinstance(metadata, dict) and all(type(n) is int and n >= 0 for n in arrays.values())
-    return _Layout(arrays, metadata) if fits else None
+def parse_header(text: bytes, size: int) -> tuple[dict[str, Span], dict[str, str]]:
+    """Understand a header before `size` bytes of arrays: arrays by name in their order, and the metadata.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: it is not that of a safetensors file.
+    """
+    entries = parse_json(text, once=True)
+    metadata = entries.pop(_METADATA, {})
+    if not isinstance(metadata, dict):
+        raise TypeError("its metadata are no strings by name")
+    found = [(name, Span(a["dtype"], tuple(a["shape"]), *a["data_offsets"])) for name, a in entries.items()]
+    spans, end = dict(sorted(found, key=lambda item: item[1][2:])), 0
+    for name, span in spans.items():
+        if type(span.end) is not int or span.start != end or span.end < end:
+            raise ValueError(f"array {name!r:.200} begins at byte {span.start:,} in place of {end:,}")
+        end = span.end
+    if end != size:
+        raise ValueError(f"its arrays end at byte {end:,}, and the file has {size:,} for them")
+    return spans, metadata
 
 
 def _read(file: FileIO, count: int, digest: xxhash.xxh3_128) -> Bytes:
@@ -232,11 +235,7 @@ def _fill(file: FileIO, chunk: memoryview, digest: xxhash.xxh3_128) -> None:
 
 
 def verify_file(path: Path, record: Record) -> None:
-    """Verify every byte of a file, in little memory.
-
-    Raises:
-        DamagedCheckpointError: the file is not the file of the record.
-    """
+    """Verify every byte of a file, in little memory."""
     digest = xxhash.xxh3_128()
     try:
         with open_regular(path) as file:
@@ -249,12 +248,7 @@ def verify_file(path: Path, record: Record) -> None:
 
 
 def copy_file(source: Path, target: Path, record: Record) -> None:
-    """Copy a file durably, and verify the bytes that are copied.
-
-    Raises:
-        DamagedCheckpointError: the source is not the file of the record, or cannot be read.
-        OSError: the copy cannot be written.
-    """
+    """Copy a file durably, and verify the bytes that are copied."""
     digest = xxhash.xxh3_128()
     try:
         file = open_regular(source)

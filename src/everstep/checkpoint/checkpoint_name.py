@@ -28,11 +28,7 @@ class CheckpointName:
 
     @classmethod
     def parse(cls, text: str) -> CheckpointName:
-        """Parse what `str` returns.
-
-        Raises:
-            ConfigError: `text` is not a checkpoint's name.
-        """
+        """Parse what `str` returns."""
         match = _NAME.fullmatch(text)
         name = None if match is None else cls(int(match[2]), None if match[1] is None else int(match[1]))
         if name is None or str(name) != text:

@@ -13,9 +13,9 @@ import numpy as np
 from everstep.checkpoint import files, format, reading
 from everstep.checkpoint.array_file import chunks
 from everstep.checkpoint.checkpoint_name import CheckpointName
-from everstep.checkpoint.content import Linked, Sharing
 from everstep.checkpoint.format import Checkpoint, Phase
 from everstep.checkpoint.manifest import read_body
+from everstep.checkpoint.shared import Sharing
 from everstep.contracts.state import HostArray, Json
 from everstep.durable import require_no_link, temporary
 from everstep.errors import CheckpointError, NonFiniteError
@@ -95,9 +95,6 @@ def require_finite(name: CheckpointName, arrays: Mapping[str, HostArray], guarde
 
     Args:
         guarded: names of the arrays that are looked at.
-
-    Raises:
-        NonFiniteError: names the step and up to five of the arrays.
     """
     bad = [key for key in arrays if key in guarded and not finite(arrays[key])]
     if bad:
@@ -181,11 +178,7 @@ def place(
 
 
 def place_apart(target: Path, write: Callable[[Path], int], *, top: Path, token: str = "") -> int:
-    """Place a folder and its parents; an old folder of that name is deleted after the new folder is there.
-
-    Raises:
-        RunDirError: a link below `top` leads to the folder.
-    """
+    """Place a folder and its parents; an old folder of that name is deleted after the new folder is there."""
     require_no_link(target, top)
     files.make_dirs(target.parent)
     trash: Path | None = None
@@ -203,11 +196,7 @@ def place_apart(target: Path, write: Callable[[Path], int], *, top: Path, token:
 
 
 def retire_others(folder: Path, keep: Collection[str], *, top: Path) -> None:
-    """Delete the checkpoints in `folder` whose names are not in `keep`.
-
-    Raises:
-        RunDirError: a link below `top` leads to `folder`.
-    """
+    """Delete the checkpoints in `folder` whose names are not in `keep`."""
     require_no_link(folder, top)
     for other in sorted(folder.iterdir()):
         if other.name not in keep and CheckpointName.matches(other.name):
@@ -222,13 +211,6 @@ Writing: TypeAlias = Callable[[Commit], Callable[[Path], int]]
 def writing(commit: Commit, segment: int = 0, sharing: Sharing | None = None) -> Callable[[Path], int]:
     """Make the function that fills a folder on one process."""
     return lambda folder: format.write(folder, commit.body(segment), commit.common, commit.own, sharing)
-
-
-def writing_best(sharing: Sharing) -> Writing:
-    """Make a `Writing` for best weights that share content with the checkpoints of their run."""
-    return lambda commit: (
-        lambda folder: format.write(folder, commit.body(0), commit.common, sharing=Linked(sharing, folder))
-    )
 
 
 def copying(checkpoint: Checkpoint, segment: int, meta: Json) -> Callable[[Path], int]:

@@ -1,11 +1,10 @@
-"""What the threads of all ranks that write one checkpoint tell each other, through the group's store.
+"""One checkpoint of several ranks: each writes its part, the writer makes one of them, all learn the end.
 
-Save number n (1, 2 ... on every rank alike) has these keys below "saves/n/":
+The threads that write tell each other through the group's store.  Save number n (1, 2 ... on every rank
+alike) has these keys below "saves/n/":
 
     folder      by the writer: the name of the new folder; or the error by which the save fails
-    part/R      by rank R: size and checksum of the file that it wrote there, digests; or its error
-    boxes/R/H   by rank R, whose part/R names the hash H: names, offsets, shapes and places of its pieces;
-                told once and kept, as they rarely change
+    part/R      by rank R: what it wrote there, see `Part`; or its error
     verdict     by whoever is first: "commit" by the writer, when everything but the rename is done; or the
                 error by which the writer, or a rank that has waited for too long, ends the save
     done        by the writer: what was committed; or the error by which the save fails
@@ -22,14 +21,21 @@ from __future__ import annotations
 
 import errno
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, NoReturn
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import xxhash
 
+from everstep.checkpoint import files, format, reading
 from everstep.checkpoint.array_file import Record
-from everstep.checkpoint.pieces import RankPiece
+from everstep.checkpoint.checkpoint_name import CheckpointName
+from everstep.checkpoint.commit import Commit, CommittedCheckpoint, require_finite
+from everstep.checkpoint.format import Checkpoint
+from everstep.checkpoint.pieces import RankPiece, write_pieces
+from everstep.checkpoint.shared import Known, Sharing
 from everstep.checkpoint.writer import disk_failed
 from everstep.contracts.group import Group, named
 from everstep.durable import remedy
@@ -57,24 +63,30 @@ class Part(NamedTuple):
         digest: digest of the rank's whole state.
         replicated: digest of each thing that must be the same on all ranks, by name.  A name with "#" is of
             what only some ranks hold, and must be the same on the ranks that tell it.
-        pieces: what the rank wrote of arrays that the ranks hold together.
+        pieces: what the rank wrote of arrays that the ranks hold together, as `RankPiece`.
     """
 
     files: dict[str, Record]
     digest: str
     replicated: dict[str, str]
-    pieces: dict[str, RankPiece]
+    pieces: dict[str, Any]
+
+    @classmethod
+    def write(cls, folder: Path, rank: int, commit: Commit, sharing: Sharing | None) -> Part:
+        """Write a rank's files."""
+        written = format.write_own(folder, rank, commit.own, commit.common, sharing)
+        more, pieces = write_pieces(folder, rank, commit.common.arrays, sharing)
+        return cls(written | more, commit.digest, dict(commit.replicated), pieces)
 
 
-class Done(NamedTuple):
-    """What all ranks learn of a checkpoint that is committed: see `CommittedCheckpoint`."""
+class _EndedError(Exception):
+    """Carries, through the block of a save, the error by which it fails on all ranks."""
 
-    bytes: int
-    kept: bool
-    digest: str
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
-class Exchange:
+class Exchange(ABC):
     """Messages of one rank; `WriterExchange` or `RankExchange`, as the rank is.
 
     Made on the main thread, used by one other thread.  All ranks enter `save` equally often.
@@ -89,11 +101,52 @@ class Exchange:
         self.rank, self.size = group.rank, group.size
         self._group, self._limit = group, group.limit if limit is None else limit
         self._store = group.store.below("saves/")
-        self._count = 0
-        self._oldest = 1
-        """The first save of which this rank has not deleted its keys."""
+        self._count, self._oldest = 0, 1
+        """Numbers of this save, and of the first one of which this rank has not deleted its keys."""
         self._own = ("folder", "verdict", "done") if group.writer else (f"part/{self.rank}",)
-        """Names of the keys that this rank deletes."""
+        self._done: list[Any] | None = None
+        """Bytes, whether an equal one was kept, and digest of what was committed; None for no checkpoint."""
+
+    @contextmanager
+    def save(self) -> Iterator[None]:
+        """Make one save together: an error in the block fails the save on all ranks, and so do theirs.
+
+        Raises:
+            RankSaveError: a disk or memory failed on some rank, or a rank did not answer in time: a failed
+                save, which the next one may make good.
+            NonFiniteError, CheckpointError, DivergedRanksError: as `Store.commit`, on any rank.
+            PeerFailedError: another rank had an error of another kind.
+            MissingRankError: the writer has decided to commit, and has not said that it did: nobody knows.
+        """
+        self._count += 1
+        self._begin()
+        try:
+            yield
+            self._end()
+        except _EndedError as ended:
+            raise self._fail(ended.error, known=True) from None
+        except Exception as error:
+            common = self._fail(for_all(error, self.rank), known=False)
+            # its own error of a kind that other ranks only hear of
+            mine = isinstance(common, PeerFailedError) and common.ranks == (self.rank,)
+            raise (error if mine else common) from error
+
+    def _begin(self) -> None:
+        self._done = None
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Tell or hear how a save has ended that is good here."""
+
+    @abstractmethod
+    def _fail(self, error: Exception, *, known: bool) -> Exception:
+        """Fail the save on all ranks, unless they know; returns the error by which it fails."""
+
+    def committed(self, commit: Commit, folder: Path) -> CommittedCheckpoint:
+        """Return what was committed in this save."""
+        assert self._done is not None, "no checkpoint was committed in this save"
+        size, kept, digest = self._done
+        return CommittedCheckpoint(commit.name, folder / str(commit.name), size, kept, digest)
 
     def _forget(self) -> None:
         """Delete own keys of all saves before this one, which those who read them have left."""
@@ -109,41 +162,41 @@ class Exchange:
         reach(f"checkpoint.tell_{name.partition('/')[0]}")
         self._store.set(self._key(name), json.dumps(value))
 
-    def _heard(self, names: Sequence[str]) -> list[Any]:
-        """Return the values of keys that exist."""
-        reach(f"checkpoint.heard_{names[0].partition('/')[0]}")
-        return [json.loads(text) for text in self._store.get([self._key(name) for name in names])]
+    def _heard(self, names: Sequence[str], late: str) -> list[Any]:
+        """Return the values of keys, once they exist.
 
-    def _wait(self, names: Sequence[str], look: Callable[[], None]) -> bool:
+        Raises:
+            RankSaveError: `late` within the limit, or a rank has reported its failure to the group.
+            _EndedError: one of them is an error.
+        """
         keys = [self._key(name) for name in names]
-        return wait_until(looking(lambda: self._store.has(keys), look), self._limit)
+        if not wait_until(looking(lambda: self._store.has(keys), self._look), self._limit):
+            lacking = [name for name, key in zip(names, keys, strict=True) if not self._store.has([key])]
+            ranks = [int(name.partition("/")[2] or 0) for name in lacking]  # what rank 0 tells has no number
+            told = (
+                f"{named(ranks)} {late} within {self._limit:g} s; see to the output there, or raise the limit"
+            )
+            raise RankSaveError(errno.ETIMEDOUT, told, ranks=ranks)
+        reach(f"checkpoint.heard_{names[0].partition('/')[0]}")
+        heard = [json.loads(text) for text in self._store.get(keys)]
+        for each in heard:
+            if isinstance(each, dict):
+                raise _EndedError(unpacked(each))
+        return heard
 
     def _look(self) -> None:
-        """Raise the failure that a rank has reported to the group."""
         if failure := self._group.failure():
             rank, reason = failure
             raise RankSaveError(
                 errno.ECONNABORTED, f"rank {rank} has failed ({reason}); see to its output", ranks=[rank]
             )
 
-    def _late(self, what: str, ranks: Sequence[int]) -> NoReturn:
-        raise RankSaveError(
-            errno.ETIMEDOUT,
-            f"{named(ranks)} {what} within {self._limit:g} s; see to the output there, or raise the limit",
-            ranks=ranks,
-        )
-
-    def _first_to_decide(self, verdict: str) -> str:
+    def _decide(self, verdict: str | Exception) -> str | Exception:
         """Decide the save, unless another rank was faster; returns what was decided."""
         reach("checkpoint.verdict")
-        return self._store.set_once(self._key("verdict"), verdict)
-
-
-class _OfAnotherRankError(Exception):
-    """Carries the error of another rank through the writer's block."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+        text = verdict if isinstance(verdict, str) else json.dumps(packed(verdict))
+        decided = self._store.set_once(self._key("verdict"), text)
+        return decided if decided == _COMMIT else unpacked(json.loads(decided))
 
 
 class WriterExchange(Exchange):
@@ -151,98 +204,69 @@ class WriterExchange(Exchange):
 
     _announced = False
     """Whether the other ranks know the folder of this save, or that there is none."""
-    _done: Done | None = None
 
-    def __init__(self, group: Group, limit: float | None = None) -> None:
-        super().__init__(group, limit)
-        self._boxes: dict[int, tuple[str, Any]] = {}
-        """Hash and boxes by rank, as heard last."""
+    def _begin(self) -> None:
+        super()._begin()
+        self._announced = False
 
-    @contextmanager
-    def save(self) -> Iterator[None]:
-        """Make one save together: an error in the block fails the save on all ranks, and so do theirs.
+    def _end(self) -> None:
+        self._tell("done", self._done)
 
-        Raises:
-            RankSaveError: a disk or memory failed on some rank, or a rank did not answer in time: a failed
-                save, which the next one may make good.
-            NonFiniteError, CheckpointError, DivergedRanksError: as `Store.commit`, on any rank.
-            PeerFailedError: another rank had an error of another kind.
-        """
-        self._announced, self._done = False, None
-        self._count += 1
-        try:
-            yield
-            self._tell("done", self._done)
-        except Exception as error:
-            told = error.error if isinstance(error, _OfAnotherRankError) else for_all(error, self.rank)
-            common = self._fail(told)
-            if isinstance(error, _OfAnotherRankError):
-                raise common from None
-            raise _local(error, common, self.rank) from error
-
-    def _fail(self, error: Exception) -> Exception:
-        """Fail the save on all ranks; returns the error by which it fails: that of the first to decide."""
+    def _fail(self, error: Exception, *, known: bool) -> Exception:
         with suppress(GroupError):  # the store is gone: each rank finds that out by itself
-            decided = self._first_to_decide(json.dumps(packed(error)))
-            if decided != _COMMIT:
-                error = unpacked(json.loads(decided))
+            decided = self._decide(error)
+            if isinstance(decided, Exception):
+                error = decided
             if not self._announced:
                 self._tell("folder", packed(error))
             self._tell("done", packed(error))
         return error
 
-    def announce(self, folder: str) -> None:
-        """Name the new folder, which exists, to all ranks."""
-        self._tell("folder", folder)
-        self._announced = True
+    def leading(
+        self,
+        commit: Commit,
+        segment: int = 0,
+        held: Checkpoint | None = None,
+        sharing: Sharing | None = None,
+    ) -> Callable[[Path], int]:
+        """Make the function by which the writer fills a folder together with all ranks.
 
-    def collect(self, own: Part) -> list[Part]:
-        """Return the parts of all ranks, in the order of ranks, once all have written theirs.
-
-        Raises:
-            DivergedRanksError: something that must be the same on all ranks is not.
-            Exception: the error of a rank.
+        Args:
+            segment: number of this start; 0 for best weights.
+            held: the whole checkpoint that has the name; an equal one is kept, and the function returns 0.
+            sharing: what this save may share with the one before; None to share nothing.
         """
-        names = [f"part/{rank}" for rank in range(1, self.size)]
-        if not self._wait(names, self._look):
-            came = [self._store.has([self._key(name)]) for name in names]
-            self._late("did not report its part", [rank for rank, there in enumerate(came, 1) if not there])
-        heard = self._heard(names)
+
+        def write(folder: Path) -> int:
+            self._tell("folder", folder.name)
+            self._announced = True
+            written = format.write_common(folder, commit.common, sharing)
+            parts = self._collect(Part.write(folder, 0, commit, sharing))
+            digest = xxhash.xxh3_128_hexdigest("\n".join(part.digest for part in parts).encode())
+            size = 0
+            if held is None or held.digest != digest:
+                ranks, pieces = [part.files for part in parts], [part.pieces for part in parts]
+                size = format.write_manifest(
+                    folder, commit.body(segment, digest), commit.common, written, ranks, pieces
+                )
+            self._done = [size, size == 0, digest]
+            # last: when the verdict is commit, nothing is left but the rename, which must follow at once
+            if isinstance(decided := self._decide(_COMMIT), Exception):
+                raise _EndedError(decided)
+            return size
+
+        return write
+
+    def _collect(self, own: Part) -> list[Part]:
+        """Return the parts of all ranks, in the order of ranks, once all have written theirs."""
+        heard = self._heard([f"part/{rank}" for rank in range(1, self.size)], "did not report its part")
         self._forget()
-        for told in heard:
-            if isinstance(told, dict):
-                raise _OfAnotherRankError(unpacked(told))
-        parts = [own, *(self._part(rank, told) for rank, told in enumerate(heard, 1))]
+        parts = [own]
+        for records, digest, replicated, pieces in heard:
+            found = {name: RankPiece(*piece) for name, piece in pieces.items()}
+            parts.append(Part(records, digest, replicated, found))
         _require_replicas([part.replicated for part in parts])
         return parts
-
-    def _part(self, rank: int, told: list[Any]) -> Part:
-        """Return what a rank told, with its boxes, which are read where they are new."""
-        files, digest, replicated, boxes, digests = told
-        if self._boxes.get(rank, ("",))[0] != boxes:
-            (text,) = self._store.get([f"boxes/{rank}/{boxes}"])
-            self._boxes[rank] = boxes, json.loads(text)
-        pieces = {
-            name: RankPiece(offset, shape, file, key, content)
-            for (name, offset, shape, file, key), content in zip(self._boxes[rank][1], digests, strict=True)
-        }
-        return Part(files, digest, replicated, pieces)
-
-    def decide(self) -> None:
-        """Make sure that no rank has given up; from here on none can, so the rename must follow at once."""
-        decided = self._first_to_decide(_COMMIT)
-        if decided != _COMMIT:
-            raise _OfAnotherRankError(unpacked(json.loads(decided)))
-
-    def finish(self, done: Done) -> None:
-        """Note what the other ranks are told when the block ends."""
-        self._done = done
-
-    @property
-    def digest(self) -> str:
-        """Digest of the checkpoint of this save, of the states of all ranks."""
-        assert self._done is not None, "no checkpoint was committed in this save"
-        return self._done.digest
 
 
 class RankExchange(Exchange):
@@ -250,122 +274,106 @@ class RankExchange(Exchange):
 
     _over = False
     """Whether this rank knows how the save ended."""
-    _told_boxes: str | None = None
-    """Hash of the boxes that are in the store."""
 
-    @contextmanager
-    def save(self) -> Iterator[None]:
-        """Make one save together: an error in the block fails the save on all ranks, and so do theirs.
-
-        Raises:
-            Exception: as `WriterExchange.save`.
-        """
-        self._count += 1
+    def _begin(self) -> None:
+        super()._begin()
         self._over = False
-        try:
-            yield
-        except Exception as error:
-            if not self._over:
-                self._fail(error)
-            raise
+
+    def _end(self) -> None:
         if not self._over:
             self.outcome()
 
-    def _fail(self, error: Exception) -> None:
-        """Raise the error by which the save fails on all ranks, after this rank's own."""
-        own = for_all(error, self.rank)
-        self._tell(f"part/{self.rank}", packed(own))
-        try:
-            self.outcome(own)
-        except Exception as common:
-            raise _local(error, common, self.rank) from error
+    def _fail(self, error: Exception, *, known: bool) -> Exception:
+        if not known and not self._over:
+            self._tell(f"part/{self.rank}", packed(error))
+            try:
+                self.outcome(error)
+            except _EndedError as ended:
+                return ended.error
+        return error
 
     def folder(self) -> str:
-        """Return the name of the new folder, once the writer has made it.
-
-        Raises:
-            Exception: the error by which the save fails.
-        """
-        if not self._wait(["folder"], self._look):
-            self._late("did not begin the save", [0])
-        (told,) = self._heard(["folder"])
+        """Return the name of the new folder, once the writer has made it."""
+        (name,) = self._heard(["folder"], "did not begin the save")
         self._forget()
-        if isinstance(told, dict):
-            self._over = True
-            raise unpacked(told)
-        return str(told)
+        return str(name)
 
     def report(self, part: Part) -> None:
-        """Tell the writer that this rank's part is written; its boxes are told once."""
-        text = json.dumps([[name, *each[:-1]] for name, each in part.pieces.items()])
-        boxes = xxhash.xxh3_128_hexdigest(text.encode())
-        if boxes != self._told_boxes:
-            self._store.set(f"boxes/{self.rank}/{boxes}", text)
-            self._told_boxes = boxes
-        digests = [each.xxh3_128 for each in part.pieces.values()]
-        self._tell(f"part/{self.rank}", [part.files, part.digest, part.replicated, boxes, digests])
+        """Tell the writer that this rank's part is written."""
+        self._tell(f"part/{self.rank}", part)
 
-    def outcome(self, own: Exception | None = None) -> Done | None:
-        """Return what was committed, once it is; None for a save without a checkpoint.
+    def outcome(self, own: Exception | None = None) -> None:
+        """Hear what was committed, once it is.
 
         Args:
             own: the error of this rank, by which it withdraws if the writer does not answer.
-
-        Raises:
-            Exception: the error by which the save fails on all ranks.
-            MissingRankError: the writer has decided to commit, and has not said that it did: nobody knows.
         """
         try:
-            if not self._wait(["done"], self._look):
-                self._late("did not end the save", [0])
+            (self._done,) = self._heard(["done"], "did not end the save")
         except RankSaveError as late:
-            self._withdraw(own or late)
-        (told,) = self._heard(["done"])
+            if isinstance(decided := self._decide(own or late), Exception):
+                raise _EndedError(decided) from None
+            self._await_rename()
         self._over = True
-        if isinstance(told, dict):
-            raise unpacked(told)
-        return None if told is None else Done(*told)
 
-    def _withdraw(self, error: Exception) -> None:
-        """Fail the save for all ranks; or wait, if the writer is about to rename the folder."""
-        decided = self._first_to_decide(json.dumps(packed(error)))
-        if decided != _COMMIT:
-            self._over = True
-            raise unpacked(json.loads(decided)) from None
-        if not self._wait(["done"], self._require_writer):
-            self._over = True
-            raise MissingRankError(
-                f"the writer began to commit a checkpoint, and did not say within {self._limit:g} s that it "
-                "did; see to its output, then start all ranks again",
-                ranks=[0],
-            ) from None
+    def _await_rename(self) -> None:
+        """Wait for the writer, which was about to rename the folder when this rank wanted to give up."""
 
-    def _require_writer(self) -> None:
-        """Raise the failure of the writer, which then cannot say how the save ended."""
-        failure = self._group.failure()
-        if failure is not None and failure[0] == 0:
-            self._over = True
-            raise PeerFailedError(
-                f"the writer has failed while it committed a checkpoint ({failure[1]}); see to its output, "
-                "then start all ranks again",
-                ranks=[0],
-            )
+        def look() -> None:
+            failure = self._group.failure()
+            if failure is not None and failure[0] == 0:
+                told = f"the writer has failed while it committed a checkpoint ({failure[1]})"
+                raise _EndedError(PeerFailedError(told + advice, ranks=[0]))
+
+        advice, key = "; see to its output, then start all ranks again", self._key("done")
+        if not wait_until(looking(lambda: self._store.has([key]), look), self._limit):
+            told = f"the writer began to commit a checkpoint, and did not end within {self._limit:g} s"
+            raise _EndedError(MissingRankError(told + advice, ranks=[0]))
+        (self._done,) = self._heard(["done"], "")
 
 
-def combined(digests: Sequence[str]) -> str:
-    """Return the digest of a checkpoint from the digests of its ranks' states."""
-    return xxhash.xxh3_128_hexdigest("\n".join(digests).encode())
+class RankStore:
+    """Checkpoints of a run for a rank that is not the writer, which owns them.
 
+    Args:
+        run_dir: the run directory, which the writer has opened.
+        apart: the folder of best weights that are written; None for checkpoints.
+    """
 
-def _local(error: Exception, common: Exception, rank: int) -> Exception:
-    """Return the error to raise on this rank: its own error of a kind that other ranks only hear of."""
-    mine = isinstance(common, PeerFailedError) and common.ranks == (rank,)
-    return error if mine else common
+    def __init__(self, run_dir: Path, apart: Path | None = None) -> None:
+        self._folder = Path(run_dir) / "checkpoints" if apart is None else apart
+        self._sharing = Sharing(self._known) if apart is None else None
+
+    def _known(self, file: str) -> Known | None:
+        names = (path.name for path in self._folder.iterdir() if CheckpointName.matches(path.name))
+        newest = max(names, key=CheckpointName.parse, default=None)
+        return None if newest is None else reading.known_in(self._folder / newest, file)
+
+    def write_part(self, commit: Commit, ranks: RankExchange) -> CommittedCheckpoint:
+        """Write this rank's part of a checkpoint, inside `ranks.save()`.
+
+        Args:
+            commit: of its common tree only what the ranks hold together is written here.
+        """
+        sharing = self._sharing
+        held = {name: array for name, array in commit.common.arrays.items() if array.region is not None}
+        require_finite(commit.name, {**commit.own.arrays, **held}, commit.guarded)
+        folder = self._folder / ranks.folder()
+        with nullcontext() if sharing is None else sharing.save(self._folder / str(commit.name)):
+            part = Part.write(folder, ranks.rank, commit, sharing)
+        if part.files:
+            files.fsync_folder(folder)
+        ranks.report(part)
+        ranks.outcome()
+        committed = ranks.committed(commit, self._folder)
+        if sharing is not None and not committed.kept:
+            sharing.committed()
+        return committed
 
 
 def _require_replicas(ranks: Sequence[Mapping[str, str]]) -> None:
-    for name in sorted({name for found in ranks for name in found}):
-        telling = [rank for rank, found in enumerate(ranks) if name in found or "#" not in name]
+    for name in sorted({name for digests in ranks for name in digests}):
+        telling = [rank for rank, digests in enumerate(ranks) if name in digests or "#" not in name]
         first = ranks[telling[0]].get(name)
         differing = [rank for rank in telling if ranks[rank].get(name) != first]
         if differing:
@@ -387,7 +395,8 @@ def for_all(error: Exception, rank: int) -> Exception:
     if isinstance(error, RankSaveError | DivergedRanksError):
         return error
     if disk_failed(error):
-        return RankSaveError(_number(error), f"rank {rank}: {_told(error)}", ranks=[rank])
+        number = (error.errno if isinstance(error, OSError) else None) or errno.ENOMEM
+        return RankSaveError(number, f"rank {rank}: {_described(error)}", ranks=[rank])
     if isinstance(error, NonFiniteError):
         return NonFiniteError(f"rank {rank}: {error}", step=error.step)
     if isinstance(error, CheckpointError):
@@ -406,26 +415,9 @@ def first_error(group: Group, error: Exception | None, what: str) -> Exception |
     """
     if group.size == 1:
         return error
-    told = group.gather(None if error is None else packed(for_all(error, group.rank)), what)
-    found = [unpacked(each) for each in told if each is not None]
-    return min(found, key=lambda each: not isinstance(each, RankSaveError), default=None)
-
-
-def packed(error: Any) -> dict[str, Any]:
-    """Return as JSON what `for_all` has made."""
-    kind = next(kind for kind in _KINDS if isinstance(error, kind))
-    text = error.strerror if isinstance(error, RankSaveError) else str(error)
-    facts = {name: getattr(error, name) for name in _KINDS[kind]}
-    return {"error": kind.__name__, "text": text, "facts": facts}
-
-
-def unpacked(told: dict[str, Any]) -> Exception:
-    """Make the error again."""
-    kind: Any = next(kind for kind in _KINDS if kind.__name__ == told["error"])
-    facts = dict(told["facts"])
-    numbers = [facts.pop("errno")] if kind is RankSaveError else []
-    error: Exception = kind(*numbers, told["text"], **facts)
-    return error
+    gathered = group.gather(None if error is None else packed(for_all(error, group.rank)), what)
+    errors = [unpacked(each) for each in gathered if each is not None]
+    return min(errors, key=lambda each: not isinstance(each, RankSaveError), default=None)
 
 
 _KINDS: dict[type[Exception], tuple[str, ...]] = {
@@ -438,11 +430,27 @@ _KINDS: dict[type[Exception], tuple[str, ...]] = {
 """Classes of such errors, with the attributes that each is made of."""
 
 
-def _number(error: Exception) -> int:
-    return (error.errno if isinstance(error, OSError) else None) or errno.ENOMEM
+def packed(error: Any) -> dict[str, Any]:
+    """Return as JSON what `for_all` has made."""
+    kind = next(kind for kind in _KINDS if isinstance(error, kind))
+    text = error.strerror if isinstance(error, RankSaveError) else str(error)
+    return {
+        "error": kind.__name__,
+        "text": text,
+        "facts": {name: getattr(error, name) for name in _KINDS[kind]},
+    }
 
 
-def _told(error: Exception) -> str:
+def unpacked(told: dict[str, Any]) -> Exception:
+    """Make the error again."""
+    kind: Any = next(kind for kind in _KINDS if kind.__name__ == told["error"])
+    facts = dict(told["facts"])
+    numbers = [facts.pop("errno")] if kind is RankSaveError else []
+    error: Exception = kind(*numbers, told["text"], **facts)
+    return error
+
+
+def _described(error: Exception) -> str:
     """Say what has failed, and what to do."""
     if isinstance(error, RunDirError):
         return f"{error.strerror} ({error.filename})"

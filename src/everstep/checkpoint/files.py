@@ -43,9 +43,6 @@ def move(source: Path, folder: Path, name: str, *, top: Path) -> Path:
 
     Args:
         folder: created if it is missing; the parent must exist.
-
-    Raises:
-        RunDirError: a link below `top` leads to `source` or to `folder`.
     """
     require_no_link(source, top)
     require_no_link(folder, top)
@@ -109,12 +106,7 @@ def to_trash(folder: Path) -> Path:
 
 
 def trial_write(run_dir: Path) -> None:
-    """Write, sync and delete a small file in `run_dir`, so that a bad disk is found before training.
-
-    Raises:
-        RunDirError: the file cannot be written: `run_dir` is a file, read-only or full, or permission or
-            quota is missing.
-    """
+    """Write, sync and delete a small file in `run_dir`, so that a bad disk is found before training."""
     path = temporary(run_dir / "trial")
     try:
         discard(path)
@@ -134,9 +126,6 @@ def forecast(run_dir: Path, bytes_needed: int) -> None:
 
     Args:
         bytes_needed: size of the checkpoints that are kept.
-
-    Raises:
-        RunDirError: names the directory, the bytes needed and the bytes free.
     """
     free = shutil.disk_usage(run_dir).free
     if free < bytes_needed:

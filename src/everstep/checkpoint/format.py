@@ -20,8 +20,8 @@ The checksum of the manifest (xxh3_128) covers the exact bytes of the body.  The
     ranks           for each rank the file of its own tree, null for none; as many as the checkpoint has ranks
     files           {FILE: {"bytes", "xxh3_128"}}: size and checksum of every other file
 
-A piece may have "xxh3_128", too.  Who needs some of the arrays reads and verifies these alone, by the
-checksums of the arrays or of all their pieces; without such checksums, the files in which they lie.
+Of several pieces each has "xxh3_128", too.  Who needs some of the arrays reads and verifies these alone, by
+the checksums of the arrays or of their pieces.
 
 So no bit of any file can change unnoticed, and nobody needs to list the folder.  Nothing is ever unpickled.
 
@@ -35,11 +35,10 @@ array `key` of `file`; its first element is the element at index `offset` of the
 An array from 4 KiB on that is equal to another one (tied weights) is written once: the description of the
 second name has one piece, which is the whole array of the first name.
 
-A file that other checkpoints of the run use, too, lies outside the folder: its record then has "shared", the
-path of its folder from this one ("../../shared").  There X.safetensors may have a second physical copy,
-X.copy.safetensors, with the same bytes; either is enough.  An array from 4 KiB on that has not changed since
-the checkpoint before lies in such a file, as one piece, which is a whole array.  Best weights have both
-copies in their own folder, where "shared" is "."; these are other names (hard links) of files of the run.
+An array from 4 KiB on that has not changed since the checkpoint before lies in a file X.safetensors, as one
+piece, which is a whole array.  The record of that file has "copy": "X.copy.safetensors", a second physical
+copy with the same bytes, which may be missing; either is enough.  Other checkpoints of the run, and its best
+weights, have names (hard links) of the same two files.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ from typing import Any, Literal, NamedTuple
 from everstep.checkpoint import files
 from everstep.checkpoint.array_file import Record, write_arrays
 from everstep.checkpoint.checkpoint_name import CheckpointName
-from everstep.checkpoint.content import Linked, Sharing, lay_out
 from everstep.checkpoint.manifest import (
     ARRAYS,
     FORMAT,
@@ -65,7 +63,7 @@ from everstep.checkpoint.manifest import (
     versions,
 )
 from everstep.checkpoint.pieces import RankPiece, described
-from everstep.checkpoint.shared import Flaw, copy_here
+from everstep.checkpoint.shared import Flaw, Sharing, copy_here, lay_out
 from everstep.contracts.state import HostArray, Json
 from everstep.errors import CheckpointError, RestoreError
 from everstep.state import Encoded, merge
@@ -132,7 +130,7 @@ def write(
     facts: Mapping[str, Json],
     common: Encoded,
     own: Encoded | None = None,
-    sharing: Sharing | Linked | None = None,
+    sharing: Sharing | None = None,
 ) -> int:
     """Write all files of a checkpoint into an existing folder, in one process; sync the files and the folder.
 
@@ -143,10 +141,6 @@ def write(
 
     Returns:
         Number of bytes of the files in the folder.
-
-    Raises:
-        CheckpointError: an array's bytes do not fit its shape, the trees overlap, or `facts` are not JSON.
-        OSError: the disk failed.
     """
     written = write_common(folder, common, sharing)
     ranks = [write_own(folder, 0, own or Encoded({}), common, sharing)]
@@ -158,10 +152,6 @@ def copy(source: Path, folder: Path, facts: Mapping[str, Json] | None = None) ->
 
     Args:
         facts: values of the manifest that replace those of the same name.
-
-    Raises:
-        DamagedCheckpointError, CheckpointVersionError: as `read`; each byte that is copied is verified.
-        OSError: the disk failed.
     """
     body = read_body(source)
     listed = body["files"].items()
@@ -176,22 +166,17 @@ class Written(NamedTuple):
     files: dict[str, Record]
 
 
-def write_common(folder: Path, common: Encoded, sharing: Sharing | Linked | None = None) -> Written:
+def write_common(folder: Path, common: Encoded, sharing: Sharing | None = None) -> Written:
     """Write the arrays of the common tree that are whole."""
     whole = {name: array for name, array in common.arrays.items() if array.region is None}
-    layout = lay_out(ARRAYS, whole, sharing)
+    layout = lay_out(folder, ARRAYS, whole, sharing)
     return Written(layout.described, {ARRAYS: write_arrays(folder / ARRAYS, layout.here), **layout.files})
 
 
 def write_own(
-    folder: Path, rank: int, own: Encoded, common: Encoded, sharing: Sharing | Linked | None = None
+    folder: Path, rank: int, own: Encoded, common: Encoded, sharing: Sharing | None = None
 ) -> dict[str, Record]:
-    """Write the file of a rank's own tree, unless the tree is empty; returns the records of its files.
-
-    Raises:
-        CheckpointError: the trees overlap, or an array's bytes do not fit its shape.
-        OSError: the disk failed.
-    """
+    """Write the file of a rank's own tree, unless the tree is empty; returns the records of its files."""
     if own.structure == {}:
         return {}
     try:
@@ -201,7 +186,7 @@ def write_own(
             f"a rank cannot save as its own what all ranks have in common ({error}); give each path to one"
         ) from None
     file = rank_file(rank)
-    layout = lay_out(file, own.arrays, sharing)
+    layout = lay_out(folder, file, own.arrays, sharing)
     tree = json_bytes(
         {"structure": own.structure, "arrays": layout.described}, f"the tree of rank {rank}"
     ).decode()

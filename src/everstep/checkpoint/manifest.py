@@ -10,7 +10,7 @@ import math
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import cache
 from importlib.metadata import version
@@ -21,14 +21,13 @@ import numpy as np
 import xxhash
 
 from everstep.checkpoint.array_file import damaged, is_record, unreadable
-from everstep.checkpoint.shared import check_there, is_shared, leads_up
-from everstep.contracts.state import HostArray, Json
+from everstep.checkpoint.shared import COPY, check_there
 from everstep.errors import CheckpointError, CheckpointVersionError
 from everstep.untrusted_files import is_count, is_file_name, parse_json, read_regular
 
-FORMAT = 7
+FORMAT = 8
 """Version of these files and of the state tree in them, as written; raised with every change of the tree's
-shape (tests/supervisor/test_tree_shape.py).  No other is read."""
+shape (tests/supervisor/test_forged_checkpoints.py).  No other is read."""
 
 ARRAYS = "arrays.safetensors"
 MANIFEST = "manifest.json"
@@ -37,21 +36,13 @@ _MANIFEST = re.compile(rb'\{"checksum":"([0-9a-f]{32})","body":(\{.*\})\}\n', re
 
 
 def packed(body: Mapping[str, Any]) -> bytes:
-    """Return the bytes of the file.
-
-    Raises:
-        CheckpointError: JSON cannot hold a value of `body`.
-    """
+    """Return the bytes of the file."""
     text = json_bytes(body, f"checkpoint {body['name']}")
     return b'{"checksum":"%s","body":%s}\n' % (xxhash.xxh3_128_hexdigest(text).encode(), text)
 
 
 def json_bytes(value: Any, whose: str) -> bytes:
-    """Return a value as compact JSON.
-
-    Raises:
-        CheckpointError: JSON cannot hold the value.
-    """
+    """Return a value as compact JSON."""
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
@@ -75,11 +66,7 @@ def versions() -> dict[str, str]:
 
 
 def read_body(folder: Path) -> dict[str, Any]:
-    """Read and verify the manifest alone, and return its body.
-
-    Raises:
-        DamagedCheckpointError, CheckpointVersionError: as `read`.
-    """
+    """Read and verify the manifest alone, and return its body."""
     path = folder / MANIFEST
     try:
         raw = read_regular(path)
@@ -138,7 +125,7 @@ def _oddities(body: Mapping[str, Any]) -> Iterator[str]:
     yield from (
         name
         for name, record in listed.items()
-        if not is_record(record) or not is_file_name(name) or not leads_up(record)
+        if not is_record(record) or not is_file_name(name) or not is_file_name(record.get(COPY, name))
     )
     own = body["ranks"]
     if not own or not all(name is None or isinstance(name, str) for name in own):
@@ -170,23 +157,19 @@ def _require_version(folder: Path, body: Mapping[str, Any]) -> None:
 
 
 def check_sizes(folder: Path, body: Mapping[str, Any]) -> None:
-    """Verify the cheap half: all files are there and have their sizes.
-
-    Raises:
-        DamagedCheckpointError: a file is missing or has another size.
-    """
+    """Verify the cheap half: all files are there and have their sizes."""
     for name, record in body["files"].items():
         check_there(folder, name, record)
 
 
 def size(body: Mapping[str, Any]) -> int:
-    """Number of bytes of the files in the folder of a checkpoint, without the manifest."""
-    return sum(record["bytes"] for record in body["files"].values() if not is_shared(record))
+    """Number of bytes of the files that a checkpoint has alone, without the manifest."""
+    return sum(record["bytes"] for record in body["files"].values() if COPY not in record)
 
 
 def shared_size(body: Mapping[str, Any]) -> int:
     """Number of bytes of the files that a checkpoint shares with others, each counted once."""
-    return sum(record["bytes"] for record in body["files"].values() if is_shared(record))
+    return sum(record["bytes"] for record in body["files"].values() if COPY in record)
 
 
 # ------------------------------------------------------------------------------------ types of `meta`
@@ -244,51 +227,8 @@ _FACTS: dict[str, _Fits] = {
 """Types of the facts in `meta`.  A fact may be missing; one that is not named here may be anything."""
 
 
-# ------------------------------------------------------------------------------- descriptions of arrays
-
-Piece: TypeAlias = Mapping[str, Any]
-"""{"file", "key", "offset", "shape"} and perhaps "xxh3_128", see `format`."""
-
-
-def describe(array: HostArray, shape: Sequence[int], size: int, **more: Json) -> dict[str, Json]:
-    """Describe an array.
-
-    Args:
-        array: the array, or a box of it.
-        shape: shape of the whole array.
-        size: number of bytes of the whole array.
-        more: "xxh3_128", "pieces" or both.
-    """
-    return {
-        "dtype": array.dtype,
-        "shape": list(shape),
-        "backend": array.backend,
-        "extra": array.extra,
-        "bytes": size,
-        **more,
-    }
-
-
-def pieces_of(name: str, facts: Mapping[str, Any], file: str) -> list[Piece]:
-    """List the pieces of a described array, each with its checksum where that is known.
-
-    Args:
-        file: the own file of the array's tree.  An array that lies whole in it is one piece.
-    """
-    shape = facts["shape"]
-    whole = {"file": file, "key": name, "offset": [0] * len(shape), "shape": shape}
-    pieces: list[Piece] = facts.get("pieces", [whole])
-    if len(pieces) == 1 and facts.get("xxh3_128") is not None:
-        return [{"xxh3_128": facts["xxh3_128"], **pieces[0]}]
-    return pieces
-
-
 def checked(described: dict[str, Any]) -> dict[str, Any]:
-    """Return descriptions of arrays, all of which have the facts that a `HostArray` needs.
-
-    Raises:
-        KeyError: names an array whose description does not.
-    """
+    """Return descriptions of arrays, all of which have the facts that a `HostArray` needs."""
     if odd := [name for name, facts in described.items() if not _is_description(facts)]:
         raise KeyError(f"arrays/{odd[0]}")
     return described

@@ -11,14 +11,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
 from everstep.checkpoint.array_file import ITEM_BYTES, Bytes, Record, write_arrays
-from everstep.checkpoint.content import Sharing, lay_out
-from everstep.checkpoint.manifest import Piece, describe, pieces_of
+from everstep.checkpoint.shared import Piece, Sharing, describe, lay_out, pieces_of
 from everstep.contracts.state import HostArray, Region, Regions
 from everstep.errors import CheckpointError
 
@@ -69,15 +68,11 @@ def write_pieces(
 
     Returns:
         The records of its files by their names, and its pieces by the names of the arrays.
-
-    Raises:
-        CheckpointError: an array's bytes do not fit its shape.
-        OSError: the disk failed.
     """
     mine, file = written_by(rank, arrays), piece_file(rank)
     if not mine:
         return {}, {}
-    layout = lay_out(file, mine, sharing)
+    layout = lay_out(folder, file, mine, sharing)
     pieces = {
         name: _piece(name, file, array.region, layout.described[name])
         for name, array in mine.items()
@@ -99,9 +94,6 @@ def described(
     Args:
         arrays: the common tree's.
         ranks: what each rank wrote.
-
-    Raises:
-        CheckpointError: the pieces do not make the whole array.
     """
     return {
         name: describe(
@@ -161,12 +153,12 @@ class Assembly:
     """Arrays, put together while the files that have their pieces are read.
 
     Attributes:
-        keys: for each file, the names of the wanted arrays there, with their checksums where they have one.
+        keys: for each file, the names of the wanted arrays there, with their checksums.
     """
 
     def __init__(self) -> None:
-        self.keys: dict[str, dict[str, str | None]] = defaultdict(dict)
-        self._users: dict[tuple[str, str], list[_User]] = defaultdict(list)
+        self.keys: dict[str, dict[str, str]] = defaultdict(dict)
+        self._users: dict[tuple[str, str], list[tuple[Made, Piece]]] = defaultdict(list)
 
     def add(self, arrays: Mapping[str, Any], file: str, regions: Regions | None = None) -> list[Made]:
         """Want the arrays of a tree; returns what `arrays` takes once all is read.
@@ -179,114 +171,66 @@ class Assembly:
         wanted = []
         for name, facts in arrays.items():
             region = None if regions is None else regions(name, tuple(facts["shape"]))
-            wanted.append(made := Made(name, facts, region, []))
+            wanted.append(made := Made(name, facts, region))
             for piece in pieces_of(name, facts, file):
                 if region is None or _overlap(piece, region.offset, region.shape) is not None:
-                    self._users[piece["file"], piece["key"]].append(_User(made, piece))
-                    self.keys[piece["file"]][piece["key"]] = piece.get("xxh3_128")
+                    place = piece["file"], piece["key"]
+                    made.places[place] = f"no file {place[0]} with an array {place[1]!r} is there"
+                    self._users[place].append((made, piece))
+                    self.keys[piece["file"]][piece["key"]] = piece["xxh3_128"]
         return wanted
 
-    def cut(self, file: str, key: str, data: Bytes) -> list[_Part]:
-        """Return what is wanted of an array in a file; the rest takes no memory."""
-        users = self._users.get((file, key), ())
-        return [
+    def put(self, file: str, key: str, data: Bytes) -> None:
+        """Take an array of a file, also again, from a second copy; what is not wanted takes no memory."""
+        for number, (made, piece) in enumerate(self._users.get((file, key), ())):
             # copies: arrays do not share memory
-            _cut(piece, data.copy() if number else data, made.region)
-            for number, (made, piece) in enumerate(users)
-        ]
-
-    def take(self, file: str, found: Mapping[str, list[_Part]]) -> None:
-        """Take what `cut` has left of the arrays in a file, once that file is verified."""
-        for key, parts in found.items():
-            for user, part in zip(self._users.pop((file, key), ()), parts, strict=True):
-                user.made.parts.append(part)
-
-    def arrays(self, wanted: list[Made]) -> dict[str, HostArray]:
-        """Put together the arrays of what was taken.
-
-        Raises:
-            ValueError: what was taken does not make an array; names the array, or the piece that is missing.
-        """
-        if self._users:
-            (file, key), *_ = self._users
-            raise ValueError(f"no file {file} with an array {key!r} is there")
-        return {made.name: made.array() for made in wanted}
+            made.places[file, key] = made.put(piece, data.copy() if number else data)
 
 
-_Part: TypeAlias = tuple[Piece, Bytes]
+class Made:
+    """Array that is being put together.
 
+    Attributes:
+        places: for each file and key of a piece, the bytes that it has filled, or what is wrong.
+    """
 
-class Made(NamedTuple):
-    """Array that is being put together."""
+    def __init__(self, name: str, facts: Mapping[str, Any], region: Region | None) -> None:
+        self.name, self._facts, self._region = name, facts, region
+        self._shape = tuple(facts["shape"])
+        self._offset = (0,) * len(self._shape) if region is None else region.offset
+        self._box = self._shape if region is None else region.shape
+        self._item = facts["bytes"] // max(1, math.prod(self._shape))
+        self._data: Bytes | None = None
+        self.places: dict[tuple[str, str], int | str] = {}
 
-    name: str
-    facts: Mapping[str, Any]
-    region: Region | None
-    parts: list[_Part]
+    def put(self, piece: Piece, data: Bytes) -> int | str:
+        """Take a piece, of a file that may yet turn out to be damaged; returns the bytes that were filled."""
+        if not all(0 <= at <= at + n <= most for at, n, most in _sides(piece, self._shape)):
+            return f"the piece {dict(piece)} is not inside the shape {[*self._shape]}"
+        if data.size != math.prod(piece["shape"]) * self._item:
+            return f"the piece {dict(piece)} has {data.size} bytes"
+        elements = data.reshape(*piece["shape"], self._item)
+        if (tuple(piece["offset"]), elements.shape[:-1]) == (self._offset, self._box):
+            self._data = data
+            return data.size
+        if self._data is None:  # zeros: where nothing is put, no old memory may show
+            self._data = np.zeros(math.prod(self._box) * self._item, np.uint8)
+        spans = _overlap(piece, self._offset, self._box)
+        assert spans is not None, "the piece does not meet the region"
+        inside = elements[_slices(spans, piece["offset"])]
+        self._data.reshape(*self._box, self._item)[_slices(spans, self._offset)] = inside
+        return inside.size
 
     def array(self) -> HostArray:
-        facts, region = self.facts, self.region
-        try:
-            data = joined(facts["shape"], facts["bytes"], region, self.parts)
-        except ValueError as error:
-            raise ValueError(f"arrays/{self.name}: {error}") from None
-        shape = tuple(facts["shape"]) if region is None else region.shape
-        return HostArray(facts["dtype"], shape, data, facts["backend"], facts["extra"], region)
-
-
-class _User(NamedTuple):
-    """Array that a piece is wanted for."""
-
-    made: Made
-    piece: Piece
-
-
-def _cut(piece: Piece, data: Bytes, region: Region | None) -> _Part:
-    """Cut a piece down to a region that it meets."""
-    if region is None:
-        return piece, data
-    spans = _overlap(piece, region.offset, region.shape)
-    assert spans is not None, "the piece does not meet the region"
-    offset, shape = [start for start, _ in spans], [end - start for start, end in spans]
-    if shape == list(piece["shape"]):
-        return piece, data
-    inside = _elements(data, piece["shape"])[_slices(spans, piece["offset"])]
-    return {**piece, "offset": offset, "shape": shape}, np.ascontiguousarray(inside).reshape(-1)
-
-
-def joined(
-    shape: Sequence[int], size: int, region: Region | None, found: Sequence[tuple[Piece, Bytes]]
-) -> Bytes:
-    """Put pieces together, as bytes in C order.
-
-    Args:
-        shape: of the whole array.
-        size: bytes of the whole array.
-        region: the part that is wanted; None for all.
-
-    Raises:
-        ValueError: a piece is not inside the array or has another size, or the pieces do not fill what is
-            wanted.
-    """
-    offset, box = ([0] * len(shape), shape) if region is None else (region.offset, region.shape)
-    item = size // max(1, math.prod(shape))
-    for piece, data in found:
-        if not all(0 <= at <= at + n <= most for at, n, most in _sides(piece, shape)):
-            raise ValueError(f"the piece {dict(piece)} is not inside the shape {[*shape]}")
-        if data.size != math.prod(piece["shape"]) * item:
-            raise ValueError(f"the piece {dict(piece)} has {data.size} bytes")
-    if len(found) == 1 and list(found[0][0]["offset"]) == [*offset] and list(found[0][0]["shape"]) == [*box]:
-        return found[0][1]
-    # zeros: where nothing is put, no old memory may show
-    whole, filled = np.zeros((*box, item), np.uint8), 0
-    for piece, data in found:
-        if (spans := _overlap(piece, offset, box)) is not None:
-            inside = _elements(data, piece["shape"])[_slices(spans, piece["offset"])]
-            whole[_slices(spans, offset)] = inside
-            filled += inside.size
-    if filled != whole.size:
-        raise ValueError(f"its pieces have {filled} bytes of {whole.size}")
-    return whole.reshape(-1)
+        """Return the array; a ValueError says which piece is missing or odd."""
+        facts, size = self._facts, math.prod(self._box) * self._item
+        odd = [found for found in self.places.values() if isinstance(found, str)]
+        filled = sum(found for found in self.places.values() if isinstance(found, int))
+        if odd or filled != size:
+            told = odd[0] if odd else f"its pieces have {filled} bytes of {size}"
+            raise ValueError(f"arrays/{self.name}: {told}")
+        data = np.zeros(0, np.uint8) if self._data is None else self._data
+        return HostArray(facts["dtype"], self._box, data, facts["backend"], facts["extra"], self._region)
 
 
 def _sides(piece: Piece, shape: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -304,8 +248,3 @@ def _overlap(piece: Piece, offset: Sequence[int], shape: Sequence[int]) -> list[
 
 def _slices(spans: Sequence[tuple[int, int]], offset: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(start - at, end - at) for (start, end), at in zip(spans, offset, strict=True))
-
-
-def _elements(data: Bytes, shape: Sequence[int]) -> Bytes:
-    """View bytes as an array of bytes, one dimension more than the shape: the bytes of an element."""
-    return data.reshape(*shape, data.size // math.prod(shape))

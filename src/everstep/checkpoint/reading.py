@@ -9,12 +9,11 @@ from typing import Any, NoReturn
 
 from everstep.checkpoint.array_file import ALL, ArrayFile, damaged, read_arrays
 from everstep.checkpoint.checkpoint_name import CheckpointName
-from everstep.checkpoint.content import Known
 from everstep.checkpoint.format import OWN, Checkpoint
 from everstep.checkpoint.manifest import ARRAYS, FORMAT, MANIFEST, check_sizes, checked, read_body
 from everstep.checkpoint.pieces import Assembly, Made
-from everstep.checkpoint.shared import Flaw, either, verify_copies
-from everstep.contracts.state import Json, Regions
+from everstep.checkpoint.shared import COPY, Flaw, Known, either, verify_copies
+from everstep.contracts.state import HostArray, Json, Regions
 from everstep.errors import CheckpointError
 from everstep.state import Encoded, merge
 from everstep.untrusted_files import parse_json
@@ -69,11 +68,7 @@ def read(
 
 
 def read_own(folder: Path, rank: int) -> Encoded:
-    """Read the own tree of a rank, and verify its bytes; an empty tree if the rank has none.
-
-    Raises:
-        DamagedCheckpointError, CheckpointVersionError: as `read`.
-    """
+    """Read the own tree of a rank, and verify its bytes; an empty tree if the rank has none."""
     return _own(folder, read_body(folder), rank)
 
 
@@ -90,19 +85,19 @@ def _own(folder: Path, body: dict[str, Any], rank: int) -> Encoded:
         _odd(folder, error)
 
 
-def verify(folder: Path) -> list[Flaw]:
+def verify(folder: Path, *, shared: bool = False) -> list[Flaw]:
     """Verify every byte of a checkpoint, in little memory.
+
+    Args:
+        shared: look only at files that other checkpoints may have, too.
 
     Returns:
         What is wrong with copies of shared files, where the other copy is whole.
-
-    Raises:
-        DamagedCheckpointError, CheckpointVersionError: as `read`.
     """
     body = read_body(folder)
     if body["name"] != folder.name:
         damaged(folder / MANIFEST, f"belongs to {body['name']}")
-    listed = body["files"].items()
+    listed = [(name, record) for name, record in body["files"].items() if COPY in record or not shared]
     return [flaw for name, record in listed for flaw in verify_copies(folder, name, record)]
 
 
@@ -118,7 +113,7 @@ def known_in(folder: Path, file: str) -> Known | None:
         if file in body["ranks"]:
             tree = read_arrays(folder / file, body["files"][file], ()).metadata[OWN]
             arrays = parse_json(tree)["arrays"]
-        return Known.of(file, arrays, body["files"])
+        return Known.of(folder, file, arrays, body["files"])
     except (CheckpointError, KeyError, TypeError, ValueError):
         return None
 
@@ -159,8 +154,7 @@ class _Reader:
             # of the other ranks' files one rank verifies all
             all_of_it = self._wanted is every and (self._rank == 0 or name == ARRAYS)
             self._read_file(name, all_of_it=all_of_it)
-        arrays = self._assembly.arrays
-        return Encoded(self._body["structure"], arrays(common)), Encoded(structure, arrays(own))
+        return Encoded(self._body["structure"], _arrays(common)), Encoded(structure, _arrays(own))
 
     def own_tree(self) -> Encoded:
         """Read the rank's own tree alone."""
@@ -168,7 +162,7 @@ class _Reader:
         # not each file of the checkpoint, of which there may be thousands for each rank
         for name in [name for name in self._assembly.keys if name in self._body["files"]]:
             self._read_file(name, all_of_it=False)
-        return Encoded(structure, self._assembly.arrays(own))
+        return Encoded(structure, _arrays(own))
 
     def _described(self, arrays: dict[str, Any]) -> dict[str, Any]:
         """Return the descriptions of the wanted arrays."""
@@ -184,8 +178,8 @@ class _Reader:
         found = read_arrays(self._folder / self._mine, self._body["files"][self._mine], ALL)
         tree = parse_json(found.metadata[OWN])
         own = self._assembly.add(self._described(tree["arrays"]), self._mine)
-        cut = partial(self._assembly.cut, self._mine)
-        self._assembly.take(self._mine, {key: cut(key, data) for key, data in found.arrays.items()})
+        for key, data in found.arrays.items():
+            self._assembly.put(self._mine, key, data)
         return tree["structure"], own
 
     def _read_file(self, name: str, *, all_of_it: bool) -> None:
@@ -193,12 +187,13 @@ class _Reader:
         keys = self._assembly.keys[name]
         if name == self._mine or not (keys or all_of_it):
             return
-        record, cut = self._body["files"][name], partial(self._assembly.cut, name)
-        checksums = {key: checksum for key, checksum in keys.items() if checksum is not None}
-
-        some = checksums if not all_of_it and len(checksums) == len(keys) else None
+        record, put = self._body["files"][name], partial(self._assembly.put, name)
 
         def use(path: Path) -> ArrayFile:
-            return read_arrays(path, record, keys, cut, some)
+            return read_arrays(path, record, keys, put, None if all_of_it else keys)
 
-        self._assembly.take(name, either(self._folder, name, record, use, self.flaws).arrays)
+        either(self._folder, name, record, use, self.flaws)
+
+
+def _arrays(wanted: list[Made]) -> dict[str, HostArray]:
+    return {made.name: made.array() for made in wanted}

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from everstep.arguments import integer
 from everstep.checkpoint.checkpoint_name import CheckpointName
-from everstep.checkpoint.shared import is_shared
 from everstep.errors import ConfigError
 from everstep.schedule import Every, Schedule
 
@@ -27,7 +26,6 @@ class Facts(NamedTuple):
         kept: names of all best weights that are kept, by metric, the best first.
         segment: number of the start that wrote the checkpoint.
         interim: whether the checkpoint only stands in for the end of its epoch.
-        shared: names of the shared files to which the checkpoint refers.
     """
 
     name: CheckpointName
@@ -38,7 +36,6 @@ class Facts(NamedTuple):
     kept: dict[str, list[str]]
     segment: int = 0
     interim: bool = False
-    shared: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, name: CheckpointName, body: dict[str, Any]) -> Facts:
@@ -50,9 +47,7 @@ class Facts(NamedTuple):
         }
         kept = kept_best(meta)
         best = {metric: names[0] for metric, names in kept.items() if names}
-        shared = frozenset(file for file, record in body["files"].items() if is_shared(record))
-        told = body["segment"], is_interim(body), shared
-        return cls(name, body["partial"], created, metrics, best, kept, *told)
+        return cls(name, body["partial"], created, metrics, best, kept, body["segment"], is_interim(body))
 
 
 def kept_best(meta: Any) -> dict[str, list[str]]:

@@ -170,14 +170,7 @@ class SavedCheckpoints:
         )
 
     def read(self, name: CheckpointName, rank: int = 0) -> Checkpoint:
-        """Read and verify one checkpoint, as `rank` resumes from it; rank 0 verifies every byte of all ranks.
-
-        Raises:
-            NoCheckpointError: no checkpoint has the name; names the nearest.
-            DamagedCheckpointError: says which file is damaged, and how.
-            CheckpointVersionError: another everstep wrote the checkpoint in a format that is not read here.
-            ForeignCheckpointError: another run wrote the checkpoint.
-        """
+        """Read and verify a checkpoint, as `rank` resumes from it; rank 0 verifies the bytes of all ranks."""
         self._require(name)
         found = reading.read(self.path(name), rank, self.wanted, self.regions)
         if found.name != name:
@@ -203,22 +196,14 @@ class SavedCheckpoints:
     # ---------------------------------------------------------------------------- choosing by a word
 
     def newest(self) -> CheckpointName:
-        """Name of the newest checkpoint with a whole manifest, interim checkpoints left out.
-
-        Raises:
-            NoCheckpointError: the run has no such checkpoint.
-        """
+        """Name of the newest checkpoint with a whole manifest, interim checkpoints left out."""
         whole = [facts for facts in self.facts() if not facts.interim]
         if not whole:
             raise NoCheckpointError(f"{self.folder} has no whole checkpoint; train first")
         return whole[-1].name
 
     def at_step(self, step: int) -> CheckpointName:
-        """Name of the checkpoint of a step; of two at one step, that after the epoch.
-
-        Raises:
-            NoCheckpointError: no checkpoint is of this step; names the nearest.
-        """
+        """Name of the checkpoint of a step; of two at one step, that after the epoch."""
         names = self.names()
         found = [name for name in names if name.step == step]
         if not found:
@@ -231,11 +216,7 @@ class SavedCheckpoints:
         return found[-1]
 
     def named(self, text: str) -> CheckpointName:
-        """Parse the name of a checkpoint on disk.
-
-        Raises:
-            NoCheckpointError: no checkpoint has the name; names the nearest.
-        """
+        """Parse the name of a checkpoint on disk."""
         known = {str(name): name for name in self.names()}
         if text not in known:
             raise NoCheckpointError(f"no checkpoint {text!r} in {self.folder}: {nearest(text, known)}")
@@ -266,11 +247,7 @@ class SavedCheckpoints:
         return facts is not None and facts.interim
 
     def pins(self) -> set[CheckpointName]:
-        """Return the pinned names.
-
-        Raises:
-            CheckpointError: the file of pins is not a list of names.
-        """
+        """Return the pinned names."""
         try:
             return {CheckpointName.parse(text) for text in read_note(self.pins_file)}
         except FileNotFoundError:
@@ -284,9 +261,6 @@ class SavedCheckpoints:
         """Return the name in the first line of the file `checkpoint`; "" without a file or a line.
 
         Who wrote the path of a checkpoint's folder there means its name.
-
-        Raises:
-            CheckpointError: the file cannot be read.
         """
         try:
             with open_regular(self.choice_file) as file:
@@ -349,10 +323,6 @@ def find_checkpoint(
         say: takes notes on the choice, for the user.
         interim: whether the newest checkpoint of a run may be an interim one.
         wanted: whether an array is read, by its name; see `reading.read`.
-
-    Raises:
-        NoCheckpointError: the run's newest checkpoint names none of the best weights.
-        CheckpointError: as `SavedCheckpoints.find`.
     """
     if not path.is_dir():
         path = _of_metric(path)

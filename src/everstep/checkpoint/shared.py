@@ -1,54 +1,54 @@
-"""Files that checkpoints of a run share: RUN/shared/NAME.safetensors, and NAME.copy.safetensors.
+"""Content of arrays, recognised by its digest: what is equal is written once.
 
-A shared file is written once and never changed.  The second physical copy is there before a second checkpoint
-refers to the file, so that no single fault takes more than one checkpoint.  Either copy alone is enough.
+Within a checkpoint, an array that is equal to another one is not written.  Between checkpoints, an array that
+is equal to one of the newest checkpoint is written into a file of its own, X.safetensors.  The next save
+makes a second physical copy, X.copy.safetensors; from then on, each folder has names (hard links) of both, so
+that each folder is complete in itself.  No save writes more bytes than one that shares nothing.  Either copy
+alone is enough: no single fault takes more than one checkpoint.
 """
 
 from __future__ import annotations
 
 import errno
-import os
-import re
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from everstep.checkpoint import files
 from everstep.checkpoint.array_file import (
     Record,
     check_size,
     copy_file,
+    ordered,
     unreadable,
     verify_file,
     write_arrays,
 )
-from everstep.contracts.state import HostArray
+from everstep.contracts.state import HostArray, Json
 from everstep.durable import require_no_link, temporary
 from everstep.errors import DamagedCheckpointError
-from everstep.untrusted_files import read_regular
+from everstep.state import content_digest
 
 T = TypeVar("T")
 
-_NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
-"""Errors of file systems without hard links, of another one, and of those that refuse one more."""
-
-FOLDER = "shared"
-"""Name of the folder in a run directory, and of the fact in a record that leads there."""
-
-HERE = "."
-"""Fact in a record of files that lie in the folder itself, in both copies: best weights."""
-
-_UP = re.compile(r"\.|(\.\./){1,3}shared")
-_ENDING, _COPY = ".safetensors", ".copy.safetensors"
+LEAST = 4096
+"""Bytes from which on an array is compared with others: for less, a reference costs more than the content."""
+LEAST_FILE = 1 << 16
+"""Bytes from which on a shared file is worth its fsync."""
+COPY = "copy"
+"""Fact in the record of a shared file: name of its second copy in the same folder, which may be missing."""
+_NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.ENOENT}
+"""Errors of file systems without hard links, of another one, of those that refuse one more; a lost file."""
 
 
 class Flaw(NamedTuple):
     """A copy of a shared file that is damaged or missing, where the other copy is whole.
 
     Attributes:
-        path: the copy.
-        whole: the other copy.
+        path, whole: the copy, and the other one.
         record: the file's size and checksum.
         how: what is wrong, as a sentence for the user.
     """
@@ -59,40 +59,12 @@ class Flaw(NamedTuple):
     how: str
 
 
-def is_shared(record: Mapping[str, Any]) -> bool:
-    """Whether a record is that of a shared file."""
-    return FOLDER in record
-
-
-def leads_up(record: Mapping[str, Any]) -> bool:
-    """Whether a record leads nowhere but to the file's own folder, or to a folder of shared files above."""
-    if not is_shared(record):
-        return True
-    up = record[FOLDER]
-    return isinstance(up, str) and _UP.fullmatch(up) is not None
-
-
-def located(folder: Path, name: str, record: Record) -> Path:
-    """Return the path of a file of a checkpoint: the first copy of a shared file.
-
-    Args:
-        folder: the checkpoint's folder.
-    """
-    if not is_shared(record):
-        return folder / name
-    *up, last = str(record[FOLDER]).split("/")
-    for step in up:
-        # what is above a folder that a link leads to lies above the folder, not above the link
-        folder = Path(os.path.normpath((folder.resolve() if folder.is_symlink() else folder) / step))
-    return folder / last / name
-
-
-def copy_of(path: Path) -> Path:
-    """Return the path of a shared file's second copy."""
-    return path.with_name(path.name.removesuffix(_ENDING) + _COPY)
-
-
 # ------------------------------------------------------------------------------------- reading
+
+
+def copies_of(folder: Path, name: str, record: Record) -> list[Path]:
+    """List the paths at which a file of a checkpoint may lie: one, or two of a shared file."""
+    return [folder / name, *([folder / record[COPY]] if COPY in record else [])]
 
 
 def either(folder: Path, name: str, record: Record, use: Callable[[Path], T], flaws: list[Flaw]) -> T:
@@ -101,157 +73,253 @@ def either(folder: Path, name: str, record: Record, use: Callable[[Path], T], fl
     Args:
         use: reads the file at a path.
         flaws: takes what is wrong with the first copy.
-
-    Raises:
-        DamagedCheckpointError: the file is damaged, and so is its copy.
     """
-    path = located(folder, name, record)
-    if not is_shared(record):
-        return use(path)
+    path, *second = copies_of(folder, name, record)
     try:
         return use(path)
     except DamagedCheckpointError as error:
+        if not second:
+            raise
         first = error
     try:
-        found = use(copy_of(path))
+        found = use(second[0])
     except DamagedCheckpointError as error:
         raise DamagedCheckpointError(
-            f"checkpoint {folder.name} is damaged: {what(first)}, and {what(error)}; checkpoints share "
-            f"this file: to copy one elsewhere, use `everstep checkpoints RUN copy`"
+            f"checkpoint {folder.name} is damaged: {_what(first)}, and {_what(error)}"
         ) from error
-    flaws.append(Flaw(path, copy_of(path), record, what(first)))
+    flaws.append(Flaw(path, second[0], record, _what(first)))
     return found
 
 
 def copy_here(folder: Path, name: str, record: Record, target: Path) -> Record:
     """Copy a file of a checkpoint durably, shared or not; returns the record of the copy."""
-
-    def copy(path: Path) -> None:
-        try:
-            copy_file(path, target, record)
-        except DamagedCheckpointError:
-            files.discard(target)
-            raise
-
-    either(folder, name, record, copy, [])
-    return {key: value for key, value in record.items() if key != FOLDER}
+    either(folder, name, record, lambda path: _copy(path, target, record), [])
+    return {key: value for key, value in record.items() if key != COPY}
 
 
 def check_there(folder: Path, name: str, record: Record) -> None:
     """Require that a file of a checkpoint, or its copy, is there and has its size."""
-    either(folder, name, record, lambda path: _require_size(path, record), [])
+
+    def look(path: Path) -> None:
+        try:
+            found = path.stat().st_size
+        except OSError as error:
+            unreadable(path, error)
+        check_size(path, found, record)
+
+    either(folder, name, record, look, [])
 
 
 def verify_copies(folder: Path, name: str, record: Record) -> list[Flaw]:
-    """Verify every byte of a file of a checkpoint, and of its copy; returns what is wrong with one of them.
-
-    Raises:
-        DamagedCheckpointError: the file is damaged, and so is its copy.
-    """
+    """Verify all bytes of a file of a checkpoint, and of its copy; returns what is wrong with one of them."""
     flaws: list[Flaw] = []
     either(folder, name, record, lambda path: verify_file(path, record), flaws)
-    path = located(folder, name, record)
-    if is_shared(record) and not flaws and copy_of(path).exists():
+    path, *second = copies_of(folder, name, record)
+    if second and not flaws and second[0].exists():
         try:
-            verify_file(copy_of(path), record)
+            verify_file(second[0], record)
         except DamagedCheckpointError as error:
-            flaws.append(Flaw(copy_of(path), path, record, what(error)))
+            flaws.append(Flaw(second[0], path, record, _what(error)))
     return flaws
 
 
-def what(error: DamagedCheckpointError) -> str:
-    """Return what is wrong with a shared file, which belongs to no single checkpoint."""
-    return str(error).partition(" is damaged: ")[2]
-
-
-def _require_size(path: Path, record: Record) -> None:
+def _copy(path: Path, target: Path, record: Record) -> None:
     try:
-        found = path.stat().st_size
-    except OSError as error:
-        unreadable(path, error)
-    check_size(path, found, record)
-
-
-# ------------------------------------------------------------------------------------- writing
-
-
-def make_folder(folder: Path) -> None:
-    """Make the folder of the shared files, if it is missing."""
-    require_no_link(folder, folder.parent)
-    files.make_dirs(folder)
-
-
-def write_shared(folder: Path, save: str, arrays: Mapping[str, HostArray]) -> tuple[str, Record]:
-    """Write a shared file, durably; returns its name and its record.
-
-    Args:
-        folder: the folder of the shared files; created if it is missing.
-        save: name of the checkpoint that is saved.
-    """
-    make_folder(folder)
-    # a name that was never used: whoever was stopped while it deleted a file finds another one
-    path = folder / f"{save}-{secrets.token_hex(4)}{_ENDING}"
-    try:
-        record = write_arrays(path, arrays)
-        files.fsync_folder(folder)
-    except BaseException:
-        files.discard(path)
+        copy_file(path, target, record)
+    except DamagedCheckpointError:
+        files.discard(target)
         raise
-    return path.name, record
-
-
-def link_here(path: Path, folder: Path) -> bool:
-    """Give both copies of a shared file a name in a folder, too; False where the file system cannot.
-
-    The names are as durable as the folder: the caller syncs it.
-    """
-    copies = (path, copy_of(path))
-    try:
-        for each in copies:
-            files.link(each, folder / each.name)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        for each in copies:
-            files.discard(folder / each.name)
-        return False
-    return True
-
-
-def have_two(path: Path, record: Record) -> bool:
-    """Make sure that both copies of a shared file are on the disk; False where there is no whole one."""
-    pair = (path, copy_of(path))
-    here, lacking = ([each for each in pair if _has_size(each, record) is there] for there in (True, False))
-    if here and lacking:
-        try:
-            _copy_again(here[0], lacking[0], record)
-        except DamagedCheckpointError:
-            return False
-    return bool(here)
 
 
 def heal(flaw: Flaw) -> str:
-    """Make a damaged copy again from the other one; returns a sentence for the user."""
+    """Make a damaged copy again from the other one, durably; returns a sentence for the user."""
+    target, new = flaw.path, temporary(flaw.path)
     try:
-        _copy_again(flaw.whole, flaw.path, flaw.record)
-    except (OSError, DamagedCheckpointError) as error:
-        return f"{flaw.how}; {flaw.whole.name} was used, and could not be copied ({error})"
-    return f"{flaw.how}; it was made again from {flaw.whole.name}, which is whole"
-
-
-def _copy_again(whole: Path, target: Path, record: Record) -> None:
-    """Replace the other copy of a shared file, durably."""
-    require_no_link(target, target.parent.parent)
-    new = temporary(target)
-    files.discard(new)
-    try:
-        copy_file(whole, new, record)
+        require_no_link(target, target.parent.parent)
+        files.discard(new)
+        _copy(flaw.whole, new, flaw.record)
         if target.is_dir():
             files.discard(target)  # a rename cannot replace a folder
         files.rename(new, target)
         files.fsync_folder(target.parent)
-    finally:
+    except (OSError, DamagedCheckpointError) as error:
         files.discard(new)
+        return f"{flaw.how}; {flaw.whole.name} was used, and could not be copied ({error})"
+    return f"{flaw.how}; it was made again from {flaw.whole.name}, which is whole"
+
+
+def _what(error: DamagedCheckpointError) -> str:
+    return str(error).partition(" is damaged: ")[2]
+
+
+# ------------------------------------------------------------------------------------- writing
+
+Content: TypeAlias = tuple[str, str, tuple[int, ...]]
+"""What makes two arrays equal: the digest of their bytes, the element type, and the shape."""
+
+
+class Place(NamedTuple):
+    """Place of an array's bytes: the array `key` of `file`."""
+
+    file: str
+    key: str
+
+
+class Known(NamedTuple):
+    """Arrays of one tree of a checkpoint, as far as they can be shared.
+
+    Attributes:
+        folder: the checkpoint.
+        places: the place of each content.
+        files: the record of each shared file.
+    """
+
+    folder: Path
+    places: dict[Content, Place]
+    files: dict[str, Record]
+
+    @classmethod
+    def of(cls, folder: Path, file: str, described: Mapping[str, Any], files: Mapping[str, Record]) -> Known:
+        """Take what can be shared from the descriptions of a tree whose own file is `file`."""
+        places = {}
+        for name, facts in described.items():
+            for piece in pieces_of(name, facts, file):
+                if facts["bytes"] >= LEAST:
+                    content = piece["xxh3_128"], facts["dtype"], tuple(piece["shape"])
+                    places[content] = Place(piece["file"], piece["key"])
+        return cls(folder, places, {name: record for name, record in files.items() if COPY in record})
+
+
+class Layout(NamedTuple):
+    """Division of a tree's arrays among files.
+
+    Attributes:
+        here: the arrays that are to be written into the tree's own file.
+        described: the description of each array, for the manifest.
+        files: the record of each shared file that the descriptions name.
+    """
+
+    here: dict[str, HostArray]
+    described: dict[str, dict[str, Json]]
+    files: dict[str, Record]
+
+
+class Sharing:
+    """What the saves of one process share, each with the one before.
+
+    Args:
+        before: returns, by a tree's own file, what the newest checkpoint has; asked once for each tree, and
+            again where that checkpoint is gone.
+    """
+
+    def __init__(self, before: Callable[[str], Known | None]) -> None:
+        self._before = before
+        self._known: dict[str, Known | None] = {}
+        self._new: dict[str, Known] = {}
+        self._target: Path | None = None
+
+    @contextmanager
+    def save(self, target: Path) -> Iterator[None]:
+        """Save a checkpoint in the block, whose folder will be `target`; `committed` ends a good one."""
+        self._target, self._new = target, {}
+        try:
+            yield
+        finally:
+            self._target = None
+
+    def committed(self) -> None:
+        """Note that what was written is a checkpoint now."""
+        self._known |= self._new
+
+    def share(
+        self, folder: Path, file: str, arrays: Mapping[Content, tuple[str, HostArray]]
+    ) -> tuple[dict[Content, Place], dict[str, Record]]:
+        """Find or make places in shared files for arrays of a tree; the other arrays are new.
+
+        Outside `save` (for best weights) none are made.
+
+        Args:
+            folder: the folder that is written.
+            file: the tree's own file.
+            arrays: name and array by content, from `LEAST` bytes on.
+
+        Returns:
+            Places, and the records of the files that they are in.
+        """
+        known = self._known_of(file)
+        if known is None:
+            return {}, {}
+        places, found = _linked(known, folder, arrays)
+        again = {
+            name: array
+            for content, (name, array) in arrays.items()
+            if content in known.places and known.places[content].file not in known.files
+        }
+        if self._target is not None and sum(array.nbytes for array in again.values()) >= LEAST_FILE:
+            # a name that was never used: later folders have several of such files
+            stem = f"{self._target.name}-{secrets.token_hex(4)}"
+            new = f"{stem}.safetensors"
+            found[new] = {**write_arrays(folder / new, again), COPY: f"{stem}.copy.safetensors"}
+            places |= {c: Place(new, name) for c, (name, _) in arrays.items() if name in again}
+        return places, found
+
+    def _known_of(self, file: str) -> Known | None:
+        known = self._known.get(file)
+        if file not in self._known or (known is not None and not known.folder.exists()):
+            known = self._known[file] = self._before(file)
+        return known
+
+    def laid_out(self, file: str, layout: Layout) -> None:
+        """Note how a tree of this save is laid out."""
+        if self._target is not None:
+            self._new[file] = Known.of(self._target, file, layout.described, layout.files)
+
+
+def _linked(
+    known: Known, folder: Path, arrays: Mapping[Content, tuple[str, HostArray]]
+) -> tuple[dict[Content, Place], dict[str, Record]]:
+    """Give shared files of the save before names in a folder, too; returns the places that they have.
+
+    A file that is hardly used any more, or that cannot be linked, gives none: its content is new.
+    """
+    places = {c: place for c in arrays if (place := known.places.get(c)) and place.file in known.files}
+    used: dict[str, int] = defaultdict(int)
+    for content, place in places.items():
+        used[place.file] += arrays[content][1].nbytes
+    found = {
+        file: known.files[file]
+        for file, count in used.items()
+        if 2 * count >= known.files[file]["bytes"] and _link(known.folder, folder, file, known.files[file])
+    }
+    return {content: place for content, place in places.items() if place.file in found}, found
+
+
+def _link(source: Path, folder: Path, name: str, record: Record) -> bool:
+    """Give both copies of a shared file a name in a folder, and make the copy that is lacking.
+
+    The names are as durable as the folder: the caller syncs it.
+
+    Returns:
+        False, with nothing in the folder, where no copy is whole or the file system has no links.
+    """
+    pairs = list(zip(copies_of(source, name, record), copies_of(folder, name, record), strict=True))
+    whole = [path for path, _ in pairs if _has_size(path, record)]
+    made = []
+    try:
+        for path, target in pairs if whole else ():
+            with suppress(FileExistsError):  # another tree of this save, perhaps another rank's, has it too
+                if path in whole:
+                    files.link(path, target)
+                else:
+                    _copy(whole[0], target, record)
+                made.append(target)
+    except (OSError, DamagedCheckpointError) as error:
+        if isinstance(error, OSError) and error.errno not in _NO_LINKS:
+            raise
+        for target in made:
+            files.discard(target)
+        return False
+    return bool(whole)
 
 
 def _has_size(path: Path, record: Record) -> bool:
@@ -261,43 +329,72 @@ def _has_size(path: Path, record: Record) -> bool:
         return False
 
 
-# ------------------------------------------------------------------------------------- deleting
-
-
-def sweep(
-    folder: Path,
-    used: Callable[[], Collection[str]],
-    manifests: Callable[[], Iterable[Path]],
-    ready: Callable[[], None],
-) -> None:
-    """Delete the shared files to which nothing on the disk refers.
+def lay_out(
+    folder: Path, file: str, arrays: Mapping[str, HostArray], sharing: Sharing | None = None
+) -> Layout:
+    """Decide where the arrays of a tree lie; what is to be shared is written into shared files.
 
     Args:
-        folder: the folder of the shared files.
-        used: lists files that are in use, as far as known.
-        manifests: lists all manifests that may refer to other files.
-        ready: called before each deletion; raises where this process may not delete any more.
+        folder: the folder that is written.
+        file: name of the tree's own file.
+        sharing: None to share nothing with other checkpoints.
     """
-    found = sorted(folder.glob(f"*{_ENDING}"))
-    known = used() if found else ()
-    loose = {path: name for path in found if (name := _first_copy(path.name)) not in known}
-    if not loose:
-        return
-    require_no_link(folder, folder.parent)
-    # by the bytes: a manifest that is damaged elsewhere still holds what it names
-    texts = [_text(path) for path in manifests()]
-    for path, name in loose.items():
-        if not any(name.encode() in text for text in texts):
-            ready()
-            files.unlink(path)
+    contents = {
+        name: (content_digest(arrays[name]), arrays[name].dtype, arrays[name].shape)
+        for name in ordered(arrays)
+    }
+    first: dict[Content, tuple[str, HostArray]] = {}
+    for name, content in contents.items():
+        if arrays[name].nbytes >= LEAST:
+            first.setdefault(content, (name, arrays[name]))
+    places, found = sharing.share(folder, file, first) if sharing is not None and first else ({}, {})
+    places = {content: Place(file, name) for content, (name, _) in first.items()} | places
+    here, described = {}, {}
+    for name, content in contents.items():
+        array, place = arrays[name], places.get(content, Place(file, name))
+        described[name] = describe(array, array.shape, array.nbytes, xxh3_128=content[0])
+        if place == (file, name):
+            here[name] = array
+        else:
+            whole: dict[str, Json] = {"offset": [0] * len(array.shape), "shape": list(array.shape)}
+            described[name]["pieces"] = [{"file": place.file, "key": place.key, **whole}]
+    layout = Layout(here, described, found)
+    if sharing is not None:
+        sharing.laid_out(file, layout)
+    return layout
 
 
-def _first_copy(name: str) -> str:
-    return name.removesuffix(_COPY) + _ENDING if name.endswith(_COPY) else name
+# ------------------------------------------------------------------------------- descriptions of arrays
+
+Piece: TypeAlias = Mapping[str, Any]
+"""{"file", "key", "offset", "shape", "xxh3_128"}, see `format`."""
 
 
-def _text(path: Path) -> bytes:
-    try:
-        return read_regular(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return b""
+def describe(array: HostArray, shape: Sequence[int], size: int, **more: Json) -> dict[str, Json]:
+    """Describe an array.
+
+    Args:
+        array: the array, or a box of it.
+        shape, size: shape and number of bytes of the whole array.
+        more: "xxh3_128", "pieces" or both.
+    """
+    return {
+        "dtype": array.dtype,
+        "shape": list(shape),
+        "backend": array.backend,
+        "extra": array.extra,
+        "bytes": size,
+        **more,
+    }
+
+
+def pieces_of(name: str, facts: Mapping[str, Any], file: str) -> list[Piece]:
+    """List the pieces of a described array, each with its checksum.
+
+    Args:
+        file: the own file of the array's tree.  An array that lies whole in it is one piece.
+    """
+    shape = facts["shape"]
+    whole = {"file": file, "key": name, "offset": [0] * len(shape), "shape": shape}
+    pieces: list[Piece] = facts.get("pieces", [whole])
+    return [{"xxh3_128": facts.get("xxh3_128"), **pieces[0]}] if len(pieces) == 1 else pieces

@@ -4,7 +4,6 @@ checkpoints/NAME/       the checkpoints; the newest whole one wins
 checkpoint              a person's choice of another one, followed once; see `supersede_after`
 damaged/, superseded/   NAME.segment-N: set aside by the run's N-th start, never resumed from
 pins.json               names that retention never deletes
-shared/                 files to which several checkpoints refer, see `shared`
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from everstep.checkpoint import files, format, reading, shared
+from everstep.checkpoint import files, format, reading
 from everstep.checkpoint.best_weights import BestWeights
 from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.commit import (
@@ -29,15 +28,12 @@ from everstep.checkpoint.commit import (
     place_apart,
     require_finite,
     writing,
-    writing_best,
 )
-from everstep.checkpoint.content import Known, Sharing
 from everstep.checkpoint.exchange import WriterExchange
 from everstep.checkpoint.format import Checkpoint
-from everstep.checkpoint.manifest import MANIFEST, read_body
-from everstep.checkpoint.rank_store import leading
 from everstep.checkpoint.retention import Retention, expendable
 from everstep.checkpoint.saved_checkpoints import SavedCheckpoints
+from everstep.checkpoint.shared import Flaw, Known, Sharing, heal
 from everstep.contracts.state import Json
 from everstep.durable import TMP, remedy, require_no_link
 from everstep.errors import (
@@ -45,7 +41,6 @@ from everstep.errors import (
     DamagedCheckpointError,
     ForeignCheckpointError,
     NoCheckpointError,
-    RunDirError,
     nearest,
 )
 
@@ -80,8 +75,7 @@ class Store(SavedCheckpoints):
         super().__init__(run_dir, run)
         self.segment = segment
         self._say, self._require_newest = say, require_newest
-        self._shared = self.run_dir / shared.FOLDER
-        self._sharing = Sharing(self.run_dir, self._known)
+        self._sharing = Sharing(self._known)
         self.best_weights = BestWeights(self, segment, say)
         self._chosen: Checkpoint | None = None
 
@@ -96,8 +90,8 @@ class Store(SavedCheckpoints):
             self._finish_replacements()
         return super().find(which, interim=interim)
 
-    def _treat(self, flaw: shared.Flaw) -> str:
-        return shared.heal(flaw) if self.segment else flaw.how
+    def _treat(self, flaw: Flaw) -> str:
+        return heal(flaw) if self.segment else flaw.how
 
     def _finish_replacements(self) -> None:
         """Give checkpoints their names back that a kill caught while they were replaced, see `_put`."""
@@ -125,7 +119,6 @@ class Store(SavedCheckpoints):
             self.folder,
             self.run_dir / "superseded",
             self.run_dir / "best",
-            self._shared,
             *apart,
         ):
             require_no_link(folder, self.run_dir)
@@ -152,24 +145,23 @@ class Store(SavedCheckpoints):
         # first: a bad state leaves the directory as it was
         require_finite(name, {**commit.common.arrays, **commit.own.arrays}, commit.guarded)
         held = self._held(name)
-        if self._sharing.unfinished:
-            # before anything is written: the save that failed may have left a shared file on a full disk
-            self.sweep()
-        self._sharing.begin(str(name))
-        if ranks is None:
-            size = self._put(name, held, digest, writing(commit, self.segment, self._sharing))
-        else:
-            write = leading(ranks, commit, self.segment, held, self._sharing)
-            # a rank that was stopped must find no folder of a later save under the name that it has heard
-            size = self._put(name, held, None, write, token=secrets.token_hex(4))
-            digest = ranks.digest
-        self._sharing.end(committed=size > 0)
+        with self._sharing.save(self.path(name)):
+            if ranks is None:
+                size = self._put(name, held, digest, writing(commit, self.segment, self._sharing))
+            else:
+                write = ranks.leading(commit, self.segment, held, self._sharing)
+                # a rank that was stopped must find no folder of a later save under the name that it has heard
+                size = self._put(name, held, None, write, token=secrets.token_hex(4))
+            if size:
+                self._sharing.committed()
+        if ranks is not None:
+            return ranks.committed(commit, self.folder)
         return CommittedCheckpoint(name, self.path(name), size, size == 0, digest)
 
     @property
     def writing_best(self) -> Writing:
         """`writing` of `save_apart` for best weights of this run, on one process."""
-        return writing_best(self._sharing)
+        return lambda commit: writing(commit, sharing=self._sharing)
 
     def _known(self, file: str) -> Known | None:
         """Return what the newest checkpoint has in common with others, by a tree's own file."""
@@ -234,9 +226,6 @@ class Store(SavedCheckpoints):
 
         Returns:
             `meta` of the copy.
-
-        Raises:
-            CheckpointError, OSError: as `commit`.
         """
         foreign: Any = checkpoint.meta
         meta: dict[str, Json] = {**foreign, **facts, "run": self.run}
@@ -251,10 +240,6 @@ class Store(SavedCheckpoints):
 
         Args:
             folder: the folder to be made is `folder/NAME`; `folder` is made, too, if it is missing.
-
-        Raises:
-            CheckpointError: the checkpoint is missing or damaged, or `folder` has something of that name.
-            OSError: the disk failed.
         """
         self._require(name)
         target = folder.absolute() / str(name)
@@ -302,11 +287,7 @@ class Store(SavedCheckpoints):
         return bool(self._left)
 
     def settle(self) -> None:
-        """Make the choice of `continue_from` durable for later starts; called before the first save.
-
-        Raises:
-            OSError, CheckpointError: the disk failed; a second call tries again.
-        """
+        """Make the choice of `continue_from` durable for later starts; called before the first save."""
         if self.settled:
             return
         chosen = self._chosen
@@ -341,9 +322,6 @@ class Store(SavedCheckpoints):
         """Set aside the checkpoints of `step` and later steps that starts up to `segment` saved.
 
         After a kill in the middle it is called again.
-
-        Raises:
-            CheckpointError: no other checkpoint would be left.
         """
         gone = [one.name for one in self.facts() if one.name.step >= step and one.segment <= segment]
         if not gone:
@@ -391,25 +369,7 @@ class Store(SavedCheckpoints):
                 break
             self._forget(name)
             deleted.append(name)
-        self.sweep()
         return deleted
-
-    def sweep(self) -> None:
-        """Delete the shared files to which no checkpoint on disk refers, wherever it lies."""
-        try:
-            shared.sweep(self._shared, self._in_use, self._manifests, self._require_newest)
-        except RunDirError:
-            raise
-        except OSError as error:
-            self._say(f"shared files in {self._shared} could not be deleted ({error.strerror})")
-
-    def _in_use(self) -> set[str]:
-        found = (self._facts_of(name) for name in self._on_disk())
-        return {file for facts in found if facts is not None for file in facts.shared}
-
-    def _manifests(self) -> list[Path]:
-        places = ("checkpoints", "best/*", "superseded", "damaged")
-        return [path for place in places for path in self.run_dir.glob(f"{place}/*/{MANIFEST}")]
 
     def check_shared(self) -> list[str]:
         """Read every byte of the shared files of the newest checkpoint; damaged ones are made again.
@@ -418,20 +378,11 @@ class Store(SavedCheckpoints):
             A sentence about each damage.
         """
         found = self.facts()[-1:]
-        if not found or not found[0].shared:
-            return []
-        folder = self.path(found[0].name)
         try:
-            listed = read_body(folder)["files"].items()
-            flaws = [
-                flaw
-                for name, record in listed
-                if shared.is_shared(record)
-                for flaw in shared.verify_copies(folder, name, record)
-            ]
+            flaws = reading.verify(self.path(found[0].name), shared=True) if found else []
         except CheckpointError as error:
             return [str(error)]
-        return [shared.heal(flaw) for flaw in flaws]
+        return [heal(flaw) for flaw in flaws]
 
     def expendable(self, policy: Retention) -> list[CheckpointName]:
         """List the names that `retain` would delete now, oldest first."""
@@ -451,11 +402,7 @@ class Store(SavedCheckpoints):
         self._write_pins(self.pins() | {name})
 
     def unpin(self, name: CheckpointName) -> None:
-        """Let retention decide about a checkpoint again.
-
-        Raises:
-            NoCheckpointError: the checkpoint is not pinned.
-        """
+        """Let retention decide about a checkpoint again."""
         pinned = self.pins()
         if name not in pinned:
             raise NoCheckpointError(

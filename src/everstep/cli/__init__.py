@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
-
-if TYPE_CHECKING:
-    import click
+from typing import NoReturn
 
 EXTRAS = {
     "click": "cli",
@@ -75,8 +72,6 @@ def _run() -> int:
     try:
         return again_if_malformed(run, lambda said: note([said]))
     except click.ClickException as error:
-        if isinstance(error, click.NoSuchOption):
-            error = click.UsageError(_unknown(error), error.ctx)
         from everstep.redaction import redacted
 
         click.UsageError(shown(redacted(error.format_message())), getattr(error, "ctx", None)).show()
@@ -89,14 +84,3 @@ def _run() -> int:
         tell_error(error)
         say(f"everstep: {redacted(str(error))}", err=True)
         return 2 if isinstance(error, ConfigError) else 1
-
-
-def _unknown(error: click.NoSuchOption) -> str:
-    """Explain an unknown option; a setting of a config is not an option."""
-    from everstep.errors import alike
-
-    params = error.ctx.command.params if error.ctx else ()
-    settings = any("PATH=VALUE" in str(each.metavar) for each in params if each.param_type_name == "argument")
-    hint = alike(error.option_name, (name for each in params for name in each.opts if name[:1] == "-"))
-    how = "a setting of the config is PATH=VALUE, as in optimizer.lr=0.1" if settings else "see --help"
-    return f"no option {error.option_name}; {hint}{how}"

@@ -35,11 +35,7 @@ def ship_to(index: str | None) -> None:
 
 
 def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Split arguments into config files and overrides: arguments with a "=" that are not files.
-
-    Raises:
-        UsageError: there is no file, or an argument is neither a file nor an override.
-    """
+    """Split arguments into config files and overrides: arguments with a "=" that are not files."""
     files = [Path(each) for each in arguments if "=" not in each or Path(each).exists()]
     if not files:
         raise click.UsageError("give a config FILE: a YAML file")

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def open_index(index: str | None) -> Database:
-    """Open the index, updated from the journals beside it; print their faults as notes.
-
-    Raises:
-        RunIndexError: there is neither an index nor a run.
-    """
+    """Open the index, updated from the journals beside it; print their faults as notes."""
     from everstep.index import query
 
     database, problems = query.open_index(index)

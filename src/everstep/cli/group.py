@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "experiments": ("train", "resume", "eval", "predict", "config", "data"),
-    "looking": ("show", "watch", "compare", "tag", "note", "report", "ui", "audit"),
+    "looking": ("show", "compare", "tag", "note", "report", "ui", "audit"),
     "keeping": ("checkpoints", "export", "prune", "import"),
+    "runs": ("runs", "sync"),
     "proving": ("drill", "replay", "diverge", "check", "accept"),
 }
 """Module of this package -> commands in it, as `NAME_command`; other commands have a module of their name."""
@@ -36,7 +37,6 @@ COMMANDS = {
     "data": "Print the first batches of a stream.",
     "runs": "List runs: filter, sort, choose columns.",
     "show": "Show one run: facts, starts, metrics, best weights, checkpoints.",
-    "watch": "Follow a run until it ends.",
     "compare": "Compare runs: facts that differ, last and best metrics.",
     "tag": "Give a run tags, or take them away.",
     "note": "Give a run a note.",

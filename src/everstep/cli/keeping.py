@@ -80,11 +80,9 @@ def checkpoints_command(
 
     \b
     list            list the checkpoints and the best weights; a start resumes from "next".
-                    "bytes" are in the checkpoint's folder; "shared", in files that several
-                    checkpoints have in common
+                    "bytes" are the checkpoint's own; "shared", in files that several have
     verify          read every byte, of the best weights too; exit status 1 if one is damaged
-    copy NAME...    copy these checkpoints to FOLDER/NAME (--to FOLDER), with what they share with
-                    others, so that each folder is complete in itself
+    copy NAME...    copy these checkpoints to FOLDER/NAME (--to FOLDER), each byte verified
     pin NAME...     never delete these checkpoints
     unpin NAME...   remove the pin
     prune           list the checkpoints that are not needed, by the rules of a run; --delete
@@ -295,12 +293,10 @@ def prune_command(
     if names:
         found = [(run.database, run.facts) for run in find_all(names, index, exactly=True)]
     else:
-        from everstep.cli.search_runs import search
+        from everstep.cli.runs import search
 
         searched = search(index, conditions, filter_text)
-        # records of evaluations are deleted with their run
-        there = [run for run in searched.runs if run["status"] != GONE]
-        found = [(searched.database, run) for run in there if Path(run["path"]).name != "evaluations"]
+        found = [(searched.database, run) for run in searched.runs if run["status"] != GONE]
     rows = [_pruned(database, run, delete, index) for database, run in found]
     stay = [row for row in rows if row["stays"]]
     if as_json:

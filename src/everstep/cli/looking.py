@@ -9,8 +9,6 @@ import sys
 import tempfile
 import time
 import webbrowser
-from collections import deque
-from contextlib import ExitStack
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,17 +24,16 @@ from everstep.durable import write_whole
 from everstep.errors import ConfigError
 from everstep.index.run_facts import FACTS, GONE
 from everstep.untrusted_files import open_regular
-from everstep.views.progress import LOOKS, pace, seconds_left
 
 if TYPE_CHECKING:
     from everstep.views.find_run import Found
 
 
-def _section(title: str, rows: list[dict[str, Any]], columns: str, spare: str = "") -> None:
+def _section(title: str, rows: list[dict[str, Any]], columns: str) -> None:
     """Print a table below a title, if it has rows; `columns`: names with spaces between."""
     if rows:
         say(f"\n{title}")
-        print_table(rows, columns.split(), indent="  ", spare=spare.split())
+        print_table(rows, columns.split(), indent="  ")
 
 
 # ------------------------------------------------------------------------------------------- show
@@ -113,12 +110,7 @@ def _print_run(run: dict[str, Any]) -> None:
         starts.append({**start, "ranks": f"{before}{start['ranks'] or '-'}"})
     ranks = "ranks" if any(start["ranks"] not in ("-", "1") for start in starts) else ""
     _section("starts", starts, f"number started from {ranks} status step verified reason")
-    _section(
-        "metrics",
-        run["metrics"],
-        "phase name rows last step smallest largest best best_step",
-        spare="smallest largest rows step",
-    )
+    _section("metrics", run["metrics"], "phase name rows last step smallest largest best best_step")
     _section("failures", run["failures"], "segment rank kind step time what cause")
     _section("rollbacks", run["rollbacks"], "number step checkpoint quarantined reason")
     _section("checkpoints", run["checkpoints"], "name bytes created pinned next")
@@ -126,111 +118,6 @@ def _print_run(run: dict[str, Any]) -> None:
     for one in run["evaluations"]:
         one["found"] = ", ".join(f"{name} {cell(name, value)}" for name, value in one["metrics"].items())
     _section("evaluations", run["evaluations"], "stream checkpoint step time found")
-
-
-# ------------------------------------------------------------------------------------------ watch
-
-
-@click.command("watch")
-@run_argument
-@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="Metric to show; may be repeated.")
-@click.option("--every", type=click.FloatRange(min=0.05), default=1.0, help="Seconds between looks.")
-@click.option("--stay", is_flag=True, help="Stay when a start ends, until the run is finished.")
-@index_option
-def watch_command(run: str, metrics: tuple[str, ...], every: float, stay: bool, index: str | None) -> None:
-    """Follow RUN until it ends: a line for each change of its status, step, metrics and starts.
-
-    Nothing is written.  `everstep ui` draws the same in a browser.
-
-    Exit status: 0 if the run is finished or stopped, 1 if it has failed, was killed or is gone, 130 after
-    Ctrl-C.
-    """
-    from everstep.index.database import Database
-    from everstep.index.readers import id_at, is_run
-    from everstep.index.shipping import ship
-    from everstep.record import Watch
-
-    found = find(run, index)
-    name, database, locks = str(found.facts["name"]), found.database, Watch()
-    run_dir: Path | None = Path(found.facts["path"])
-    if id_at(str(run_dir)) not in ((None, name) if is_run(str(run_dir)) else (name,)):
-        run_dir = None  # of another machine, which ships it
-    elif database.exists():
-        database = Database(None)  # in memory: to look changes no index
-    looks: deque[tuple[float, int]] = deque(maxlen=LOOKS)
-    known, last = 0, ""
-    with ExitStack() as stack:
-        stack.callback(locks.close)
-        if run_dir is None and database.shared:
-            stack.enter_context(database.kept_open())
-        while True:
-            began = time.monotonic()
-            if run_dir is not None:
-                locks.over([str(run_dir)])  # so that the training hands its rows over at once
-                ship(database, run_dir)
-            facts, starts, values, whole = _look(database, name, run_dir)
-            looks.append((began, facts["step"]))
-            for start in starts[known:]:
-                click.echo(in_line(f"{name}: {start}"))
-            known = len(starts)
-            shown = metrics or [*values][:8]
-            line = _line(facts, whole, pace(looks)) + "".join(
-                f"  {metric} {values[metric]:.6g}" for metric in shown if metric in values
-            )
-            if line != last:
-                click.echo(in_line(line))
-                sys.stdout.flush()
-            last, status = line, facts["status"]
-            if status in ("finished", GONE) or (status != "running" and not stay):
-                sys.exit(1 if status in ("failed", "killed", GONE) else 0)
-            # a long run takes longer to read: at most a quarter of the time goes into that
-            time.sleep(max(every, 3 * (time.monotonic() - began)))
-
-
-def _look(
-    database: Any, name: str, run_dir: Path | None
-) -> tuple[dict[str, Any], list[str], dict[str, float], int | None]:
-    """Return a run's facts, a sentence for each start, the last metrics, and its number of steps."""
-    from everstep.index.run_queries import find_run, starts, summaries
-    from everstep.index.shipping import ALIVE_SECONDS, is_gone
-    from everstep.views.find_run import Found
-    from everstep.views.progress import whole_steps
-    from everstep.views.starts_of_run import starts_of
-
-    with database.read() as connection:
-        facts = find_run(connection, name, exactly=True)
-        gone = run_dir is None and is_gone(database, facts)
-        facts = {**facts, **({"status": GONE} if gone else {})}
-        segments = starts(connection, facts["id"])
-        told = starts_of(connection, Found(database, facts))
-        values = {one.name: one.last for one in reversed(summaries(connection, facts["id"]))}
-        whole = whole_steps(connection, facts["id"], segments[-1]["facts"] if segments else {})
-    sentences = []
-    for start in told:
-        origin = f"from {start['from']}" if start["from"] else "from nothing"
-        badge = f", {start['verified']}" if start["verified"] else ""
-        reason = f": {start['reason']}" if start["reason"] else ""
-        sentences.append(f"start {start['number']} {origin}{badge}; {start['status']}{reason}")
-    facts["step"] = max([facts["step"], *(start["step"] for start in told[-1:])])
-    silent = time.time() - (facts["heartbeat"] or time.time())
-    facts["silent"] = silent if run_dir is None and silent >= ALIVE_SECONDS else 0.0
-    return facts, sentences, dict(reversed(values.items())), whole
-
-
-def _line(facts: dict[str, Any], whole: int | None, rate: float) -> str:
-    silent = f", silent for {facts['silent'] / 60:.0f} minutes" if facts["silent"] else ""
-    reason = f": {facts['reason']}" if facts["reason"] else ""
-    parts = [f"{status_of(facts)}{silent}{reason}", f"step {facts['step']}"]
-    if whole and whole >= facts["step"]:
-        parts[-1] += f" of {whole}"
-    if facts["epoch"]:
-        parts.append(f"epoch {facts['epoch']}")
-    if facts["status"] == "running" and rate:
-        parts.append(f"{rate:.3g} steps/s")
-        if (seconds := seconds_left(facts["step"], whole, rate)) is not None:
-            left = round(seconds)
-            parts.append(f"ETA {left // 3600}:{left // 60 % 60:02}:{left % 60:02}")
-    return "  ".join(parts)
 
 
 # --------------------------------------------------------------------------------- compare, audit

@@ -38,18 +38,14 @@ def _write_json(file: Path | None, value: Any) -> None:
 _DRILL = """Kill SCRIPT at every hazard, resume it each time, and compare with a run that nobody killed.
 
 SCRIPT is a Python script, or a config file for `everstep train`.  First it runs undisturbed, twice; if these
-two runs differ, the difference is reported and nothing is killed.  Then it is killed: at random instants,
-during start-up, inside the commit of a checkpoint, in the tail of an epoch, at the last step of an epoch,
-in the head of the next epoch, during shutdown, three times in a row during resume, by SIGTERM, by SIGINT,
-and by SIGKILL shortly after SIGTERM.  Last, its disk is made full.  All runs are written to a folder of the
-drill.
+two runs differ, the difference is reported and nothing is killed.  Then it is killed at random instants and
+at every hazard, and last, its disk is made full.  All runs are written to a folder of the drill.
 
 A script that takes hours: --budget 10m ends the drill in time, and leaves each run after the steps that fit;
 --max-steps N leaves each run at step N.  What was not reached is named.
 
 With --ranks N, torchrun starts SCRIPT as N processes on this machine.  Each hazard strikes one of them,
-chosen by the seed.  Then all of them are killed, torchrun itself, the writer and another rank at a message
-of a commit, and a rank for which the others wait in a collective.  All ranks are compared.
+chosen by the seed; then all of them, and torchrun itself.  All ranks are compared.
 
 \b
 Exit status:
@@ -104,27 +100,21 @@ _NEW_FILE = NewFile(dir_okay=False, path_type=Path)
 @click.option("--timeout", type=float, default=600.0, help="Seconds that one start may take.")
 @keep_option
 @click.option("--json", "json_file", type=_NEW_FILE, help="File to write the report to, as JSON.")
-@click.option("--junit", "junit_file", type=_NEW_FILE, help="File to write a case per hazard to, for CI.")
-def drill_command(
-    script: Path, args: tuple[str, ...], json_file: Path | None, junit_file: Path | None, **options: Any
-) -> None:
-    from everstep.drill import DrillReport, campaign
-    from everstep.drill.report import NOT_DRILLED, write_junit
+def drill_command(script: Path, args: tuple[str, ...], json_file: Path | None, **options: Any) -> None:
+    from everstep.drill import campaign
+    from everstep.drill.report import NOT_DRILLED
     from everstep.errors import DrillError
 
     leave_in_order()
-    cases: DrillReport | str
     try:
-        report = cases = campaign.drill(script, args, say=say, **options)
+        report = campaign.drill(script, args, say=say, **options)
         result, status = report.as_dict(), report.exit_code
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     except DrillError as error:
         say(f"error: {error}", err=True)
-        cases, status = str(error), NOT_DRILLED
-        result = {"error": cases, "exit_code": status}
-    if junit_file is not None:
-        write_junit(junit_file, str(script), cases)
+        status = NOT_DRILLED
+        result = {"error": str(error), "exit_code": status}
     _write_json(json_file, result)
     sys.exit(status)
 
@@ -144,14 +134,11 @@ _REPLAY = """Execute steps of RUN again, exactly, in a copy of it; RUN itself is
   everstep replay digits --step 4711 -- train.py --lr 0.1
 
 --step N starts the program that the run has recorded, from the nearest checkpoint before step N, and stops
-just before the step: at a prompt with the batch, the objects of the state, random state and the loop; with
---pdb in the debugger, at the first line of your own code in that step; or a function is called with all that.
+just before the step: at a prompt with the batch, the state and the loop; with --pdb in the debugger; or a
+function is called with all that.
 
---verify A:B executes these steps, and compares every value that was recorded of them: metrics, digests of
-batches, the states in checkpoints.  A: goes on to the last step, : is all that can be executed again.
-
-The program runs as it is; only its run directory is elsewhere.  Nothing is saved, and no service reports.
-The program is left at once, so that no line behind its loop runs.
+--verify A:B executes these steps, and compares every value that was recorded of them.  A: goes on to the
+last step, : is all that can be executed again.  Nothing is saved, and no service reports.
 
 \b
 Exit status:
@@ -238,32 +225,23 @@ _DIVERGE = """Find where two runs part: the first step, and the first component 
 
 \b
   everstep diverge digits-3 digits-4
-  everstep diverge digits-3 --again
   everstep diverge digits-3 digits-4 --script-b "train.py --lr 0.1"
 
-First the records are compared: settings, metrics of each step, digests of batches, and the states in
-checkpoints that both runs have.  Then both programs execute the steps between the last equal checkpoint and
+First the records are compared.  Then both programs execute the steps between the last equal checkpoint and
 the first difference again, in copies, and each part of each step is compared: data, random state, weights,
-loss, gradient, optimizer, update.  Numbers come with their distance in units in the last place.  Nothing is
-written into a run.
-
-With --again, RUN is compared with its own replay.
+loss, gradient, optimizer, update.  Nothing is written into a run.
 
 \b
 Exit status:
   0  equal in all that both have recorded
   1  the runs differ
   2  wrong usage
-  4  nothing was recorded that can be compared; RUN cannot be executed again (--again)
+  4  nothing was recorded that can be compared
 """
 
 
 @click.command("diverge", help=_DIVERGE)
 @runs_argument
-@click.option("--again", is_flag=True, help="Compare one RUN with its own replay.")
-@click.option(
-    "--steps", metavar="A:B", help="With --again: the steps to execute; default: all that is possible."
-)
 @click.option("--script-a", metavar="COMMAND", default="", help="Script and arguments of the first run.")
 @click.option("--script-b", metavar="COMMAND", default="", help="Script and arguments of the second run.")
 @click.option("--recorded", "only_recorded", is_flag=True, help="Compare the records; execute nothing.")
@@ -273,8 +251,6 @@ Exit status:
 @index_option
 def diverge_command(
     runs: tuple[str, ...],
-    again: bool,
-    steps: str | None,
     script_a: str,
     script_b: str,
     only_recorded: bool,
@@ -286,12 +262,11 @@ def diverge_command(
     from everstep.errors import ReplayError
     from everstep.replaying import diverge as room
     from everstep.replaying.execution import folder_for
-    from everstep.replaying.verify import asked_steps
 
-    if len(runs) != (1 if again else 2):
-        raise click.UsageError("give two runs, or one run and --again")
-    if steps and not again:
-        raise click.UsageError("--steps goes with --again; two runs are executed where they differ")
+    if len(runs) != 2:
+        raise click.UsageError(
+            "give two runs; one run is compared with its replay by everstep replay --verify"
+        )
     leave_in_order()
     paths = [found.path.absolute() for found in find_all(runs, index)]
     subjects = [
@@ -300,10 +275,7 @@ def diverge_command(
     ]
     try:
         with folder_for(keep) as folder:
-            if again:
-                asked = asked_steps(steps or ":", paths[0])
-                report = room.diverge_again(subjects[0], folder, asked, trust=trust)
-            elif only_recorded:
+            if only_recorded:
                 report = room.compare_recorded(*paths)
             else:
                 report = room.diverge(subjects[0], subjects[1], folder, trust=trust)

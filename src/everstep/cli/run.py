@@ -247,11 +247,7 @@ class _Starts:
         return not wait_until(lambda: self.signal is not None, seconds)
 
     def once(self) -> _End | None:
-        """Start the command, and wait until it ends; None if a signal came before.
-
-        Raises:
-            OSError: the command cannot be started.
-        """
+        """Start the command, and wait until it ends; None if a signal came before."""
         from everstep.drill.processes import kill_marked, with_parent
         from everstep.polling import wait_until
         from everstep.unattended import PIPE

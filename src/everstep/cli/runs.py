@@ -1,16 +1,65 @@
-"""`everstep runs`"""
+"""Commands on all runs of an index: `runs`, `sync`; and the search that `prune` has, too."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from everstep.cli.common_options import index_option, json_option, where_option
+from everstep.cli.find_run import open_index
 from everstep.cli.output import note, print_json, print_table, say, status_of
+from everstep.display.cells import in_line
 from everstep.index.run_facts import FACTS, SHOWN
+
+if TYPE_CHECKING:
+    from everstep.index.database import Database
+
+
+class Searched(NamedTuple):
+    """Runs found in an index.
+
+    Attributes:
+        names: the names in the query, in their order.
+        notes: what its names were taken for, where they could mean something else.
+        why_none: what a query that found nothing may have meant; "" if there is nothing to say.
+    """
+
+    database: Database
+    runs: list[dict[str, Any]]
+    names: list[str]
+    notes: list[str]
+    why_none: str
+
+
+def search(
+    index: str | None, conditions: Sequence[str], filter_text: str | None, wanted: Sequence[str] = ()
+) -> Searched:
+    """Find the runs that fulfil the comparisons and the filter, the newest start last.
+
+    A run has `ranks`, the number of ranks of its newest start, where that is recorded.
+
+    Args:
+        wanted: further names to add to each run that has them.
+    """
+    from everstep.index.columns import RunColumns
+    from everstep.index.filters import Group, leaves, parse_json, parse_words, why_none
+    from everstep.index.shipping import gone_runs
+
+    words = parse_words(" ".join(conditions))
+    where = Group(True, (words, parse_json(filter_text or "{}")))
+    names = [leaf.path for leaf in leaves(where) if not (leaf.path == "name" and leaf.operator == "$regex")]
+    database = open_index(index)
+    with database.read() as connection:
+        columns = RunColumns(connection, gone_runs(database, connection))
+        columns.require(leaves(where), wanted)
+        runs = columns.find(where)
+        columns.add(runs, [*names, *wanted, "ranks"])
+        notes = columns.taken_for_metrics([*names, *wanted])
+    return Searched(database, runs, [*names, *wanted], notes, "" if runs else why_none(words))
 
 
 @click.command("runs")
@@ -21,7 +70,7 @@ from everstep.index.run_facts import FACTS, SHOWN
 @click.option("--limit", type=click.IntRange(min=1), help="Show the first N runs.")
 @index_option
 @json_option
-def command(
+def runs_command(
     conditions: tuple[str, ...],
     filter_text: str | None,
     sort: str | None,
@@ -43,41 +92,68 @@ def command(
     does not exist any more).  The column ranks, the number of ranks of the newest start, is there where a run
     has several.
     """
-    from everstep.cli.search_runs import search
     from everstep.index.filters import ordered
 
     shown = [part.strip() for part in columns.split(",") if part.strip()] if columns else list(SHOWN)
     by = sort.removeprefix("-") if sort else None
     searched = search(index, conditions, filter_text, [*shown, *([by] if by else [])])
-    found = searched.runs
-    if by and sort:
-        found = ordered(found, by, sort.startswith("-"))
-    found = found[:limit]
+    runs = ordered(searched.runs, by, str(sort).startswith("-")) if by else searched.runs
+    runs = runs[:limit]
     note(searched.notes)
     if not columns:
-        if any(run.get("ranks", 1) > 1 for run in found):
+        if any(run.get("ranks", 1) > 1 for run in runs):
             shown.append("ranks")
         shown += [name for name in dict.fromkeys(searched.names) if name not in shown]
-    found = [{**run, **_tags(run)} for run in found]
+    for run in runs:
+        if isinstance(tags := run.get("tags"), str):  # not a metric of that name
+            run["tags"] = json.loads(tags)
     if as_json:
         keys = shown if columns else list(dict.fromkeys([*FACTS, "ranks", *shown]))
-        print_json([{key: run.get(key) for key in keys} for run in found])
-    elif found:
-        print_table([{**run, "status": status_of(run), **_in_a_cell(run)} for run in found], shown)
+        print_json([{key: run.get(key) for key in keys} for run in runs])
+    elif runs:
+        for run in runs:
+            run["status"] = status_of(run)
+            if isinstance(run.get("tags"), list):
+                run["tags"] = " ".join(map(str, run["tags"]))
+        print_table(runs, shown)
     else:
-        said = " ".join([*conditions, *([filter_text] if filter_text else [])])
+        asked = " ".join([*conditions, *([filter_text] if filter_text else [])])
         why = f" ({searched.why_none})" if searched.why_none else ""
-        say(f"no run matches {said}{why}" if said else "there are no runs")
+        say(f"no run matches {asked}{why}" if asked else "there are no runs")
 
 
-def _tags(run: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the tags of a run as a list; queries give a list as JSON."""
-    try:
-        tags = json.loads(run.get("tags", ""))
-    except (TypeError, ValueError):  # a metric of that name
-        return {}
-    return {"tags": tags} if isinstance(tags, list) else {}
+@click.command("sync")
+@click.argument("folders", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@index_option
+@json_option
+def sync_command(folders: tuple[Path, ...], index: str | None, as_json: bool) -> None:
+    """Update the index from the journals, or make it.
 
+    FOLDERS are run directories or folders of them.  Default: the folder of the index; for a database ./runs,
+    or else the current folder.  Runs that were copied from another machine are added; a run that was moved
+    gets its new path.  Runs of this machine below FOLDERS whose directories are gone are removed from the
+    index.  A torn last record is dropped; damage in the middle of a journal is reported with its place, and
+    the rest is indexed.  All of this is printed.
+    """
+    from everstep.index.database import Database
+    from everstep.index.location import FILE, is_said, runs_of
+    from everstep.index.query import index_place
+    from everstep.index.shipping import forget_gone, sync
 
-def _in_a_cell(run: Mapping[str, Any]) -> dict[str, str]:
-    return {"tags": " ".join(map(str, run["tags"]))} if isinstance(run.get("tags"), list) else {}
+    place = index_place(index)
+    meant = index is not None or is_said()
+    if len(folders) == 1 and not meant and isinstance(place, Path) and not place.exists():
+        place = folders[0].absolute() / FILE
+    database, asked = Database(place), folders or (runs_of(place),)
+    shipped = sync(database, asked)
+    forgotten = forget_gone(database, asked)
+    if as_json:
+        told = {"index": database.name, "runs": shipped.runs, "rows": shipped.rows}
+        print_json({**told, "forgotten": list(forgotten), "problems": shipped.problems})
+        return
+    note(shipped.problems)
+    say(f"{database.name}: {shipped.runs} runs, {shipped.rows} new rows")
+    if index is None and place != index_place(None):
+        say(f"to list them: everstep runs --index {database.name}")
+    for name, where in forgotten.items():
+        say(f"forgotten: {in_line(name)}, whose directory {in_line(where)} is gone")

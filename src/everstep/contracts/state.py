@@ -337,9 +337,6 @@ class Backend(Protocol):
     def from_host(self, host: HostArray) -> Any:
         """Make the array again, equal in type, dtype, shape and memory order, on the host or its device."""
 
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any | None:
-        """Make an array of zeros in host memory; None for an element type that is not the framework's."""
-
     def late(self, array: Unread) -> Any:
         """Make an array on the host; its elements may be read anew by each operation that needs them."""
         return self.from_host(array.read())

@@ -16,6 +16,6 @@ if TYPE_CHECKING:
     from everstep.backends.torch.keyed_loader import loader as loader
 else:
     # Loaded late, because `loader` imports torch: other users do not pay for that.
-    __getattr__, __dir__, _ = exports(__name__, {"everstep.backends.torch.keyed_loader": ("loader",)})
+    __getattr__, __dir__, _ = exports(__name__)
 
 __all__ = ["RingBuffer", "arrays", "as_stream", "checked", "loader", "prefetch", "replay", "stateful"]

@@ -192,7 +192,7 @@ class IterableStream(OwnStream):
             batches = self._iterate(what, pass_index)
             note = skip(what, batches, position["batches"], self.replayed) if position["batches"] else None
         cursor = _IterableCursor(what, self, batches, position)
-        if note and (self._stateful or _has_accessors(batches)):
+        if note and self._stateful:
             note += "; everstep.data.stateful(data) goes there by its state, if that tells the whole place"
         cursor.note = note
         return cursor
@@ -301,10 +301,6 @@ def _not_empty(batches: Iterator[Any], error: DataError) -> Iterator[Any]:
         raise error
 
 
-def _has_accessors(batches: Iterator[Any]) -> bool:
-    return is_stateful(batches) or (hasattr(batches, "get_state") and hasattr(batches, "set_state"))
-
-
 def accessors(batches: Any, what: str) -> Accessors:
     """Return the functions that get and set an iterator's state."""
     if hasattr(batches, "get_state") and hasattr(batches, "set_state"):
@@ -338,15 +334,12 @@ class _IterableCursor(PassCursor):
         if here.items() <= opened.items():
             # until the next batch, the state_dict of some data tells the start instead of the place
             return {**opened}
-        if self.ended:  # where a replay would begin no longer matters
-            return {
-                **here,
-                "state": stream.own_state(self._count) if stream.carries_over else None,
-                "random": None,
-            }
-        if stream.resumes == "replay":
+        if stream.resumes == "replay" and not self.ended:
             return {**opened, **here}
-        if stream._stateful:
-            return {**here, "state": stream.own_state(self._count), "random": None}
-        get, _ = accessors(self._iterator, self.what)
-        return {**here, "state": copy.deepcopy(get()) if self._count else None, "random": None}
+        state = None
+        if stream.carries_over or (stream._stateful and not self.ended):
+            state = stream.own_state(self._count)
+        elif not self.ended and not stream._stateful:
+            get, _ = accessors(self._iterator, self.what)
+            state = copy.deepcopy(get()) if self._count else None
+        return {**here, "state": state, "random": None}  # where a replay would begin no longer matters

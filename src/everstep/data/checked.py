@@ -54,14 +54,14 @@ def checked(
         unused_source: policy for a key of a batch that `sources` lacks.
         wrong_size: policy for a length other than `fixed_batch_size`.
     """
-    policies = {
-        "empty_batch": empty_batch,
-        "empty_stream": empty_stream,
-        "unequal_lengths": unequal_lengths,
-        "missing_source": missing_source,
-        "unused_source": unused_source,
-        "wrong_size": wrong_size,
-    }
+    policies = dict(
+        empty_batch=empty_batch,
+        empty_stream=empty_stream,
+        unequal_lengths=unequal_lengths,
+        missing_source=missing_source,
+        unused_source=unused_source,
+        wrong_size=wrong_size,
+    )
     for name, policy in policies.items():
         if policy not in get_args(Policy):
             raise ConfigError(f"{name}={policy!r}: give one; {nearest(str(policy), get_args(Policy))}")

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,28 +19,22 @@ from everstep.drill.processes import owned_folder
 from everstep.drill.program import Program, ProgramStart, Strike, command
 from everstep.drill.report import (
     CHANCE,
-    HASH_ORDER,
     DrillReport,
     Ordeal,
     Verdict,
     draw_timeline,
     executed_again,
     positions,
-)
-from everstep.drill.strike_plans import Landmarks, aim, chosen, most_telling_first
-from everstep.drill.struck import (
-    first_divergence,
-    last_step,
-    outside,
-    run_left_early,
     struck_at,
     summaries,
     where,
     window,
 )
+from everstep.drill.strike_plans import Landmarks, aim, chosen, most_telling_first
 from everstep.drilled import LIMIT, SEED
-from everstep.errors import ConfigError, DrillError
+from everstep.errors import ConfigError, DrillError, EverstepError
 from everstep.record import RunDir
+from everstep.record.trust import key_file
 
 LAST_STARTS = 3
 """Most starts of a program after the last strike, in which it must come to its end."""
@@ -53,8 +47,6 @@ PARTS = 16
 
 SAVES = 4
 """Number of checkpoints that the drill adds to a run that it leaves before the script has saved."""
-
-HASH_SEED = "PYTHONHASHSEED"
 
 
 def drill(
@@ -176,8 +168,7 @@ class _Drill:
             budget=self.budget,
             outside=written,
         )
-        if (difference := self._difference(second)) is not None:
-            report.nondeterminism = self._hash_order(difference, [first, second])
+        report.nondeterminism = self._difference(second)
         self.say(report.header())
         for name in names:
             for turn in range(self.kills if name == "random instant" else 1):
@@ -222,11 +213,11 @@ class _Drill:
                 "more, or let each run be shorter by --max-steps"
             ) from None
 
-    def program(self, name: str, env: Mapping[str, str] | None = None) -> Program:
+    def program(self, name: str) -> Program:
         """Make a program, with the limits and the seed that all programs of this drill have."""
         line = command(self.script, self.args, self.ranks)
         limit = {LIMIT: json.dumps(self.limit)} if self.limit else {}
-        env = {SEED: str(self.drawn_seed), **limit, **(env or {})}
+        env = {SEED: str(self.drawn_seed), **limit}
         return Program(line, self.folder / name, self.timeout, self.ranks, env=env)
 
     def _start(
@@ -264,22 +255,6 @@ class _Drill:
     def _difference(self, program: Program) -> DrillDivergence | None:
         return first_divergence(self.undisturbed, program)
 
-    def _hash_order(self, where: DrillDivergence, differing: list[Program]) -> DrillDivergence:
-        """Run one more pair with PYTHONHASHSEED fixed, and name hash order where that makes them equal."""
-        fixed = os.environ.get(HASH_SEED, "random") != "random"
-        if fixed or where.note or self._left() < 2 * self.report.seconds:
-            return where
-        pair = [self.program(f"hash-seed-{number}", {HASH_SEED: "0"}) for number in (1, 2)]
-        for program in pair:
-            if self._undisturbed(program).status:
-                return where
-        alike = Undisturbed(pair[0])
-        if first_divergence(alike, pair[1]) is not None:
-            return where
-        # were it chance, one of the first two would probably equal the pair
-        certain = all(first_divergence(alike, program) is not None for program in differing)
-        return replace(where, note=HASH_ORDER[certain])
-
     # ------------------------------------------------------------------------------ the hazards
 
     def _try(self, hazard: str, turn: int) -> None:
@@ -301,11 +276,7 @@ class _Drill:
         return Ordeal(hazard, "not reached", message=f"the budget of {self.budget:g} s was used up")
 
     def _require_struck(self) -> None:
-        """Refuse to say anything of a script where the budget ended before anything was struck.
-
-        Raises:
-            DrillError: says how long an ordeal takes.
-        """
+        """Refuse to say anything of a script where the budget ended before anything was struck."""
         report = self.report
         verdicts = {one.verdict for one in report.ordeals}
         if "not reached" in verdicts and verdicts <= {"not reached", "no such place"}:
@@ -383,3 +354,38 @@ class _Drill:
 
 def _trace(program: Program) -> Path:
     return program.folder / ("trace" if program.ranks == 1 else "trace-{rank}")
+
+
+def run_left_early(program: Program) -> str | None:
+    """Return the run that the drill's limit has ended; nothing else interrupts with status 0."""
+    for run in program.runs:
+        if any(event.data["status"] == 0 for event in program.journal(run).events("interrupted")):
+            return run
+    return None
+
+
+def last_step(program: Program, run: str) -> int:
+    """Return the last step of a run that the last start has completed."""
+    return max(record.step for record in program.starts[-1].records if record.run == run)
+
+
+def first_divergence(undisturbed: Undisturbed, program: Program) -> DrillDivergence | None:
+    """Find the first divergence as `Undisturbed` does; a run that cannot be read counts as a divergence."""
+    try:
+        return undisturbed.first_divergence(program)
+    except EverstepError as error:
+        return DrillDivergence("journal", str(error), "", "end", 0, 0, "a whole run", "damaged")
+
+
+def outside(paths: Iterable[str], drill: Path) -> list[str]:
+    """Return those paths that are files outside the drill's folder; relative if below the current one."""
+    here = os.getcwd() + os.sep
+    found = {
+        path.removeprefix(here)
+        for path in map(os.path.normpath, paths)
+        if path != str(key_file())  # everstep's own
+        and not path.startswith(("/proc/", "/sys/", f"{drill}{os.sep}"))
+        and "__pycache__" not in path
+        and os.path.isfile(path)
+    }
+    return sorted(found)

@@ -132,11 +132,7 @@ class Undisturbed:
         }
 
     def first_divergence(self, other: Program) -> DrillDivergence | None:
-        """Find the place where `other` first differs from this program; None if its runs ended the same.
-
-        Raises:
-            EverstepError: a file in its run directories cannot be read.
-        """
+        """Find the place where `other` first differs from this program; None if its runs ended the same."""
         found = [*self._of_runs(other), *self._of_records(other)]
         for run in other.runs:
             if run in self.program.runs:

@@ -162,9 +162,6 @@ class Program:
         Args:
             trace: file for the names of the hazards that the start passes; "{rank}" in its name stands for
                 the rank.
-
-        Raises:
-            DrillError: the start did not end in time.
         """
         number = len(self.starts) + 1
         log, witness = self.folder / f"start-{number}.log", self.folder / f"start-{number}.jsonl"
@@ -237,11 +234,7 @@ class Program:
             self._await_ranks(witness, pids.values())
 
     def _await_ranks(self, witness: Path, pids: Iterable[int]) -> None:
-        """Wait until the ranks of a torchrun that was killed have left by themselves.
-
-        Raises:
-            DrillError: they did not within `LEAVING` seconds.
-        """
+        """Wait until the ranks of a torchrun that was killed have left by themselves."""
         mark = os.fsencode(f"{FILE}={witness}")
         until = time.monotonic() + LEAVING
         while left := set(pids) & set(with_environment(mark)):

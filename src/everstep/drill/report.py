@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
-from xml.etree import ElementTree
 
 from everstep.checkpoint import CheckpointName
 from everstep.drill.divergence import DrillDivergence, Undisturbed
-from everstep.drill.program import ProgramStart
+from everstep.drill.program import Program, ProgramStart, Strike
 from everstep.drill.strike_plans import WINDOWS
 
 Verdict = Literal["exact", "differs", "failed", "not hit", "no such place", "not reached"]
@@ -31,13 +28,6 @@ UNSTABLE = (
     "the clock, a generator that is not seeded, the order of a set (of strings it hangs on PYTHONHASHSEED, "
     "of objects on their addresses), a thread, or a kernel that is not deterministic"
 )
-HASH_ORDER = (
-    "perhaps hash order: two more runs, both with PYTHONHASHSEED=0, are equal. Sort the set of strings that "
-    "is iterated over",
-    "hash order: two more runs, both with PYTHONHASHSEED=0, are equal, and differ from the first two. Sort "
-    "the set of strings that is iterated over, or draw nothing from hash()",
-)
-"""Cause where a pair with one PYTHONHASHSEED is equal: likely, and certain."""
 CHANCE = (
     "chance: of three undisturbed runs two are equal and one differs, so what differs now and then is no "
     "fault of the resume. A thread, the clock, the order of a set, or a kernel that is not deterministic"
@@ -60,10 +50,6 @@ _MOST_NAMED = 5
 _HAZARD, _STRUCK, WIDTH = 16, 34, 32
 """Characters of the columns."""
 ONCE, AGAIN, STRUCK, NEVER = "━", "▓", "✗", "·"
-
-
-def _is_first(checkpoint: str) -> bool:
-    return CheckpointName.parse(checkpoint).step == 0
 
 
 @dataclass(frozen=True)
@@ -128,11 +114,7 @@ class Ordeal:
     def as_dict(self) -> dict[str, Any]:
         """Convert to a dictionary for JSON."""
         divergence = None if self.divergence is None else self.divergence.as_dict()
-        return {
-            **asdict(self),
-            "divergence": divergence,
-            "starts": [asdict(start) for start in self.starts],
-        }
+        return {**asdict(self), "divergence": divergence}
 
 
 @dataclass
@@ -182,7 +164,8 @@ class DrillReport:
     def kills_resumed(self) -> int:
         """Number of starts, each after a kill, that resumed from a later checkpoint than that of step 0."""
         return sum(
-            before.status == -signal.SIGKILL and any(not _is_first(name) for name in after.resumed_from)
+            before.status == -signal.SIGKILL
+            and any(CheckpointName.parse(name).step for name in after.resumed_from)
             for one in self.ordeals
             for before, after in pairwise(one.starts)
         )
@@ -324,22 +307,11 @@ class DrillReport:
         """Convert to a dictionary for JSON."""
         nondeterminism = None if self.nondeterminism is None else self.nondeterminism.as_dict()
         return {
-            "script": self.script,
-            "args": self.args,
-            "seed": self.seed,
-            "ranks": self.ranks,
-            "runs": self.runs,
-            "steps": self.steps,
+            **vars(self),
             "seconds": round(self.seconds, 3),
             "exact": self.exact,
             "exit_code": self.exit_code,
             "kills_resumed": self.kills_resumed,
-            "undisturbed": self.undisturbed,
-            "cut": self.cut,
-            "save_every": self.save_every,
-            "budget": self.budget,
-            "seeded": self.seeded,
-            "outside": self.outside,
             "strikes": sum(len(one.windows) for one in self.ordeals),
             "steps_again": len(self.steps_again),
             "struck": [one for one in WINDOWS if any(one in ordeal.windows for ordeal in self.ordeals)],
@@ -347,6 +319,88 @@ class DrillReport:
             "nondeterminism": nondeterminism,
             "ordeals": [one.as_dict() for one in self.ordeals],
         }
+
+
+# ------------------------------------------------------------------------------------- what befell a start
+
+
+def struck_at(starts: list[ProgramStart]) -> str:
+    """Describe the first strike of these starts, and count the later ones."""
+    if not starts:
+        return ""
+    more = f", and {len(starts) - 1} more" if len(starts) > 1 else ""
+    target = "" if starts[0].strike is None else starts[0].strike.target
+    return f"{target} {where(starts[0])}{_operation(starts[0])}{more}".lstrip()
+
+
+def where(start: ProgramStart) -> str:
+    """Name the place at which a start ended: its last complete step, or what came before or after."""
+    strike = start.strike or Strike()
+    records = [record for record in start.of_rank(strike.rank) if record.at != "before"]
+    killed = start.status == -signal.SIGKILL
+    if not killed:  # the run was closed in order, so that the exit says nothing about the place
+        records = [record for record in records if record.at != "exit"]
+    if not records or records[-1].at == "enter":
+        return "start-up"
+    last = records[-1]
+    if last.at == "exit":
+        return "shutdown"
+    return f"{'after' if last.at == 'epoch' else 'at'} step {last.step}"
+
+
+def _operation(start: ProgramStart) -> str:
+    """Name the operation at which a start was killed, or that failed; "" if there is none."""
+    if start.strike is None or not start.strike.spec or start.status > 128:
+        return ""
+    name = start.strike.point
+    if start.strike.target:  # a rank's name leaves less space
+        name = name.removeprefix("checkpoint.")
+    return "" if name.startswith("witness.") else f", {_NAMES.get(name, name)}"
+
+
+_NAMES = {"loop.tail": "tail begins", "loop.tail_end": "tail ends", "loop.exit": "block ends"}
+
+
+_AT_ITS_NAME = ("start-up", "commit", "tail", "shutdown")
+"""Hazards that strike at a point of the window that has their name."""
+
+
+def window(start: ProgramStart, hazard: str, where: str) -> str:
+    """Name the window in which a start was struck."""
+    if hazard in _AT_ITS_NAME:
+        return hazard
+    point = "" if start.strike is None else start.strike.point
+    if hazard == "head":
+        return "tail" if point == "loop.tail_end" else "head"
+    if where in ("start-up", "shutdown"):
+        return where
+    return "commit" if point.startswith("checkpoint.") else "step"
+
+
+def summaries(program: Program) -> list[StartSummary]:
+    """Describe each start by the journals and its witness; a start that wrote no segment by the witness."""
+    segments = [
+        (event.time, event.data, [e.data["report"] for e in segment.events if e.kind == "verified"])
+        for run in program.runs
+        for segment in program.journal(run).segments()
+        for event in segment.events
+        if event.kind == "segment"
+    ]
+    found = []
+    for start in program.starts:
+        within = [one for one in segments if start.began <= one[0] <= start.began + start.seconds]
+        resumed = [data["facts"]["resumed_from"] for _, data, _ in within]
+        found.append(
+            StartSummary(
+                strike=None if start.strike is None else str(start.strike),
+                status=start.status,
+                seconds=round(start.seconds, 3),
+                resumed_from=[name for name in resumed if name is not None],
+                steps=sum(record.at == "step" for record in start.records),
+                said=[report for _, _, reports in within for report in reports],
+            )
+        )
+    return found
 
 
 # ---------------------------------------------------------------------------------------- the timeline
@@ -399,68 +453,3 @@ def draw_timeline(
 
 def _column(step: int, total: int, width: int) -> int:
     return min(width - 1, (step - 1) * width // total)
-
-
-# ---------------------------------------------------------------------------------------------- JUnit
-
-_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_OUTCOMES = {"differs": "failure", "failed": "failure"}
-
-
-def write_junit(file: Path, script: str, found: DrillReport | str) -> None:
-    """Write the file.
-
-    Args:
-        found: the report, or the reason why there is none: an error of the suite's first case.
-    """
-    suite = ElementTree.Element("testsuite", name=f"everstep drill {_text(script)}")
-    undisturbed = _case(suite, script, "two undisturbed runs", 0.0)
-    if isinstance(found, str):
-        _add(undisturbed, "error", found)
-    else:
-        if found.nondeterminism is not None:
-            _add(undisturbed, "failure", found.verdict())
-        _add_ordeals(suite, script, found)
-    cases = list(suite)
-    suite.set("tests", str(len(cases)))
-    for outcome, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
-        suite.set(name, str(sum(case.find(outcome) is not None for case in cases)))
-    suites = ElementTree.Element("testsuites")
-    suites.append(suite)
-    ElementTree.indent(suites)
-    ElementTree.ElementTree(suites).write(file, encoding="utf-8", xml_declaration=True)
-
-
-def _add_ordeals(suite: ElementTree.Element, script: str, report: DrillReport) -> None:
-    turns: Counter[str] = Counter()
-    for one in report.ordeals:
-        turns[one.hazard] += 1
-        number = f" {turns[one.hazard]}" if turns[one.hazard] > 1 else ""
-        seconds = sum(start.seconds for start in one.starts)
-        case = _case(suite, script, one.hazard + number, seconds)
-        if one.verdict != "exact":
-            _add(case, _OUTCOMES.get(one.verdict, "skipped"), _said(one))
-
-
-def _said(one: Ordeal) -> str:
-    if one.divergence is not None:
-        first = one.divergence
-        values = f"{first.expected} undisturbed, {first.found} here"
-        return f"struck {one.struck}; {first}: {values}\nlikely: {first.cause}"
-    return f"{one.verdict}: {one.message}" if one.message else one.verdict
-
-
-def _case(suite: ElementTree.Element, script: str, name: str, seconds: float) -> ElementTree.Element:
-    return ElementTree.SubElement(
-        suite, "testcase", classname=_text(script), name=_text(name), time=f"{seconds:.3f}"
-    )
-
-
-def _add(case: ElementTree.Element, outcome: str, what: str) -> None:
-    what = _text(what)
-    ElementTree.SubElement(case, outcome, message=what.partition("\n")[0]).text = what
-
-
-def _text(what: str) -> str:
-    """Replace the characters that XML cannot hold."""
-    return _NOT_XML.sub("?", what)

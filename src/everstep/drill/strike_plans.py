@@ -206,11 +206,7 @@ RANK_HAZARDS: dict[str, RankAim] = {
 
 
 def aim(hazard: str, ranks: Sequence[Landmarks], draw: Random) -> list[Strike]:
-    """Plan the strikes of a hazard; none if the program has no such place.
-
-    Args:
-        ranks: landmarks of each rank.
-    """
+    """Plan the strikes of a hazard; none if the program has no such place."""
     return HAZARDS[hazard](ranks[0], draw) if len(ranks) == 1 else RANK_HAZARDS[hazard](ranks, draw)
 
 
@@ -238,11 +234,7 @@ def most_telling_first(names: Iterable[str]) -> list[str]:
 
 
 def chosen(names: Iterable[str], ranks: int = 1) -> list[str]:
-    """Return the hazards that a user named; all of them if none is named.
-
-    Raises:
-        ConfigError: no hazard has that name; names the nearest.
-    """
+    """Return the hazards that a user named; all of them if none is named."""
     names, known = list(names), list(HAZARDS if ranks == 1 else RANK_HAZARDS)
     for name in names:
         if name not in known:

@@ -20,15 +20,4 @@ if TYPE_CHECKING:
 
     __all__: list[str]
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "everstep.experiment.calls": ("Call",),
-            "everstep.experiment.config": ("Resolved", "as_yaml", "resolve"),
-            "everstep.experiment.experiment": ("Experiment",),
-            "everstep.experiment.open_experiment": ("open_config", "open_run"),
-            "everstep.experiment.experiment_config": ("ExperimentConfig",),
-            "everstep.tfutils.params": ("recorded_params",),
-            "everstep.tfutils.runs": ("intermediate_results",),
-        },
-    )
+    __getattr__, __dir__, __all__ = exports(__name__)

@@ -65,11 +65,7 @@ class _Unpickler(pickle._Unpickler):
 
 
 def read_pickle(data: bytes) -> Any:
-    """Return the value of a pickle with a `Made` in place of each object; nothing is imported or called.
-
-    Raises:
-        ValueError: the bytes are not a pickle, or a pickle of other values than these.
-    """
+    """Return the value of a pickle with a `Made` in place of each object; nothing is imported or called."""
     try:
         return _Unpickler(io.BytesIO(data)).load()
     except Exception as error:  # whatever Python meets in odd bytes
@@ -94,11 +90,7 @@ class Distributed(NamedTuple):
 
 
 def open_folder(folder: Path) -> Distributed:
-    """List the arrays of a folder; each is read when it is needed.
-
-    Raises:
-        CheckpointError: the folder is damaged, or of another kind than torch's own writer makes.
-    """
+    """List the arrays of a folder; each is read when it is needed."""
     path = folder / METADATA
     try:
         raw = read_regular(path, LARGEST_METADATA)

@@ -47,9 +47,6 @@ def open_foreign(path: Path, say: Callable[[str], None]) -> Foreign | None:
 
     Args:
         say: takes notes for the user.
-
-    Raises:
-        CheckpointError: a file is damaged, or has what cannot be read; says what to do.
     """
     if path.is_dir():
         return _open_folder(path, say)

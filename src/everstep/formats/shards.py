@@ -15,11 +15,7 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**
 
 
 def byte_count(size: int | str) -> int:
-    """Return a size as a number of bytes: 500_000_000, "500MB" or "2GiB".
-
-    Raises:
-        ConfigError: the value is not a size of 1 byte or more.
-    """
+    """Return a size as a number of bytes: 500_000_000, "500MB" or "2GiB"."""
     found = re.fullmatch(r"(\d+) ?([A-Za-z]*)", str(size))
     if found is None or found[2].upper() not in _UNITS or int(found[1]) < 1:
         raise ConfigError(f'{size!r} is not a size: give bytes, or as in "500MB", "5GB", "2GiB"')

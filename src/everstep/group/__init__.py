@@ -7,20 +7,14 @@ another rank's failure.  `launched`, `exit_status` and `write_error_file` speak 
 """
 
 from everstep.group.agreement import Agreement
-from everstep.group.environment import find_group, group_size
-from everstep.group.first_cause import failure_of_another, report
-from everstep.group.hang_news import GroupNews, HangNews, NoNews
+from everstep.group.environment import Single, find_group, group_size
 from everstep.group.peers import Peers
-from everstep.group.single import Single
-from everstep.group.store_group import StoreGroup
+from everstep.group.store_group import StoreGroup, failure_of_another, report
 from everstep.group.torchrun import exit_status, launched, write_error_file
 from everstep.group.whereabouts import Whereabouts
 
 __all__ = [
     "Agreement",
-    "GroupNews",
-    "HangNews",
-    "NoNews",
     "Peers",
     "Single",
     "StoreGroup",

@@ -1,22 +1,31 @@
-"""`find_group`: the group that this process is part of."""
+"""`find_group`: the group that this process is part of, `Single` or a `StoreGroup`."""
 
 from __future__ import annotations
 
 import importlib
 import os
+from typing import Any
 
 from everstep import backends
 from everstep.arguments import number
 from everstep.contracts.group import LIMIT, Group
 from everstep.errors import ConfigError
-from everstep.group.single import Single
 from everstep.group.store_group import StoreGroup
 from everstep.group.torchrun import end_with_torchrun
 
 _STORE = "everstep.backends.torch.key_value_store"
-
-
 LIMIT_VARIABLE = "EVERSTEP_GROUP_LIMIT"
+
+
+class Single(Group):
+    """The group of one process: every operation returns at once, without a store, a thread or a copy."""
+
+    def __init__(self) -> None:
+        super().__init__(rank=0, size=1, store=None)
+
+    def gather(self, value: Any, what: str, limit: float | None = None) -> list[Any]:
+        """Return `[value]`."""
+        return [value]
 
 
 def find_group(limit: float | None = None) -> Group:

@@ -45,9 +45,6 @@ class Peers:
     Args:
         group: a group of 2 or more.
         host: address of this machine at which other ranks reach it; None: the one that leads to MASTER_ADDR.
-
-    Raises:
-        GroupError: a rank cannot be reached; raised on all ranks.
     """
 
     def __init__(self, group: StoreGroup, host: str | None = None) -> None:

@@ -17,15 +17,22 @@ keys of operation N when it begins N + 2: it has then left N + 1, which every ra
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from everstep.contracts.group import LIMIT, Group, KeyValueStore, named
-from everstep.errors import DisagreementError, GroupError, MissingRankError, PeerFailedError
-from everstep.group.ended import remember, require_running
+from everstep.errors import (
+    DisagreementError,
+    GroupError,
+    MissingRankError,
+    PeerFailedError,
+    StoreLostError,
+)
 from everstep.group.whereabouts import Whereabouts
 from everstep.polling import looking, wait_until
 
@@ -59,7 +66,7 @@ class StoreGroup(Group):
     def __init__(self, rank: int, size: int, store: KeyValueStore, limit: float = LIMIT) -> None:
         session = _meet(store, rank, size, limit)
         super().__init__(rank, size, store.below(f"{session}/"), limit)
-        remember(self.store, rank, size)
+        _remember(self.store, rank, size)
         self.bells = [f"bell/{other}" for other in range(size)]
         self.count = 0
         self.whereabouts: Whereabouts | None = None
@@ -163,9 +170,6 @@ def require_no_failure(group: Group, store: KeyValueStore | None = None) -> None
 
     Args:
         store: the connection to use, in threads; None: that of the group.
-
-    Raises:
-        PeerFailedError: with the rank and its reason.
     """
     found = store or group.store
     assert found is not None
@@ -216,7 +220,7 @@ def _meet(store: KeyValueStore, rank: int, size: int, limit: float) -> str:
     """
     own = secrets.token_hex(8)
     meeting = _call(store, own, size) if rank == 0 else _answer(store, rank, own)
-    if not wait_until(looking(meeting, require_running), limit):
+    if not wait_until(looking(meeting, _require_running), limit):
         raise missing("the opening of the group", limit, rank, _present(store, own, rank, size))
     if rank == 0:
         store.set("session", json.dumps([own, *_tokens(store, own, size)]))
@@ -268,3 +272,80 @@ def _get(store: KeyValueStore, keys: list[str]) -> list[str]:
     if store.has(keys):
         return store.get(keys)
     return [store.get([key])[0] if store.has([key]) else "" for key in keys]
+
+
+class _Last(NamedTuple):
+    store: KeyValueStore
+    rank: int
+    size: int
+    process: int
+
+
+_last: _Last | None = None
+"""The group that this process joined last.  At its end it says there that it has ended: a rank that calls
+`trainer.evaluate()` alone, after the training, would wait for the others for its whole limit."""
+
+
+def _remember(store: KeyValueStore, rank: int, size: int) -> None:
+    global _last
+    if _last is None:
+        atexit.register(_say_so)
+    _last = _Last(store, rank, size, os.getpid())
+
+
+def _require_running() -> None:
+    """Refuse to wait for a rank that was in the group before, and whose program has ended."""
+    if _last is None:
+        return
+    others = [rank for rank in range(_last.size) if rank != _last.rank]
+    if ended := [rank for rank in others if _last.store.has([f"ended/{rank}"])]:
+        raise DisagreementError(
+            f"the program of {named(ended)} has ended, and rank {_last.rank} waits to meet all ranks again; "
+            "call train(), evaluate() and the like on all ranks alike, not below a condition that only some "
+            "of them meet (if rank == 0: ...)",
+            ranks=ended,
+        )
+
+
+def _say_so() -> None:
+    if _last is not None and _last.process == os.getpid():  # a forked child has not ended the rank
+        with suppress(GroupError):  # the store is gone: so are the others
+            _last.store.set(f"ended/{_last.rank}", "")
+
+
+# --------------------------------------------------------------------------------- the first cause
+
+WAIT = 2.0
+"""Seconds in which the loss of a rank is reported, after a collective has failed of it."""
+_MAY_FOLLOW = (RuntimeError, ConnectionError)
+"""Classes of the errors by which collectives end (gloo, nccl), and operations of the group."""
+
+
+def report(group: Group, error: BaseException) -> str | None:
+    """Report that this rank fails by `error`, unless that follows from the failure of another rank.
+
+    A collective ends with "Connection closed by peer" in the moment in which a rank dies, before anybody has
+    said which one.  So where the error may come from a collective, this waits for up to `WAIT` seconds.
+
+    Returns:
+        the first failure, as "rank 1: REASON", if `error` follows from it; None: `error` is the first cause.
+    """
+    if group.size == 1:
+        return None
+    # a disagreement is raised by all ranks at once, and follows from none; without the store nobody can tell
+    follows = isinstance(error, _MAY_FOLLOW) and not isinstance(error, DisagreementError | StoreLostError)
+    if follows and wait_until(lambda: failure_of_another(group) is not None, WAIT):
+        return failure_of_another(group)
+    with suppress(GroupError):  # the store is gone, and so nobody can be told
+        group.fail(f"{type(error).__name__}: {error}")
+    # two ranks may have reported at once: the first one counts
+    return failure_of_another(group) if follows else None
+
+
+def failure_of_another(group: Group) -> str | None:
+    """Return the first failure, as "rank 1: REASON", if another rank has one and the store lives."""
+    with suppress(GroupError):
+        failure = group.failure()
+        if failure is not None and failure[0] != group.rank:
+            return f"rank {failure[0]}: {failure[1]}"
+    return None

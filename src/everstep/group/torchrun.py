@@ -32,9 +32,6 @@ def end_with_torchrun() -> None:
     """Let the kernel (Linux's) kill this process when torchrun dies; do nothing without torchrun.
 
     A rank that is left asks the store of a torchrun that is gone again and again, for up to an hour.
-
-    Raises:
-        StoreLostError: it is dead already.
     """
     if not launched():
         return
@@ -61,9 +58,6 @@ def write_error_file(what: str, lines: Sequence[str]) -> None:
     Args:
         what: type and message of the error.
         lines: its traceback.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     path = os.environ.get(ERROR_FILE)
     if path:

@@ -43,11 +43,7 @@ class Whereabouts:
         self._ask_at = 0.0
 
     def look(self, count: int, what: str) -> None:
-        """Look for a rank that has gone past operation `count`; called from time to time while waiting.
-
-        Raises:
-            DisagreementError: names the rank, and where it is.
-        """
+        """Look for a rank that has gone past operation `count`; called from time to time while waiting."""
         store, now = self._group.store, time.monotonic()
         if self._count != count:
             self._count, self._ask_at = count, now + PATIENCE

@@ -84,11 +84,7 @@ class ForeignRun:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def add(self, metric: str, step: Any, value: float, time: float) -> None:
-        """Add a value of a metric.
-
-        Raises:
-            ValueError: the step is no integer of 64 bits.
-        """
+        """Add a value of a metric."""
         points = self.metrics.setdefault(metric, Points([], [], []))
         points.steps.append(as_step(step))
         points.values.append(value)
@@ -113,11 +109,7 @@ class Imported(NamedTuple):
 
 
 def bring(run: ForeignRun, folder: Path) -> Imported:
-    """Write a run into a run directory of its own below `folder`; a kill leaves it whole or not there.
-
-    Raises:
-        RunDirError: the directory cannot be written, or something else has its name.
-    """
+    """Write a run into a run directory of its own below `folder`; a kill leaves it whole or not there."""
     safe = re.sub(r"[^\w.-]+", "-", run.name).strip("-.")[:80] or "run"
     name = f"{safe}-{xxhash.xxh3_64_hexdigest(f'{run.format} {run.key}'.encode())[:12]}"
     path, origin = folder.absolute() / name, {"format": run.format, "key": run.key}
@@ -224,11 +216,7 @@ def plain(text: str) -> Any:
 
 
 def as_step(value: Any) -> int:
-    """Return a step as an integer of 64 bits.
-
-    Raises:
-        ValueError: it is not a number, or too large.
-    """
+    """Return a step as an integer of 64 bits."""
     number = float(value)
     if not math.isfinite(number) or abs(number) >= 1 << 63:
         raise ValueError(f"{value!r} is not a step")

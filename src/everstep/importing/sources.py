@@ -24,9 +24,6 @@ def found(format: str, path: Path, say: Callable[[str], None]) -> Iterator[Forei
         format: a name of `FORMATS`.
         path: a file or folder, searched with all folders below.
         say: told of each file that cannot be read, and why; the others are read.
-
-    Raises:
-        ConfigError: nothing there is of that format.
     """
     from everstep.importing.foreign_run import ForeignRun
 

@@ -63,11 +63,7 @@ def _read(run: ForeignRun) -> None:
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    """Yield the records of the log.
-
-    Raises:
-        ValueError: a record is torn or damaged.
-    """
+    """Yield the records of the log."""
     at, parts = _HEADER_SIZE, b""
     while at < len(data):
         left = _BLOCK - at % _BLOCK
@@ -148,11 +144,7 @@ _ITEM: dict[int, Callable[[Any], Any]] = {
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield number and content of a protobuf message's fields: an integer, or bytes.
-
-    Raises:
-        ValueError: it is not such a message.
-    """
+    """Yield number and content of a protobuf message's fields: an integer, or bytes."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, func, select, tuple_
 
@@ -30,6 +33,7 @@ from everstep.index.sql_tables import facts, metrics, runs, segments, series, st
 from everstep.labels import NAMES as LABELS
 
 if TYPE_CHECKING:
+    from everstep.index.database import Database
     from everstep.record.badges import Start
 
 BEST = "best/"
@@ -53,20 +57,37 @@ ByMetric = dict[int, dict[tuple[str, str], float]]
 
 
 class RunColumns:
-    """Columns of all runs, each read when it is first needed.
+    """Columns of all runs: each is read when it is first needed, and kept up to date by `refresh`.
 
     Args:
+        index: a connection with its transaction, or the database, of which each column is read by itself.
         gone: keys of runs whose directories do not exist any more.
 
     Attributes:
         rows: key of a run -> its row in the table `runs`, the newest start last.
     """
 
-    def __init__(self, connection: Connection, gone: Collection[int] = ()) -> None:
-        self._connection = connection
-        self.rows = run_rows(connection, gone)
+    _of_records: ClassVar[tuple[str, ...]] = ("paths",)
+    """Cached properties that follow from the records of the runs."""
+
+    def __init__(self, index: Connection | Database, gone: Collection[int] = ()) -> None:
+        self._index = index
+        self._lock = threading.RLock()
         self._columns: dict[str, dict[int, list[Any]]] = {}
+        self._sources: dict[str, str] = {}
+        """Name of a column -> "recorded", "last", "count" or "best"."""
         self._facts: dict[str, dict[int, dict[str, Any]]] = {}
+        self._sizes: dict[int, int] = {}
+        self._labels: dict[int, dict[str, Any]] = {}
+        self.rows = run_rows(index, gone) if isinstance(index, Connection) else {}
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        if isinstance(self._index, Connection):
+            yield self._index
+        else:
+            with self._index.read() as connection:
+                yield connection
 
     def find(self, node: Node) -> list[dict[str, Any]]:
         """Return the rows of the runs for which a filter holds."""
@@ -79,64 +100,105 @@ class RunColumns:
 
     def values(self, name: str) -> Mapping[int, list[Any]]:
         """Return run -> values of a name, of those runs that have any."""
-        if name not in self._columns:
-            self._columns[name] = self._read(name)
-        return self._columns[name]
-
-    def first(self, name: str) -> dict[int, Any]:
-        """Return run -> first value of a name; lists and objects as JSON."""
-        found = {run: values[0] for run, values in self.values(name).items()}
-        return {
-            run: json.dumps(value) if isinstance(value, list | dict) else value
-            for run, value in found.items()
-        }
-
-    def add(self, found: Iterable[dict[str, Any]], names: Iterable[str]) -> None:
-        """Give some rows the first values of some names."""
-        for name in dict.fromkeys(names):
-            if name not in FACTS:
-                column = self.first(name)
-                for row in found:
-                    row.update({name: column[row["id"]]} if row["id"] in column else {})
-
-    def _read(self, name: str) -> dict[int, list[Any]]:
         if name in ("name", "run"):
             return {run: names_of(row["name"]) for run, row in self.rows.items()}
         if name in FACTS:
             return {run: [row[name]] for run, row in self.rows.items()}
-        recorded = self._recorded(name)
-        if recorded and is_recorded(name):
-            return recorded
-        if last := last_values_of(self._connection, metric=name):
-            return {run: [next(iter(values.values()))] for run, values in last.items()}
-        if name in COUNTS:
-            counted = counts(self._connection)
-            return {run: [count[name]] for run, count in counted.items() if name in count}
-        if not recorded and name.startswith(BEST):
-            best = best_of(self._connection, metric=name.removeprefix(BEST))
-            return {run: [next(iter(values.values()))] for run, values in best.items()}
-        return recorded
+        with self._lock:
+            if name not in self._columns:
+                with self._reading() as connection:
+                    self._columns[name], self._sources[name] = self._read(connection, name)
+            return self._columns[name]
 
-    def _recorded(self, path: str) -> dict[int, list[Any]]:
+    def first(self, name: str) -> dict[int, Any]:
+        """Return run -> first value of a name; lists and objects as JSON."""
+        return {
+            run: json.dumps(values[0]) if isinstance(values[0], list | dict) else values[0]
+            for run, values in self.values(name).items()
+        }
+
+    def add(self, rows: Iterable[dict[str, Any]], names: Iterable[str]) -> None:
+        """Give some rows the first values of some names."""
+        for name in dict.fromkeys(names):
+            if name not in FACTS:
+                column = self.first(name)
+                for row in rows:
+                    row.update({name: column[row["id"]]} if row["id"] in column else {})
+
+    def _read(
+        self, connection: Connection, name: str, of: Collection[int] | None = None
+    ) -> tuple[dict[int, list[Any]], str]:
+        """Return a column, of all runs or some, and what it is."""
+        recorded = self._recorded(connection, name, of)
+        if recorded and is_recorded(name):
+            return recorded, "recorded"
+        if last := last_values_of(connection, of, metric=name):
+            return {run: [next(iter(values.values()))] for run, values in last.items()}, "last"
+        if name in COUNTS:
+            counted = counts(connection, of)
+            return {run: [count[name]] for run, count in counted.items() if name in count}, "count"
+        if not recorded and name.startswith(BEST):
+            best = best_of(connection, of, metric=name.removeprefix(BEST))
+            return {run: [next(iter(values.values()))] for run, values in best.items()}, "best"
+        return recorded, "recorded"
+
+    def _recorded(
+        self, connection: Connection, path: str, of: Collection[int] | None = None
+    ) -> dict[int, list[Any]]:
         top = path.partition(".")[0]
         if top not in self._facts:
-            self._facts[top] = newest_facts(self._connection, names=[top])
-        found = {run: values_at(tree, path) for run, tree in self._facts[top].items()}
+            self._facts[top] = newest_facts(connection, names=[top])
+        trees = self._facts[top]
+        found = {run: values_at(trees[run], path) for run in (trees if of is None else trees.keys() & {*of})}
         return {run: values for run, values in found.items() if values}
+
+    def refresh(self, connection: Connection, gone: Collection[int] = ()) -> tuple[list[int], dict[int, int]]:
+        """Read what has changed in the index since the last call.
+
+        Returns:
+            The keys of the runs that have changed, those that are not there any more included; and of the
+            runs whose journal grew, key -> bytes of it.
+        """
+        rows = run_rows(connection, gone)
+        sized = select(segments.c.run, func.sum(segments.c.size)).group_by(segments.c.run)
+        sizes = {run: int(size) for run, size in connection.execute(sized)}
+        labels = newest_facts(connection, names=LABELS)
+        before = self.rows
+        grown = {run: sizes.get(run, 0) for run in rows if sizes.get(run) != self._sizes.get(run)}
+        told = [run for run in rows if labels.get(run) != self._labels.get(run)]
+        begun = {*told, *(run for run in rows if before.get(run, {}).get("started") != rows[run]["started"])}
+        changed = [run for run in rows if run in grown or run in begun or before.get(run) != rows[run]]
+        changed += before.keys() - rows.keys()
+        stale, renewed = {*changed}, bool(begun or before.keys() - rows.keys())
+        with self._lock:
+            for top, trees in self._facts.items() if renewed else ():
+                fresh = newest_facts(connection, stale, names=[top])
+                self._facts[top] = {run: tree for run, tree in trees.items() if run not in stale} | fresh
+            for name, column in list(self._columns.items()) if stale else ():
+                read, source = self._read(connection, name, stale) if column else ({}, "")
+                if column and (not read or source == self._sources[name]):
+                    kept = {run: values for run, values in column.items() if run not in stale}
+                    self._columns[name] = kept | read
+                else:
+                    del self._columns[name]  # it may mean something else now
+            for name in (*(("metric_counts",) if stale else ()), *(self._of_records if renewed else ())):
+                self.__dict__.pop(name, None)
+            self.rows, self._sizes, self._labels = rows, sizes, labels
+        return changed, grown
 
     # ---------------------------------------------------------------------------- checks
 
-    def require(self, conditions: Iterable[Leaf], names: Iterable[str] = (), *, strict: bool) -> None:
+    def require(self, conditions: Iterable[Leaf], names: Iterable[str] = ()) -> None:
         """Refuse a question that no run can answer, which most likely has a slip.
 
         Args:
+            conditions: those on missing values may name what no run has.
             names: further names, to sort by or to show.
-            strict: whether a path below a recorded name must be there, but for conditions on missing values.
         """
         conditions = list(conditions)
-        asked = [leaf.path for leaf in conditions if not (strict and leaf.about_missing)]
+        asked = [leaf.path for leaf in conditions if not leaf.about_missing]
         for name in dict.fromkeys([*asked, *names]):
-            self._require_name(name, strict)
+            self._require_name(name)
         for leaf in conditions:
             texts = [value for value in leaf.values if isinstance(value, str)]
             if not texts or len(texts) < len(leaf.values) or leaf.operator == "$regex":
@@ -148,48 +210,55 @@ class RunColumns:
             if leaf.path == "status" and leaf.operator in ("$eq", "$in") and unknown:
                 raise ConfigError(f"there is no status {unknown[0]!r}; {nearest(unknown[0], STATUSES)}")
 
-    def _require_name(self, name: str, strict: bool) -> None:
+    def _require_name(self, name: str) -> None:
         if not self.rows or name in (*FACTS, *COUNTS, *LABELS) or self.values(name):
-            return
-        tops = set(self._connection.execute(select(facts.c.name).distinct()).scalars())
-        if name.partition(".")[0] in tops and not strict:
             return
         above = name.rpartition(".")[0]
         while above and not self.values(above):
             above = above.rpartition(".")[0]
         if above and all(value is None for values in self.values(above).values() for value in values):
             return  # as `git` of runs outside a repository
-        beside = {path for path in self._paths if above and path.startswith(f"{above}.")}
-        known = beside or {*FACTS, *COUNTS, *tops, *self.metrics, *([above] if above else [])}
+        beside = {path for path in self.paths if above and path.startswith(f"{above}.")}
+        with self._reading() as connection:
+            tops = connection.execute(select(facts.c.name).distinct()).scalars().all()
+        metrics = {metric for _, metric in self.metric_counts}
+        known = beside or {*FACTS, *COUNTS, *tops, *metrics, *([above] if above else [])}
         meant = self.setting(name)
         hint = nearest(name, known) if meant is None else f"did you mean {meant!r}?"
         raise ConfigError(f"no run has {name!r}; {hint}")
 
     @cached_property
-    def metrics(self) -> set[str]:
-        """Names of all metrics."""
-        return set(self._connection.execute(select(series.c.name).distinct()).scalars())
+    def metric_counts(self) -> dict[tuple[str, str], int]:
+        """(phase, name) of each metric -> number of runs that have it."""
+        counted = select(series.c.phase, series.c.name, func.count()).group_by(series.c.phase, series.c.name)
+        with self._reading() as connection:
+            return {(phase, name): count for phase, name, count in connection.execute(counted)}
 
     @cached_property
-    def _paths(self) -> set[str]:
-        """Paths into the records of the newest runs."""
-        found = newest_facts(self._connection, list(self.rows)[-_MOST_READ:])
-        return {path for tree in found.values() for path in _paths_in(tree)}
+    def paths(self) -> Counter[str]:
+        """Path into the records of the newest runs -> number of these that have it."""
+        with self._reading() as connection:
+            newest = newest_facts(connection, list(self.rows)[-_MOST_READ:])
+        return Counter(path for tree in newest.values() for path in dict.fromkeys(_paths_in(tree)))
 
     def setting(self, name: str) -> str | None:
         """Return the shortest path that ends with a name, those of the config first; or None."""
-        found = [path for path in self._paths if path.endswith(f".{name}")]
+        found = [path for path in self.paths if path.endswith(f".{name}")]
         return min(found, key=lambda path: (not path.startswith("config."), len(path), path), default=None)
 
     def taken_for_metrics(self, names: Iterable[str]) -> list[str]:
         """Say of each bare name that is both a metric and a setting how the setting is written."""
-        found = [
-            (name, setting)
+        metrics = {metric for _, metric in self.metric_counts}
+        settings = {
+            name: self.setting(name)
             for name in dict.fromkeys(names)
-            if "/" not in name and name not in FACTS and name in self.metrics
-            if (setting := self.setting(name)) is not None and setting.startswith("config.")
+            if "/" not in name and name not in FACTS and name in metrics
+        }
+        return [
+            f"{name} is the last value of the metric {name!r}; for the setting write {setting}"
+            for name, setting in settings.items()
+            if setting is not None and setting.startswith("config.")
         ]
-        return [taken_for_metric(name, setting) for name, setting in found]
 
 
 def _paths_in(tree: Mapping[str, Any]) -> Iterable[str]:
@@ -198,11 +267,6 @@ def _paths_in(tree: Mapping[str, Any]) -> Iterable[str]:
         for item in value if isinstance(value, list) else ():
             if isinstance(item, dict):
                 yield from (f"{path}.{below}" for below in _paths_in(item))
-
-
-def taken_for_metric(name: str, setting: str) -> str:
-    """Say that a name was taken for a metric, and how the setting of the same name is written."""
-    return f"{name} is the last value of the metric {name!r}; for the setting write {setting}"
 
 
 def is_recorded(name: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import math
 import os
 import re
@@ -48,6 +47,8 @@ _MAKING = 0x6576657273746570
 """Advisory lock under which the tables are made; the locks of runs are hashes of their names."""
 _FILES = ("", "-wal", "-shm")
 """Endings of the names of a SQLite database's files."""
+_OWN_NAMES = (FILE, f"{Path(FILE).stem}-{VERSION}.db")
+"""Names of files that are everstep's alone, which deletes a damaged one."""
 _TRIES = 10
 """Number of tries to open a file that is replaced meanwhile."""
 _DISK = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_FULL", "SQLITE_PERM")
@@ -78,7 +79,6 @@ class Database:
 
     def __init__(self, place: Location | None, patience: float = BUSY_SECONDS) -> None:
         self._patience = patience
-        self._kept: Connection | None = None
         self._opened: tuple[int, int] | None = None
         """Device and inode of the file that was opened last."""
         self.shared = isinstance(place, str)
@@ -87,6 +87,7 @@ class Database:
             self.place: Location = place
             self.name = _shown(address)
             self._engine = _postgres(address, patience)
+            weakref.finalize(self, self._engine.dispose)
             self._is_made = False
         else:
             if place is None:
@@ -115,32 +116,11 @@ class Database:
 
     @contextlib.contextmanager
     def write(self, run: str | None = None) -> Iterator[Connection]:
-        """Open a transaction that writes; no other process writes `run` (a name) meanwhile.
-
-        Raises:
-            IndexBusyError: another process has been writing for longer than `patience`.
-            UnwritableIndexError: this user may not write the index.
-            MalformedIndexError: (reading, too) the file was damaged, and is set aside.
-        """
+        """Open a transaction that writes; no other process writes `run` (a name) meanwhile."""
         with self._explained(), self._transaction(writes=True) as connection:
             if self.shared and run is not None:
                 connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(run, 0))))
             yield connection
-
-    @contextlib.contextmanager
-    def kept_open(self) -> Iterator[None]:
-        """Keep a connection for all transactions in the block."""
-        if self._kept is not None:
-            yield
-            return
-        with self._explained():
-            if not self.exists():
-                self._make()
-            with self._connected() as self._kept:
-                try:
-                    yield
-                finally:
-                    self._kept = None
 
     @contextlib.contextmanager
     def _transaction(self, writes: bool) -> Iterator[Connection]:
@@ -153,8 +133,7 @@ class Database:
 
     @contextlib.contextmanager
     def _begun(self, writes: bool) -> Iterator[Connection]:
-        with contextlib.ExitStack() as stack:
-            connection = self._kept or stack.enter_context(self._connected())
+        with self._connected() as connection:
             connection.execution_options(writes=writes)
             with connection.begin():
                 yield connection
@@ -281,43 +260,34 @@ class Database:
         )
 
     def distrusted(self, why: str) -> RunIndexError:
-        """Return the error for an index that cannot be right; a file that is an index is set aside."""
+        """Return the error for an index that cannot be right; a file with everstep's own name is deleted."""
         if self.shared:
             return RunIndexError(
                 f"the index {self.name} cannot be right ({why}); drop its schema {SCHEMA} and run everstep "
                 "sync: it is made again from the journals"
             )
-        if self._file.name != FILE and _version_of(self._file) != VERSION:
+        if self._file.name not in _OWN_NAMES:
             return self._foreign(why)
         try:
-            aside = self._set_aside()
+            with self._alone():
+                if self._opened is not None and _identity(self._file) == self._opened:
+                    for end in _FILES:  # the file itself comes first: without it no process opens the others
+                        self._file.with_name(self._file.name + end).unlink(missing_ok=True)
         except OSError as error:
             return RunIndexError(
-                f"the index {self.name} is malformed ({why}) and cannot be moved away ({error.strerror}); "
-                "move it yourself, and run everstep sync: it is made again from the journals"
+                f"the index {self.name} is malformed ({why}) and cannot be deleted ({error.strerror}); "
+                "delete it yourself, and run everstep sync: it is made again from the journals"
             )
         return MalformedIndexError(
-            f"the index {self.name} was malformed ({why}); it is made again from the journals in its folder, "
-            f"runs elsewhere come back with everstep sync FOLDER{aside}"
+            f"the index {self.name} was malformed ({why}), and was deleted; it is made again from the "
+            "journals in its folder, runs elsewhere come back with everstep sync FOLDER"
         )
 
     def _foreign(self, why: str) -> RunIndexError:
         return RunIndexError(
-            f"{self.name} is not an index of everstep ({why}); move it away and run everstep sync: one is "
-            "made from the journals"
+            f"{self.name} is not an index of everstep, or is damaged ({why}); move it away and run everstep "
+            "sync: one is made from the journals"
         )
-
-    def _set_aside(self) -> str:
-        """Rename the file that was opened, unless another process did; returns words with the new name."""
-        with self._alone():
-            if self._opened is None or _identity(self._file) != self._opened:
-                return ""
-            names = (f"{self._file.name}.malformed-{number}" for number in itertools.count(1))
-            aside = next(name for name in names if not self._file.with_name(name).exists())
-            for end in _FILES:  # the file itself comes first: without it no process opens the others
-                with contextlib.suppress(FileNotFoundError):
-                    self._file.with_name(self._file.name + end).rename(self._file.with_name(aside + end))
-        return f" (the old file is {self._file.with_name(aside)} now)"
 
 
 # ------------------------------------------------------------------------------------- SQLite
@@ -406,7 +376,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _postgres(address: URL, patience: float) -> Engine:
-    """Make an engine that connects for each use; a lock is waited for `patience`, a server 2 to 10 s."""
+    """Make an engine that keeps connections; a lock is waited for `patience`, a server 2 to 10 s."""
     if find_spec("psycopg") is None:
         raise RunIndexError(
             "an index in PostgreSQL needs psycopg, which is not installed: pip install 'everstep[postgres]'"
@@ -423,7 +393,7 @@ def _postgres(address: URL, patience: float) -> Engine:
 
     engine = create_engine(
         address,
-        poolclass=NullPool,
+        pool_pre_ping=True,  # a server may have been away meanwhile
         paramstyle="format",
         connect_args={
             "connect_timeout": math.ceil(min(max(patience, 2), 10)),

@@ -174,7 +174,7 @@ def _ask_runs(connection: Connection, collection: str, asked: Asked, gone: set[i
     for name in asked.names if collection == "configs" else ():
         if name != "run" and name.partition(".")[0] != "config":
             raise ConfigError(f"configs have no field {name!r}; {nearest(name, ('config', 'run'))}")
-    columns.require(leaves(asked.where), [name for name, _ in asked.order] + list(asked.fields), strict=False)
+    columns.require(leaves(asked.where), [name for name, _ in asked.order] + list(asked.fields))
     found = columns.find(asked.where)
     for name, descending in reversed(asked.order):
         columns.add(found, [name])
@@ -280,10 +280,6 @@ def open_index(index: str | None) -> tuple[Database, list[str]]:
     """Open the index, up to date with the journals beside it; also return descriptions of their faults.
 
     If a file can be neither written nor read, the journals beside it are read into a temporary index.
-
-    Raises:
-        RunIndexError: there is neither an index nor a run, or the index cannot be used.
-        MalformedIndexError: the index was damaged and is set aside; the next call makes it again.
     """
     from everstep.index.database import Database
     from everstep.index.shipping import run_dirs, sync

@@ -17,28 +17,18 @@ if TYPE_CHECKING:
 
 def is_run(folder: str | Path) -> bool:
     """Whether a folder is a run directory."""
-    return os.path.exists(os.path.join(folder, "run.json")) or os.path.exists(
-        os.path.join(folder, ".run.json")
-    )
+    return os.path.exists(os.path.join(folder, "run.json"))
 
 
 def facts_at(folder: str | Path) -> Mapping[str, Any] | None:
-    """Return the facts of the run in a folder; None if there is no run, or it cannot be read.
-
-    Of `run.json` and its copy the whole one counts; where both are damaged, the first that can be read.
-    """
-    damaged = None
-    for name in ("run.json", ".run.json"):
-        try:
-            found = read_note(os.path.join(folder, name))
-            if not isinstance(found, dict) or "id" not in found or len(str(found["id"])) > LONGEST_ID:
-                continue
-            if found.pop("checksum", None) == facts_checksum(found):
-                return found
-            damaged = damaged or found
-        except (OSError, ValueError, RecursionError):
-            continue
-    return damaged
+    """Return the facts of the run in a folder; None if there is no run, or its facts are damaged."""
+    try:
+        found = read_note(os.path.join(folder, "run.json"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or "id" not in found or len(str(found["id"])) > LONGEST_ID:
+        return None
+    return found if found.pop("checksum", None) == facts_checksum(found) else None
 
 
 def id_at(folder: str | Path) -> str | None:

@@ -25,7 +25,7 @@ SHOWN = ("name", "status", "step", "epoch", "started")
 """Facts in a list of runs, unless a person chooses others."""
 
 COUNTS = ("starts", "kills", "verified")
-"""Columns that are counted over all starts of a run: `index.computed_columns`."""
+"""Columns that are counted over all starts of a run: `index.columns`."""
 
 TEXTS = ("name", "status", "reason", "path")
 """Facts that are strings; the others are numbers."""
@@ -40,7 +40,7 @@ class UnwritableIndexError(RunIndexError):
 
 
 class MalformedIndexError(RunIndexError):
-    """The file is damaged and was set aside; the next writer makes it again."""
+    """The file was damaged and is deleted; the next writer makes it again."""
 
 
 class RefusedError(RunIndexError):
@@ -50,7 +50,7 @@ class RefusedError(RunIndexError):
 def again_if_malformed(work: Callable[[], T], say: Callable[[str], object]) -> T:
     """Return what `work` returns; if it finds the index malformed, print that and do the work again.
 
-    The malformed file was set aside, so that the second try makes the index again from the journals.
+    The malformed file was deleted, so that the second try makes the index again from the journals.
     """
     try:
         return work()

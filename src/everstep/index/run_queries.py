@@ -164,9 +164,6 @@ def find_run(
 
     Returns:
         `FACTS`, and `id`, the run's key in the index.
-
-    Raises:
-        ConfigError: no run is found, or more than one.
     """
     found = [dict(row._mapping) for row in connection.execute(select(runs))]
     exact = [run for run in found if text in (run["name"], run["path"])]
@@ -190,9 +187,6 @@ def metric_rows(connection: Connection, run: int, name: str, phase: str | None =
 
     Args:
         name: the metric, or "PHASE/NAME" for a single phase.
-
-    Raises:
-        ConfigError: the run has no such metric; names the nearest.
     """
     from everstep.record import Row
 

@@ -10,7 +10,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
@@ -37,7 +36,6 @@ from everstep.index.sql_tables import (
 )
 from everstep.labels import NAMES as LABELS
 from everstep.labels import has_labels, labels
-from everstep.redaction import without_credentials
 
 if TYPE_CHECKING:
     from everstep.record import Event, RunDir
@@ -54,9 +52,6 @@ _SEGMENT = re.compile(r"segment-(?!0000)([0-9]{4}|[1-9][0-9]{4,8})\.evj")
 
 _MOST_PROBLEMS = 3
 """Most problems of a run that are listed."""
-
-EVALUATIONS = "evaluations"
-"""Folder of a run directory with the evaluations outside the loop, which is a run directory itself."""
 
 _FOREVER = 1 << 62
 _BATCH = 50_000
@@ -114,8 +109,7 @@ class Journals:
         if not self._marks:
             self._running = _running(database)
         if only is None:
-            found = [run for folder in self._folders for run in run_dirs(folder)]
-            only = [*(part for run in found for part in parts_of(run)), *self._running]
+            only = [*(run for folder in self._folders for run in run_dirs(folder)), *self._running]
         # Before the index is read: what changes after that is then seen as a change.
         marks = {path: self._mark(path) for path in only}
         changed = [
@@ -126,14 +120,13 @@ class Journals:
         changed = [path for path in changed if path in self._marks or not _unchanged(path, known)]
         changed.sort(key=is_strangers)  # of two copies one's own counts
         origins = {row["name"]: (row["created"], row["seed"]) for row in known.values()}
-        with database.kept_open() if changed else nullcontext():
-            for path in changed:
-                inside = any(folder in (path, *path.parents) for folder in self._folders)
-                why = refusal(database, origins, path, inside=inside, named=self._named)
-                if why is None:
-                    _ship_noting(total, database, path)
-                elif why:
-                    total.problems.append(why)
+        for path in changed:
+            inside = any(folder in (path, *path.parents) for folder in self._folders)
+            why = refusal(database, origins, path, inside=inside, named=self._named)
+            if why is None:
+                _ship_noting(total, database, path)
+            elif why:
+                total.problems.append(why)
         if changed:
             self._running = _running(database)
         self._marks |= marks  # after the shipping: where this fails, the next call tries again
@@ -199,18 +192,11 @@ def run_dirs(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
             found = [entry for entry in entries if not entry.name.startswith(TMP)]  # those are being made
-            inside = map(Path, sorted(e.path for e in found if e.is_dir() and is_run(e.path)))
-            return [*itself, *(path for path in inside if not itself or path.name != EVALUATIONS)]
+            return [*itself, *map(Path, sorted(e.path for e in found if e.is_dir() and is_run(e.path)))]
     except OSError as error:
         raise RunDirError(
             error.errno, f"cannot look for runs: {error.strerror}; check the path", str(folder)
         ) from error
-
-
-def parts_of(run_dir: Path) -> list[Path]:
-    """Return a run directory, and that of its evaluations outside the loop, if there is one."""
-    beside = run_dir / EVALUATIONS
-    return [run_dir, beside] if is_run(beside) and not beside.is_symlink() else [run_dir]
 
 
 def is_here(database: Database, host: str | None) -> bool:
@@ -311,21 +297,15 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
     Args:
         run_dir: the run directory.
         alive: whether the caller is the process that trains the run.
-
-    Raises:
-        RunDirError: `run_dir` is not a run directory, or is damaged.
-        JournalError: a newer everstep wrote the journal.
-        RunIndexError: the index cannot be written.
     """
     from everstep.record import RunDir
 
     run = RunDir.open(run_dir, create=False)
-    for part in (run.path / "journal", run.path / EVALUATIONS):
-        if part.is_symlink():
-            raise RunDirError(
-                f"{part} is a link, to {os.readlink(part)}: no part of a run is read through a link; put the "
-                "folder itself there (the run directory as a whole may be a link)"
-            )
+    if (journal := run.path / "journal").is_symlink():
+        raise RunDirError(
+            f"{journal} is a link, to {os.readlink(journal)}: no part of a run is read through a link; put "
+            "the folder itself there (the run directory as a whole may be a link)"
+        )
     if (name := clean(str(run.path))) != str(run.path):
         raise RunDirError(
             f"{name} is not indexed: its name is not UTF-8; change the name and run everstep sync"
@@ -424,11 +404,10 @@ def _read_on(
     start = before or _NEW | {"run": run, "number": number}
     try:
         found = read_segment(path, start["size"], home.id)
-        torn = found.size < path.stat().st_size
     except OSError as error:
         raise _unreadable(error, path) from error
     problems = [text for text in found.problems if not start["size"] or "the header" not in text]
-    start["torn"] = problems.pop() if torn and problems else None
+    start["torn"] = found.torn or None
     start["problems"] = json.dumps(stored(start["problems"], list) + problems)
     start["size"], start["begun"] = found.size, max(int(found.started), start["begun"])
     start["end"] = max(start["end"], found.end)
@@ -463,8 +442,7 @@ def _note(start: dict[str, Any], event: Event) -> None:
     step, epoch = event.completed
     start["step"], start["epoch"] = max(start["step"], step), max(start["epoch"], epoch)
     if event.kind == "segment":
-        recorded = without_credentials(event.data.get("facts", {}))
-        start["started"], start["facts"] = event.time, json.dumps(recorded)
+        start["started"], start["facts"] = event.time, json.dumps(event.data.get("facts", {}))
     elif event.kind == "decision" and event.data.get("what") == ACCEPTED:
         start["status"], start["started"] = "accepted", event.time
         start["reason"] = f"the divergence at step {event.data['step']}"
@@ -523,14 +501,16 @@ def _text(text: Any) -> str | None:
 
 
 def _link(starts: dict[int, dict[str, Any]]) -> None:
-    """Note up to where each segment is valid, by the chain of `everstep.record.journal_reader`."""
-    valid: dict[int, int] = {}
-    at = max((number for number, start in starts.items() if start["begun"]), default=None)
-    end = _FOREVER
-    while at is not None and at in starts:
-        valid[at] = end
-        parent, end = starts[at]["parent"], starts[at]["parent_offset"]
-        at = parent if parent is None or parent < at else None
+    """Note up to where each segment is valid."""
+    from everstep.record import Position
+    from everstep.record.journal_reader import chain_to
+
+    parents = {
+        number: None if start["parent"] is None else Position(start["parent"], start["parent_offset"])
+        for number, start in starts.items()
+    }
+    newest = max((number for number, start in starts.items() if start["begun"]), default=0)
+    valid = chain_to(parents, Position(newest, _FOREVER))
     for number, start in starts.items():
         start["valid_to"] = valid.get(number, 0)
 

@@ -181,11 +181,7 @@ class UnknownContentError(ValueError):
 
 
 def stored(text: str, kind: type = dict) -> Any:
-    """Parse the JSON of a row, whose value must be of a type.
-
-    Raises:
-        UnknownContentError: the content is something else.
-    """
+    """Parse the JSON of a row, whose value must be of a type."""
     try:
         value = json.loads(text)
     except (ValueError, TypeError) as error:

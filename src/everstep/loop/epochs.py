@@ -12,7 +12,7 @@ from everstep.metrics import log_tag
 from everstep.metrics.collector import Reader
 from everstep.schedule import NEVER
 from everstep.supervisor.engine import Engine
-from everstep.supervisor.questions import Questions
+from everstep.supervisor.loop_driver import LoopDriver
 from everstep.supervisor.streams.run_stream import RunStream, no_batch
 from everstep.timing import progress
 
@@ -20,7 +20,7 @@ IDLE_AT_MOST = 100
 """Limit on epochs in a row without a step, where max_epoch is not set."""
 
 
-class Epochs(Questions):
+class Epochs(LoopDriver):
     """The epochs and step loops of a `TrainLoop`; answers the engine's questions about them.
 
     A resume inside an epoch enters that epoch again: until the program reaches the step loop in which the
@@ -334,8 +334,8 @@ class Epochs(Questions):
         engine = self._engine
         if engine.killed_by_signal(run_stream.cursor):
             if engine.progress.step > engine.progress.epoch_start:
-                engine.saves.keep("step")
-            engine.saves.commit_kept()
+                engine.saver.keep("step")
+            engine.saver.commit_kept()
             engine.leave()
 
     def _cut_short(self, run_stream: RunStream | None) -> None:
@@ -351,8 +351,8 @@ class Epochs(Questions):
         current = self._engine.progress
         current.iterating, current.calls = False, self._calls
         # a resume from the tail needs the copy of one step before, so that the last step runs again
-        if not self._engine.saves.one_before():
-            self._engine.saves.keep("step")
+        if not self._engine.saver.one_before():
+            self._engine.saver.keep("step")
         self._tail_ready = True
         hazard.reach("loop.tail")
 
@@ -387,7 +387,7 @@ class Epochs(Questions):
         engine.wakeups.require_no_error()
         engine.decisions.notice_signal()
         if engine.decisions.interruption is not None and self._tail_ready:
-            engine.saves.commit_kept()
+            engine.saver.commit_kept()
             engine.leave()
 
     # ------------------------------------------------------------------- what the engine asks
@@ -473,6 +473,6 @@ class Epochs(Questions):
             )
         if not self.within_epoch:
             return True
-        self._engine.saves.ask()  # left by `break`: closed here; the run is resumable, not finished
+        self._engine.saver.ask()  # left by `break`: closed here; the run is resumable, not finished
         self._close_epoch()
         return False

@@ -18,7 +18,6 @@ from everstep.metrics import MetricFormatter, Window, environment_table, log_lin
 from everstep.metrics.across_ranks import AcrossRanks
 from everstep.metrics.collector import Reader, all_stats, is_wall, resolve, to_scalar
 from everstep.metrics.statistics import Stats
-from everstep.schedule import Instant
 from everstep.services.best import Best, direction
 from everstep.services.judges import EarlyStop
 from everstep.state import isolated
@@ -297,8 +296,7 @@ class TrainLoop(Door):
             lines = self._epoch_lines
             lines.add_outside("epoch_time", self.step, self._epochs.epoch_seconds)
         stats = all_stats(lines)
-        when = Instant(self.step, self.epoch, not self._collector.open_step, self.clock())
-        new = {best.metric for best in self._engine.board.all(Best) if best.is_on_line(lines, when)}
+        new = {best.metric for best in self._engine.board.all(Best) if best.is_on_line(lines)}
         lines.clear()
         tag, eta = self._epochs.tag(with_eta=False), self._epochs.shown_eta
         self.println(log_line(tag, stats, new, self._formatter, eta), shorten=True)

@@ -32,11 +32,7 @@ _COMPRESS_AT = 4096
 
 
 def checked_statistics(stats: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Check a user's request: metric to names of statistics.
-
-    Raises:
-        ConfigError: `stats` is not a mapping of names to names, or a statistic is unknown; names the nearest.
-    """
+    """Check a user's request: metric to names of statistics."""
     if not isinstance(stats, Mapping):
         raise ConfigError(
             f'stats={stats!r}: give metrics and their statistics, as in {{"loss": ["std", "q90"]}}'
@@ -153,16 +149,16 @@ class Aggregate:
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self.names = names
-        self._all = _Moments(names)
         nan = [name.removeprefix("nan") for name in names if name.startswith("nan")]
-        self._finite = _Moments(nan) if nan else None
-        """Statistics of the values that are not NaN, if requested."""
+        self._all, self._finite = _Moments(names), _Moments(nan)
+        self._of_finite = bool(nan)
+        """Whether statistics of the values that are not NaN are requested."""
         self._count = self._nans = 0
 
     def add(self, values: Sequence[float], weights: Sequence[float]) -> None:
         self._all.add(values, weights)
         self._count += len(values)
-        if self._finite is not None:
+        if self._of_finite:
             numbers = [(v, w) for v, w in zip(values, weights, strict=True) if not math.isnan(v)]
             self._nans += len(values) - len(numbers)
             self._finite.add([v for v, _ in numbers], [w for _, w in numbers])
@@ -174,20 +170,15 @@ class Aggregate:
 
     def read(self, metric: str) -> dict[str, float]:
         """Return the mean under the metric's own name, and each requested statistic as METRIC/STATISTIC."""
-        statistics = {metric: self._all.mean.value}
-        for name in self.names:
-            statistics[f"{metric}/{name}"] = self._read(name)
-        return statistics
+        return {metric: self._all.mean.value} | {f"{metric}/{name}": self._read(name) for name in self.names}
 
     def _read(self, name: str) -> float:
         if name == "nancount":
             return float(self._nans)
         if name == "nanfraction":
             return self._nans / self._count if self._count else math.nan
-        if name.startswith("nan"):
-            assert self._finite is not None
-            return self._finite.read(name.removeprefix("nan"))
-        return self._all.read(name)
+        moments = self._finite if name.startswith("nan") else self._all
+        return moments.read(name.removeprefix("nan"))
 
 
 class _Moments:
@@ -195,13 +186,13 @@ class _Moments:
 
     def __init__(self, names: Iterable[str]) -> None:
         names = set(names)
-        self.mean = Mean()
-        self._window = Window() if names & set(_SPREADS) else None
+        self.mean, self._window = Mean(), Window()
+        self._of_spread = bool(names & set(_SPREADS))
         self._sample = Sample() if any(_quantile(name) is not None for name in names) else None
 
     def add(self, values: Sequence[float], weights: Sequence[float]) -> None:
         self.mean.add(values, weights)
-        if self._window is not None:
+        if self._of_spread:
             self._window.add_many(values, weights)
         if self._sample is not None:
             self._sample.add(values)
@@ -211,10 +202,9 @@ class _Moments:
             return self.mean.value
         if name == "sum":
             return self.mean.products.value
-        if (q := _quantile(name)) is not None:
-            assert self._sample is not None
+        if self._sample is not None and (q := _quantile(name)) is not None:
             return self._sample.quantile(q)
-        stats = None if self._window is None else self._window.stats()
+        stats = self._window.stats()
         if stats is None:
             return math.nan
         return stats.std**2 if name == "var" else float(getattr(stats, name))

@@ -73,11 +73,7 @@ def _of_several(name: str, value: Any) -> str:
 
 
 def to_scalar(name: str, value: Any) -> Any:
-    """Convert a metric value to a float, or to a detached copy on its device.
-
-    Raises:
-        MetricError: the value is not one real number; names the metric.
-    """
+    """Convert a metric value to a float, or to a detached copy on its device."""
     convert = _CONVERT.get(type(value)) or _converter(type(value), name, value)
     try:
         return convert(value)
@@ -226,11 +222,7 @@ class Collector:
         self._watchers: dict[str, list[Callable[[float], None]]] = {}
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Take the values of a step: all of them, or none if one is not a real number.
-
-        Raises:
-            MetricError: names the metric.
-        """
+        """Take the values of a step: all of them, or none if one is not a real number."""
         values = []
         for name, value in metrics.items():
             convert = _CONVERT.get(type(value)) or _converter(type(value), name, value)
@@ -294,9 +286,6 @@ class Collector:
 
         Args:
             writer: the phase of the row that is about to be written.
-
-        Raises:
-            MetricError: another writer has written the name; names both.
         """
         for ordinals in (self._seqs, self._wall_seqs):
             for phase, names in ordinals.items():

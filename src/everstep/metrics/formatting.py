@@ -75,14 +75,14 @@ def log_tag(
 
     The epoch is left out in a run of one epoch; a limit or the ETA (seconds) is left out if it is None.
     """
-    parts = [] if max_epoch == 1 else [_counter("Epoch", epoch, max_epoch)]
-    parts.append(_counter("Step", step, max_step))
+    parts = [] if max_epoch == 1 else [counter("Epoch", epoch, max_epoch)]
+    parts.append(counter("Step", step, max_step))
     if eta is not None:
         parts.append(f"ETA {humanize_duration(eta)}")
     return f"[{', '.join(parts)}]"
 
 
-def _counter(word: str, value: int, limit: int | None) -> str:
+def counter(word: str, value: int, limit: int | None) -> str:
     return f"{word} {value}" if limit is None else f"{word} {value}/{limit}"
 
 
@@ -115,9 +115,6 @@ def parameter_table(title: str, parameters: Sequence[Parameter], groups: Sequenc
         groups: name prefixes that end at a "." or "/" of the name ("encoder", "model.head"); each group gets
             a table of its own.  The first group that fits takes the parameter; the others go to "Other
             Parameters".  Empty: one table.
-
-    Raises:
-        ConfigError: no parameter's name starts with one of the groups.
     """
     sizes = [f"{math.prod(shape):,}" for _, shape, _ in parameters]
     columns = [[name for name, *_ in parameters], [str(tuple(shape)) for _, shape, _ in parameters], sizes]

@@ -71,10 +71,6 @@ class Window:
         Args:
             values: real numbers; NaN and infinities are allowed.
             weights: one per value, finite and not negative; None for all 1.
-
-        Raises:
-            MetricError: a weight is negative or not finite, or the numbers of weights and values differ.
-                No value was added then.
         """
         if weights is not None and len(values) != len(weights):
             raise MetricError(f"{len(values)} values came with {len(weights)} weights; give one for each")
@@ -126,5 +122,7 @@ class Window:
         """Make the window that `state` returned; it continues bit-equal to the saved window."""
         window = cls()
         for slot in cls.__slots__:
-            setattr(window, slot, state[slot[1:]])
+            if not isinstance(value := state[slot[1:]], int | float):
+                raise TypeError(f"{slot[1:]} is {value!r}")
+            setattr(window, slot, value)
         return window

@@ -33,7 +33,7 @@ from everstep.untrusted_files import is_count, is_file_name, parse_json
 FORMAT = 1
 """Version of a list, as written."""
 
-FOLDERS = ("checkpoints", "best", "shared", "journal")
+FOLDERS = ("checkpoints", "best", "journal")
 """Folders of a run directory of which a mirror has files."""
 NOTES = ("checkpoint", "labels.json", "pins.json")
 """Small files of a run directory that a list has."""
@@ -118,9 +118,6 @@ def parse(data: bytes, where: str) -> Contents | None:
 
     Args:
         where: name of the mirror, for messages.
-
-    Raises:
-        MirrorError: a newer everstep wrote the list, or it names files that no run has.
     """
     match = _LIST.fullmatch(data)
     if match is None or xxhash.xxh3_128_hexdigest(match[2]).encode() != match[1]:
@@ -135,12 +132,7 @@ def parse(data: bytes, where: str) -> Contents | None:
 
 
 def _understood(body: Any, where: str) -> Contents:
-    """Make the contents of a list's body.
-
-    Raises:
-        MirrorError: as `parse`.
-        ValueError, KeyError, TypeError, AttributeError: something is missing, or of another type.
-    """
+    """Make the contents of a list's body."""
     if body["format"] != FORMAT:
         raise MirrorError(
             f"the mirror {where} has format {body['format']!r:.100}, and this everstep reads {FORMAT}: "
@@ -162,11 +154,7 @@ def _understood(body: Any, where: str) -> Contents:
 
 
 def _require_types(found: Contents) -> None:
-    """Refuse values of other types than a list has.
-
-    Raises:
-        ValueError: names the part.
-    """
+    """Refuse values of other types than a list has."""
     holder, parts = found.holder, [part for parts in found.files.values() for part in parts]
     fits = {
         "number": is_count(found.number),

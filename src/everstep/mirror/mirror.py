@@ -74,11 +74,7 @@ class Mirror:
         self._garbage: set[str] = set()
 
     def look(self) -> Contents | None:
-        """Read the newest whole list.
-
-        Raises:
-            MirrorError: there are lists, and none is whole.
-        """
+        """Read the newest whole list."""
         while True:
             reach("mirror.list")
             found = self.place.keys("contents")
@@ -111,9 +107,6 @@ class Mirror:
 
         Returns:
             The holder before, None if there was none.
-
-        Raises:
-            MirrorError: another process has written to the mirror since `look`.
         """
         before = self.contents
         me = Holder(self._token, platform.node(), os.getpid(), str(directory))
@@ -133,11 +126,7 @@ class Mirror:
         return None if before is None else before.holder
 
     def _append(self, new: Contents) -> None:
-        """Write the next list, and read it back: it counts only as the newest one.
-
-        Raises:
-            RunLockedError: another start has taken the mirror over.
-        """
+        """Write the next list, and read it back: it counts only as the newest one."""
         for _ in range(3):
             reach("mirror.contents")
             self.place.create(new.key, new.packed())
@@ -180,10 +169,6 @@ class Mirror:
 
         Returns:
             Sentences for the user: on local files that are damaged, and left out; on what the mirror lost.
-
-        Raises:
-            RunLockedError: another start has taken the mirror over; nothing of this upload counts.
-            InterruptedError: `go_on` said so.
         """
         before = self.contents
         if before is None or before.holder.token != self._token:
@@ -193,9 +178,13 @@ class Mirror:
         number = self._last + 1
         files: dict[str, tuple[Part, ...]] = {}
         lost: dict[str, str] = {}
+        # what several checkpoints share has a name in the folder of each, and is uploaded once
+        equal = {parts[0][1:]: parts for parts in held.values() if len(parts) == 1}
         for path, source in committed.files.items():
             try:
-                files[path] = self._stored(path, source, held.get(path, ()), number, go_on)
+                parts = equal.get((source.bytes, source.digest or ""), held.get(path, ()))
+                files[path] = self._stored(path, source, parts, number, go_on)
+                equal |= {parts[0][1:]: parts for parts in [files[path]] if len(parts) == 1}
             except (DamagedCheckpointError, FileNotFoundError) as error:
                 if source.digest is None or (isinstance(error, FileNotFoundError) and source.path.exists()):
                     raise
@@ -258,11 +247,7 @@ class Mirror:
         return kept
 
     def _put_whole(self, key: str, source: Source, go_on: Callable[[], bool]) -> Part:
-        """Upload a file of known content.
-
-        Raises:
-            DamagedCheckpointError: the local file has other bytes, or not all.
-        """
+        """Upload a file of known content."""
         try:
             part = self._put(key, source, 0, source.bytes, go_on)
         except EOFError as error:

@@ -1,38 +1,90 @@
-"""Place that a mirror lies in: what a folder and a store have in common, and the folder."""
+"""Where a mirror lies: its address, and objects by key in a folder or in a store that fsspec reaches."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
 
 import xxhash
 
-from everstep.durable import (
-    create,
-    discard,
-    fsync_folder,
-    make_dirs,
-    rename,
-    temporary,
-    write,
-    write_whole,
-)
-from everstep.errors import MirrorError
+from everstep.durable import create, discard, fsync_folder, make_dirs, rename, temporary, write, write_whole
+from everstep.errors import ConfigError, MirrorError
 from everstep.hazard import reach
+from everstep.record import located, user_path
+from everstep.redaction import HIDDEN, redacted
 from everstep.untrusted_files import read_regular
 
 ROOM = "mirror"
 
-BLOCK = 4 << 20
-"""Bytes that are read at once."""
-
 PART_BYTES = 64 << 20
 """Most bytes of a part of a journal; a larger object is always a whole file."""
+
+_BLOCK = 4 << 20
+_UPLOADED_PART = 50 << 20
+"""Bytes of a part of a large upload to S3, as s3fs chooses them."""
+_NO_FOLDERS = {"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "memory"}
+"""Schemes whose stores have keys and no folders."""
+
+
+class MirrorAt:
+    """Address of a mirror, as a user gave it; `repr` and `str` have no credentials.
+
+    Args:
+        url: a path, "file://...", or a URL of a scheme that fsspec knows.
+    """
+
+    def __init__(self, url: str | os.PathLike[str]) -> None:
+        if isinstance(url, str) and HIDDEN in url:
+            raise ConfigError(
+                f"mirror={url!r} comes from a record, without its credentials: give the URL again"
+            )
+        scheme, is_url, rest = str(url).partition("://")
+        self.folder: Path | None = None
+        if not is_url or scheme == "file":
+            # a drill's starts, each with a root of its own, must not meet in one mirror
+            self.folder = located(user_path(rest if is_url else url, "mirror").absolute())
+        self.url = str(url)
+
+    def __str__(self) -> str:
+        return str(redacted(self.url))
+
+    __repr__ = __str__
+
+    def told(self, error: BaseException) -> str:
+        """Describe an error of the place, without credentials."""
+        text = f"{type(error).__name__}: {error}".replace(self.url, str(self))
+        password = urlsplit(self.url).password if "@" in self.url else None
+        for secret in {password, unquote(password)} if password else ():
+            text = text.replace(secret, HIDDEN)
+        return str(redacted(text))
+
+    def open(self) -> Place:
+        """Connect to the place; what is written there comes later."""
+        if self.folder is not None:
+            return Folder(self.folder)
+        try:
+            return ObjectStore(self.url, str(self))
+        except ImportError as error:
+            remedy = "pip install 'everstep[mirror]'"
+            if self.url.startswith(("gs:", "gcs:")) and not (error.name or "").startswith("fsspec"):
+                remedy += " gcsfs"
+            raise ConfigError(f"mirror={self}: a package is missing ({error}): {remedy}") from error
+        except ValueError as error:
+            known = "a folder, s3://BUCKET/PATH or gs://BUCKET/PATH"
+            raise ConfigError(f"mirror={self}: {self.told(error)}; give {known}") from error
+        except Exception as error:
+            raise MirrorError(
+                f"the mirror {self} cannot be used ({self.told(error)}): check its address, the credentials "
+                "and the network, or start without mirror="
+            ) from None
 
 
 class Place(Protocol):
@@ -76,16 +128,12 @@ class Place(Protocol):
 
 
 def blocks(source: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """Yield the bytes of a file from `start` to `end`, a block at a time.
-
-    Raises:
-        EOFError: the file ends before.
-    """
+    """Yield the bytes of a file from `start` to `end`, a block at a time."""
     with source.open("rb") as file:
         file.seek(start)
         left = os.fstat(file.fileno()).st_size - start if end is None else end - start
         while left:
-            block = file.read(min(BLOCK, left))
+            block = file.read(min(_BLOCK, left))
             if not block:
                 raise EOFError(f"{source} ends {left:,} bytes before its expected end")
             left -= len(block)
@@ -94,26 +142,21 @@ def blocks(source: Path, start: int = 0, end: int | None = None) -> Iterator[byt
 
 def digest_of(source: Path, start: int = 0, end: int | None = None) -> str:
     """Compute the xxh3_128 of a file's bytes from `start` to `end`."""
-    digest = xxhash.xxh3_128()
-    for block in blocks(source, start, end):
+    return str(_hashed(xxhash.xxh3_128(), blocks(source, start, end)).hexdigest())
+
+
+def _hashed(digest: Any, data: Iterator[bytes]) -> Any:
+    for block in data:
         digest.update(block)
-    return digest.hexdigest()
+    return digest
 
 
-def require_equal(key: str, stored: str, sent: str) -> None:
-    """Refuse bytes that came back from a store as others.
-
-    Raises:
-        MirrorError: the two checksums differ.
-    """
+def _require_equal(key: str, stored: str, sent: str) -> None:
+    """Refuse bytes that came back from a store as others."""
     if stored != sent:
         raise MirrorError(
             f"{key} came back from the mirror with checksum {stored}, and {sent} was sent: check the store"
         )
-
-
-PLAIN_MD5 = re.compile(r"[0-9a-f]{32}")
-"""Form of an MD5 as hexadecimal digits."""
 
 
 class Folder:
@@ -152,7 +195,7 @@ class Folder:
             discard(new, ROOM)
         fsync_folder(target.parent, ROOM)
         reach("mirror.verify")
-        require_equal(key, digest_of(target), digest.hexdigest())
+        _require_equal(key, digest_of(target), digest.hexdigest())
         return digest.hexdigest()
 
     def create(self, key: str, data: bytes) -> None:
@@ -167,3 +210,98 @@ class Folder:
         with contextlib.suppress(OSError):  # until a folder that is not empty
             for parent in path.relative_to(self._root).parents[:-1]:
                 (self._root / parent).rmdir()
+
+
+class ObjectStore:
+    """Objects below a URL, in a store that fsspec reaches: S3, GCS and others; see `Place`.
+
+    Args:
+        url: with its credentials.
+        name: the URL without them.
+    """
+
+    def __init__(self, url: str, name: str) -> None:
+        import fsspec.core
+
+        self.name = name
+        self._fs: Any
+        # a connection of its own: listings that other parts of the program keep are not used
+        self._fs, root = fsspec.core.url_to_fs(url, skip_instance_cache=True)
+        self._root = root.rstrip("/")
+        self._folders = url.partition("://")[0] not in _NO_FOLDERS
+
+    def keys(self, folder: str) -> dict[str, int]:
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.find(f"{self._root}/{folder}", detail=True)
+        except FileNotFoundError:
+            return {}
+        return {path[len(self._root) + 1 :]: int(info["size"]) for path, info in found.items()}
+
+    def read(self, key: str) -> bytes:
+        return bytes(self._fs.cat_file(f"{self._root}/{key}"))
+
+    def fetch(self, key: str, file: Path) -> None:
+        self._fs.get_file(f"{self._root}/{key}", str(file))
+
+    def put(self, key: str, source: Path, start: int, end: int) -> str:
+        path = self._new(key)
+        if end - start > PART_BYTES:  # a checkpoint's file, whole
+            self._fs.put_file(str(source), path)
+        else:  # a journal may grow meanwhile
+            self._fs.pipe_file(path, b"".join(blocks(source, start, end)))
+        reach("mirror.verify")
+        digest = digest_of(source, start, end)
+        if not self._says_equal(path, source, start, end):
+            _require_equal(key, self._digest(path), digest)
+        return digest
+
+    def create(self, key: str, data: bytes) -> None:
+        path = self._new(key)
+        try:
+            # where the store has a conditional put, nobody else's object is replaced
+            self._fs.pipe_file(path, data, mode="create")
+        except FileExistsError:
+            return
+        except (NotImplementedError, TypeError, ValueError):
+            # one of these where fsspec's class for a store has no such mode
+            # here two processes may both find nothing, and the later one replaces the earlier one's object
+            if not self._fs.exists(path):
+                self._fs.pipe_file(path, data)
+
+    def delete(self, key: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(f"{self._root}/{key}")
+
+    def _new(self, key: str) -> str:
+        path = f"{self._root}/{key}"
+        if self._folders:
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        return path
+
+    def _says_equal(self, path: str, source: Path, start: int, end: int) -> bool:
+        """Whether the store itself says that it has these bytes; False also where it says nothing of use."""
+        self._fs.invalidate_cache()
+        info = self._fs.info(path)
+        if info["size"] != end - start:
+            return False
+        tag = str(info.get("ETag", "")).strip('"')
+        if "md5Hash" in info:
+            tag = base64.b64decode(info["md5Hash"]).hex()
+        if re.fullmatch(r"[0-9a-f]{32}", tag):
+            return bool(_md5(source, start, end).hexdigest() == tag)
+        parts = [
+            _md5(source, at, min(at + _UPLOADED_PART, end)).digest()
+            for at in range(start, end, _UPLOADED_PART)
+        ]
+        whole = hashlib.md5(b"".join(parts), usedforsecurity=False).hexdigest()
+        return tag == f"{whole}-{len(parts)}"
+
+    def _digest(self, path: str) -> str:
+        with self._fs.open(path, "rb") as file:
+            data = iter(lambda: file.read(_UPLOADED_PART), b"")
+            return str(_hashed(xxhash.xxh3_128(), data).hexdigest())
+
+
+def _md5(source: Path, start: int, end: int) -> Any:
+    return _hashed(hashlib.md5(usedforsecurity=False), blocks(source, start, end))

@@ -45,11 +45,7 @@ class Restoring:
         self._place, self._contents, self._top = place, contents, run_dir
 
     def is_ahead(self) -> bool:
-        """Whether the mirror has a part of the journal that the directory lacks.
-
-        Raises:
-            MirrorError: the journals are of different histories.
-        """
+        """Whether the mirror has a part of the journal that the directory lacks."""
         ahead = False
         for path, parts in self._contents.files.items():
             if path.startswith(_JOURNAL):
@@ -63,12 +59,6 @@ class Restoring:
             return (self._top / path).stat().st_size
         except FileNotFoundError:
             return 0
-
-    def _is_here(self, path: str) -> bool:
-        """Whether the directory has a file with all the bytes that the mirror has."""
-        if self._size(path) != self._contents.size(path):
-            return False
-        return [digest_of(self._top / path)] == [part.digest for part in self._contents.files[path]]
 
     def _require_same_history(self, path: str, parts: tuple[Part, ...], size: int) -> None:
         at = 0
@@ -98,11 +88,7 @@ class Restoring:
         )
 
     def require_nothing_lost(self) -> None:
-        """Refuse to bring anything over a directory with a checkpoint that the mirror has never had.
-
-        Raises:
-            MirrorError: names the checkpoint.
-        """
+        """Refuse to bring anything over a directory with a checkpoint that the mirror has never had."""
         store = Store(self._top)
         for facts in store.facts():
             folder = store.path(facts.name)
@@ -139,14 +125,11 @@ class Restoring:
             FileNotFoundError: a file is gone from the mirror: its list is not the newest any more.
             MirrorError: a file in the mirror is damaged.
         """
-        for name in ("journal", "shared"):  # of an earlier start that was killed here
-            discard_leftovers(self._top / name, ROOM)
+        discard_leftovers(self._top / "journal", ROOM)  # of an earlier start that was killed here
         folders: dict[str, list[str]] = {}
         for path in self._contents.files:
             if path.startswith(("checkpoints/", "best/")):
                 folders.setdefault(path.rpartition("/")[0], []).append(path)
-            elif path.startswith("shared/") and not self._is_here(path):
-                self._bring_file(path)
         brought = [folder for folder, paths in sorted(folders.items()) if self._bring_folder(folder, paths)]
         self._leave_others(folders)
         for name, note in self._contents.notes.items():

@@ -1,110 +1,76 @@
-"""The mirror of a run, as the parts of a start use it."""
+"""The mirror of a run, as the parts of a start use it: what is committed is uploaded by a thread."""
 
 from __future__ import annotations
 
 import os
 import platform
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 
 from everstep.checkpoint import CheckpointName, Store, read_manifest
-from everstep.checkpoint.shared import copy_of, is_shared, located
-from everstep.errors import CheckpointError, ConfigError, EverstepError, MirrorError
-from everstep.mirror.address import MirrorAt
-from everstep.mirror.contents import NOTES, Holder
+from everstep.checkpoint.shared import copies_of
+from everstep.errors import CheckpointError, ConfigError, EverstepError, MirrorError, RunLockedError
+from everstep.mirror.contents import NOTES
 from everstep.mirror.mirror import Committed, Mirror, Source
+from everstep.mirror.place import MirrorAt
 from everstep.mirror.restoring import Restoring
-from everstep.mirror.uploads import Uploads
 from everstep.record import Journal, RunDir, segment_number
 from everstep.record.rundir import ROOT
 from everstep.untrusted_files import LARGEST_NOTE, read_regular
 
 Say = Callable[[str], None]
+T = TypeVar("T")
+
+PAUSES = (1.0, 60.0)
+"""Seconds before the first try after a failed upload, and the most seconds between two tries."""
+GRACE = 5.0
+"""Seconds that an upload which is given up has for the file that it is at."""
 
 
-class NoMirror:
-    """Mirror of a run without one, and of the ranks that do not write.
+class RunMirror:
+    """Mirror of one run; without an address, as on ranks that do not write, it does nothing.
 
-    Attributes:
-        facts: content of the mirrored run's `run.json`; empty where there is none.
-    """
-
-    facts: dict[str, Any] = {}  # noqa: RUF012  # never changed
-
-    def join(self, run_dir: RunDir) -> None:
-        """Bring the run directory up to the state of the mirror, if the mirror is ahead.
-
-        Raises:
-            MirrorError: the mirror is of another run, of another history, damaged, or cannot be read.
-        """
-
-    def take(self, run_dir: RunDir, store: Store, segment: int) -> None:
-        """Take the mirror over for this start, and begin to upload what the mirror lacks.
-
-        Raises:
-            MirrorError: the mirror cannot be written, or another start uses it at this moment.
-        """
-
-    @property
-    def needed(self) -> frozenset[CheckpointName]:
-        """Checkpoints that retention must leave until they are uploaded."""
-        return frozenset()
-
-    def require_held(self) -> None:
-        """Refuse to save on, if a later start has taken the mirror over.
-
-        Raises:
-            RunLockedError: names that start.
-        """
-
-    def committed(self, durable: int, retain: Callable[[], object]) -> None:
-        """Delete what need not stay, then hand what is committed over to the uploading thread.
-
-        The writer thread calls this, or the main thread while the writer thread has nothing to do.
-
-        Args:
-            durable: number of bytes of this start's journal that are on the disk.
-            retain: deletes the checkpoints that need not stay.
-        """
-        retain()
-
-    def finish(self, journal: Journal, retain: Callable[[], object]) -> None:
-        """Hand the rest over, and wait for the upload; warn if it is not complete after the limit.
-
-        Args:
-            journal: of this start; nothing is added to it after this call.
-            retain: as for `committed`.
-        """
-
-    def close(self) -> None:
-        """End the thread."""
-
-
-class RunMirror(NoMirror):
-    """Mirror of one run.
+    What waits while an upload runs is replaced by what is newer.
 
     Args:
         at: its address.
         wait: seconds that the end of the run waits for the last upload.
         say, warn: take sentences for the user, from any thread.
 
-    Raises:
-        ConfigError, MirrorError: the mirror cannot be read.
+    Attributes:
+        facts: content of the mirrored run's `run.json`; empty where there is none.
     """
 
-    def __init__(self, at: MirrorAt, wait: float, say: Say, warn: Say) -> None:
+    def __init__(
+        self, at: MirrorAt | None = None, wait: float = 0.0, say: Say = print, warn: Say = print
+    ) -> None:
         self._at, self._wait, self._say, self._warn = at, wait, say, warn
-        self._mirror = Mirror(at.open())
-        self._uploads: Uploads | None = None
-        found = self._tried(self._mirror.look)
-        self.facts = {} if found is None else found.run
+        self.facts: dict[str, Any] = {}
+        self._changed = threading.Condition()
+        self._files: RunFiles | None = None
+        """Lists what is committed, once this start has taken the mirror over."""
+        self._taken: RunLockedError | None = None
+        """The error with which another start has taken the mirror over."""
+        self._thread: threading.Thread | None = None
+        self._next: Committed | None = None
+        self._current: Committed | None = None
+        self._error = ""
+        self._pause = PAUSES[0]
+        self._told: set[str] = set()
+        self._over = self._hurry = False
+        if at is not None:
+            self._mirror = Mirror(at.open())
+            found = self._tried(self._mirror.look)
+            self.facts = {} if found is None else found.run
 
-    def _tried(self, action: Callable[[], Any], what: str = "read") -> Any:
+    def _tried(self, action: Callable[[], T], what: str = "read") -> T:
         """Do something with the mirror before the training: what fails there, refuses the start."""
+        assert self._at is not None
         try:
             return action()
         except EverstepError:
@@ -116,6 +82,9 @@ class RunMirror(NoMirror):
             ) from None
 
     def join(self, run_dir: RunDir) -> None:
+        """Bring the run directory up to the state of the mirror, if the mirror is ahead."""
+        if self._at is None:
+            return
         if self.facts and self.facts["id"] != run_dir.id:
             raise MirrorError(
                 f"the mirror {self._at} is of the run {self.facts['id']}, and {run_dir.path} holds "
@@ -139,81 +108,169 @@ class RunMirror(NoMirror):
             return
 
     def take(self, run_dir: RunDir, store: Store, segment: int) -> None:
+        """Take the mirror over for this start, and begin to upload what the mirror lacks."""
+        if self._at is None:
+            return
         before = self._tried(lambda: self._mirror.take(run_dir.facts, run_dir.path), "written")
-        if before is not None and not before.ended and not _is_here(before, run_dir):
+        # the lock of this directory is held: an earlier start here has ended
+        here = (platform.node(), str(run_dir.path))
+        if before is not None and not before.ended and (before.host, before.directory) != here:
             self._say(
                 f"took over the mirror from process {before.pid} on host {before.host}, in "
                 f"{before.directory}, which did not say that it ended: if it still runs, it saves no more"
             )
-        self._store, self._files = store, RunFiles(store, segment)
-        self._uploads = Uploads(self._mirror, self._at.told, self._say, self._warn)
+        self._files = RunFiles(store, segment)
         self.committed(0, lambda: None)
 
     @property
     def needed(self) -> frozenset[CheckpointName]:
-        return frozenset() if self._uploads is None else self._uploads.needed
+        """Checkpoints of the upload that runs, which retention leaves; during an outage none."""
+        with self._changed:
+            return self._missing(self._current)
+
+    def _missing(self, *committed: Committed | None) -> frozenset[CheckpointName]:
+        paths = {path for each in committed if each is not None for path in each.files}
+        held = self._mirror.contents.files if paths and self._mirror.contents is not None else {}
+        missing = [path for path in paths if path.startswith("checkpoints/") and path not in held]
+        return frozenset(CheckpointName.parse(path.split("/")[1]) for path in missing)
 
     def require_held(self) -> None:
-        if self._uploads is not None and self._uploads.taken is not None:
-            raise self._uploads.taken
+        """Refuse to save on, if a later start has taken the mirror over."""
+        if self._taken is not None:
+            raise self._taken
 
     def committed(self, durable: int, retain: Callable[[], object], *, ended: bool = False) -> None:
-        assert self._uploads is not None
-        with self._uploads.changing():
+        """Delete what need not stay, then hand what is committed over to the uploading thread.
+
+        The writer thread calls this, or the main thread while the writer thread has nothing to do.
+
+        Args:
+            durable: number of bytes of this start's journal that are on the disk.
+            retain: deletes the checkpoints that need not stay; no upload begins meanwhile.
+            ended: whether the start ends now.
+        """
+        with self._changed:
             retain()
-            if self._store.leaves_some:
+            if self._files is None or self._files.store.leaves_some:
                 return  # this start may yet end without setting them aside
             try:
-                self._uploads.hand_over(self._files.now(durable, ended=ended))
+                self._next, self._hurry = self._files.now(durable, ended=ended), ended
             except OSError as error:  # the save stands
                 self._warn(f"the newest state was not handed to the mirror {self._at}: {error}")
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="everstep-mirror", daemon=True)
+                self._thread.start()
 
     def finish(self, journal: Journal, retain: Callable[[], object]) -> None:
-        if self._uploads is None or self._store.leaves_some:
+        """Hand the rest over, and wait for the upload; warn if it is not complete after the limit.
+
+        Args:
+            journal: of this start; nothing is added to it after this call.
+            retain: as for `committed`.
+        """
+        if self._files is None or self._files.store.leaves_some:
             return
         end = time.monotonic() + self._wait
-        self._uploads.wait(self._wait)
+        self._await_upload(self._wait)
         try:
             journal.sync()
         except OSError as error:
             self._warn(f"the mirror {self._at} lacks the end of the journal: {error}")
         # it deletes again: a checkpoint has stayed as long as its upload ran
         self.committed(journal.durable, retain, ended=True)
-        if missing := self._uploads.wait(max(0.0, end - time.monotonic())):
-            names = ", ".join(map(str, sorted(self._uploads.missing))) or "the end of the journal"
+        if missing := self._await_upload(max(0.0, end - time.monotonic())):
+            with self._changed:
+                names = sorted(self._missing(self._current, self._next))
             self._warn(
-                f"not in the mirror {self._at}: {names} ({missing}); the run directory has everything: start "
-                "again to upload it, with mirror_wait= for a longer wait"
+                f"not in the mirror {self._at}: {', '.join(map(str, names)) or 'the end of the journal'} "
+                f"({missing}); the run directory has everything: start again to upload it, with "
+                "mirror_wait= for a longer wait"
             )
 
     def close(self) -> None:
-        if self._uploads is not None:
-            self._uploads.close()
+        """End the thread; an upload that runs is given up after the file that it is at."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(GRACE)
+
+    # -------------------------------------------------------------------------------- the thread
+
+    def _await_upload(self, limit: float) -> str:
+        """Wait for what was handed over; say what is missing after `limit` seconds, "" for nothing."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_busy(), limit)
+            if self._taken is not None or not self._is_busy():
+                return ""
+            return self._error or f"the upload takes longer than {limit:g} s"
+
+    def _is_busy(self) -> bool:
+        is_alive = self._thread is not None and self._thread.is_alive()
+        return is_alive and not (self._next is None and self._current is None)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if self._error:  # an outage: the next try comes after a pause, but that of the end at once
+                    self._changed.wait_for(lambda: self._over or self._hurry, self._pause)
+                self._hurry = False
+                self._changed.wait_for(lambda: self._next is not None or self._over)
+                if self._over:
+                    return
+                committed, self._next = self._next, None
+                self._current = committed
+            assert committed is not None
+            failure: Exception | None = None
+            try:
+                for problem in self._mirror.upload(committed, lambda: not self._over):
+                    if problem not in self._told:
+                        self._told.add(problem)
+                        self._warn(problem)
+            except RunLockedError as error:
+                with self._changed:
+                    self._taken = error
+                    self._current = self._next = None
+                    self._changed.notify_all()
+                self._warn(f"{error}; nothing more is uploaded, and the next save is refused")
+                return
+            except Exception as error:  # of any library: the training does not depend on the mirror
+                failure = error
+            if not self._over:
+                self._note(failure)
+            with self._changed:
+                self._current = None
+                if failure is not None and self._next is None:
+                    self._next = committed
+                self._changed.notify_all()
+
+    def _note(self, error: Exception | None) -> None:
+        """Tell the beginning and the end of an outage, each once."""
+        assert self._at is not None
+        before, self._error = self._error, "" if error is None else self._at.told(error)
+        self._pause = min(2 * self._pause, PAUSES[1]) if before else PAUSES[0]
+        if error is not None and not before:
+            self._warn(
+                f"the mirror {self._at} cannot be written ({self._error}); the training continues, and what "
+                "it commits is uploaded as soon as the mirror can be written again"
+            )
+        elif error is None and before:
+            self._say(f"the mirror {self._at} can be written again, and has everything that is committed")
 
 
-def _is_here(holder: Holder, run_dir: RunDir) -> bool:
-    """Whether a holder used this directory, whose lock is held now: then it has ended."""
-    return (holder.host, holder.directory) == (platform.node(), str(run_dir.path))
-
-
-def open_mirror(at: MirrorAt | None, wait: float, run_dir: Path, say: Say, warn: Say) -> NoMirror:
-    """Open the mirror of a run, if there is one.
-
-    Raises:
-        ConfigError, MirrorError: the mirror cannot be read, or is not apart from the run directory.
-    """
-    if at is None:
-        return NoMirror()
-    if at.folder is not None:
+def open_mirror(at: MirrorAt | None, wait: float, run_dir: Path, say: Say, warn: Say) -> RunMirror:
+    """Open the mirror of a run, if there is one."""
+    if at is not None and at.folder is not None:
         folder, own = at.folder.resolve(), run_dir.resolve()
         if folder.is_relative_to(own) or own.is_relative_to(folder):
             raise ConfigError(
                 f"mirror={at} and the run directory {run_dir} lie in each other: give a folder elsewhere, "
                 "best on another disk"
             )
-    if at.folder is None and os.environ.get(ROOT):
+    if at is not None and at.folder is None and os.environ.get(ROOT):
         say(f"{ROOT} is set, as for a drill: the mirror {at} is left alone")
-        return NoMirror()
+        at = None
     return RunMirror(at, wait, say, warn)
 
 
@@ -229,7 +286,7 @@ class RunFiles:
     """
 
     def __init__(self, store: Store, segment: int) -> None:
-        self._store, self._segment = store, segment
+        self.store, self._segment = store, segment
         self._known: dict[tuple[Path, int], dict[str, Source]] = {}
 
     def now(self, durable: int, *, ended: bool = False) -> Committed:
@@ -238,29 +295,22 @@ class RunFiles:
         Args:
             durable: number of bytes of this start's journal that are on the disk.
             ended: whether the start ends now.
-
-        Raises:
-            OSError: a file cannot be read.
         """
-        store, top = self._store, self._store.run_dir
-        found: dict[str, Source] = {}
-        wholes = []
-        folders = [*store.best_folders(), *(store.path(facts.name) for facts in store.facts())]
-        known = self._known
-        self._known = {}
-        for folder in folders:
+        top, files = self.store.run_dir, dict[str, Source]()
+        known, self._known = self._known, {}
+        saved = (self.store.path(facts.name) for facts in self.store.facts())
+        for folder in (*self.store.best_folders(), *saved):
             key = folder, (folder / "manifest.json").stat().st_mtime_ns
             self._known[key] = known.get(key) or _listed(folder, top)
-            found |= self._known[key]
-            wholes.append(frozenset(self._known[key]))
+            files |= self._known[key]
         for path in sorted((top / "journal").glob("segment-*.evj")):
             number = segment_number(path)
             if number is not None and number <= self._segment:
                 size = durable if number == self._segment else path.stat().st_size
                 if size:
-                    found[f"journal/{path.name}"] = Source(path, size, None)
+                    files[f"journal/{path.name}"] = Source(path, size, None)
         notes = {name: note for name in NOTES if (note := _note(top / name)) is not None}
-        return Committed(found, notes, ended, wholes)
+        return Committed(files, notes, ended, [frozenset(each) for each in self._known.values()])
 
 
 def _listed(folder: Path, top: Path) -> dict[str, Source]:
@@ -270,15 +320,15 @@ def _listed(folder: Path, top: Path) -> dict[str, Source]:
         files = read_manifest(folder)["files"]
     except CheckpointError:
         return {}
-    found = {}
+    sources = {}
     for name, record in files.items():
-        path = located(folder, name, record)
-        copy = copy_of(path) if is_shared(record) else None
-        found[path.relative_to(top).as_posix()] = Source(path, record["bytes"], record["xxh3_128"], copy)
+        path, *copy = copies_of(folder, name, record)
+        sources[path.relative_to(top).as_posix()] = Source(path, record["bytes"], record["xxh3_128"], *copy)
     data = read_regular(manifest)
-    return found | {
-        manifest.relative_to(top).as_posix(): Source(manifest, len(data), xxhash.xxh3_128_hexdigest(data))
-    }
+    sources[manifest.relative_to(top).as_posix()] = Source(
+        manifest, len(data), xxhash.xxh3_128_hexdigest(data)
+    )
+    return sources
 
 
 def _note(path: Path) -> str | None:

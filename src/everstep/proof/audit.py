@@ -23,7 +23,6 @@ from everstep.record import (
     RunJournal,
 )
 from everstep.record.badges import Badge, badge_of, badges_in
-from everstep.record.journal_links import check_links
 from everstep.record.ledger_format import Place, unpack_place
 
 _LONGEST = 100
@@ -134,21 +133,13 @@ class _Auditor:
     # ---------------------------------------------------------------------------------- the files
 
     def _check_files(self) -> None:
-        """Check each file of the journal."""
-        told = set[str]()
-        for segment in self._journal.segments():
-            told |= set(segment.problems)
-            try:
-                found = check_links(segment.path)
-            except OSError as error:
-                self._problems.append(f"{segment.path.name} cannot be read ({error.strerror})")
-                continue
-            self._problems += found.problems
-            self._notes += found.notes
-            # a torn end, which is no fault, is a note; other words of the reader name what the links cannot
-            if found.problems == [] and not found.notes:
-                self._problems += segment.problems
-        self._problems += [problem for problem in self._journal.problems if problem not in told]
+        """Take what the reader says of the files; a torn end, or rows that a full disk cost, are no fault."""
+        torn = [segment.torn for segment in self._journal.segments() if segment.torn]
+        self._problems += [problem for problem in self._journal.problems if problem not in torn]
+        self._notes += torn
+        for gap in self._journal.events("gap", valid=False):
+            if rows := gap.data.get("rows"):
+                self._notes.append(f"start {gap.segment}: a full disk has cost {rows} rows")
 
     # --------------------------------------------------------------------------------- the ledger
 

@@ -43,18 +43,13 @@ class Finding(NamedTuple):
 
 
 class Order:
-    """Order of the samples in one pass of everstep's own data, computed again.
-
-    Args:
-        plan: the pass.
-        length: number of samples.
-    """
+    """Order of the samples in one pass of everstep's own data, computed again."""
 
     def __init__(self, plan: Plan, length: int, drop_last: bool) -> None:
         self.plan, self.length, self.batches = plan, length, len(plan)
         # tried, not believed: with this each place in the pass stands for a sample of its own
         self.is_whole = bool((np.bincount(plan.order, minlength=length) == 1).all())
-        self._drop_last = drop_last
+        self.rule = "drop_last" if drop_last else 'uneven="drop"'
 
     def count(self, first: int, end: int) -> int:
         """Number of samples that are used of batches `first` to `end` - 1."""
@@ -62,11 +57,6 @@ class Order:
             return 0
         # only the last batch of a pass may be smaller
         return (end - first - 1) * len(self.plan.used(first)) + len(self.plan.used(end - 1))
-
-    def why_fewer(self) -> str:
-        """Say which samples no batch of the pass has."""
-        rule = "drop_last" if self._drop_last else 'uneven="drop"'
-        return f"left out by {rule}"
 
 
 def order_of(
@@ -143,9 +133,6 @@ class AuditedStream:
             start: number of the start that wrote the event.
             earlier: why entries before the first may be missing.
             chosen: whether a person has chosen other data for this start.
-
-        Raises:
-            ValueError: the event does not have the form of `ledger_format`.
         """
         entries = list(ledger_format.unpack(told.get("entries")))
         place = ledger_format.unpack_place(told["from"]) if "from" in told else None
@@ -329,11 +316,7 @@ class AuditedStream:
         self._close("so far")
 
     def _close(self, how: str) -> None:
-        """Note what is known of the open pass.
-
-        Args:
-            how: why it is not whole, where that is no choice of the program.
-        """
+        """Note what is known of the open pass; `how`: why it is not whole, where that is no choice."""
         found, self._pass = self._pass, None
         if found is None or (how == "so far" and not (found.place or found.wrong)):
             return
@@ -366,7 +349,7 @@ class AuditedStream:
         else:
             used += ", each"
         fewer = order.length - found.used - sum(order.count(each, each + 1) for each in found.left_out)
-        rule = f", {fewer:,} {order.why_fewer()}" if fewer else ""
+        rule = f", {fewer:,} left out by {order.rule}" if fewer else ""
         return "proven", f"{used} exactly once, in {batches:,} batches{rule}{out}"
 
     def _why_out(self, found: _Pass) -> Iterator[str]:

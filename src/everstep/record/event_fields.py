@@ -113,12 +113,6 @@ _KINDS: dict[str, dict[str, Type]] = {
     "verified": {"report?": "text", "steps?": "count"},
     DIVERGED: {"step": "count", **dict.fromkeys(("component?", "old?", "new?", "report?"), "text")},
     "head": {"stream": "text", "step": "count", "given": "list", "touched": "flag"},
-    "evaluation": {
-        **dict.fromkeys(("stream", "checkpoint", "digest"), "text"),
-        **dict.fromkeys(("step", "epoch"), "count"),
-        "num_steps": "integer",  # -1: all
-        "time": "seconds",
-    },
     "intermediate": {"validation": "text", "batch": "count", "file": "text"},
     "summary": {
         "name": "text",

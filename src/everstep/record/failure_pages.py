@@ -11,9 +11,10 @@ import re
 import socket
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from everstep.arguments import checked_keywords
 from everstep.durable import TMP, discard, require_no_link, write_whole
@@ -27,7 +28,6 @@ KEPT = 50
 """Number of pages of one rank that stay; a run that fails at each of a thousand starts needs no more."""
 _LONGEST = 200_000
 """Most characters of a page's lines: a recursion has thousands of equal ones."""
-_NAME = re.compile(r"segment-\d{4,}-rank-\d+-[a-z]+-\d{3,}\.json")
 
 Kind = Literal["error", "hang", "lost"]
 
@@ -65,13 +65,7 @@ class Failure(NamedTuple):
 
 
 class FailurePages:
-    """Writes the pages of one process.
-
-    Args:
-        run_dir: the run's directory.
-        segment: number of this start, from 1.
-        rank: number of this process.
-    """
+    """Writes the pages of one process."""
 
     def __init__(self, run_dir: Path, segment: int, rank: int) -> None:
         self._run_dir, self._segment, self._rank = run_dir, segment, rank
@@ -80,25 +74,14 @@ class FailurePages:
     def write(
         self, kind: Kind, what: str, lines: list[str], *, step: int, epoch: int, cause: str | None = None
     ) -> Path:
-        """Write a page, and delete this rank's oldest ones beyond `KEPT`; return its path.
-
-        Args:
-            kind, what, lines, step, epoch, cause: as in `Failure`; credentials are left out.
-
-        Raises:
-            OSError: the page cannot be written.
-        """
+        """Write a page, and delete this rank's oldest ones beyond `KEPT`; return its path."""
         self._count += 1
         place = (self._segment, self._rank, step, epoch)
         here = (time.time(), socket.gethostname(), os.getpid())
         page = Failure(kind, *place, what, cause, _shortened(lines), *here)
-        folder = self._run_dir / FOLDER
-        require_no_link(folder, self._run_dir)
-        folder.mkdir(exist_ok=True)  # not its parents: a run directory that is gone is not made again
-        path = folder / f"segment-{self._segment:04}-rank-{self._rank}-{kind}-{self._count:03}.json"
-        text = json.dumps(redacted(page._asdict()), indent=2)
-        write_whole(path, text.encode() + b"\n", FOLDER)
-        self._forget(folder)
+        name = f"segment-{self._segment:04}-rank-{self._rank}-{kind}-{self._count:03}.json"
+        path = write_page(self._run_dir, FOLDER, name, redacted(page._asdict()))
+        self._forget(path.parent)
         return path
 
     def _forget(self, folder: Path) -> None:
@@ -118,7 +101,8 @@ def failures(run_dir: str | Path) -> list[Failure]:
     Files that are not such pages are passed over.
     """
     folder = to_read(user_path(run_dir, "run_dir")) / FOLDER
-    return sorted(_read(folder), key=lambda page: (page.segment, page.time))
+    pages = read_pages(folder, Failure, "segment-*.json")
+    return sorted(pages, key=lambda page: (page.segment, page.time))
 
 
 def traceback_lines(error: BaseException) -> list[str]:
@@ -126,39 +110,43 @@ def traceback_lines(error: BaseException) -> list[str]:
     return "".join(traceback.format_exception(error)).splitlines()
 
 
-def _read(folder: Path) -> Iterator[Failure]:
-    for path in folder.glob("segment-*.json"):
-        if not _NAME.fullmatch(path.name):
-            continue
-        try:
-            yield _page(read_note(path))
-        except (OSError, ValueError, TypeError, KeyError):
-            continue  # not a page: anybody may have put it there
+# ------------------------------------------------------------------------------------------- any pages
+
+_Page = TypeVar("_Page", bound=NamedTuple)
 
 
-_KINDS: dict[str, Any] = {
-    "kind": str,
-    "what": str,
-    "cause": str | None,
-    "lines": list,
-    "host": str,
-    "time": int | float,
-    **dict.fromkeys(("segment", "rank", "step", "epoch", "pid"), int),
-}
+def write_page(run_dir: Path, folder: str, name: str, content: Mapping[str, Any]) -> Path:
+    """Write a page whole into a folder of a run, which is made if it is missing; return its path."""
+    path = run_dir / folder / name
+    require_no_link(path.parent, run_dir)
+    path.parent.mkdir(exist_ok=True)  # not its parents: a run directory that is gone is not made again
+    write_whole(path, json.dumps(content, indent=2).encode() + b"\n", folder)
+    return path
 
 
-def _page(found: dict[str, Any]) -> Failure:
-    """Make a page of a file's content.
+def read_pages(folder: Path, kind: type[_Page], names: str = "*.json") -> Iterator[_Page]:
+    """Yield the pages of a kind in a folder; any other file is passed over: anybody may have put it there."""
+    hints, page = get_type_hints(kind), cast(Any, kind)
+    for path in folder.glob(names):
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            content = read_note(path)
+            values = {name: content[name] for name in kind._fields}
+            if all(_fits(values[name], hints[name]) for name in values) and 0 <= values["time"] < LATEST:
+                yield page(**values)
 
-    Raises:
-        KeyError, TypeError, ValueError: something is missing, or has another type.
-    """
-    page = Failure(**{name: found[name] for name in Failure._fields})
-    told = page._asdict()
-    right = all(isinstance(told[name], kind) for name, kind in _KINDS.items())
-    if not right or not all(isinstance(line, str) for line in page.lines) or not 0 <= page.time < LATEST:
-        raise ValueError("it is not a page")
-    return page
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a JSON value has a type of those that pages use."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in args
+    if origin is list:
+        return isinstance(value, list) and all(_fits(each, args[0]) for each in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(each, args[1]) for each in value.values())
+    if args:
+        return any(_fits(value, each) for each in args)
+    return isinstance(value, int | float if hint is float else hint) and not isinstance(value, bool)
 
 
 def _age(path: Path) -> tuple[int, int]:

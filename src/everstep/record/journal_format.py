@@ -4,17 +4,13 @@
              parent offset u64, xxh3_64 of the 28 bytes before it
     frame    marker (4 bytes), payload length u32, kind u32, offset u64, xxh3_64 of the payload
              seeded with xxh3_64 of the 20 bytes before it, payload
-    event    (kind 1) JSON {"kind", "time", "wall", "data", "link"}; link: the `link` of the header
-             and of all frames before, 16 hex digits.
-             An event of kind "gap" stands where frames were dropped, and is in no link; "goes_on" has
-             [offset, link before] of each frame that follows dropped ones
+    event    (kind 1) JSON {"kind", "time", "wall", "data"}
     metrics  (kind 2) one block: time f64 (of the newest row), epoch i64, rows u32, byte lengths of phase
              and name u32, wall u8, phase, name, the columns steps, counts, seqs, then values as f64
     column   width u8, base i64; width 0: stride i64, the column is base + i * stride; else an
              unsigned number of `width` bytes per row, the column is base + number
 
-A frame's offset counts all bytes that its segment wrote: the frame's place in the file, unless earlier
-rows were dropped for lack of space.  So dropping rows leaves every position valid.
+A frame's offset is its place in the file: a frame elsewhere shows that bytes were removed or added.
 The header's layout is the same in every version, so that an old everstep can name a new version.
 """
 
@@ -22,7 +18,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,12 +53,9 @@ _FALSE = 1024
 HEADER_SIZE = _HEADER.size + _CHECKSUM.size
 FRAME_SIZE = _FRAME.size + _CHECKSUM.size
 
-link: Callable[[bytes | memoryview, int], int] = xxhash.xxh3_64_intdigest
-"""(first `FRAME_SIZE` bytes of a frame or of the header, link before it) -> link after it; it begins as 0."""
-
 
 class Position(NamedTuple):
-    """Place in a run's journal: `offset` bytes into everything that segment number `segment` wrote."""
+    """Place in a run's journal: `offset` bytes into the file of segment number `segment`."""
 
     segment: int
     offset: int
@@ -74,7 +68,7 @@ class Header(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Whole frame: bytes [start, end) of the file, at `offset` in everything that the segment wrote."""
+    """Whole frame: bytes [start, end) of what was read; `offset` is where it was written in the file."""
 
     start: int
     end: int
@@ -154,11 +148,7 @@ def _next_frame(data: bytes, view: memoryview, start: int, budget: int) -> tuple
 
 
 def pack_event(kind: str, data: dict[str, Any], wall: bool, time: float) -> bytes:
-    """Pack an event as a frame's payload.
-
-    Raises:
-        JournalError: `data` is not JSON, or is nested deeper than `DEEPEST`.
-    """
+    """Pack an event as a frame's payload."""
     record = {"kind": kind, "time": time, "wall": wall, "data": data}
     try:
         packed = json.dumps(record, separators=(",", ":")).encode()
@@ -178,23 +168,8 @@ def _is_deep(packed: bytes, record: Any) -> bool:
     return packed.count(b"[") + packed.count(b"{") > DEEPEST and levels(record) > DEEPEST
 
 
-def linked_event(payload: bytes, before: int) -> bytes:
-    """Return the payload of an event with the link of all frames before it."""
-    return payload[:-1] + b',"link":"%016x"}' % before
-
-
-def linked_gap(payload: bytes, before: int, behind: list[tuple[int, int]]) -> bytes:
-    """As `linked_event`, of a gap: also with the places at which the links go on."""
-    told = json.dumps([[offset, f"{known:016x}"] for offset, known in behind], separators=(",", ":"))
-    return linked_event(payload[:-1] + b',"goes_on":' + told.encode() + b"}", before)
-
-
 def unpack_event(payload: memoryview) -> dict[str, Any]:
-    """Undo `pack_event`: return kind, data, wall, time.
-
-    Raises:
-        ValueError: the payload is not an event.
-    """
+    """Undo `pack_event`: return kind, data, wall, time."""
     record = parse_json(payload)
     fits = isinstance(record, dict) and all(isinstance(record.get(k), t) for k, t in _EVENT.items())
     if not fits or _is_deep(bytes(payload), record) or not 0 <= record["time"] < LATEST:
@@ -209,11 +184,7 @@ _EVENT = {"kind": str, "data": dict, "wall": bool, "time": int | float}
 
 
 def require_equal_columns(block: Block) -> None:
-    """Refuse a block whose columns differ in length.
-
-    Raises:
-        JournalError: they differ.
-    """
+    """Refuse a block whose columns differ in length."""
     if not len(block.steps) == len(block.values) == len(block.counts) == len(block.seqs):
         lengths = [len(column) for column in block[4:]]
         raise JournalError(f"block {block.name!r} has columns of lengths {lengths}; give equal lengths")
@@ -221,20 +192,14 @@ def require_equal_columns(block: Block) -> None:
 
 def joined_blocks(blocks: list[Block]) -> Block:
     """Join blocks of one metric, epoch and phase."""
-    if len(blocks) == 1:
-        return blocks[0]
-    return blocks[0]._replace(
-        steps=[step for block in blocks for step in block.steps],
-        values=[value for block in blocks for value in block.values],
-        counts=[count for block in blocks for count in block.counts],
-        seqs=[seq for block in blocks for seq in block.seqs],
-    )
+    columns = zip(*(block[4:] for block in blocks), strict=True)
+    return Block(*blocks[0][:4], *(list(chain.from_iterable(column)) for column in columns))
 
 
 def pack_block(block: Block, time: float) -> bytes:
     """Pack a block, whose columns are of equal length, as a frame's payload."""
     rows = len(block.steps)
-    phase, name = _text(block.phase), _text(block.name)
+    phase, name = (text.encode("utf-8", "surrogatepass") for text in (block.phase, block.name))
     head = _BLOCK.pack(time, block.epoch, rows, len(phase), len(name), block.wall)
     columns = [_pack_column(column) for column in (block.steps, block.counts, block.seqs)]
     values = np.array(block.values, "<f8").tobytes()
@@ -243,28 +208,20 @@ def pack_block(block: Block, time: float) -> bytes:
 
 def unpack_block(payload: memoryview) -> Block:
     _, epoch, rows, phase, name, wall = _BLOCK.unpack_from(payload)
-    at = _BLOCK.size
-    names = [bytes(payload[at : at + phase]), bytes(payload[at + phase : at + phase + name])]
-    at += phase + name
+    at = _BLOCK.size + phase + name
     columns = []
     for _ in range(3):
-        column, at = _unpack_column(payload, at, rows)
-        columns.append(column)
-    steps, counts, seqs = columns
+        column, at = _column(payload, at, rows)
+        columns.append(column.tolist())
     values = np.frombuffer(payload, "<f8", rows, at).tolist()
-    phase_text, name_text = (part.decode("utf-8", "surrogatepass") for part in names)
-    return Block(epoch, phase_text, name_text, bool(wall), steps, values, counts, seqs)
+    return Block(epoch, *block_names(payload), bool(wall), columns[0], values, *columns[1:])
 
 
 def block_columns(payload: memoryview) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the steps and values of a packed block, one of each per row."""
     _, _, rows, phase, name, _ = _BLOCK.unpack_from(payload)
-    at = _BLOCK.size + phase + name
-    steps, at = _column(payload, at, rows)
-    for _ in range(2):  # counts and seqs
-        width, _ = _COLUMN.unpack_from(payload, at)
-        at += _COLUMN.size + (width * rows if width else _STRIDE.size)
-    return steps, np.frombuffer(payload, "<f8", rows, at)
+    steps, _ = _column(payload, _BLOCK.size + phase + name, rows)
+    return steps, np.frombuffer(payload, "<f8", rows, len(payload) - 8 * rows)
 
 
 def _column(payload: memoryview, at: int, rows: int) -> tuple[NDArray[np.int64], int]:
@@ -327,10 +284,6 @@ def bits_float(bits: int) -> float:
     return float(value)
 
 
-def _text(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
 def _pack_column(column: list[int]) -> bytes:
     first = column[0]
     if column.count(first) == len(column):
@@ -345,8 +298,3 @@ def _pack_column(column: list[int]) -> bytes:
     width = np.min_scalar_type(int(offsets.max())).itemsize
     packed: bytes = offsets.astype(_WIDTHS[width]).tobytes()
     return _COLUMN.pack(width, int(base)) + packed
-
-
-def _unpack_column(payload: memoryview, at: int, rows: int) -> tuple[list[int], int]:
-    column, at = _column(payload, at, rows)
-    return column.tolist(), at

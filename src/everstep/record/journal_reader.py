@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from operator import itemgetter
@@ -33,7 +32,6 @@ from everstep.record.segment_file import (
     segment_path,
     unpack_item,
 )
-from everstep.redaction import without_credentials
 from everstep.untrusted_files import open_regular
 
 OTHER_CONFIGURATION, OTHER_DATA = "another configuration", "other data"
@@ -91,7 +89,6 @@ class RunJournal:
         self.run_dir = user_path(run_dir, "run_dir")
         self._saved_by = saved_by
         _require_run(self.run_dir)
-        self._chain_problems: list[str] = []
 
     @cached_property
     def _segments(self) -> dict[int, Segment]:
@@ -106,33 +103,28 @@ class RunJournal:
         started = [segment for segment in self._segments.values() if segment.started]
         return self._chain_to(Position(started[-1].number, started[-1].end)) if started else {}
 
-    def _chain_to(self, position: Position) -> dict[int, int]:
-        """Follow the parents from a position back to a start from nothing."""
-        number, end = position
-        links = {number: end}
-        at = self._segments.get(number)
-        while at is not None and at.parent is not None:
-            number, end = at.parent
-            parent = self._segments.get(number)
-            if parent is None or number >= at.number:  # parents are older: a forged cycle must end
-                missing = segment_path(self.run_dir, number).name
-                self._chain_problems.append(f"{at.path.name} continues {missing}, which is missing")
-                break
-            if end > parent.end:
-                self._chain_problems.append(
-                    f"{at.path.name} continues {parent.path.name} from {end}, but that file ends at "
-                    f"{parent.end}"
-                )
-            links[number] = end
-            at = parent
-        return dict(reversed(links.items()))
+    def _chain_to(self, position: Position | None) -> dict[int, int]:
+        parents = {number: segment.parent for number, segment in self._segments.items()}
+        return {} if position is None else chain_to(parents, position)
 
     @property
     def problems(self) -> list[str]:
         """Descriptions of torn, damaged or missing places; empty for a healthy journal."""
-        _ = self._chain  # finding the chain fills _chain_problems
-        found = [problem for segment in self._segments.values() for problem in segment.problems]
-        return found + self._chain_problems
+        found = [p for s in self._segments.values() for p in (*s.problems, *([s.torn] if s.torn else []))]
+        for number in self._chain:
+            segment = self._segments[number]
+            if segment.parent is None:
+                continue
+            parent = self._segments.get(segment.parent.segment)
+            name = segment_path(self.run_dir, segment.parent.segment).name
+            if parent is None or parent.number >= number:
+                found.append(f"{segment.path.name} continues {name}, which is missing")
+            elif segment.parent.offset > parent.end:
+                found.append(
+                    f"{segment.path.name} continues {name} from {segment.parent.offset}, but that file ends "
+                    f"at {parent.end}"
+                )
+        return found
 
     def segments(self) -> list[Segment]:
         """List the files of the journal, oldest first."""
@@ -141,15 +133,12 @@ class RunJournal:
     def facts(self) -> dict[str, Any]:
         """Return the newest start's provenance (`everstep.record.facts`); empty before the first start."""
         start = self.newest_start()
-        found: dict[str, Any] = {} if start is None else without_credentials(start.data.get("facts", {}))
-        return found
+        return {} if start is None else dict(start.data.get("facts", {}))
 
     def facts_since(self, number: int) -> list[dict[str, Any]]:
         """List the provenance of the starts from this number on, superseded starts included."""
         started = self.events("segment", valid=False)
-        return [
-            without_credentials(event.data.get("facts", {})) for event in started if event.segment >= number
-        ]
+        return [event.data.get("facts", {}) for event in started if event.segment >= number]
 
     def newest_start(self) -> Event | None:
         """Return the event with which the newest start began; None before the first start."""
@@ -233,11 +222,11 @@ class RunJournal:
     def _began(self) -> int:
         """Number of the segment from nothing that the newest start with a checkpoint goes back to."""
         saved_by = math.inf if self._saved_by is None else self._saved_by
-        at = max((s.number for s in self._segments.values() if s.started and s.number <= saved_by), default=0)
-        while at in self._segments and (parent := self._segments[at].parent) is not None:
-            # parents are older: a forged cycle must end
-            at = parent.segment if parent.segment < at else 0
-        return at if at in self._segments else 0
+        newest = max(
+            (s.number for s in self._segments.values() if s.started and s.number <= saved_by), default=0
+        )
+        first = next(iter(self._chain_to(Position(newest, 0))), 0)
+        return first if first and self._segments[first].parent is None else 0
 
     def heads(self, step: int) -> dict[str, dict[str, Any]]:
         """Map each stream to the changes that the head of the epoch after `step` made to its generators.
@@ -254,7 +243,7 @@ class RunJournal:
         A comparable row is key -> (bits of the value, count).  Rows that depend on the clock are left out; of
         two rows with the same key the newer counts.  With None for the position, all rows are left behind.
         """
-        chain = {} if position is None else self._chain_to(position)
+        chain = self._chain_to(position)
         return {
             number: {
                 key: row
@@ -270,7 +259,7 @@ class RunJournal:
 
         Starts that resumed from such a start are included.  A start from `position` has not made that choice.
         """
-        chain = {} if position is None else self._chain_to(position)
+        chain = self._chain_to(position)
         left: set[int] = set()
         for number, segment in self._segments.items():
             chose = any(
@@ -297,21 +286,15 @@ class RunJournal:
         Returns:
             that step, infinite if there is none; and the reason, empty if there is none.
         """
-        cuts = [(first, why) for until, first, why in self._cuts if segment <= until]
-        cuts += [(first, why) for at, first, why in self._choices if segment < at and at not in left]
         own = [e.data["step"] for e in self.events(DIVERGED, valid=False) if e.segment == segment]
+        cuts = [each[2:] for each in self._cuts if segment <= each[0] and each[1] not in left]
         cuts += [(first, f"start {segment} had diverged at step {first}") for first in own if first > step]
         return min(cuts, key=itemgetter(0), default=(math.inf, ""))
 
     def meets(
         self, others: Callable[[Mapping[str, Any]], bool], position: Position | None, step: int
     ) -> bool:
-        """Whether a start from `position` would be compared with one of `others`.
-
-        Args:
-            others: whether a start is one of them, by its facts.
-            step: the step of `position`.
-        """
+        """Whether a start from `position` would be compared with one of `others`."""
         left = self.left_choices(position)
         return any(
             others(event.data.get("facts", {})) and self.compared_until(event.segment, step, left)[0] > step
@@ -320,28 +303,34 @@ class RunJournal:
         )
 
     @cached_property
-    def _cuts(self) -> list[tuple[int, int, str]]:
-        """(segment, step, why): from that step on, this and earlier segments are not compared with."""
+    def _cuts(self) -> list[tuple[int, int, int, str]]:
+        """(segment, chooser, step, why): from that step on, this and earlier segments are not compared with.
+
+        The chooser is the start that made a person's choice; 0 where it was no choice.
+        """
         began = [
-            (s.number - 1, 0, f"start {s.number} began from nothing")
+            (s.number - 1, 0, 0, f"start {s.number} began from nothing")
             for s in self._segments.values()
             if s.started and s.parent is None
         ]
         rollbacks = [
-            (each.segment, each.first, f"rollback {each.number} has other batches from step {each.first} on")
+            (
+                each.segment,
+                0,
+                each.first,
+                f"rollback {each.number} has other batches from step {each.first} on",
+            )
             for each in self.rollbacks()
         ]
-        accepted = [(at, first, f"a divergence was accepted at step {first}") for at, first in self._accepted]
-        return began + rollbacks + accepted
-
-    @cached_property
-    def _choices(self) -> list[tuple[int, int, str]]:
-        """(segment, step, why): from that step on, earlier segments are not compared with."""
-        return [
-            (event.segment, event.data["step"], f"start {event.segment} had {event.data.get('why')}")
-            for event in self.events("decision")
-            if event.data.get("what") == CHOSEN
+        accepted = [
+            (at, 0, first, f"a divergence was accepted at step {first}") for at, first in self._accepted
         ]
+        chosen = [
+            (at - 1, at, event.data["step"], f"start {at} had {event.data.get('why')}")
+            for event in self.events("decision")
+            if event.data.get("what") == CHOSEN and (at := event.segment)
+        ]
+        return began + rollbacks + accepted + chosen
 
     def divergences(self) -> list[Event]:
         """List the divergences in the run's valid events that nobody has accepted, oldest first."""
@@ -395,8 +384,20 @@ class RunJournal:
         return Status(len(self._segments), epoch, step, valid, total - valid, self.ended())
 
 
+def chain_to(parents: Mapping[int, Position | None], position: Position) -> dict[int, int]:
+    """Follow the segments' parents from a position back: number -> the offset up to which it is valid."""
+    links, at = dict[int, int](), position
+    while at.segment in parents:
+        links[at.segment] = at.offset
+        parent = parents[at.segment]
+        if parent is None or parent.segment >= at.segment:  # parents are older: a forged cycle must end
+            break
+        at = parent
+    return dict(reversed(links.items()))
+
+
 def _require_run(folder: Path) -> None:
-    if any((folder / name).exists() for name in ("run.json", ".run.json", "journal")):
+    if any((folder / name).exists() for name in ("run.json", "journal")):
         return
     runs = {str(path.parent) for near in (folder, folder.parent) for path in near.glob("*/run.json")}
     close = difflib.get_close_matches(str(folder), runs, n=3, cutoff=0.0)
@@ -422,12 +423,7 @@ def comparable_rows(block: Block) -> dict[Key, tuple[int, int]]:
 
 
 class Follower:
-    """Valid rows and events of a run, in the order of writing, while its newest segment grows.
-
-    Args:
-        run_dir: the run directory.
-        segment: number of the segment that is being written; its start has been flushed.
-    """
+    """Valid rows and events of a run, in the order of writing, while its newest segment grows."""
 
     def __init__(self, run_dir: Path, segment: int) -> None:
         self._run_dir, self._segment = Path(run_dir), segment
@@ -442,8 +438,6 @@ class Follower:
     def news(self) -> Iterator[Item]:
         """Yield the entries that reached the newest segment's file since the last call."""
         with open_regular(self._path) as file:
-            if file.seek(0, os.SEEK_END) < self._at:  # a failing disk: rows wait to be written again
-                self._at = journal_format.HEADER_SIZE
             start = file.seek(self._at)
             data = file.read()
         for found in journal_format.scan(data, 0):

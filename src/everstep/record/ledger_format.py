@@ -92,11 +92,7 @@ def linked(chain: int, batches: Iterable[Any]) -> int:
 
 
 def unpack(text: object) -> Iterator[Entry]:
-    """Yield the entries in a text.
-
-    Raises:
-        ValueError: the text is not of this form.
-    """
+    """Yield the entries in a text."""
     if not isinstance(text, str):
         raise ValueError(f"the entries are {text!r:.60}")
     for part in text.split(";") if text else ():
@@ -108,11 +104,7 @@ def unpack(text: object) -> Iterator[Entry]:
 
 
 def unpack_place(text: object) -> Place:
-    """Undo `str` of a place.
-
-    Raises:
-        ValueError: the text is not of this form.
-    """
+    """Undo `str` of a place."""
     match = _PLACE.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise ValueError(f"the place is {text!r:.60}")

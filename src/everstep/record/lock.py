@@ -39,11 +39,7 @@ _NAME_WAIT = 1.0
 
 
 class RunLock:
-    """Lock of one run directory.
-
-    Args:
-        run_dir: the run directory, which exists.
-    """
+    """Lock of one run directory."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = Path(run_dir) / "lock"
@@ -92,12 +88,7 @@ class RunLock:
             self._drop()  # after the note is gone: the next holder writes its own
 
     def keep(self) -> None:
-        """Make the lock again where its file has lost its name: a lock without a name keeps nobody out.
-
-        Raises:
-            RunLockedError: another file has the name, so another process may have had the run meanwhile.
-            OSError: the lock is gone, and cannot be made again.
-        """
+        """Make the lock again where its file has lost its name: a lock without a name keeps nobody out."""
         with _GUARD:
             if self._fd is None or self._is_here(os.fstat(self._fd)):
                 return
@@ -198,11 +189,7 @@ class RunLock:
 
 
 def is_held(run_dir: Path) -> bool:
-    """Whether a live process holds the run; asks without taking the lock, so it hinders nobody.
-
-    Raises:
-        OSError: this file system has no locks.
-    """
+    """Whether a live process holds the run, without taking the lock; OSError: there are no locks here."""
     path = run_dir / "lock"
     try:
         status = os.stat(path)

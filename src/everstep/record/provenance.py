@@ -148,27 +148,6 @@ def git_facts(folder: Path) -> dict[str, Any] | None:
         return {"problem": f"git cannot be run: {error.strerror}"}
 
 
-def files_changed_since(recorded: Mapping[str, Any] | None, folder: Path) -> list[str]:
-    """List the files around `folder` whose content may not be that of a recorded state of git.
-
-    Args:
-        recorded: what `git_facts` returned then.
-
-    Returns:
-        paths relative to the repository's top; empty where the content is the same, or git cannot say.
-    """
-    now = git_facts(folder)
-    if not recorded or not now or "problem" in {*recorded, *now} or not recorded.get("commit"):
-        return []
-    if (recorded["commit"], recorded["diff"]) == (now["commit"], now["diff"]):
-        return []
-    command = ("diff", "--name-only", str(recorded["commit"]))
-    try:
-        return _git(folder, time.monotonic() + GIT_SECONDS, *command).decode(errors="replace").splitlines()
-    except (OSError, subprocess.SubprocessError):  # the commit is not in this copy of the repository
-        return []
-
-
 def _git_facts(folder: Path, deadline: float) -> dict[str, Any]:
     status = _git(folder, deadline, "status", "--porcelain=v2", "--branch", "--untracked-files=no").decode(
         errors="replace"

@@ -14,15 +14,9 @@ from everstep.record.journal_reader import RunJournal
 from everstep.record.lock import RunLock, is_held
 from everstep.record.rundir import RunDir
 
-_FACTS = ("run.json", ".run.json")
-
 
 def why_stays(run_dir: Path, run: str) -> str:
-    """Say why a directory must not be removed; "" if it may be.
-
-    Args:
-        run: the id of the run that should be in the directory.
-    """
+    """Say why a directory must not be removed; "" if it may be."""
     if run_dir.is_symlink():
         return "it is a link; remove the run that it points to"
     try:
@@ -31,8 +25,6 @@ def why_stays(run_dir: Path, run: str) -> str:
             return f"another run is there, {there}"
         if is_held(run_dir):
             return "it is running"
-        if is_held(run_dir / "evaluations"):
-            return "it is being evaluated"
         if _may_run(run_dir):
             return (
                 "it was started without a lock and did not say how it ended: it may be running; if you know "
@@ -54,9 +46,9 @@ def _may_run(run_dir: Path) -> bool:
 
 
 def _other_run(run_dir: Path) -> Path | None:
-    """Find a run inside a run, other than the folder of its own evaluations."""
+    """Find a run inside a run."""
     for folder, _, names in os.walk(run_dir):
-        if any(name in names for name in _FACTS) and Path(folder) not in (run_dir, run_dir / "evaluations"):
+        if "run.json" in names and Path(folder) != run_dir:
             return Path(folder)
     return None
 
@@ -66,10 +58,6 @@ def remove(run_dir: Path, run: str) -> None:
 
     The directory gets another name first, so that a start at its old place begins a new run.  After a kill
     in between, the rest is still a run directory, and can be removed.
-
-    Raises:
-        RunLockedError: a process trains the run.
-        RunDirError: the directory must not be removed (`why_stays`), or the disk refuses.
     """
     if why := why_stays(run_dir, run):
         raise RunDirError(f"{run_dir} stays: {why}")
@@ -102,7 +90,7 @@ def remove(run_dir: Path, run: str) -> None:
 
 def _empty(folder: Path) -> None:
     """Empty and remove a run's folder; the files by which it can be removed again come last."""
-    rank = {name: at for at, name in enumerate((*_FACTS, "lock"), 1)}
+    rank = {"run.json": 1, "lock": 2}
     for entry in sorted(folder.iterdir(), key=lambda entry: rank.get(entry.name, 0)):
         hazard.reach("removing.entry")
         if entry.is_dir() and not entry.is_symlink():

@@ -18,7 +18,7 @@ from everstep.durable import fsync_folder, make_dirs, require_no_link, write_who
 from everstep.errors import ConfigError, RunDirError, RunLockedError
 from everstep.record import journal_format
 from everstep.record.segment_file import segment_number
-from everstep.untrusted_files import LONGEST_ID, facts_checksum, read_note, read_regular
+from everstep.untrusted_files import LONGEST_ID, facts_checksum, read_note
 
 VERSION = 1
 """Version of the layout of run directories."""
@@ -26,24 +26,16 @@ VERSION = 1
 ROOT = "EVERSTEP_ROOT"
 """Environment variable that moves every run directory of a process below another folder."""
 
-_COPY = ".run.json"
 _OURS = ("run.json", "lock", "lock.json", "checkpoint", "checkpoints", "journal", "evaluations")
-_FILES = ("run.json", _COPY, "lock", "lock.json", "checkpoint", "pins.json", "labels.json")
+_FILES = ("run.json", "lock", "lock.json", "checkpoint", "pins.json", "labels.json")
 _FOLDERS = (
     *("checkpoints", "journal", "evaluations"),
-    *("best", "damaged", "superseded", "shared", "exports", "dumps", "logs", "failures"),
+    *("best", "damaged", "superseded", "exports", "dumps", "logs", "failures"),
 )
 
 
 def user_path(path: object, argument: str) -> Path:
-    """Return the path, with a leading "~" as the user's home.
-
-    Args:
-        argument: the argument's name, for the message.
-
-    Raises:
-        ConfigError: the value is not a path, or names the home of an unknown user.
-    """
+    """Return the path, with a leading "~" as the user's home."""
     if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
         raise ConfigError(f'{argument}={path!r} is not a path; give a path, as in {argument}="runs/first"')
     try:
@@ -78,12 +70,10 @@ class RunDir:
     Attributes:
         path: the directory, absolute.
         facts: the content of `run.json`: id, created (seconds since 1970), seed, seed_given, versions.
-        notes: descriptions of the repairs made at opening.
     """
 
     path: Path
     facts: dict[str, Any]
-    notes: tuple[str, ...] = ()
 
     @classmethod
     def open(
@@ -98,7 +88,7 @@ class RunDir:
 
         Args:
             path: the directory; missing parents are made.  See `located`.
-            create: False to only look: nothing is made, repaired or written.
+            create: False to only look: nothing is made or written.
             seed: the seed of a new run; drawn if None.  An existing run keeps its own seed: compare.
             about: further facts of a new run; they may replace its id.
 
@@ -125,29 +115,20 @@ class RunDir:
             _require_places(folder)
         seen = os.listdir(folder)  # before run.json is read: another process may begin the run at this moment
         facts, damage = _read(folder / "run.json")
-        notes: tuple[str, ...] = ()
         if facts is None:
-            facts, _ = _read(folder / _COPY)
-            if facts is not None:
-                state = "damaged" if damage else "missing"
-                notes = (f"{folder / 'run.json'} was {state}; its copy {_COPY} took its place",)
-            elif damage or not create:
+            if damage or not create:
                 raise RunDirError(
                     damage or f"{folder} is not a run directory: it has no run.json; check the path"
                 )
-            else:
-                _require_empty(folder, seen)
-                facts = _create(folder, seed, about)
+            _require_empty(folder, seen)
+            facts = _create(folder, seed, about)
         _require_version(folder, facts)
-        _require_copy(folder, facts)
         if create and facts.get("imported") and seen:
             raise RunDirError(
                 f"{folder} is a run that was imported from another program, and has nothing to resume from; "
                 "give another directory"
             )
-        if create:
-            _repair(folder, facts, rewrite=bool(notes))
-        return cls(folder, facts, notes)
+        return cls(folder, facts)
 
     @property
     def id(self) -> str:
@@ -160,11 +141,7 @@ class RunDir:
         return int(self.facts["seed"])
 
     def require_same(self) -> None:
-        """Check, once the lock is held, that the directory still holds the run that was read before.
-
-        Raises:
-            RunDirError: the run was removed since it was opened, or another run was begun in its place.
-        """
+        """Check, once the lock is held, that the directory still holds the run that was read before."""
         facts, _ = _read(self.path / "run.json")
         if facts is None or facts["id"] != self.id:
             now = "removed" if facts is None else f"replaced by {facts['id']}"
@@ -192,14 +169,7 @@ class RunDir:
         return max(numbers, default=0) + 1
 
     def require_newest(self, segment: int) -> None:
-        """Refuse a start that a later one has replaced: it was stopped, and has lost the lock meanwhile.
-
-        Args:
-            segment: number of the start; each start creates the file of its segment exclusively.
-
-        Raises:
-            RunLockedError: a later start has taken over the run.
-        """
+        """Refuse a start that a later one has replaced: it was stopped, and has lost the lock meanwhile."""
         newest = self.next_segment() - 1
         if newest > segment:
             raise RunLockedError(
@@ -209,8 +179,8 @@ class RunDir:
 
 
 def certain_id(folder: Path) -> str | None:
-    """Return the id of the run in a folder; None if neither `run.json` nor its copy is whole."""
-    facts = _read(folder / "run.json")[0] or _read(folder / _COPY)[0]
+    """Return the id of the run in a folder; None if `run.json` is not whole."""
+    facts, _ = _read(folder / "run.json")
     return None if facts is None else str(facts["id"])
 
 
@@ -252,8 +222,8 @@ def _require_empty(folder: Path, seen: Collection[str]) -> None:
     names = sorted(name for name in seen if not name.startswith("."))
     if ours := [name for name in names if name in _OURS and name not in ("lock", "lock.json")]:
         raise RunDirError(
-            f"{folder} holds a run ({', '.join(ours)}) but neither run.json nor its copy {_COPY}; restore "
-            "one of them from a backup, or move the directory away to start anew"
+            f"{folder} holds a run ({', '.join(ours)}) but no run.json; restore it from a backup, or move "
+            "the directory away to start anew"
         )
     if foreign := [name for name in names if name not in _OURS]:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
@@ -269,16 +239,6 @@ def _require_version(folder: Path, facts: dict[str, Any]) -> None:
         raise RunDirError(
             f"{folder} has run directory format {version}, this everstep reads up to {VERSION}; "
             "upgrade everstep"
-        )
-
-
-def _require_copy(folder: Path, facts: dict[str, Any]) -> None:
-    """Refuse a `run.json` of another run: the copy beside it, which would be overwritten, is of this one."""
-    copy, _ = _read(folder / _COPY)
-    if copy is not None and copy["id"] != facts["id"]:
-        raise RunDirError(
-            f"{folder / 'run.json'} names the run {facts['id']}, and its copy {_COPY} the run {copy['id']}: "
-            "one of them is of another run; restore the right one in the place of the other"
         )
 
 
@@ -305,24 +265,6 @@ def _create(folder: Path, seed: int | None, about: Mapping[str, Any]) -> dict[st
     if theirs is None:
         raise RunDirError(damage or f"{folder / 'run.json'} disappeared while it was made; start again")
     return theirs
-
-
-def _repair(folder: Path, facts: dict[str, Any], rewrite: bool) -> None:
-    """Keep a copy of `run.json`, which is small: without its seed no run is exact."""
-    data = _encode(facts)
-    if rewrite:
-        write_whole(folder / "run.json", data, "run.json")
-    copy = folder / _COPY
-    if not _holds(copy, data):
-        write_whole(copy, data, "run.json")
-
-
-def _holds(path: Path, data: bytes) -> bool:
-    """Whether a file has exactly this content."""
-    try:
-        return read_regular(path) == data
-    except OSError:
-        return False
 
 
 def _encode(facts: dict[str, Any]) -> bytes:

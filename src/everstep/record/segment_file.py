@@ -94,7 +94,8 @@ class Segment:
         parent: the position that the segment continues from; None if it started from nothing.
         events: in the order of writing.
         blocks: in the order of writing.
-        problems: descriptions of torn and damaged places, with offsets.
+        problems: descriptions of damaged places, with offsets.
+        torn: description of what follows the last whole frame, as a kill leaves it; "" if nothing does.
     """
 
     number: int
@@ -106,6 +107,7 @@ class Segment:
     events: list[Event] = field(default_factory=list)
     blocks: list[StoredBlock] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    torn: str = ""
 
 
 def segment_path(run_dir: Path, segment: int) -> Path:
@@ -121,11 +123,7 @@ def segment_number(path: Path) -> int | None:
 
 
 def newest_segment(journal: str) -> str:
-    """Return the path of the newest file in a folder of a journal; "" if there is none.
-
-    Raises:
-        OSError: the folder cannot be listed.
-    """
+    """Return the path of the newest file in a folder of a journal; "" if there is none."""
     with os.scandir(journal) as entries:
         numbers = {segment_number(Path(entry.name)) or 0: entry.path for entry in entries}
     return numbers[max(numbers)] if max(numbers, default=0) else ""
@@ -142,20 +140,13 @@ def read_segment(path: Path, start: int = 0, run: str | None = None) -> Segment:
         JournalError: a newer format version wrote it.
         OSError: the file cannot be read.
     """
-    start_at, start = start > journal_format.HEADER_SIZE, max(start, journal_format.HEADER_SIZE)
+    is_continued, start = start > journal_format.HEADER_SIZE, max(start, journal_format.HEADER_SIZE)
     with open_regular(path) as file:
         require_no_hole(file)
         head = file.read(journal_format.HEADER_SIZE)
         file.seek(start)
         data = file.read()
-    events: list[Event] = []
-    blocks: list[StoredBlock] = []
-    problems: list[str] = []
     header = journal_format.unpack_header(head)
-    if header is None and head:
-        problems.append(
-            f"{path.name}: the header ({journal_format.HEADER_SIZE} bytes at 0) is torn or damaged"
-        )
     if header is not None and header.version > journal_format.VERSION:
         raise JournalError(
             f"{path} has journal format {header.version}, this everstep reads up to "
@@ -164,36 +155,53 @@ def read_segment(path: Path, start: int = 0, run: str | None = None) -> Segment:
     number = segment_number(path) or (header.segment if header else 0)
     if header is not None and header.segment != number:
         # perhaps of another run: none of its rows may count as this start's
-        told = f"{path.name}: its header says segment {header.segment}; was it renamed? no row of it is read"
-        return Segment(number, path, 0, problems=[told])
-    last, end, size = -1, 0, start if len(head) == journal_format.HEADER_SIZE else len(head)
+        return _refused(number, path, f"its header says segment {header.segment}; was it renamed?")
+    events: list[Event] = []
+    blocks: list[StoredBlock] = []
+    problems: list[str] = []
+    if header is None and head:
+        problems.append(f"the header ({journal_format.HEADER_SIZE} bytes at 0) is torn or damaged")
+    torn, last, end, size = "", -1, 0, start if len(head) == journal_format.HEADER_SIZE else len(head)
+    moved = None if is_continued else 0
     for found in journal_format.scan(data, 0):
+        at, length = start + found.start, found.end - found.start
         if isinstance(found, Hole):
-            hole = Hole(start + found.start, start + found.end)
-            problems.append(_describe(path, hole, start + len(data)))
+            if found.end == len(data):
+                torn = f"{path.name}: the last {length} bytes, from {at} on, are torn; they are dropped"
+            else:
+                problems.append(f"{length} bytes at {at} are damaged; they are skipped")
             continue
-        size, at = start + found.end, start + found.start
+        size = start + found.end
         if found.offset <= last:  # offsets only grow, so a file that was copied together counts no row twice
-            problems.append(f"{path.name}: the frame at {at} is repeated or out of order; it is skipped")
+            problems.append(f"the frame at {at} is repeated or out of order; it is skipped")
             continue
-        last, end = found.offset, found.offset + found.end - found.start
+        if moved not in (None, found.offset - at):
+            problems.append(
+                f"the frame at {at} was written at {found.offset}; something before it was changed"
+            )
+        moved = found.offset - at
+        last, end = found.offset, found.offset + length
         item = unpack_item(number, found)
         if isinstance(item, Event):
             events.append(item)
         elif isinstance(item, StoredBlock):
             blocks.append(item)
         else:
-            problems.append(f"{path.name}: the frame at {at} {item}; it is skipped")
+            problems.append(f"the frame at {at} {item}; it is skipped")
     begun = [event.data for event in events if event.kind == "segment"]
-    wrote = next((data["run"] for data in begun if data.get("run") is not None), run)
-    if run is not None and wrote != run:
-        told = f"{path.name}: the run {wrote} has written it, and this is {run}; no row of it is read"
-        return Segment(number, path, 0, problems=[told])
+    writer = next((data["run"] for data in begun if data.get("run") is not None), run)
+    if run is not None and writer != run:
+        return _refused(number, path, f"the run {writer} has written it, and this is {run};")
     starts = [data.get("parent") for data in begun]
     parent = header.parent if header else Position(*starts[0]) if starts and starts[0] else None
-    alone = bool(events) and all(event.kind == "decision" for event in events) and not (start_at or blocks)
-    started = (header is not None and not alone) or bool(starts)
-    return Segment(number, path, end, size, started, parent, events, blocks, problems)
+    alone = bool(events) and all(event.kind == "decision" for event in events)
+    is_start = header is not None and (not alone or is_continued or bool(blocks))
+    problems = [f"{path.name}: {problem}" for problem in problems]
+    return Segment(number, path, end, size, is_start or bool(starts), parent, events, blocks, problems, torn)
+
+
+def _refused(number: int, path: Path, why: str) -> Segment:
+    return Segment(number, path, 0, problems=[f"{path.name}: {why} no row of it is read"])
 
 
 def unpack_item(segment: int, frame: Frame) -> Item | str:
@@ -218,13 +226,4 @@ def read_or_miss(number: int, path: Path, run: str | None = None) -> Segment:
     try:
         return read_segment(path, run=run)
     except OSError as error:
-        return Segment(
-            number, path, 0, problems=[f"{path.name} cannot be read ({error.strerror}); it is skipped"]
-        )
-
-
-def _describe(path: Path, hole: Hole, size: int) -> str:
-    length = hole.end - hole.start
-    if hole.end == size:
-        return f"{path.name}: the last {length} bytes, from {hole.start} on, are torn; they are dropped"
-    return f"{path.name}: {length} bytes at {hole.start} are damaged; they are skipped"
+        return _refused(number, path, f"it cannot be read ({error.strerror});")

@@ -231,11 +231,7 @@ class Trail:
         self._end += len(data)
 
     def _begin(self, frames: bytes = b"", boundaries: Sequence[tuple[int, int]] = ()) -> None:
-        """Put a new file with the frames that are needed in the place of the old one.
-
-        Args:
-            boundaries: their places count from the first of the frames.
-        """
+        """Put a new file with the frames that are needed in the place of the old one."""
         self.close()
         made = temporary(self.path)
         if not frames:

@@ -66,8 +66,9 @@ def distrust(run_dir: Path, facts: Mapping[str, Any], name: str = MARK) -> str:
     """
     if _is_trusted_anyway():
         return ""
-    if others := [place for place in _places(run_dir) if _owner(place) != os.geteuid()]:
-        return f"{others[0]} does not belong to you"
+    for place in (run_dir, run_dir / "run.json", run_dir / "journal"):
+        if _owner(place) != os.geteuid():
+            return f"{place} does not belong to you"
     key = _key()
     if key is None:
         return f"this user has no key in {key_file()} (the first training makes it)"
@@ -94,10 +95,6 @@ def distrust_config(run_dir: Path, config: Any) -> str:
 def _is_trusted_anyway() -> bool:
     """Whether EVERSTEP_TRUST lets this process import and call the code that any run names."""
     return os.environ.get(TRUST_VARIABLE, "") not in ("", "0")
-
-
-def _places(run_dir: Path) -> tuple[Path, ...]:
-    return run_dir, run_dir / "run.json", run_dir / "journal"
 
 
 def _owner(place: Path) -> int:

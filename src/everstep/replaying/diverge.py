@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from everstep.checkpoint import Checkpoint, CheckpointName, Store, read_checkpoint
 from everstep.errors import ReplayError
 from everstep.record import RunJournal
 from everstep.replaying.execution import Executed, execute, plan_for
-from everstep.replaying.parting import Parting, first_parting, parts_of, told, with_values
 from everstep.replaying.recorded_program import program_of, start_of
-from everstep.replaying.recorded_values import (
+from everstep.replaying.run_copy import RunCopy, can_begin_anew, copy_run, last_step, origin
+from everstep.replaying.verify import (
     ValueDifference,
     compare_values,
     counted,
+    left_out,
     recorded_values,
+    replayed_values,
 )
-from everstep.replaying.run_copy import RunCopy, can_begin_anew, copy_run, last_step, origin
-from everstep.replaying.verify import left_out, replayed_values, verify_copy
 from everstep.services.replayed import differing_leaves
 from everstep.state import Encoded
 from everstep.supervisor.opening.configuration import differences
@@ -30,13 +30,7 @@ _FACTS = ("argv", "config", "controllers", "seed", "limits", "ranks", "fingerpri
 
 
 class Subject(NamedTuple):
-    """One of the two sides.
-
-    Attributes:
-        name: "A" or "B".
-        run_dir: the run.
-        given: script and arguments, in place of the recorded ones.
-    """
+    """One of the two sides."""
 
     name: str
     run_dir: Path
@@ -245,15 +239,7 @@ def _settings(run_dir: Path, step: int) -> dict[str, Any]:
 
 
 def diverge(a: Subject, b: Subject, folder: Path, *, trust: bool = False) -> DivergeReport:
-    """Find where two runs part.
-
-    Args:
-        folder: a folder for copies.
-        trust: start recorded programs that do not count as this user's.
-
-    Raises:
-        EverstepError: a run cannot be read.
-    """
+    """Find where two runs part."""
     report = compare_recorded(a.run_dir, b.run_dir)
     if report.recorded is None:
         return report
@@ -280,16 +266,15 @@ class _Side:
         self.executed: Executed
         self.unfaithful: ValueDifference | None = None
 
-    def execute(self, *, anew: bool = False, first: int = 1, values: int = 0, last: int = 0) -> None:
+    def execute(self, *, anew: bool = False) -> None:
         """Execute the steps again; also compare them with what the run itself has recorded."""
         self._tries += 1
         place = self.folder / str(self._tries)
         self.copy = copy_run(self.subject.run_dir, place, self._begin, anew=anew)
-        begin = max(first, self.copy.step + 1)
-        last = last or self.last
-        plan = plan_for(self.copy, last, parts=begin, values=values)
+        begin = self.copy.step + 1
+        plan = plan_for(self.copy, self.last, parts=begin)
         self.executed = execute(self.program, self.copy, plan)
-        steps = range(begin, last + 1)
+        steps = range(begin, self.last + 1)
         own = recorded_values(self.subject.run_dir, steps)
         found, _ = compare_values(
             own, replayed_values(self.copy, steps), left_out(self.subject.run_dir, self.executed)
@@ -300,24 +285,18 @@ class _Side:
         """Whether an execution from nothing is possible, and is another one."""
         return self.copy.checkpoint is not None and can_begin_anew(self.subject.run_dir)
 
-    @property
-    def values(self) -> Path:
-        return Path(f"{self.copy.root.parent / 'found.jsonl'}.npz")
-
 
 def _execute_both(pair: Sequence[_Side], report: DivergeReport) -> None:
     """Execute both sides again from equal states, and find the first part of a step that differs."""
-    anew = [False, False]
     for side in pair:
         side.execute()
-    for number, side in enumerate(pair):
+    for side in pair:
         report.notes += [f"{side.subject.name}: {each}" for each in side.program.notes]
         if side.unfaithful is not None and side.can_begin_anew():
             # a resume that is not exact spoils each execution from a checkpoint
             was, origin = side.unfaithful, side.copy.origin
             side.execute(anew=True)
-            anew[number] = side.unfaithful is None
-            if anew[number]:
+            if side.unfaithful is None:
                 report.notes.append(
                     f"{side.subject.name}: executed from {origin} it is not what it was ({was}), and from "
                     "its start it is: a resume of this program is not exact (everstep drill SCRIPT)"
@@ -340,49 +319,184 @@ def _execute_both(pair: Sequence[_Side], report: DivergeReport) -> None:
         "before"
     ):
         report.notes.append(f"no common state is recorded before step {parting.step}: they may part earlier")
-    for side, fresh in zip(pair, anew, strict=True):
-        side.execute(anew=fresh, first=parting.step, values=parting.step, last=parting.step)
-    report.parting = with_values(parting, *(side.values for side in pair))
+    report.parting = parting
 
 
-def diverge_again(subject: Subject, folder: Path, steps: range, *, trust: bool = False) -> DivergeReport:
-    """Find where a run and its replay part.
+# ------------------------------------------------------------------------------------- parts of steps
 
-    Args:
-        steps: the steps that are executed again.
+Parts: TypeAlias = dict[int, dict[str, str]]
+"""Step -> part -> digest, as `everstep.services.replayed` tells them."""
+
+COMPONENTS = ("data", "random state", "weights", "loss", "gradient", "optimizer", "update", "state")
+"""Components of a step that a parting names."""
+
+_BEFORE, _INSIDE, _AFTER = range(3)
+
+_KINDS = {
+    "weights before": (
+        _BEFORE,
+        "weights",
+        "before the step: lines between two steps have changed it, or a service",
+    ),
+    "optimizer before": (
+        _BEFORE,
+        "optimizer",
+        "before the step: its options or moments were changed between two steps",
+    ),
+    "gradient before": (
+        _BEFORE,
+        "gradient",
+        "before the step: lines between two steps have changed what waits for a later update",
+    ),
+    "state before": (_BEFORE, "state", "before the step: lines between two steps have changed it"),
+    "data": (_BEFORE, "data", "the batch that the step was handed"),
+    "random before": (
+        _BEFORE,
+        "random state",
+        "before the step's own lines: the data, or lines between steps, drew",
+    ),
+    "random after": (_BEFORE, "random state", "the step's own lines drew more, fewer or other numbers"),
+    "input inside": (
+        _INSIDE,
+        "data",
+        "what the model was given: the step's lines made something else of the same batch",
+    ),
+    "weights inside": (_INSIDE, "weights", "changed in the step, before the forward pass"),
+    "loss": (_INSIDE, "loss", "from equal data, random state and weights"),
+    "gradient inside": (_INSIDE, "gradient", "from an equal loss, as the optimizer was about to use it"),
+    "optimizer inside": (
+        _INSIDE,
+        "optimizer",
+        "its options or moments as it was about to step, with equal gradients",
+    ),
+    "gradient after": (_AFTER, "gradient", "from an equal loss; it waits for the update of a later step"),
+    "weights after": (_AFTER, "update", "from equal gradients, options and moments"),
+    "optimizer after": (_AFTER, "optimizer", "after the step, with an equal update"),
+    "state after": (_AFTER, "state", "after the step"),
+}
+"""Kind of part -> (where it stands, component, what is known of it).
+
+The order is that of cause and effect within a step; other draws come before what is computed from them.
+Inside a step it is that of time: a step may make several forward passes and updates, of several models.
+"""
+
+_PULL = "pull inside/"
+"""Gradients of a model's output: they tell which backward pass another loss began, and are no component."""
+
+_ONLY_ONE = {
+    False: ("loss", "a forward pass that only one of them made"),
+    True: ("update", "an update that only one of them made"),
+}
+
+_Rank: TypeAlias = tuple[int, ...]
+"""Place of a part in the order of cause and effect."""
+
+
+class Part(NamedTuple):
+    """Part of a step that differs.
+
+    Attributes:
+        component: one of `COMPONENTS`.
+        name: what differs, such as "model/0.weight".
+        where: what is known of the place, in words.
+        place: the part, as `everstep.services.replayed` names it.
     """
-    run_dir = subject.run_dir
-    program = program_of(run_dir, steps[-1], subject.given, trust=trust)
-    copy = copy_run(run_dir, folder / "whole", steps[0] - 1)
-    verified, _ = verify_copy(copy, steps, program)
-    report = DivergeReport(str(run_dir), f"its replay from {copy.origin}", equal=verified.equal)
-    report.notes += verified.notes
-    if not verified.differences:
-        return report
-    report.recorded = verified.differences[0]
-    spoiled = {each.step for each in verified.differences if each.kind == "state"}
-    sound = [name for name in verified.states if CheckpointName.parse(name).step not in spoiled]
-    before = [n for n in sound if CheckpointName.parse(n).step < report.recorded.step]
-    report.last_equal = before[-1] if before else ""
-    pair = [
-        _Side(subject._replace(name=name), report.recorded.step, report.last_equal, folder / name, trust)
-        for name in ("A", "B")
-    ]
-    for side in pair:
-        side.execute()
-    parting = first_parting(*(parts_of(side.executed) for side in pair))
-    start = start_of(run_dir, report.recorded.step)
-    recorded_by = f"step {report.recorded.step} was recorded by start {start.number}"
-    if parting is not None:
-        report.parting = parting
-        report.notes.append(
-            "two executions of these steps differ from each other, too: the program is not deterministic"
-        )
-    else:
-        found = "finds" if pair[0].unfaithful is None else "does not find"
-        resumed = start.facts.get("resumed_from")
-        report.notes.append(
-            f"two executions from {pair[0].copy.origin} agree with each other, and each {found} the record "
-            f"from there; {recorded_by}" + (f", which resumed from {resumed}" if resumed else "")
-        )
-    return report
+
+    component: str
+    name: str
+    where: str
+    place: str
+
+
+class Parting(NamedTuple):
+    """First step at which two executions differ, with the parts that do, by cause and effect."""
+
+    step: int
+    parts: list[Part]
+
+    @property
+    def component(self) -> str:
+        return self.parts[0].component
+
+
+def parts_of(executed: Executed) -> Parts:
+    """Return the parts that an execution has told."""
+    return {line["step"]: line["parts"] for line in executed.found if line["at"] == "parts"}
+
+
+def first_parting(a: Parts, b: Parts) -> Parting | None:
+    """Find the first step of which a part differs; None if none does.
+
+    Entries of the state that are neither weights nor an optimizer count only where nothing else differs: they
+    may hold settings, such as the factor of a schedule, long before it acts.
+    """
+    return _first(a, b, but=("state",)) or _first(a, b)
+
+
+def _first(a: Parts, b: Parts, but: tuple[str, ...] = ()) -> Parting | None:
+    for step in sorted(a.keys() & b.keys()):
+        found = list(_differing(a[step], b[step]))
+        if any(part.component not in but for _, part in found):
+            in_order = sorted(found, key=lambda each: (each[1].component in but, each[0], each[1].name))
+            return Parting(step, [part for _, part in in_order])
+    return None
+
+
+def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[tuple[_Rank, Part]]:
+    unequal = [place for place in {**a, **b} if a.get(place) != b.get(place)]
+    timelines = [_timeline(side) for side in (a, b)]
+    times = {**timelines[1], **timelines[0]}
+    of_loss = _update_of_loss(unequal, times)
+    for place in unequal:
+        if place.startswith(_PULL):
+            continue
+        kind, _, name = place.partition("/")
+        stands, component, where = _KINDS[kind]
+        rank: _Rank = (stands, list(_KINDS).index(kind))
+        if kind == "loss":
+            rank = (_INSIDE, of_loss, 1)
+        elif stands == _INSIDE:
+            event, after_loss = _event(place), kind in ("gradient inside", "optimizer inside")
+            update, at = times[event]
+            rank = (_INSIDE, update, 2 if after_loss else 0, at)
+            if not all(event in timeline for timeline in timelines):
+                component, where = _ONLY_ONE[after_loss]
+            name = name.partition("/")[2]
+        yield rank, Part(component, name or component, where, place)
+
+
+def _update_of_loss(unequal: Sequence[str], times: Mapping[str, tuple[int, int]]) -> int:
+    """Return the number of updates that came before the loss that differs.
+
+    Gradients of outputs tell: where they are equal in each backward pass, another loss is an effect.
+    """
+    seen = any(event.startswith(_PULL) for event in times)
+    causes = [each for each in unequal if each.startswith(_PULL if seen else "gradient inside/")]
+    last = max((update for update, _ in times.values()), default=0)
+    return min((times[_event(each)][0] for each in causes), default=last)
+
+
+def _event(place: str) -> str:
+    """Name what happened inside a step: "weights inside/2/model" is the second forward pass of that model."""
+    return "/".join(place.split("/")[:3])
+
+
+def _timeline(parts: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+    """Return, for each event inside a step, the number of updates before it, and its own number."""
+    events = dict.fromkeys(_event(place) for place in parts if " inside/" in place)
+    found, updates = dict[str, tuple[int, int]](), 0
+    for at, event in enumerate(events):
+        found[event] = updates, at
+        updates += event.startswith("optimizer inside/")
+    return found
+
+
+def told(parts: Iterable[Part], most: int = 6) -> Iterator[str]:
+    """Write the parts in lines, those of one component and place together."""
+    groups: dict[tuple[str, str], list[Part]] = {}
+    for part in parts:
+        groups.setdefault((part.component, part.where), []).append(part)
+    for (component, _), members in list(groups.items())[:most]:
+        every = list(dict.fromkeys(each.name for each in members))
+        names = ", ".join(every[:3]) + (f" and {len(every) - 3} more" if len(every) > 3 else "")
+        yield f"{component}: {names}"

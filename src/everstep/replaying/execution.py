@@ -63,11 +63,7 @@ class Executed(NamedTuple):
 
 @contextmanager
 def folder_for(keep: Path | None) -> Iterator[Path]:
-    """Make a folder for copies, deleted after the block unless it is kept.
-
-    Raises:
-        ReplayError: the folder exists.
-    """
+    """Make a folder for copies, deleted after the block unless it is kept."""
     if keep is not None:
         if keep.exists():
             raise ReplayError(f"{keep} exists; give --keep a folder that can be made")
@@ -98,9 +94,6 @@ def execute(
 
     Args:
         interactive: whether a person is at its prompt; else its output is kept in a file.
-
-    Raises:
-        ReplayError: the program cannot be started, or ended without coming to the place of the plan.
     """
     log = copy.root.parent / "output.log"
     env = {**os.environ, **program.environment, **environment(copy, plan)}

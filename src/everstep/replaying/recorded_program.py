@@ -12,23 +12,14 @@ from typing import Any, NamedTuple
 from everstep.drill import program
 from everstep.errors import ConfigError, ReplayError, TrustError
 from everstep.record import RunJournal
-from everstep.record.provenance import files_changed_since
+from everstep.record.provenance import git_facts
 from everstep.record.trust import COMMAND_MARK, TRUST_VARIABLE, distrust
 from everstep.redaction import HIDDEN
 from everstep.replaying.run_copy import resumed_from
 
-_NO_CODE = frozenset({".md", ".rst", ".txt", ".png", ".jpg", ".svg", ".html", ".css", ".ipynb"})
-"""Endings of files that no program imports."""
-
 
 class RecordedStart(NamedTuple):
-    """Start of a run that recorded a step.
-
-    Attributes:
-        number: its number, from 1.
-        time: when it began, in seconds since 1970.
-        facts: its provenance.
-    """
+    """Start of a run that recorded a step."""
 
     number: int
     time: float
@@ -54,11 +45,7 @@ class RecordedProgram(NamedTuple):
 
 
 def start_of(run_dir: Path, step: int) -> RecordedStart:
-    """Find the start whose execution of a step counts.
-
-    Raises:
-        ReplayError: the journal has no start.
-    """
+    """Find the start whose execution of a step counts."""
     journal = RunJournal(run_dir)
     starts = {event.segment: event for event in journal.events("segment")}
     found = None
@@ -80,11 +67,6 @@ def program_of(
         step: the step that is to happen again: the start that recorded it counts.
         given: script or config with its arguments, in place of those recorded.
         trust: start what the record names, also if the run is not marked as this user's.
-
-    Raises:
-        ConfigError: the given script does not exist.
-        TrustError: the recorded command line does not count as this user's.
-        ReplayError: the record does not name a program that can be started.
     """
     start = start_of(run_dir, step)
     if (ranks := start.facts.get("ranks", 1)) > 1:
@@ -169,20 +151,19 @@ def _instructions(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _changed(start: RecordedStart, script: Path | None) -> tuple[str, ...]:
-    """Warn of code that is not what the start ran: by git, else by the times of the files."""
+    """Warn of code that is not what the start ran: by git, else by the time of the script."""
     code = [Path(each) for each in start.facts.get("code") or [] if isinstance(each, str)]
     folder = code[0] if code else (Path.cwd() if script is None else script.parent)
-    if start.facts.get("git"):
-        found = files_changed_since(start.facts["git"], folder)
-        changed = [name for name in found if Path(name).suffix not in _NO_CODE]
+    recorded, now = start.facts.get("git"), git_facts(folder)
+    if recorded:
+        states = [str((git.get("commit"), git.get("diff"))) for git in (recorded, now or {})]
+        changed = states[0] != states[1] and "problem" not in {*recorded, *(now or {"problem": ""})}
+        what = "git has another commit, or other uncommitted changes"
     else:
-        beside = [script] if script is not None else []
-        changed = [str(p) for p in beside if p.exists() and p.stat().st_mtime > start.time]
+        changed = script is not None and script.exists() and script.stat().st_mtime > start.time
+        what = str(script)
     if not changed:
         return ()
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start.time))
-    named = ", ".join(changed[:8]) + (f" and {len(changed) - 8} more" if len(changed) > 8 else "")
-    return (
-        f"the code has changed since start {start.number} of the run ({when}): {named}; what differs may "
-        "come from there",
-    )
+    began = f"start {start.number} of the run ({when})"
+    return (f"the code has changed since {began}: {what}; what differs may come from there",)

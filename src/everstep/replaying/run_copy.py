@@ -65,15 +65,12 @@ def copy_run(
         step: the checkpoint's step is at most this.
         opened_as: path under which the program opens the run; None: the run's own.
         anew: begin from nothing, as a run with a given seed can.
-
-    Raises:
-        ReplayError: the run has no such checkpoint, and cannot begin from nothing.
     """
     root = folder / "root"
     path = Path(os.path.abspath(run_dir if opened_as is None else opened_as))
     place = root.joinpath(*path.parts[1:])
     (place / "journal").mkdir(parents=True)
-    for file in (run_dir / "run.json", run_dir / ".run.json", *sorted((run_dir / "journal").glob("*.evj"))):
+    for file in (run_dir / "run.json", *sorted((run_dir / "journal").glob("*.evj"))):
         if file.exists():
             shutil.copyfile(file, place / file.relative_to(run_dir))
     chosen, notes = (None, []) if anew else _newest(run_dir, place, step)
@@ -122,11 +119,7 @@ def origin(run_dir: Path) -> CheckpointName | None:
 
 
 def resumed_from(start: Mapping[str, Any]) -> CheckpointName | None:
-    """Return the checkpoint from which a start continued, by the data of its event; None: from nothing.
-
-    Raises:
-        ReplayError: the record does not name one.
-    """
+    """Return the checkpoint from which a start continued, by the data of its event; None: from nothing."""
     name = (start.get("facts") or {}).get("resumed_from")
     if not name:
         return None
@@ -137,11 +130,7 @@ def resumed_from(start: Mapping[str, Any]) -> CheckpointName | None:
 
 
 def require_step(run_dir: Path, step: int) -> None:
-    """Refuse a step behind the one after the last.
-
-    Raises:
-        ConfigError: says which steps there are.
-    """
+    """Refuse a step behind the one after the last."""
     known = last_step(run_dir)
     if step > known + 1:
         raise ConfigError(f"--step {step}: {run_dir} has {known} steps; give 1 to {known + 1}")

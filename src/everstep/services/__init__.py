@@ -8,7 +8,7 @@ from everstep.lazy import exports
 
 if TYPE_CHECKING:
     from everstep.services.checkpoints import GlobalStepWaiter as GlobalStepWaiter, Index as Index
-    from everstep.services.console import LogVariables as LogVariables, ProgressBar as ProgressBar
+    from everstep.services.console import LogVariables as LogVariables
     from everstep.services.dump import Dump as Dump
     from everstep.services.export import Export as Export
     from everstep.services.judges import (
@@ -36,20 +36,4 @@ if TYPE_CHECKING:
 
     __all__: list[str]
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "everstep.services.checkpoints": ("GlobalStepWaiter", "Index"),
-            "everstep.services.console": ("LogVariables", "ProgressBar"),
-            "everstep.services.dump": ("Dump",),
-            "everstep.services.export": ("Export",),
-            "everstep.services.judges": ("Annealing", "LossBound", "Plateau", "Require", "Scheduled"),
-            "everstep.services.measure": ("FinalValues", "Profile", "System", "Throughput"),
-            "everstep.services.notify": ("Notify",),
-            "everstep.services.recovery": ("HangWatch", "Retry"),
-            "everstep.services.sink": ("CSV", "JSONLines", "Sink"),
-            "everstep.services.tensorboard": ("Histogram", "Image", "TensorBoard"),
-            "everstep.services.when": ("OnBest", "When"),
-        },
-        beside="everstep",
-    )
+    __getattr__, __dir__, __all__ = exports(__name__, beside="everstep")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -13,7 +12,7 @@ from everstep.contracts.metrics import better_when
 from everstep.contracts.services import Boundary, Outcome, Readings, RunView, SaveBest, Service, Stage
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError
-from everstep.schedule import Every, Instant, Schedule
+from everstep.schedule import Every, Schedule
 
 Mode = Literal["min", "max"]
 
@@ -25,9 +24,6 @@ def direction(
 
     Args:
         remedy: remedy for the message, where the direction cannot be inferred.
-
-    Raises:
-        ConfigError: `mode` is neither "min" nor "max", or it is None and the name does not tell.
     """
     if mode in ("min", "max"):
         return cast(Mode, mode), False
@@ -159,20 +155,16 @@ class Best(Service):
         self._run = run
         run.watch(self.metric, self._came)
 
-    def is_on_line(self, readings: Readings, when: Instant) -> bool:
+    def is_on_line(self, readings: Readings) -> bool:
         """Whether a line of these readings shows a new best value (the mark ` (*)`); called once per line.
 
-        The mean of steps is judged at the boundary `when`, which follows the line; here it is only compared.
+        The mean of steps is judged at a boundary that follows the line; here it is only compared.
         """
         stats, values = readings.stats(self.metric), readings.values(self.metric)
         if stats is None:
             return False
         came, self._is_new = self._is_new, False
-        if values:
-            return came and self.value in values
-        # a copy: a schedule in seconds remembers when it was due at a boundary
-        is_judged = deepcopy(self.schedule).due(when)
-        return is_judged and better(stats.mean, self.value, self.mode)
+        return came and self.value in values if values else better(stats.mean, self.value, self.mode)
 
     def _came(self, value: float) -> None:
         self._is_new = self._is_new or better(value, self.value, self.mode)

@@ -106,9 +106,6 @@ class Index(Service):
         at: a file, or the URL of a PostgreSQL database; None: `everstep.db` beside the run directory.
             EVERSTEP_INDEX overrides this argument.  The password in a URL is not recorded: to resume a run
             from its recorded settings, name the index again.
-
-    Raises:
-        ConfigError: a URL of anything but PostgreSQL.
     """
 
     moments = frozenset()

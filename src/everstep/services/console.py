@@ -20,21 +20,19 @@ from everstep.durable import require_no_link
 from everstep.errors import ConfigError
 from everstep.metrics import MetricFormatter
 from everstep.metrics.collector import all_stats, is_wall
-from everstep.metrics.formatting import humanize_duration, log_line, log_tag, loss_first
+from everstep.metrics.formatting import counter, humanize_duration, log_line, log_tag, loss_first
 from everstep.metrics.statistics import Stats
-from everstep.schedule import Every, Instant, Schedule
+from everstep.schedule import Every, Schedule
 from everstep.services.best import Best
 from everstep.services.live_line import (
     LiveLine,
     NotebookLine,
     Part,
-    cells,
     discard_output,
     fitted,
     layout,
     live_line,
     progress_bar,
-    terminal_size,
     write,
 )
 
@@ -68,8 +66,7 @@ class Console(Service):
         name: str | None = None,
     ) -> None:
         super().__init__(name, every)
-        self._plain_seconds: float | None = number("plain_seconds", plain_seconds)
-        """Seconds between progress lines; None for no progress lines."""
+        self._plain_seconds = number("plain_seconds", plain_seconds)
         self._sink = sink
         self._lock = threading.RLock()
         self._run: RunView
@@ -80,18 +77,17 @@ class Console(Service):
         """Times and steps of the last calls of `run`, for the speed."""
         self._latest: dict[str, Stats] = {}
         self._best: dict[str, float] = {}
-        self._next_plain: float | None = None
+        self._next_plain = 0.0
         self._since = 0
         """Step after which the window of the next progress line begins."""
         self._complained = False
 
     def open(self, run: RunView) -> None:
         self._run, self._since = run, run.step
-        if self._plain_seconds is not None:
-            self._next_plain = run.clock() + self._plain_seconds
+        self._next_plain = run.clock() + self._plain_seconds
         self._log = LogFile(Path(run.run_dir) / "logs" / "run.log", self._emit)
         if self._sink is None:
-            self._line = live_line(self._lock, self.live_lines)
+            self._line = live_line(self._lock, self.live_line)
         if self._line is not None:
             self._line.open()
 
@@ -99,12 +95,11 @@ class Console(Service):
         now = self._run.clock()
         if not self._samples or boundary.step > self._samples[-1][1]:
             self._samples.append((now, boundary.step))
-        if self._line is None and (self._next_plain is None or now < self._next_plain):
+        if self._line is None and now < self._next_plain:
             return
         stats = all_stats(boundary.readings)
         boundary.readings.clear()
         if self._line is None:
-            assert self._plain_seconds is not None
             self._next_plain = now + self._plain_seconds
             self.print(self._plain_line(stats), shorten=True)
             self._since = boundary.step
@@ -179,31 +174,23 @@ class Console(Service):
         times = log_line("", {}, eta=run.get_eta())
         return " ".join(filter(None, (tag, "; ".join(filter(None, (window, self._speed(), times))))))
 
-    def live_lines(self, columns: int) -> list[str]:
-        """Return the lines to draw, of at most `columns` cells."""
-        metrics = []
-        for rank, name in enumerate(self._names(), start=5):
-            stats = self._latest[name]
-            mark = " (*)" if self._best.get(name) == stats.last else ""
-            metrics.append(Part(rank, f"{_label(name)} {_mean(name, stats)}{mark}"))
-        return [layout(self._counters(bar=20) + metrics, columns)]
-
-    def _counters(self, bar: int = 0) -> list[Part]:
-        """Return the run's progress, from left to right; with a bar of `bar` cells."""
+    def live_line(self, columns: int) -> str:
+        """Return the line to draw, of at most `columns` cells."""
         run = self._run
-        parts = [] if run.max_epoch == 1 else [Part(2, _counter("Epoch", run.epoch, run.max_epoch))]
-        parts.append(Part(0, _counter("Step", run.step, run.max_step)))
-        if bar and (progress := run.get_progress()) is not None:
-            parts.append(Part(3, progress_bar(progress, bar)))
+        parts = [] if run.max_epoch == 1 else [Part(2, counter("Epoch", run.epoch, run.max_epoch))]
+        parts.append(Part(0, counter("Step", run.step, run.max_step)))
+        if (progress := run.get_progress()) is not None:
+            parts.append(Part(3, progress_bar(progress)))
         if speed := self._speed():
             parts.append(Part(4, speed))
         if (eta := run.get_eta()) is not None:
             parts.append(Part(1, f"ETA {humanize_duration(round(eta) if eta >= 10 else round(eta, 1))}"))
-        return parts
-
-    def _names(self) -> list[str]:
-        """List the metrics in order, times last: the line has the speed already."""
-        return sorted(self._latest, key=loss_first)
+        for rank, name in enumerate(sorted(self._latest, key=loss_first), start=5):
+            stats = self._latest[name]
+            mean = humanize_duration(stats.mean) if is_wall(name) else f"{stats.mean:.4g}"
+            mark = " (*)" if self._best.get(name) == stats.last else ""
+            parts.append(Part(rank, f"{name.replace('_', ' ')} {mean}{mark}"))
+        return layout(parts, columns)
 
     def _speed(self) -> str:
         """Format the speed, as "98.3 steps/s" or "12.5 s/step"; empty while unknown."""
@@ -215,47 +202,6 @@ class Console(Service):
         rate = (last - first) / (end - start)
         value, unit = (rate, "steps/s") if rate >= 1 else (1 / rate, "s/step")
         return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
-
-
-class ProgressBar(Console):
-    """Show a bar as wide as the terminal, with epoch, step, speed and ETA above and the metrics below.
-
-    The bar takes the place of `Console`.  Each metric has a line: the newest mean between two redraws, and
-    the best value if it is tracked.  Where standard output is not a terminal, only printed lines appear.
-
-    Args:
-        every: how often the bar is redrawn and its metrics are read; default each second.
-    """
-
-    def __init__(self, every: Schedule | None = None, *, name: str | None = None) -> None:
-        super().__init__(every, name=name)
-        self._plain_seconds = None
-
-    def live_lines(self, columns: int) -> list[str]:
-        lines = [layout(self._counters(), columns)]
-        if (progress := self._run.get_progress()) is not None:
-            lines.append(layout([Part(0, progress_bar(progress, max(columns - 5, 1)))], columns))
-        names = self._names()[: max(min(12, terminal_size(sys.stdout)[1] - 4), 0)]
-        width = max((cells(_label(name)) for name in names), default=0)
-        for name in names:
-            padded = _label(name) + " " * (width - cells(_label(name)))
-            best = f"  best {self._best[name]:.4g}" if name in self._best else ""
-            lines.append(
-                layout([Part(0, f"  {padded}  {_mean(name, self._latest[name]):>10}{best}")], columns)
-            )
-        return lines
-
-
-def _counter(word: str, value: int, limit: int | None) -> str:
-    return f"{word} {value}" if limit is None else f"{word} {value}/{limit}"
-
-
-def _label(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _mean(name: str, stats: Stats) -> str:
-    return humanize_duration(stats.mean) if is_wall(name) else f"{stats.mean:.4g}"
 
 
 class LogFile:
@@ -307,6 +253,7 @@ class EpochLine(Service):
 
     isolate = False
     moments = frozenset({Moment.BEFORE_EPOCH, Moment.AFTER_EPOCH})
+    default_schedule = Every(epochs=1)
 
     def __init__(self) -> None:
         super().__init__("epoch line")
@@ -316,16 +263,12 @@ class EpochLine(Service):
     def open(self, run: RunView) -> None:
         self._run = run
 
-    def due(self, when: object) -> bool:
-        return True
-
     def run(self, boundary: Boundary) -> None:
         if boundary.moment is Moment.BEFORE_EPOCH and boundary.step:
             return  # a baseline comes before step 1 only; a resumed epoch keeps its window
         readings, run = boundary.readings, self._run
         stats = all_stats(readings)
-        when = Instant(boundary.step, boundary.epoch, True, run.clock())
-        new = {best.metric for best in self.bests if best.is_on_line(readings, when)}
+        new = {best.metric for best in self.bests if best.is_on_line(readings)}
         readings.clear()
         if stats:
             tag = log_tag(run.epoch, run.max_epoch, run.step, run.max_step, None)
@@ -337,11 +280,7 @@ class EpochLine(Service):
 
 
 def chosen_metrics(service: str, metrics: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Check names or patterns; return all of them, and those that are names.
-
-    Raises:
-        ConfigError: `metrics` is a string.
-    """
+    """Check names or patterns; return all of them, and those that are names."""
     if isinstance(metrics, str):
         raise ConfigError(f"{service}(metrics={metrics!r}): give a list of names, [{metrics!r}]")
     return tuple(metrics), tuple(metric for metric in metrics if not set("*?[") & set(metric))

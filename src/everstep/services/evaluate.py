@@ -38,9 +38,6 @@ class Evaluate(Service):
         name: name of the service; default the stream's name.
 
     A stream has one `Evaluate`; `Trainer.evaluate` and `run_evaluation` use its statistics and functions.
-
-    Raises:
-        ConfigError: `num_steps` is out of its range, a statistic is unknown; in a loop without a Trainer.
     """
 
     stage = Stage.EVALUATE

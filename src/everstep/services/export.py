@@ -205,11 +205,7 @@ def _description(
 
 
 def _place(target: Path, contents: Write, about: dict[str, Any], *, top: Path) -> None:
-    """Make an export, whole or not at all; replace an existing export.
-
-    Raises:
-        RunDirError: a link below `top` leads to the target.
-    """
+    """Make an export, whole or not at all; replace an existing export."""
 
     def write(folder: Path) -> int:
         contents(folder)

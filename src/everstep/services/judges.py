@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import operator
@@ -10,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import reduce
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -66,11 +66,18 @@ class Judge(Service):
             cls.settings = tuple(name for name in parameters if name not in ("self", "name"))
 
     def __init__(
-        self, name: str | None, default: str, every: Schedule | None, metric: str | None = None
+        self,
+        name: str | None,
+        default: str,
+        every: Schedule | None,
+        metric: str | None = None,
+        mode: str | None = None,
     ) -> None:
         super().__init__(default.replace("/", ".") if name is None else name, every)
         if metric is not None:
             self.metric, self.watches = metric, (metric,)
+        if "mode" in self.settings:
+            self.mode: Mode = direction(self.metric, mode)[0]
 
     def open(self, run: RunView) -> None:
         self._run = run
@@ -143,19 +150,17 @@ class EarlyStop(Judge):
         every: Schedule | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(name, f"early stop {metric}", every, metric)
+        super().__init__(name, f"early stop {metric}", every, metric, mode)
         if patience is None and patience_steps is None and threshold is None:
             raise ConfigError(
                 f"EarlyStop({metric!r}) has no reason to stop: give patience=, patience_steps= or threshold="
             )
-        self.mode: Mode = direction(metric, mode)[0]
         self.patience = integer("patience", patience, none="for no limit")
         self.patience_steps = integer("patience_steps", patience_steps, none="for no limit")
         self.threshold, self.baseline = threshold, baseline
         self.min_delta = number("min_delta", min_delta, zero=True)
         self.min_steps = integer("min_steps", min_steps, 0)
-        self.best = baseline
-        self.waited = 0
+        self.best, self.waited = baseline, 0
         self.improved: int | None = None
         """Step of the last improvement, or of the first value; None before the first value."""
 
@@ -178,12 +183,11 @@ class EarlyStop(Judge):
             for value in values:
                 if reaches(value, self.threshold, self.mode):
                     return f"has reached {self.threshold} with {value:.6g}"
+        steps = 0 if self.improved is None else step - self.improved
         if self.patience is not None and self.waited >= self.patience:
             return f"has not improved on {self.best} for {self.waited} evaluations"
-        if self.patience_steps is not None and self.improved is not None:
-            steps = step - self.improved
-            if steps >= self.patience_steps:
-                return f"has not improved on {self.best} for {steps} steps"
+        if self.patience_steps is not None and steps >= self.patience_steps:
+            return f"has not improved on {self.best} for {steps} steps"
         return None
 
 
@@ -217,13 +221,12 @@ class Plateau(Judge):
         every: Schedule | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(name, f"plateau of {metric}", every, metric)
+        super().__init__(name, f"plateau of {metric}", every, metric, mode)
         if not isinstance(then, SetValue | Stop):
             raise ConfigError(f"Plateau(then={then!r}): give SetValue(...) or Stop(...)")
         self.long, self.short = integer("long", long), integer("short", short)
         if self.short >= self.long:
             raise ConfigError(f"Plateau(long={long}, short={short}): give a long that is larger than short")
-        self.mode: Mode = direction(metric, mode)[0]
         self.then = then
         self.sets = (then.target,) if isinstance(then, SetValue) else ()
         self.cooldown = self.long if cooldown is None else integer("cooldown", cooldown, 0)
@@ -243,14 +246,11 @@ class Plateau(Judge):
             self.resting -= 1
             return False
         values = list(self.values)
-        if len(values) < self.long or better(_mean(values[-self.short :]), _mean(values), self.mode):
+        short, long = (math.fsum(values[-n:]) / n for n in (self.short, self.long))
+        if len(values) < self.long or better(short, long, self.mode):
             return False
         self.resting = self.cooldown
         return True
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 class Require(Judge):
@@ -287,9 +287,8 @@ class Require(Judge):
         self.epoch = integer("epoch", epoch, none="for a deadline in steps")
         deadline = Every(epochs=self.epoch) if self.step is None else At(self.step)
         schedule = deadline | (self.default_schedule if every is None else every)
-        super().__init__(name, f"require {metric}", schedule, metric)
+        super().__init__(name, f"require {metric}", schedule, metric, mode)
         self.value = value
-        self.mode: Mode = direction(metric, mode)[0]
         self.best: float | None = None
 
     def judge(self, values: Sequence[float], boundary: Boundary) -> Outcome | None:
@@ -300,6 +299,11 @@ class Require(Judge):
             return None
         unmet = f"requirement not met: {self.metric} has not reached {self.value}"
         best = "it has no value" if self.best is None else f"its best is {self.best:.6g}"
+        if self.step is not None:
+            by, late = f"step {self.step}", boundary.step >= self.step
+        else:
+            by = f"epoch {self.epoch}"
+            late = boundary.moment is Moment.AFTER_EPOCH and boundary.epoch >= (self.epoch or 0)
         # judged after the loop, whose last boundary may have brought the value
         if boundary.moment is Moment.EXIT_LOOP:
             ending = boundary.payload
@@ -307,21 +311,8 @@ class Require(Judge):
                 reason = f"{unmet}, {best} ({ending.reason})"
                 self._run.println(reason)
                 raise GuardStop(NOT_MET, reason)
-        elif self._is_late(boundary):
-            by = f"step {self.step}" if self.epoch is None else f"epoch {self.epoch}"
-            return Outcome(actions=(Stop(f"{unmet} by {by}, {best}", code=NOT_MET),))
-        return None
-
-    def _is_late(self, boundary: Boundary) -> bool:
-        if self.step is not None:
-            return boundary.step >= self.step
-        return boundary.moment is Moment.AFTER_EPOCH and boundary.epoch >= (self.epoch or 0)
-
-
-def _checked(service: str, policy: Policy) -> Policy:
-    if policy not in ("raise", "stop"):
-        raise ConfigError(f'{service}(policy={policy!r}): give "raise" or "stop"')
-    return policy
+            return None
+        return Outcome(actions=(Stop(f"{unmet} by {by}, {best}", code=NOT_MET),)) if late else None
 
 
 def _failed(policy: Policy, error: type[BadStepError], message: str, step: int | None) -> Outcome:
@@ -329,6 +320,12 @@ def _failed(policy: Policy, error: type[BadStepError], message: str, step: int |
     if policy == "raise":
         raise error(message, step=step)
     return Outcome(actions=(Stop(message, failed=True, step=step),))
+
+
+def _checked(service: str, policy: Policy) -> Policy:
+    if policy not in ("raise", "stop"):
+        raise ConfigError(f'{service}(policy={policy!r}): give "raise" or "stop"')
+    return policy
 
 
 class LossBound(Judge):
@@ -350,6 +347,7 @@ class LossBound(Judge):
 
     stage = Stage.GUARD
     default_schedule = Every(steps=1)
+    memory = ("looks",)
 
     def __init__(
         self,
@@ -398,17 +396,9 @@ class LossBound(Judge):
             return None
         if not math.isfinite(stats.max):
             return "any bound"  # also while there is no median yet: a NaN would spoil it
-        if len(self.looks) == self.last:
-            middle = float(np.median(self.looks))
-            if not stats.max <= self.times * middle:
-                return f"{self.times:g} times {middle:.6g}, the median of the last {len(self.looks)}"
+        if len(self.looks) == self.last and not stats.max <= self.times * (middle := np.median(self.looks)):
+            return f"{self.times:g} times {middle:.6g}, the median of the last {self.last}"
         return None
-
-    def state_dict(self) -> list[float]:
-        return list(self.looks)
-
-    def load_state_dict(self, state: Any) -> None:
-        self.looks = deque(state, self.last)
 
 
 class NaNGuard(Service):
@@ -494,7 +484,7 @@ class StopAfter(Judge):
         limits += [] if seconds is None else [Every(seconds=self.seconds)]
         if not limits:
             raise ConfigError("StopAfter() needs a limit: give steps=, epochs= or seconds=")
-        super().__init__(name, "stop_after", functools.reduce(operator.or_, limits))
+        super().__init__(name, "stop_after", reduce(operator.or_, limits))
         self._ends: float | None = None
         """The clock's time at which the budget is used up; None without one."""
         self._now = 0.0
@@ -513,13 +503,13 @@ class StopAfter(Judge):
         self._run, self._ends = run, self.schedule.next_time()
 
     def run(self, boundary: Boundary) -> Outcome | None:
-        if self.steps is not None and boundary.step >= self.steps:
-            return Outcome(actions=(Stop(f"stop after {self.steps} steps"),))
+        action: Stop | Interrupt | None = self._late(self._now)
         at_epoch_end = boundary.moment is Moment.AFTER_EPOCH
         if self.epochs is not None and at_epoch_end and boundary.epoch >= self.epochs:
-            return Outcome(actions=(Stop(f"stop after {self.epochs} epochs"),))
-        late = self._late(self._now)
-        return None if late is None else Outcome(actions=(late,))
+            action = Stop(f"stop after {self.epochs} epochs")
+        if self.steps is not None and boundary.step >= self.steps:
+            action = Stop(f"stop after {self.steps} steps")
+        return None if action is None else Outcome(actions=(action,))
 
     def overtime(self) -> Interrupt | None:
         """Return an interrupt if the time is used up by now, else None."""
@@ -541,7 +531,6 @@ class Annealing:
             temperature(step)  # 1.0 at steps 1 to 1000, 0.5 at steps 1001 to 2000
 
     The value depends on that number alone, so step k has the same value in a fresh and in a resumed run.
-    The idea comes from TFSnippet's AnnealingScalar.
 
     Args:
         initial: the value of the first `every` steps, or epochs.

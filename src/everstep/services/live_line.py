@@ -1,6 +1,6 @@
-"""Live lines: drawn below the lines that are printed, in a terminal or in a notebook's cell.
+"""The live line: drawn below the lines that are printed, in a terminal or in a notebook's cell.
 
-A terminal's lines are redrawn on the main thread.  No thread, no cursor hidden, no terminal mode changed: a
+A terminal's line is redrawn on the main thread.  No thread, no cursor hidden, no terminal mode changed: a
 run that is killed with SIGKILL leaves the terminal as it was.
 
 `rich.live` cannot be used: its stand-in for `sys.stdout` reads the user's `print(..., end="", flush=True)` as
@@ -19,7 +19,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple, TextIO
 
-_ASCII = str.maketrans({"±": "+/-", "━": "#", "╸": "-", "─": "-", "…": ""})
+_ASCII = str.maketrans({"±": "+/-", "━": "#", "╸": "-", "─": "-", "…": "."})
 _CELL_COLUMNS = 110
 """Characters in a line of a notebook, whose cells do not tell their width."""
 
@@ -31,7 +31,7 @@ class Part(NamedTuple):
     text: str
 
 
-def progress_bar(progress: float, width: int) -> str:
+def progress_bar(progress: float, width: int = 20) -> str:
     """Draw a bar of `width` cells, and five more for the percentage."""
     halves = int(progress * width * 2)
     done = "━" * (halves // 2) + "╸" * (halves % 2)
@@ -61,42 +61,34 @@ def _crop(text: str, room: int) -> str:
 
 
 def fitted(text: str, stream: TextIO) -> str:
-    """Shorten a log line that is wider than the terminal: without deviations, then without its last parts.
+    """Shorten a log line that is wider than the terminal: without deviations, then without its end.
 
-    "; " divides the parts; the number of those that are left out stands at the end ("…+3").  Where `stream`
-    is not a terminal, the line stays whole.
+    Where `stream` is not a terminal, the line stays whole.
     """
-    columns = terminal_size(stream)[0] if stream.isatty() else cells(text)
-    if cells(text) <= columns:
-        return text
-    parts = re.sub(r" \(±[^)]*\)", "", text).split("; ")
-    left_out = ""
-    for count in range(len(parts), 0, -1):
-        left_out = f"; …+{len(parts) - count}" if count < len(parts) else ""
-        line = "; ".join(parts[:count]) + left_out
-        if cells(line) <= columns:
-            return line
-    return _crop(_crop(parts[0], columns - cells(left_out) - 1) + "…" + left_out, columns)
+    columns = terminal_columns(stream) if stream.isatty() else cells(text)
+    if cells(text) > columns:
+        text = re.sub(r" \(±[^)]*\)", "", text)
+    return text if cells(text) <= columns else _crop(text, columns - 1) + "…"
 
 
 class LiveLine:
-    """Last lines of the terminal.  While open, `sys.stdout` and `sys.stderr` write above them.
+    """Last line of the terminal.  While open, `sys.stdout` and `sys.stderr` write above them.
 
-    After drawing, the cursor stands at the start of the first live line, so that any other output to the
+    After drawing, the cursor stands at the start of the live line, so that any other output to the
     terminal starts there.  A line that the user has begun and not ended is left alone.
 
     Args:
         stream: the terminal.
         lock: held while anything is written.
-        lines: returns the lines to draw, of at most so many cells.
+        content: returns the line to draw, of at most so many cells.
     """
 
-    def __init__(self, stream: TextIO, lock: threading.RLock, lines: Callable[[int], list[str]]) -> None:
+    def __init__(self, stream: TextIO, lock: threading.RLock, content: Callable[[int], str]) -> None:
         self.stream = stream
         self.lock = lock
         self.pid = os.getpid()
         self.is_open = False
-        self._lines = lines
+        self._content = content
         self._drawn = False
         self._midline = False
 
@@ -120,10 +112,8 @@ class LiveLine:
     def draw(self) -> None:
         if self._midline or not self.is_open:
             return
-        lines = self._lines(terminal_size(self.stream)[0] - 1)
-        up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
         erase, self._drawn = self._erasing(), True
-        write(self.stream, erase + "\r\n".join(lines) + "\r" + up)
+        write(self.stream, erase + self._content(terminal_columns(self.stream) - 1) + "\r")
 
     def erase(self) -> None:
         erase, self._drawn = self._erasing(), False
@@ -179,15 +169,15 @@ class Above:
 
 
 class NotebookLine:
-    """Live lines of a notebook's cell: one output, replaced at each redraw, with printed lines below it.
+    """Live line of a notebook's cell: one output, replaced at each redraw, with printed lines below it.
 
     It stays with its last content when the loop ends, so that the saved notebook says where the run stood.
     Its methods are those of `LiveLine`.
     """
 
-    def __init__(self, lines: Callable[[int], list[str]]) -> None:
+    def __init__(self, content: Callable[[int], str]) -> None:
         self.stream: TextIO = sys.stdout
-        self._lines = lines
+        self._content = content
         self._output: Any = None
 
     def open(self) -> None:
@@ -198,7 +188,7 @@ class NotebookLine:
 
     def draw(self) -> None:
         # plain text: no markup, and every viewer of notebooks shows this
-        content = {"text/plain": "\n".join(self._lines(_CELL_COLUMNS))}
+        content = {"text/plain": self._content(_CELL_COLUMNS)}
         if self._output is None:
             display: Any = import_module("IPython.display").display
             self._output = display(content, raw=True, display_id=True)
@@ -209,12 +199,12 @@ class NotebookLine:
         write(self.stream, text + "\n")
 
 
-def live_line(lock: threading.RLock, lines: Callable[[int], list[str]]) -> LiveLine | NotebookLine | None:
+def live_line(lock: threading.RLock, content: Callable[[int], str]) -> LiveLine | NotebookLine | None:
     """Make the live line of a notebook's kernel, or of a terminal with a cursor and a person before it."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None and "ipykernel" in sys.modules else None
     if hasattr(shell, "kernel"):
-        return NotebookLine(lines)
+        return NotebookLine(content)
     stream = sys.stdout
     if isinstance(stream, Above):  # two consoles that draw would overwrite each other
         return None
@@ -222,16 +212,15 @@ def live_line(lock: threading.RLock, lines: Callable[[int], list[str]]) -> LiveL
         return None
     if os.environ.get("TERM", "") in ("", "dumb", "unknown") or {"CI", "SLURM_JOB_ID"} & os.environ.keys():
         return None
-    return LiveLine(stream, lock, lines)
+    return LiveLine(stream, lock, content)
 
 
-def terminal_size(stream: TextIO) -> tuple[int, int]:
-    """Return the columns and lines of a terminal; 80 and 24 where it does not tell."""
+def terminal_columns(stream: TextIO) -> int:
+    """Return the columns of a terminal; 80 where it does not tell."""
     try:
-        columns, lines = os.get_terminal_size(stream.fileno())
+        return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):
-        columns = lines = 0
-    return columns or 80, lines or 24
+        return 80
 
 
 def write(stream: TextIO, text: str) -> None:

@@ -17,7 +17,7 @@ from everstep.arguments import integer
 from everstep.contracts.services import Boundary, Outcome, RunView, Service
 from everstep.durable import require_no_link
 from everstep.metrics.collector import to_scalar
-from everstep.schedule import Every, Instant, Schedule
+from everstep.schedule import At, Every, Instant, Schedule
 
 
 class FinalValues(Service):
@@ -114,6 +114,7 @@ class Profile(Service):
 
     isolate = False
     window = "none"
+    default_schedule = Every(steps=1000)
 
     def __init__(
         self,
@@ -123,8 +124,9 @@ class Profile(Service):
         keep: int | None = 5,
         name: str | None = None,
     ) -> None:
-        super().__init__(name or "profile", _Windows(Every(steps=1000) if every is None else every))
+        super().__init__(name or "profile", every)
         self.steps, self.keep = integer("steps", steps), integer("keep", keep, none="for all")
+        self._begins, self._until = self.schedule, 0
         self._trace: Any = None
         self._path = Path()
 
@@ -132,11 +134,14 @@ class Profile(Service):
         self._folder = Path(run.run_dir).absolute() / "logs" / "profile"
         self._backend = importlib.import_module("everstep.backends.torch.saved_files")
 
+    def due(self, when: Instant) -> bool:
+        return super().due(when) if self._trace is None else when.step >= self._until
+
     def run(self, boundary: Boundary) -> None:
         if self._trace is None:
-            assert isinstance(self.schedule, _Windows)
             self._path = self._folder / f"step-{boundary.step:08d}.json"
-            self.schedule.until = boundary.step + self.steps
+            self._until = boundary.step + self.steps
+            self.schedule = self._begins | At(self._until)  # the loop asks after that step, too
             self._trace = self._backend.Trace()
             return
         trace = self._trace
@@ -151,46 +156,14 @@ class Profile(Service):
                 old.unlink()
 
     def close(self) -> None:
-        assert isinstance(self.schedule, _Windows)
-        self.schedule.until = None
+        self.schedule = self._begins
         if self._trace is not None:
             self._trace.stop()
             self._trace = None
 
 
-class _Windows(Schedule):
-    """Schedule that is due where a window begins, and where the open window ends."""
-
-    def __init__(self, begin: Schedule) -> None:
-        self.begin = begin
-        self.until: int | None = None
-        """Step after which the open window ends; None if no window is open."""
-
-    def due(self, when: Instant) -> bool:
-        return self.begin.due(when) if self.until is None else when.step >= self.until
-
-    def next_step(self, step: int) -> int:
-        return self.begin.next_step(step) if self.until is None else self.until
-
-    def next_time(self) -> float | None:
-        return self.begin.next_time() if self.until is None else None
-
-    def start(self, now: float) -> None:
-        self.begin.start(now)
-
-    def fired(self, when: Instant) -> None:
-        self.begin.fired(when)
-
-    @property
-    def wall(self) -> bool:
-        return self.begin.wall
-
-    def __repr__(self) -> str:
-        return repr(self.begin)
-
-
 class System(Service):
-    """Record the load of the machine: how busy processor, GPUs and disk are, and how full memory and disk.
+    """Record the load of the machine: how busy processor and GPUs are, and how full memory and disk.
 
     Metrics, which depend on the clock and are no part of any comparison; shares are from 0 to 1:
 
@@ -201,8 +174,7 @@ class System(Service):
     | memory_share | part of the machine's memory that is in use (Linux) |
     | process_memory_gb | memory of this process (Linux) |
     | gpu0_share, gpu0_memory_share | busy part and used memory of each visible NVIDIA GPU |
-    | disk_share, disk_free_gb | used part and free space of the disk with the run directory |
-    | disk_read_mb_per_s, disk_written_mb_per_s | what this process read and wrote meanwhile (Linux) |
+    | disk_free_gb | free space of the disk with the run directory |
 
     A figure that the system does not give is left out.  Several ranks: the machine of rank 0.
 
@@ -221,13 +193,19 @@ class System(Service):
     def open(self, run: RunView) -> None:
         self._run_dir = Path(run.run_dir).absolute()
         self._gpus = _Gpus()
-        self._last = dict(_counters())
+        self._last = _times()
 
     def run(self, boundary: Boundary) -> Outcome:
-        now, before = dict(_counters()), self._last
+        now, before = _times(), self._last
         self._last = now
-        risen = {name: now[name] - before[name] for name in now.keys() & before.keys()}
-        metrics = {**dict(_rates(risen)), **dict(_levels(self._run_dir))}
+        seconds, process, ticks, idle = (new - old for new, old in zip(now, before, strict=True))
+        metrics = dict(_memory())
+        if seconds:
+            metrics["process_cpus"] = process / seconds
+        if ticks:
+            # the kernel's count of idle ticks may fall back a little
+            metrics["cpu_share"] = min(max(0.0, 1 - idle / ticks), 1.0)
+        metrics["disk_free_gb"] = shutil.disk_usage(self._run_dir).free / 1e9
         if self._gpus is not None:
             metrics |= dict(self._gpus.read())
         return Outcome(metrics, wall=True)
@@ -243,52 +221,26 @@ def _text(path: str) -> str:
         return file.read()
 
 
-def _table(path: str) -> dict[str, float]:
-    """Read a file of /proc with a name and a number on each line."""
-    lines = (line.split(":") for line in _text(path).splitlines())
-    return {name: float(value.split()[0]) for name, value in lines}
-
-
 _UNREADABLE = (OSError, ValueError, IndexError, KeyError)
 
 
-def _counters() -> Iterator[tuple[str, float]]:
-    """Yield what only rises: seconds, ticks and bytes."""
-    yield "seconds", time.monotonic()
-    yield "process seconds", time.process_time()
+def _times() -> tuple[float, float, float, float]:
+    """Return seconds, seconds of this process, and the machine's ticks, all of them and the idle ones."""
+    ticks = [0.0] * 8
     with suppress(*_UNREADABLE):
         # user nice system idle iowait irq softirq steal; guests are part of user and nice
         ticks = [float(each) for each in _text("/proc/stat").split("\n", 1)[0].split()[1:9]]
-        yield "ticks", sum(ticks)
-        yield "idle ticks", ticks[3] + ticks[4]
+    return time.monotonic(), time.process_time(), sum(ticks), ticks[3] + ticks[4]
+
+
+def _memory() -> Iterator[tuple[str, float]]:
     with suppress(*_UNREADABLE):
-        io = _table("/proc/self/io")
-        yield "read", io["read_bytes"]
-        yield "written", io["write_bytes"]
-
-
-def _rates(risen: dict[str, float]) -> Iterator[tuple[str, float]]:
-    if risen.get("ticks"):
-        # the kernel's count of idle ticks may fall back a little
-        yield "cpu_share", min(max(0.0, 1 - risen["idle ticks"] / risen["ticks"]), 1.0)
-    if seconds := risen["seconds"]:
-        yield "process_cpus", risen["process seconds"] / seconds
-        for name in ("read", "written"):
-            if name in risen:
-                yield f"disk_{name}_mb_per_s", risen[name] / seconds / 1e6
-
-
-def _levels(folder: Path) -> Iterator[tuple[str, float]]:
-    with suppress(*_UNREADABLE):
-        memory = _table("/proc/meminfo")
+        lines = (line.split(":") for line in _text("/proc/meminfo").splitlines())
+        memory = {name: float(value.split()[0]) for name, value in lines}
         yield "memory_share", 1 - memory["MemAvailable"] / memory["MemTotal"]
     with suppress(*_UNREADABLE):
         pages = int(_text("/proc/self/statm").split()[1])
         yield "process_memory_gb", pages * os.sysconf("SC_PAGE_SIZE") / 1e9
-    with suppress(*_UNREADABLE):
-        usage = shutil.disk_usage(folder)
-        yield "disk_share", usage.used / usage.total if usage.total else 0.0
-        yield "disk_free_gb", usage.free / 1e9
 
 
 class _Gpus:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import subprocess
 import tempfile
@@ -85,27 +83,23 @@ class Target(NamedTuple):
         # a file, not a pipe: what the command leaves running would hold a pipe open
         with tempfile.TemporaryFile() as errors:
             try:
-                process = subprocess.Popen(
+                done = subprocess.run(
                     self.command,
-                    stdin=subprocess.PIPE,
+                    input=words,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
+                    timeout=self.timeout,
                     start_new_session=True,  # Ctrl-C ends the training, and must not end its message
                 )
             except OSError as error:
                 return str(error.strerror)
-            try:
-                process.communicate(words, timeout=self.timeout)
             except subprocess.TimeoutExpired:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
                 return self._too_long()
-            if process.returncode == 0:
+            if done.returncode == 0:
                 return None
             errors.seek(0)
             lines = errors.read(1 << 16).decode(errors="replace").strip().splitlines()
-        return f"exit status {process.returncode}" + (f": {lines[-1][:200]}" if lines else "")
+        return f"exit status {done.returncode}" + (f": {lines[-1][:200]}" if lines else "")
 
     def _too_long(self) -> str:
         return f"it took longer than {self.timeout:g} s"
@@ -197,39 +191,36 @@ class Notify(Service):
 
     def _heard(self, kind: str, data: Mapping[str, Any]) -> None:
         """Take an event of the journal, in the thread that adds it."""
-        place = {"step": data.get("step", self._run.step), "epoch": data.get("epoch", self._run.epoch)}
-        start = str(self._run.segment)
         if kind == "hang":
-            self._begin("stuck", f"{start} {place['step']}", str(data["what"]), place)
+            self._begin("stuck", str(data["what"]), data)
         elif kind == DIVERGED:
-            # found again at each resume that executes that step
-            reason = "a step that was executed again came out otherwise"
-            self._begin("diverged", str(place["step"]), reason, place)
-        elif kind == "closed" and data["status"] == "finished":
-            self._begin("finished", str(place["step"]), str(data["reason"]), place)
-        elif kind == "closed" and data["status"] == "failed":
-            self._begin("failed", start, str(data["reason"]), place)
-            if threading.current_thread() is not threading.main_thread():
+            self._begin("diverged", "a step that was executed again came out otherwise", data)
+        elif kind == "closed" and data["status"] in ("finished", "failed"):
+            self._begin(data["status"], str(data["reason"]), data)
+            if data["status"] == "failed" and threading.current_thread() is not threading.main_thread():
                 # this process ends itself (a hang, a lost rank) as soon as this thread has spoken
                 for thread in self._threads:
                     thread.join(_LAST_WORDS)
 
-    def _begin(self, event: str, key: str, reason: str, place: Mapping[str, int]) -> None:
+    def _begin(self, event: str, reason: str, data: Mapping[str, Any]) -> None:
         if event not in self.on or not self._is_open:
             return
-        facts = facts_of(self._run_dir, event, reason, start=self._run.segment, **place)
-        thread = threading.Thread(
-            target=self._send, args=(event, key, facts), name="everstep-notify", daemon=True
-        )
+        run = self._run
+        place = {"step": data.get("step", run.step), "epoch": data.get("epoch", run.epoch)}
+        facts = facts_of(self._run_dir, event, reason, start=run.segment, **place)
+        thread = threading.Thread(target=self._send, args=(facts,), name="everstep-notify", daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _send(self, event: str, key: str, facts: dict[str, Any]) -> None:
+    def _send(self, facts: dict[str, Any]) -> None:
+        message = {"to": self.name, "event": facts["event"], "step": facts["step"]}
         with self._one_by_one:
-            if event in _AGAIN and self._is_told(event, key):
+            # whether this start or an earlier one has sent it; only this reads the journal
+            sent = (each.data for each in RunJournal(self._run_dir).events(_NOTE, valid=False))
+            if facts["event"] in _AGAIN and message in sent:
                 return
             # first: a process that is killed here tells nothing, rather than the same thing twice
-            self._run.note(_NOTE, {"to": self.name, "event": event, "key": key}, wall=True)
+            self._run.note(_NOTE, message, wall=True)
             self._run.flush()
             problem = self.target.send(facts)
         if problem is not None and not self._warned:
@@ -237,11 +228,6 @@ class Notify(Service):
             self._run.println(
                 f"warning: {self.target} was not told that {facts['text']}: {redacted(problem)}"
             )
-
-    def _is_told(self, event: str, key: str) -> bool:
-        """Whether this start or an earlier one has sent a message; only this reads the journal."""
-        message = {"to": self.name, "event": event, "key": key}
-        return any(each.data == message for each in RunJournal(self._run_dir).events(_NOTE, valid=False))
 
 
 def _words(command: Sequence[str]) -> tuple[str, ...]:

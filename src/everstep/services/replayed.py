@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import pdb
+import pkgutil
 import signal
 import sys
 import sysconfig
@@ -59,7 +60,6 @@ class ReplayPlan:
         out: file for what is found, as JSON lines.
         states: names of the checkpoints of the run with which the state is compared.
         parts: the first step of which `StepParts` are told; 0: none.
-        values: a step of which their values are told, too, in the file OUT.npz; 0: none.
     """
 
     run: str
@@ -69,7 +69,6 @@ class ReplayPlan:
     out: str
     states: list[str] = field(default_factory=list)
     parts: int = 0
-    values: int = 0
 
     def write(self, path: Path) -> None:
         """Write the plan, for `plan_of_process`."""
@@ -142,11 +141,7 @@ class Replayed(Service):
         self._left_out = left_out
 
     def require(self, run: str, run_dir: Path) -> None:
-        """Refuse another run than that of the plan, which would be trained from its beginning.
-
-        Raises:
-            UsageError: names both runs.
-        """
+        """Refuse another run than that of the plan, which would be trained from its beginning."""
         if run != self.plan.run:
             root = Path(os.environ.get(ROOT, "/")).resolve()
             shown = f"/{run_dir.relative_to(root)}" if run_dir.is_relative_to(root) else str(run_dir)
@@ -225,7 +220,7 @@ def tell(out: str, at: str, **facts: Any) -> None:
 
 def differing_leaves(was: Encoded, now: Encoded) -> Iterator[tuple[str, int | None]]:
     """Yield the path of each leaf that differs, and by how many units in the last place."""
-    old, new = (dict(compared_leaves(tree)) for tree in (was, now))
+    old, new = (dict(_compared_leaves(tree)) for tree in (was, now))
     for path in sorted(old.keys() | new.keys()):
         if old.get(path) != new.get(path):
             array, other = was.arrays.get(path), now.arrays.get(path)
@@ -234,7 +229,7 @@ def differing_leaves(was: Encoded, now: Encoded) -> Iterator[tuple[str, int | No
             yield path, far
 
 
-def compared_leaves(tree: Encoded) -> Iterator[tuple[str, bytes]]:
+def _compared_leaves(tree: Encoded) -> Iterator[tuple[str, bytes]]:
     """Yield the path and the bytes of each leaf of a state that another execution has to find again."""
     for path, data in leaves(tree):
         parts = path.split("/")
@@ -253,20 +248,13 @@ def _interact(at: ReplayedStep) -> int:
 
 
 def _called(where: str, at: ReplayedStep) -> int:
-    """Call the function that "MODULE:FUNCTION" names with the step; return the exit status.
-
-    Raises:
-        ConfigError: there is no such module or function.
-    """
-    module, _, name = where.partition(":")
+    """Call the function that "MODULE:FUNCTION" names with the step; return the exit status."""
     try:
-        function = importlib.import_module(module)
-        for part in name.split("."):
-            function = getattr(function, part)
+        function = pkgutil.resolve_name(where)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"--call {where}: {error}; give MODULE:FUNCTION, as Python finds it") from error
     try:
-        function(at)  # type: ignore[operator]
+        function(at)
     except Exception:
         traceback.print_exc()
         return 1
@@ -327,8 +315,6 @@ class StepParts(Service):
         self._open_step = 0
         self._times: Counter[str] = Counter()
         self._parts: dict[str, str] = {}
-        self._values: dict[str, Any] = {}
-        """Bytes of the leaves, by "TYPE:PART"; TYPE is safetensors' name, "" where it is not an array."""
         self._hooks: Any = None
 
     def open(self, run: RunView) -> None:
@@ -344,19 +330,19 @@ class StepParts(Service):
     def run(self, boundary: Boundary) -> None:
         if boundary.moment is Moment.BEFORE_STEP:
             if boundary.step + 1 >= self._plan.parts:
-                self._begin(boundary)
+                self._open_step = boundary.step + 1
+                self._parts, self._times = {}, Counter()
+                self._state("before")
+                self._take("data", {"batch": boundary.payload})
+                self._take("random before", capture())
         elif boundary.moment is Moment.METRICS_COLLECTED:
             for name, value in boundary.payload.items() if self._open_step else ():
                 self._take("loss", {name: np.array([value]) if isinstance(value, float) else value})
         elif self._open_step:
-            self._end()
-
-    def _begin(self, boundary: Boundary) -> None:
-        self._open_step = boundary.step + 1
-        self._parts, self._values, self._times = {}, {}, Counter()
-        self._state("before")
-        self._take("data", {"batch": boundary.payload})
-        self._take("random before", capture())
+            self._take("random after", capture())
+            self._state("after")
+            tell(self._plan.out, "parts", step=self._open_step, parts=self._parts)
+            self._open_step = 0
 
     def _inside(self, kind: str, name: str, tree: Any) -> None:
         """Take a part that a hook has seen; of several of a kind each has its number."""
@@ -366,14 +352,6 @@ class StepParts(Service):
         time = self._times[f"{kind}/{name}"]
         if time <= _FORWARDS:
             self._take(f"{kind} inside", {str(time): {name: tree}})
-
-    def _end(self) -> None:
-        self._take("random after", capture())
-        self._state("after")
-        if self._values:
-            np.savez(f"{self._plan.out}.npz", **self._values)
-        tell(self._plan.out, "parts", step=self._open_step, parts=self._parts)
-        self._open_step = 0
 
     def _state(self, when: str) -> None:
         saved = self._save()
@@ -392,7 +370,3 @@ class StepParts(Service):
             return
         for path, data in leaves(encoded):
             self._parts[f"{place}/{path}"] = f"{xxhash.xxh3_64_intdigest(data):016x}"
-            if self._open_step == self._plan.values:
-                array = encoded.arrays.get(path)
-                key = f"{'' if array is None else array.dtype}:{place}/{path}"
-                self._values[key] = np.frombuffer(bytes(data), np.uint8)

@@ -8,12 +8,12 @@ left; from then on, new rows are appended.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any, ClassVar, TypeAlias
@@ -26,7 +26,7 @@ from everstep.record import Event, Follower, Item
 from everstep.schedule import Every, Schedule
 from everstep.services.console import chosen_metrics
 
-Parts = Iterator[tuple[int, list[Item]]]
+Parts = Iterable[tuple[int, list[Item]]]
 """Valid part of each earlier start of the run: its number, and its rows and events."""
 
 Line: TypeAlias = dict[str, Any]
@@ -79,19 +79,6 @@ def finite(value: Any) -> Any:
     return [finite(part) for part in value] if isinstance(value, list) else value
 
 
-_RUNS = {
-    *("best", "checkpoint", "checkpoints", "damaged", "dumps", "evaluations", "exports", "failures"),
-    *("journal", "labels.json", "lock", "lock.json", "pins.json", "run.json", "shared", "superseded"),
-}
-_LOGS = {Path("logs/run.log"), Path("logs/media")}
-
-
-def _is_the_runs(place: Path) -> bool:
-    """Whether a path in the run directory is hidden, or belongs to the run, or lies in a folder that does."""
-    first = place.parts[0]
-    return first in _RUNS or first.startswith(".") or not _LOGS.isdisjoint((place, *place.parents))
-
-
 class Sink(Service, ABC):
     """Follow the journal and write its content to a file.  Subclass it, and give `write`.
 
@@ -99,11 +86,11 @@ class Sink(Service, ABC):
     when it is whole; then new rows are added.  A file that is deleted or changed meanwhile is made anew.
 
     Args:
-        path: the file or folder, inside the run directory.
+        path: the file or folder, in `logs/` of the run directory.
         every: when to write; default as often as the journal itself, and at the end in any case.
 
     Raises:
-        ConfigError: `path` leads out of the run directory, or is a place that the run itself uses.
+        ConfigError: `path` leads elsewhere, or is a place that the run itself uses.
     """
 
     isolate: ClassVar[bool] = False
@@ -115,14 +102,11 @@ class Sink(Service, ABC):
     def __init__(self, path: str | Path, *, every: Schedule | None = None, name: str | None = None) -> None:
         super().__init__(name, every)
         self._place = Path(path)
-        problem = ""
-        if self._place.is_absolute() or ".." in self._place.parts:
-            problem = "is not inside the run directory"
-        elif not self._place.parts or _is_the_runs(self._place):
-            problem = "belongs to the run itself"
-        if problem:
+        first, *rest = (*self._place.parts, "", "")[:3]
+        if first != "logs" or ".." in self._place.parts or rest[0] in ("", "run.log", "media"):
             raise ConfigError(
-                f'path={str(path)!r} of service {self.name!r} {problem}; give another path, as in "logs/mine"'
+                f"path={str(path)!r} of service {self.name!r} is no free place in the run's folder logs; "
+                'give another path, as in "logs/mine"'
             )
         self._run: RunView
         """Set while the loop is open."""
@@ -150,36 +134,33 @@ class Sink(Service, ABC):
 
     def begin(self, older: Parts) -> None:
         """Make the file, with the rows of the earlier starts."""
-        with self.new_file() as file:
-            for _, items in older:
-                self.write(file, items)
+        self.make(item for _, items in older for item in items)
 
-    def add(self, news: Iterable[Item]) -> None:
-        """Append new rows of this start; they reach the operating system before this method returns."""
+    def add(self, news: Iterable[Item]) -> bool:
+        """Append new rows of this start; False if the file has to be made anew to take them."""
         assert self._file is not None
         hazard.reach("sink.write")
         self.write(self._file, news)
         self._file.flush()
+        return True
 
     def file_path(self) -> Path:
         """Return the path of the file for new rows."""
         return self.path
 
-    @contextmanager
-    def new_file(self) -> Iterator[IO[Any]]:
-        """Put what the block writes in the place of the old file, whole or not at all; it stays open."""
+    def make(self, items: Iterable[Item]) -> None:
+        """Put a file with these items in the place of the old file, whole or not at all; it stays open."""
         self._release()
         path = self.file_path()
         beside = path.with_name(f".{self._place.name}.tmp")
         beside.unlink(missing_ok=True)  # a link with this name would lead the rows to another file
         hazard.reach("sink.create")
-        how: dict[str, Any] = {"encoding": "utf-8", "errors": "replace", "newline": ""}
-        file: IO[Any] = open(beside, "wb") if self.binary else open(beside, "w", **how)  # noqa: SIM115
-        self._file = file
-        self.head(file)
+        raw: Any = open(beside, "wb")  # noqa: SIM115
+        self._file = raw if self.binary else io.TextIOWrapper(raw, "utf-8", "replace", "")
+        self.head(self._file)
         hazard.reach("sink.write")
-        yield file
-        file.flush()
+        self.write(self._file, items)
+        self._file.flush()
         hazard.reach("sink.rename")
         os.replace(beside, path)
 
@@ -210,22 +191,24 @@ class Sink(Service, ABC):
         try:
             if self._follower is None or not self._append(self._follower):
                 self._release()
-                follower = Follower(Path(self._run.run_dir), self._run.segment)
                 require_no_link(self.file_path(), Path(self._run.run_dir))
                 self.file_path().parent.mkdir(parents=True, exist_ok=True)
-                self.begin(follower.older())
-                self.add(follower.news())
-                self._follower = follower
+                self._follower = None
+                while self._follower is None:  # twice where the rows of this start need another heading
+                    follower = Follower(Path(self._run.run_dir), self._run.segment)
+                    self.begin(follower.older())
+                    self._follower = follower if self.add(follower.news()) else None
         except BaseException:
             self._follower = None
             self._release()
             raise
 
     def _append(self, follower: Follower) -> bool:
-        """Append new rows; False if the file was changed or deleted by anything else."""
+        """Append new rows; False if the file has to be made anew."""
+        # checked again after: our rows do not reach a file that was replaced by an equal file meanwhile
         if self._is_intact():
-            self.add(follower.news())
-            # checked again: our rows do not reach a file that was replaced by an equal file meanwhile
+            if not self.add(follower.news()):
+                return False
             if self._is_intact():
                 return True
         if not self._warned:
@@ -260,7 +243,7 @@ class JSONLines(Sink):
     Once the run has ended, each value is in the file exactly once, however often the run was killed.
 
     Args:
-        path: the file, inside the run directory.
+        path: the file, in `logs/` of the run directory.
         every: when to append new rows; default as often as the journal itself, and at the end.
     """
 
@@ -284,7 +267,7 @@ class CSV(Sink):
     column at the end: the file is made anew with this column.
 
     Args:
-        path: the file, inside the run directory.
+        path: the file, in `logs/` of the run directory.
         metrics: names or patterns of the metrics to write; lines without any of them are left out.
         delimiter: character between two columns.
         every: when to append new rows; default as often as the journal itself, and at the end.
@@ -308,19 +291,13 @@ class CSV(Sink):
 
     def begin(self, older: Parts) -> None:
         parts = list(older)
-        self._columns = list(KEYS)
         for _, items in parts:
             self._widen(items)
-        super().begin(iter(parts))
+        super().begin(parts)
 
-    def add(self, news: Iterable[Item]) -> None:
+    def add(self, news: Iterable[Item]) -> bool:
         items = list(news)
-        if not self._widen(items):
-            super().add(items)
-            return
-        with open(self.path, encoding="utf-8", newline="") as old, self.new_file() as file:
-            self._put(file, csv.DictReader(old, delimiter=self._delimiter))
-            self.write(file, items)
+        return not self._widen(items) and super().add(items)
 
     def _widen(self, items: Iterable[Item]) -> bool:
         """Add columns for new metrics; return whether there are any."""
@@ -334,15 +311,18 @@ class CSV(Sink):
         self._columns += new
         return bool(new)
 
+    def open(self, run: RunView) -> None:
+        super().open(run)
+        self._columns = list(KEYS)
+
     def head(self, file: IO[str]) -> None:
-        csv.writer(file, lineterminator="\n", delimiter=self._delimiter).writerow(self._columns)
+        self._table(file).writeheader()
 
     def write(self, file: IO[str], items: Iterable[Item]) -> None:
-        self._put(file, lines(items))
+        metrics = set(self._columns) - set(KEYS)
+        self._table(file).writerows(line for line in lines(items) if not metrics.isdisjoint(line))
 
-    def _put(self, file: IO[str], content: Iterable[Line]) -> None:
-        table = csv.DictWriter(
+    def _table(self, file: IO[str]) -> csv.DictWriter[str]:
+        return csv.DictWriter(
             file, self._columns, "", "ignore", lineterminator="\n", delimiter=self._delimiter
         )
-        metrics = set(self._columns) - set(KEYS)
-        table.writerows(line for line in content if not metrics.isdisjoint(line))

@@ -65,15 +65,12 @@ class TensorBoard(Sink):
     restored step.  Needs `everstep[tensorboard]`.
 
     Args:
-        path: the folder, inside the run directory.
+        path: the folder, in `logs/` of the run directory.
         prefix: prefix of each tag.
         skip: patterns ("*_time") of metrics that are left out.
         throttle: n, to write a metric's values in steps only at every n-th step; for all metrics, or by
             name.
         every: when to append new rows; default as often as the journal itself, and at the end.
-
-    Raises:
-        ConfigError: the package tensorboard is not installed; `throttle` is not 1 or more.
     """
 
     moments = SCHEDULED | {Moment.SUMMARY_ADDED}
@@ -166,39 +163,35 @@ class TensorBoard(Sink):
             self._part = f"{number:010d}.{len(items)}.{settings}"
             wanted.add(self.file_path())
             if not self.file_path().exists():
-                with self.new_file() as file:
-                    self.write(file, items)
+                self.make(items)
         self._part = f"{self._run.segment:010d}.new"
-        with self.new_file():
-            wanted.add(self.file_path())
-        for path in set(self.path.glob("events.out.tfevents.*.everstep")) - wanted:
+        self.make(())
+        for path in set(self.path.glob("events.out.tfevents.*.everstep")) - wanted - {self.file_path()}:
             if path.is_symlink() or not path.stat().st_size:
                 path.unlink()
             else:
                 os.truncate(path, 0)  # an open TensorBoard never leaves a file that is gone
 
     def head(self, file: IO[bytes]) -> None:
-        from tensorboard.compat.proto import event_pb2
+        from tensorboard.compat.proto.event_pb2 import Event as Record
+        from tensorboard.compat.proto.event_pb2 import SessionLog
 
         # a restart: an open TensorBoard forgets the points that this start makes again
-        start = {"status": event_pb2.SessionLog.START}
-        records: list[dict[str, Any]] = [
-            {"file_version": "brain.Event:2"},
-            {"step": self._first, "session_log": start},
-        ]
-        _append(file, [event_pb2.Event(**fields) for fields in records])
+        start = SessionLog(status=SessionLog.START)
+        _append(file, [Record(file_version="brain.Event:2"), Record(step=self._first, session_log=start)])
 
     def write(self, file: IO[bytes], items: Iterable[Item]) -> None:
-        _append(file, self._records(items))
-
-    def _records(self, items: Iterable[Item]) -> Iterator[Any]:
-        """Yield the records of these items, in their order."""
         from tensorboard.compat.proto.event_pb2 import Event as Record
 
-        for item in items:
-            for name, step, fields in self._points(item):
-                value = {"tag": _text(self._prefix + name).decode(), **fields}
-                yield Record(wall_time=item.time, step=step, summary={"value": [value]})
+        records = (
+            Record(wall_time=item.time, step=step, summary={"value": [{"tag": self._tag(name), **fields}]})
+            for item in items
+            for name, step, fields in self._points(item)
+        )
+        _append(file, records)
+
+    def _tag(self, name: str) -> str:
+        return _text(self._prefix + name).decode()
 
     def _points(self, item: Item) -> Iterator[tuple[str, int, dict[str, Any]]]:
         """Yield the name, the step and the fields of each value of an item."""

@@ -56,9 +56,6 @@ class Conditional(Service):
     Args:
         condition: the user's argument.
         every: when to ask, unless the condition is a schedule; default each epoch.
-
-    Raises:
-        ConfigError: the argument is not a condition, or `every` does not go with it.
     """
 
     def __init__(self, condition: Condition, every: Schedule | None, name: str | None = None) -> None:

@@ -117,16 +117,12 @@ def last_places(a: bytes, b: bytes, dtype: str) -> int | None:
     kind = _INTEGERS.get(dtype)
     if kind is None or len(a) != len(b):
         return None
-    x, y = np.frombuffer(a, kind), np.frombuffer(b, kind)
-    unequal = x != y
-    first, second = _ordered(x[unequal]), _ordered(y[unequal])
-    largest = int(_ordered(np.array([_INFINITY[dtype]], kind))[0])
-    if (np.abs(np.concatenate([first, second])) > largest).any():
+    x, y = (_ordered(np.frombuffer(each, kind)) for each in (a, b))
+    x, y = x[x != y], y[x != y]
+    if (np.maximum(np.abs(x), np.abs(y)) > _INFINITY[dtype]).any():
         return None
     # as unsigned numbers, because the distance of two 64-bit integers may have 64 bits
-    apart = np.where(first > second, first, second).view(np.uint64) - np.minimum(first, second).view(
-        np.uint64
-    )
+    apart = np.maximum(x, y).view(np.uint64) - np.minimum(x, y).view(np.uint64)
     return int(apart.max(initial=0))
 
 

@@ -212,13 +212,8 @@ class SlotEntry(_AsSavedEntry):
         return {"value": self.slot._value, "replaced": self.slot._replaced}
 
     def check(self, tree: Any) -> Mismatch:
-        if not isinstance(tree, dict):
-            return Mismatch([], [], [f"a {type(tree).__name__} -> a Slot"])
-        return Mismatch(
-            [name for name in self.save() if name not in tree],
-            [str(name) for name in tree if name not in self.save()],
-            [],
-        )
+        fits = isinstance(tree, dict) and tree.keys() == self.save().keys()
+        return Mismatch([], [], [] if fits else [f"a {type(tree).__name__} -> a Slot"])
 
     def load(self, tree: Any) -> None:
         self.check(tree).require_none()
@@ -294,13 +289,13 @@ class ContainerEntry(_AsSavedEntry):
                 yield key, entry
 
     def proof(self) -> Callable[[], None] | None:
-        found = [proof for _, entry in self.inner() if (proof := entry.proof())]
+        proofs = [proof for _, entry in self.inner() if (proof := entry.proof())]
 
         def prove() -> None:
-            for proof in found:
+            for proof in proofs:
                 proof()
 
-        return prove if found else None
+        return prove if proofs else None
 
     def enter(self) -> None:
         for _, entry in self.inner():
@@ -316,11 +311,8 @@ class ContainerEntry(_AsSavedEntry):
         }
 
     def in_schedule(self, option: str) -> bool:
-        return any(
-            entry.in_schedule(option.removeprefix(f"{key}/"))
-            for key, entry in self.inner()
-            if option.startswith(f"{key}/")
-        )
+        inner = ((f"{key}/", entry) for key, entry in self.inner())
+        return any(e.in_schedule(option.removeprefix(key)) for key, e in inner if option.startswith(key))
 
     def use_options(self, names: Collection[str]) -> None:
         for key, entry in self.inner():

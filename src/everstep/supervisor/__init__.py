@@ -1,15 +1,15 @@
 """Process-level care for any loop: lock, recovery, signals, services, the step, the ending.
 
 `Supervisor` (supervisor.py, draws.py) and every other `Door` (door.py) hold an `Engine` (engine.py), which
-asks the loop its `Questions` (questions.py).  In the order of a run come settings.py, opening/ and streams/.
-At each boundary boundaries.py, board.py (the services) and saving/ are at work, and at the end leaving/.
+is driven by a `LoopDriver` (loop_driver.py).  In the order of a run come settings.py, opening/ and
+streams/.  At each boundary boundaries.py, board.py (the services) and saving/ are at work, at the end
+leaving/.
 """
 
 from everstep.supervisor.door import Handle
 from everstep.supervisor.leaving.ending import BestRecord, Ending
 from everstep.supervisor.leaving.rollbacks import recovering
-from everstep.supervisor.opening.init_from import InitFrom
-from everstep.supervisor.opening.load_objects import Loaded, best, load
+from everstep.supervisor.opening.init_from import InitFrom, Loaded, best, load
 from everstep.supervisor.supervisor import Supervisor
 
 __all__ = [

@@ -51,6 +51,8 @@ class ServiceBoard:
         self._services: list[Service] = []
         self._readers: dict[str, Reader] = {}
         self._opened: list[Service] = []
+        self._failures: dict[str, int] = {}
+        """Number of failures of each REPORT service."""
 
     def __iter__(self) -> Iterator[Service]:
         return iter(self._services)
@@ -175,7 +177,7 @@ class ServiceBoard:
         for name, value in self._collector.reduced(values).items():
             self._collector.require_alone(f"eval/{service.name}", boundary.step, name)
             self._collector.outside(f"eval/{service.name}", boundary.step, name, value, wall=wall)
-        _require_may_act(service, outcome.actions)
+        _require_may_act(service, outcome.actions, boundary.moment)
         _require_declared(service, outcome.actions)
         return [(service, action) for action in outcome.actions]
 
@@ -185,13 +187,20 @@ class ServiceBoard:
                 return run(boundary)
         except Exception as error:
             if service.stage is Stage.REPORT:
-                self._voice.warn(
-                    f"service {service.name!r} failed and is skipped: {type(error).__name__}: {error}"
-                )
+                self._warn_of_failure(service, error)
                 return None
             # only a report may fail and be passed over: other stages decide what is trained and saved
             error.add_note(f"in service {service.name!r} (stage {service.stage.name})")
             raise
+
+    def _warn_of_failure(self, service: Service, error: Exception) -> None:
+        """Warn at the first three failures, then at the 10th, 100th ...: it may fail at each step."""
+        count = self._failures[service.name] = self._failures.get(service.name, 0) + 1
+        if count <= 3 or count == 10 ** (len(str(count)) - 1):
+            times = "" if count <= 3 else f" {count:,} times"
+            self._voice.warn(
+                f"service {service.name!r} failed{times} and is skipped: {type(error).__name__}: {error}"
+            )
 
     def fired(self, services: Iterable[Service], when: Instant) -> None:
         """Tell the schedules of these services that the services ran."""
@@ -300,12 +309,17 @@ def _isolated_for(services: Iterable[Service]) -> AbstractContextManager[None]:
     return isolated() if any(service.isolate for service in services) else nullcontext()
 
 
-def _require_may_act(service: Service, actions: Sequence[Action]) -> None:
+def _require_may_act(service: Service, actions: Sequence[Action], moment: Moment) -> None:
     """Refuse actions, except those of a controller up to stage DECIDE and saves at stage SAVE.
 
     Raises:
         UsageError: names the service and the action.
     """
+    if actions and moment in OBSERVED:
+        raise UsageError(
+            f"{moment.name} is for observers, and service {service.name!r} asked for {actions[0]}; act at "
+            "another moment, such as AFTER_STEP"
+        )
     if service.stage is Stage.SAVE:
         actions = [action for action in actions if not isinstance(action, Save | SaveBest)]
     elif service.stage is not Stage.REPORT and service.controller:
@@ -396,11 +410,6 @@ class Announcer:
         if moment not in OBSERVED:
             may_act = any(service.controller for service in wanting)
             self._apply(self._together(actions, self._board) if may_act else actions)
-        elif actions:
-            raise UsageError(
-                f"{moment.name} is for observers, and {actions[0][0]!r} asked for {actions[0][1]}; "
-                "act at another moment, such as AFTER_STEP"
-            )
 
     def announce(self, moment: Moment, payload: Any = None) -> None:
         """Tell a moment inside a step to its observers, which may not act."""

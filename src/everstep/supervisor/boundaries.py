@@ -50,7 +50,7 @@ class Decisions:
             elif isinstance(action, Interrupt):
                 self.interruption = self.interruption or action
             elif isinstance(action, Save):
-                engine.saves.ask()
+                engine.saver.ask()
             elif isinstance(action, SetValue) and service is not None:
                 self._set_value(service, action)
             else:
@@ -74,7 +74,7 @@ class Decisions:
         if stop is None or (failed, code) > (stop.failed, stop.code):
             engine.progress.stop = StopRecord(reason, kind, by, engine.limits.tree(), failed, code)
             engine.journal.event("stop", {"reason": reason, "kind": kind, "by": by, "step": engine.step})
-            engine.saves.ask()  # so that a restart ends the same way
+            engine.saver.ask()  # so that a restart ends the same way
             engine.wakeups.wake()
 
     def reopen(self) -> None:
@@ -134,7 +134,7 @@ class Decisions:
     def _undo(self, stop: Stop) -> None:
         """Leave the loop to resume before the failed step, if a rollback is allowed."""
         engine = self._engine
-        engine.saves.settle(wait=True)  # the writer may find an earlier failure
+        engine.saver.settle(wait=True)  # the writer may find an earlier failure
         rolled = engine.rollbacks.decide(stop.step or engine.progress.step, str(stop.reason))
         if rolled is not None:
             raise rolled
@@ -146,8 +146,8 @@ def _measured(engine: Engine) -> dict[str, float]:
     return {**engine.spent.parts(engine.loop.data_wait()), "peak_memory": float(kilobytes * 1024)}
 
 
-class Abandoned(BaseException):
-    """Leaves an evaluation for an interruption: its boundary stays open, and the resume runs the rest."""
+class EvaluationInterrupted(BaseException):
+    """Raised to stop an evaluation; the resume runs the services that the boundary had still to run."""
 
 
 class Boundaries:
@@ -190,9 +190,9 @@ class Boundaries:
         if engine.ranks.several:
             self._meet(moment)
         # before rows are read: none reaches the journal before the checkpoint of step 0 is committed
-        engine.saves.await_first()
+        engine.saver.await_first()
         if engine.ranks.saves_are_done:
-            engine.saves.settle()
+            engine.saver.settle()
         asked = engine.clock()
         engine.collector.read()
         engine.spent.in_steps(engine.clock() - asked)  # reading waits for the device
@@ -208,7 +208,7 @@ class Boundaries:
             due = [s for s in engine.board.due(moment, when) if can_save or s.stage is not Stage.SAVE]
         else:
             due = [s for s in engine.board if s.name in rest]
-            engine.saves.ask()  # to replace the checkpoint that was left open
+            engine.saver.ask()  # to replace the checkpoint that was left open
         payload = None if at_epoch_end else batch
         engine.decisions.apply(self._run_deciding(due, moment, payload, can_save))
         engine.decisions.apply_pending()
@@ -236,7 +236,7 @@ class Boundaries:
         engine, current, stop = self._engine, self._engine.progress, self._engine.progress.stop
         asked = {
             "stop": None if stop is None else [stop.kind, stop.by, stop.failed, stop.code],
-            "save": engine.saves.asked,
+            "save": engine.saver.asked,
             "services": len(list(engine.board)),
             **engine.limits.tree(),
         }
@@ -269,7 +269,7 @@ class Boundaries:
             self._may_abandon = can_save and not actions  # actions asked for so far must be applied
             try:
                 actions += engine.board.run([service], view)
-            except Abandoned:
+            except EvaluationInterrupted:
                 self._leave_open(moment, due[due.index(service) :])
             finally:
                 self._may_abandon = False
@@ -291,13 +291,13 @@ class Boundaries:
         """Save where asked; keep the state that a resume from the epoch's tail will need."""
         engine = self._engine
         interruption, stop = engine.decisions.interruption, engine.progress.stop
-        if engine.saves.asked or interruption is not None or stop is not None:
+        if engine.saver.asked or interruption is not None or stop is not None:
             actions.append((None, Save()))
-        engine.saves.save(actions, phase)
+        engine.saver.save(actions, phase)
         # an interrupted tail commits this copy: the last step runs again, and assigns what the tail uses
         if phase == "epoch" or engine.loop.steps_left() == 1:
-            engine.saves.keep(phase)
-        engine.saves.reserve()
+            engine.saver.keep(phase)
+        engine.saver.reserve()
 
     def _mark_best(self) -> None:
         """Mark the best value so far in the live line."""
@@ -326,7 +326,7 @@ class Boundaries:
         self._may_abandon = not engine.progress.step  # a resume has the checkpoint of step 0
         try:
             engine.announcer.fire(Moment.BEFORE_EPOCH)
-        except Abandoned:
+        except EvaluationInterrupted:
             engine.leave()
         finally:
             self._may_abandon = False
@@ -336,7 +336,7 @@ class Boundaries:
         """Look for an interruption between two batches of a service's evaluation.
 
         Raises:
-            Abandoned: a signal has come, or the time is used up.
+            EvaluationInterrupted: a signal has come, or the time is used up.
         """
         engine = self._engine
         engine.note_poll()
@@ -344,11 +344,11 @@ class Boundaries:
             return
         engine.decisions.notice_interruption()
         if engine.decisions.interruption is not None:
-            raise Abandoned
+            raise EvaluationInterrupted
 
     def _leave_open(self, moment: Moment, rest: list[Service]) -> None:
         """Save a boundary whose evaluation is left, with the names of the services still to run."""
         engine = self._engine
         self.left_open = [service.name for service in rest]
-        engine.saves.save([(None, Save())], "epoch" if moment is Moment.AFTER_EPOCH else "step")
+        engine.saver.save([(None, Save())], "epoch" if moment is Moment.AFTER_EPOCH else "step")
         engine.leave()

@@ -1,13 +1,17 @@
-"""The argument `data_ranks`: which ranks read the same part of each batch."""
+"""Ranks that read the same part of each batch: the argument `data_ranks`, and random numbers of each part."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from everstep import backends
 from everstep.contracts.group import DataRanks, Group, named
+from everstep.contracts.state import HostArray
 from everstep.errors import ConfigError, DisagreementError
+from everstep.state import Encoded, capture, decode, encode, portable, rekey, restore
 
 _FORMS = (
     "give a mesh over the ranks that read different samples, as in data_ranks=mesh['dp']; a pair "
@@ -30,11 +34,7 @@ class Said(NamedTuple):
 
 
 def said(given: Any) -> Said | None:
-    """Read a `data_ranks=` argument; None where it is left out, and each rank reads a part of its own.
-
-    Raises:
-        ConfigError: the argument has another form, or is out of range.
-    """
+    """Read a `data_ranks=` argument; None where it is left out, and each rank reads a part of its own."""
     if given is None:
         return None
     pair = (0, given) if type(given) is int else given
@@ -53,33 +53,25 @@ def said(given: Any) -> Said | None:
 def divide(group: Group, mine: Said | None) -> None:
     """Settle which part of each batch every rank of a group reads; called by all of them.
 
-    Args:
-        mine: this rank's argument `data_ranks`.
-
     Raises:
         DisagreementError: the ranks have said different things.
         ConfigError: the parts are not read by equally many ranks, or a mesh is not made of these ranks.
     """
     # also on one process, where more than one part is refused
-    group.data = _agreed(group.gather(None if mine is None else list(mine), "the argument data_ranks"))
-
-
-def _agreed(found: Sequence[Sequence[Any] | None]) -> DataRanks:
-    """Make the data ranks of what all ranks have said: `Said` as JSON, or None, in the order of ranks."""
-    told = [None if each is None else Said(*each) for each in found]
-    everyone = range(len(told))
-    if told == [None] * len(told):
-        return DataRanks(everyone)
-    sizes = [None if each is None else each.size for each in told]
-    if differing := [rank for rank in everyone if sizes[rank] != sizes[0]]:
+    answers = group.gather(None if mine is None else list(mine), "the argument data_ranks")
+    if not any(answers):
+        group.data = DataRanks(range(len(answers)))
+        return
+    sizes = [answer and Said(*answer).size for answer in answers]
+    if differing := [rank for rank, size in enumerate(sizes) if size != sizes[0]]:
         raise DisagreementError(
             f"data_ranks= has {_parts(sizes[0])} on rank 0, and {_parts(sizes[differing[0]])} on "
             f"{named(differing)}; give all ranks the same mesh or number of data ranks",
             ranks=differing,
         )
-    parts = [each for each in told if each is not None]
+    parts = [Said(*answer) for answer in answers]
     for rank, each in enumerate(parts):
-        if each.row is not None and not _fits(each, rank, parts):
+        if each.row is not None and not _fits(each.row, rank, parts):
             raise ConfigError(
                 f"data_ranks= of rank {rank} is a mesh of the {named(each.row)}, which does not fit the "
                 f"{len(parts)} ranks of this run: make one mesh over all of them, as in mesh = "
@@ -92,18 +84,43 @@ def _agreed(found: Sequence[Sequence[Any] | None]) -> DataRanks:
             f"data_ranks=: each data rank from 0 to {len(counts) - 1} must be that of equally many of the "
             f"{len(parts)} ranks, and it is {listed}; {_FORMS}"
         )
-    return DataRanks([each.place or 0 for each in parts])
+    group.data = DataRanks([each.place or 0 for each in parts])
 
 
-def _fits(mine: Said, rank: int, parts: Sequence[Said]) -> bool:
+def _fits(row: Sequence[int], rank: int, parts: Sequence[Said]) -> bool:
     """Whether the ranks of a row have the same row, and stand in it at their places."""
-    row = mine.row or ()
     if rank not in row or max(row) >= len(parts):
         return False
-    return all(
-        parts[other].place == place and parts[other].row == mine.row for place, other in enumerate(row)
-    )
+    return all(parts[each].place == place and parts[each].row == row for place, each in enumerate(row))
 
 
 def _parts(size: int | None) -> str:
     return "no value" if size is None else f"{size} part{'s' if size > 1 else ''}"
+
+
+def begin_random(group: Group, seed: int) -> None:
+    """Set the global generators of this rank, from the seed of the run; called by all ranks.
+
+    Of each part of the data their own, equal on all ranks that read it.  Ranks that read the first part draw
+    what one process draws: with the writer's state, as it is before.
+    """
+    shared = None
+    if not group.data.in_order:
+        # before the writer, which may read any part, gets generators of its own
+        state = encode(portable(capture()))
+        arrays = {
+            name: [array.dtype, array.shape, array.data.tobytes().hex(), array.backend, array.extra]
+            for name, array in state.arrays.items()
+        }
+        mine = [state.structure, arrays] if group.writer else None
+        shared = group.share(mine, "the random state of the writer")
+    rekey(seed, group.data_rank)
+    if shared is not None and group.data_rank == 0 and not group.writer:
+        structure, arrays = shared
+        host = {
+            name: HostArray(
+                dtype, tuple(shape), np.frombuffer(bytearray.fromhex(data), np.uint8), backend, extra
+            )
+            for name, (dtype, shape, data, backend, extra) in arrays.items()
+        }
+        restore(decode(Encoded(structure, host)))

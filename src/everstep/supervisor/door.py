@@ -17,7 +17,7 @@ from everstep.services.when import FunctionService
 from everstep.supervisor.engine import Engine
 from everstep.supervisor.leaving.ending import BestRecord, Ending
 from everstep.supervisor.leaving.exit import Exit, best_record
-from everstep.supervisor.questions import Questions
+from everstep.supervisor.loop_driver import LoopDriver
 
 
 class Handle:
@@ -41,7 +41,7 @@ class Door:
         loop: answers the engine's questions.
     """
 
-    def __init__(self, engine: Engine, loop: Questions) -> None:
+    def __init__(self, engine: Engine, loop: LoopDriver) -> None:
         self._engine = engine
         engine.driven_by(self, loop)
         self._registered = 0
@@ -221,7 +221,7 @@ class Door:
     def make_checkpoint(self) -> None:
         """Save at the next boundary: the end of this step, or of this epoch."""
         self._engine.require_open("make_checkpoint")
-        self._engine.saves.ask()
+        self._engine.saver.ask()
         self._engine.wakeups.wake()
 
     def add_summary(self, summary: Any) -> None:

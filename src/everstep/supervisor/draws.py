@@ -8,12 +8,12 @@ from typing import Any
 from everstep.contracts.services import Moment
 from everstep.errors import UsageError
 from everstep.supervisor.engine import Engine
-from everstep.supervisor.questions import Questions
+from everstep.supervisor.loop_driver import LoopDriver
 from everstep.supervisor.streams.run_stream import RunStream, no_batch
 from everstep.timing import progress
 
 
-class Draws(Questions):
+class Draws(LoopDriver):
     """Batches that a Supervisor's streams have handed out; answers the engine for a loop without epochs.
 
     Attributes:

@@ -14,7 +14,6 @@ from everstep.errors import ProgressError, ServiceError, UsageError
 from everstep.metrics.across_ranks import AcrossRanks
 from everstep.metrics.collector import Collector
 from everstep.record import CHOSEN, EarlierSteps, FailurePages, StepComparison, traceback_lines
-from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
 from everstep.services.recovery import HangWatch, Recovery, Retry
 from everstep.services.replayed import Replayed, StepParts
@@ -25,25 +24,24 @@ from everstep.supervisor.boundaries import Boundaries, Decisions
 from everstep.supervisor.checks.no_progress import Rounds, Work
 from everstep.supervisor.checks.sanity_checks import ProgramChecks, WatchedMetrics
 from everstep.supervisor.checks.verification import Verifier
+from everstep.supervisor.data_ranks import begin_random
 from everstep.supervisor.leaving.ending import BestRecord, Ending
-from everstep.supervisor.leaving.hangs import Hangs
-from everstep.supervisor.leaving.last_words import LastWords, tell_torchrun
+from everstep.supervisor.leaving.failure_reporter import FailureReporter, tell_torchrun
+from everstep.supervisor.leaving.hangs import HangThread
 from everstep.supervisor.leaving.lost_group import LostGroup
 from everstep.supervisor.leaving.retries import Retries
 from everstep.supervisor.leaving.rollbacks import Rollbacks
-from everstep.supervisor.opening.run_opening import Opening
-from everstep.supervisor.opening.start import Recovered
-from everstep.supervisor.questions import Questions
+from everstep.supervisor.loop_driver import LoopDriver
+from everstep.supervisor.opening.open_run import OpenRun, ResumePoint
+from everstep.supervisor.opening.recover import recover
 from everstep.supervisor.ranks import Ranks
 from everstep.supervisor.recording import Recording
 from everstep.supervisor.saving.saver import Saver
-from everstep.supervisor.saving.saves import Saves
 from everstep.supervisor.saving.snapshot import take_snapshot
 from everstep.supervisor.saving.state_tree import Progress, reading
 from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.settings import Settings
 from everstep.supervisor.streams.generators import RngMarks
-from everstep.supervisor.streams.same_random import begin_random
 from everstep.supervisor.threads.periodic_functions import GRACE, PeriodicThreads
 from everstep.supervisor.threads.signals import SignalWatch, exit_error
 from everstep.supervisor.threads.wakeups import Wakeups
@@ -55,7 +53,7 @@ class Engine:
     """A start of a run, from entry to exit.  The only place where a step counts.
 
     The engine holds the parts of a run and calls them in their order; each part owns its own state.  A door
-    (`Supervisor`, `TrainLoop`) uses the engine's methods and parts, and answers its `Questions`.
+    (`Supervisor`, `TrainLoop`) uses the engine's methods and parts, and is its `LoopDriver`.
 
     Args:
         settings: the checked arguments.
@@ -77,7 +75,7 @@ class Engine:
         self.begun = False
         self.segment = 0
         self.progress = Progress(seed=settings.seed or 0)
-        self.recovered = Recovered(self.progress)
+        self.recovered = ResumePoint(self.progress)
         self.voice = Voice()
         self.collector = Collector(lambda: self.progress.epoch)
         self.board = ServiceBoard(self.collector, self.voice)
@@ -102,7 +100,7 @@ class Engine:
         """The state at entry, until the resume point is reached."""
         self.boundaries = Boundaries(self)
 
-    def driven_by(self, view: RunView, loop: Questions) -> None:
+    def driven_by(self, view: RunView, loop: LoopDriver) -> None:
         """Set the view that services have of the run, and the loop that answers the engine's questions."""
         self.view, self.loop = view, loop
 
@@ -145,7 +143,7 @@ class Engine:
 
     def _open(self, stack: ExitStack) -> None:
         """Take each resource in this order; all are given back in reverse, also if a later one fails."""
-        self.opening = opening = Opening(self.settings, self.voice, stack, self.ranks.group)
+        self.opening = opening = OpenRun(self.settings, self.voice, stack, self.ranks.group)
         if not self.ranks.writer:
             self.board.leave_reports_out()
             stack.callback(self.voice.close)
@@ -163,7 +161,7 @@ class Engine:
         self.user.open(stack)
         self.user.require_whole()
         self.ranks.require_synchronised(self.user.replicated)
-        self.recovered = recovered = opening.recover(self.user, self.board, self.limits.tree())
+        self.recovered = recovered = recover(opening, self.user, self.board, self.limits.tree())
         self.segment = opening.segment
         for target in (target for service in self.board for target in service.sets):
             self.user.numbers(target)  # which refuses what is not there
@@ -181,27 +179,15 @@ class Engine:
         # the writer has made the folders by now
         self.ranks.group.barrier("the opening of the journal")
         pages = FailurePages(opening.run_dir.path, self.segment, rank=self.ranks.group.rank)
-        self.last_words = LastWords(pages, self.ranks.group, self.progress, self.journal, self.voice)
+        self.reporter = FailureReporter(pages, self.ranks.group, self.progress, self.journal, self.voice)
         self._open_verifier(stack)
         self._open_recovery()
-        rule, group = self.board.need(Checkpoints), self.ranks.group
-        trains = self.settings.replay is None
-        self.saver = Saver(
-            opening,
-            self.journal,
-            rule,
-            self.retries,
-            self.wakeups.wish,
-            self.clock,
-            self.voice,
-            group,
-            commits=trains,
-        )
+        self.saver = Saver(self)
         stack.callback(self.saver.close)
-        if trains:  # before training: a full disk is found here, not at the first save
+        if self.settings.replay is None:  # before training: a full disk is found here, not at the first save
             opening.check_disk(self.saver.encode(self.user.save()))
         self._connect()
-        self.lost_group = LostGroup(self.ranks.group, self.last_words, self.signals.give_up)
+        self.lost_group = LostGroup(self.ranks.group, self.reporter, self.signals.give_up)
         stack.callback(self.lost_group.close)
         self.ranks.agree_by_steps(stack, lambda: self.progress.step, self._position, self.lost_group.lost)
         self.estimator.start(self.progress.step)
@@ -209,7 +195,10 @@ class Engine:
         self.status = "open"
         self._rounds = Rounds(lambda: Work(self.user.updates, self.loop.batches()[0]))
         self.spent.begin()
-        stack.callback(self._watch_for_hangs().close)
+        if (watch := self.board.find(HangWatch)) is not None:
+            marks = {"the loop has not moved": self._moved, "a save has not ended": lambda: self.saver.job}
+            hangs = HangThread(watch, marks, self.ranks.group, self.reporter, self.journal, self.voice)
+            stack.callback(hangs.close)
         # before they open: those that did are closed if a later one fails
         stack.callback(self._close_services)
         # before they open: a service may read its state there
@@ -300,13 +289,8 @@ class Engine:
         if self.ranks.several:
             self.collector.across = AcrossRanks(self.ranks.group)
         self.program_checks = ProgramChecks(self.user, self.progress, self.recovered.step, self.voice)
-        self.saves, self.decisions = Saves(self), Decisions(self)
+        self.decisions = Decisions(self)
         self.announcer = Announcer(self.board, self.progress, self.decisions.apply, self.ranks.together)
-
-    def _watch_for_hangs(self) -> Hangs:
-        marks = {"the loop has not moved": self._moved, "a save has not ended": lambda: self.saver.job}
-        watch = self.board.find(HangWatch)
-        return Hangs(watch, marks, self.ranks.group, self.last_words, self.journal, self.voice)
 
     def _moved(self) -> tuple[int, ...]:
         """Counters of which one rises while the loop moves; read by another thread."""
@@ -343,7 +327,7 @@ class Engine:
             self.ranks.prepare(self.user.replicated)
             # here and not earlier: the objects were made with equal generators on all ranks
             begin_random(self.ranks.group, self.progress.seed)
-            self.saves.save_first()
+            self.saver.save_first()
             if self.progress.step:
                 self.voice.warn(
                     f"the steps are counted on from {self.step}, the step of the weights that were loaded"
@@ -399,7 +383,9 @@ class Engine:
         current.step = step = current.step + 1
         self.verifier.step_done(step, current.epoch)
         if self.program_checks.looks_left:
+            self.spent.begin_boundary()  # it is not the program's step that takes this time
             self.program_checks.look()
+            self.spent.end_boundary()
         # the comparison comes first: a step with nothing due makes no further call
         if step >= wakeups.next_due and wakeups.is_due(step):
             self.boundaries.walk(Moment.AFTER_STEP, batch, can_save=can_save)
@@ -456,7 +442,7 @@ class Engine:
         interruption = self.decisions.interruption
         assert interruption is not None
         # first: an interrupted start is left only with its state on disk
-        self.saves.await_commit()
+        self.saver.await_commit()
         saved = self.saver.last
         where = "nothing new to save" if saved is None else f"saved {saved.path}"
         told = {"reason": interruption.reason, "step": self.progress.step, "status": interruption.code}

@@ -7,7 +7,7 @@ from typing import Any
 from everstep.contracts.metrics import Block
 from everstep.record import Journal, Position
 from everstep.supervisor.checks.verification import Verifier
-from everstep.supervisor.opening.start import Recovered
+from everstep.supervisor.opening.open_run import ResumePoint
 from everstep.supervisor.saving.state_tree import Progress
 from everstep.supervisor.streams.run_streams import Streams
 
@@ -30,7 +30,7 @@ class Recording:
         journal: Journal,
         verifier: Verifier,
         progress: Progress,
-        recovered: Recovered,
+        recovered: ResumePoint,
         streams: Streams,
     ) -> None:
         self._journal, self._verifier, self._progress = journal, verifier, progress

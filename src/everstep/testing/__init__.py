@@ -22,17 +22,8 @@ if TYPE_CHECKING:
         ManualClock as ManualClock,
         armed as armed,
         nothing_left as nothing_left,
-        stamps_checked as stamps_checked,
     )
 
     __all__: list[str]
 else:
-    __getattr__, __dir__, __all__ = exports(
-        __name__,
-        {
-            "everstep.testing.object_checks": ("Checked", "check", "check_stateful"),
-            "everstep.testing.service_checks": ("check_service", "check_sink"),
-            "everstep.testing.stream_checks": ("check_stream",),
-            "everstep.testing.tools": ("ManualClock", "armed", "nothing_left", "stamps_checked"),
-        },
-    )
+    __getattr__, __dir__, __all__ = exports(__name__)

@@ -106,20 +106,20 @@ def check(obj: Any, change: Callable[[Any], Any] | None = None) -> Checked:
 
 
 def _check_data(data: Any) -> Checked:
-    word = _try_stream(IterableStream(data, "state")) if is_stateful(data) else None
+    word = _try_unspent(IterableStream(data, "state")) if is_stateful(data) else None
     try:
         stream = as_stream(data)
+        if stream.unsaveable:
+            raise DataError(stream.unsaveable)
     except DataError as error:
         return Checked("data", word, Verdict(False, f"refused: {error}"))
-    if refusal := stream.unsaveable:
-        return Checked("data", word, Verdict(False, f"refused: {refusal}"))
-    run = _try_stream(stream)
+    run = _try_unspent(stream)
     if run.kept and stream.source.resumes == "replay":
         run = run._replace(why="a resume draws the batches before it again and discards them")
     return Checked("data", word, run)
 
 
-def _try_stream(stream: Stream) -> Verdict:
+def _try_unspent(stream: Stream) -> Verdict:
     if stream.spent or isinstance(stream.keeps_place, Iterator):
         return Verdict(None, "it is an iterator, which can be read once only")
     return try_stream(stream)
@@ -130,12 +130,11 @@ def try_stream(stream: Stream) -> Verdict:
 
     The position is one behind many batches: data that reads ahead in blocks tells the start of a block first.
     """
-    with isolated(), quiet():
+    failed = Verdict(None, "it cannot be copied")
+    with isolated(), _quiet():
         try:
-            first, second, third = copy.deepcopy(stream), copy.deepcopy(stream), copy.deepcopy(stream)
-        except Exception as error:
-            return Verdict(None, f"it cannot be copied ({type(error).__name__}: {error})")
-        try:
+            first, second, third = (copy.deepcopy(stream) for _ in range(3))
+            failed = Verdict(None, "the trial failed")
             with _opened(first) as cursor:
                 count = len(_draw(cursor, _BEFORE + _AFTER))
             if count < 2:
@@ -143,22 +142,14 @@ def try_stream(stream: Stream) -> Verdict:
             with _opened(second) as cursor:
                 if not any(_draw(cursor, max(1, count - _AFTER))):
                     return Verdict(None, "its batches hold nothing that can be compared")
-                try:
-                    position = cursor.position()
-                except NotResumableError as error:
-                    return Verdict(False, str(error))
-                except Exception as error:
-                    return Verdict(False, f"its state cannot be saved ({type(error).__name__}: {error})")
+                failed = Verdict(False, "its state cannot be saved")
+                position = cursor.position()
+                failed = Verdict(None, "the trial failed")
                 random_state = capture()
                 expected = _draw(cursor, _AFTER)
-            try:
-                again = _opened(third, position)
-            except NotResumableError as error:
-                return Verdict(False, str(error))
-            except Exception as error:
-                why = f"it cannot be opened at its position ({type(error).__name__}: {error})"
-                return Verdict(False, why)
-            with again as cursor:
+            failed = Verdict(False, "it cannot be opened at its position")
+            with _opened(third, position) as cursor:
+                failed = Verdict(None, "the trial failed")
                 # opened in another random state, as by a new process; the batches are drawn in the same one
                 restore(random_state)
                 if _draw(cursor, _AFTER) == expected:
@@ -167,7 +158,7 @@ def try_stream(stream: Stream) -> Verdict:
         except NotResumableError as error:
             return Verdict(False, str(error))
         except Exception as error:
-            return Verdict(None, f"the trial failed ({type(error).__name__}: {error})")
+            return Verdict(failed.kept, f"{failed.why} ({type(error).__name__}: {error})")
 
 
 def _opened(stream: Stream, position: Any = None) -> closing[Cursor]:
@@ -176,11 +167,11 @@ def _opened(stream: Stream, position: Any = None) -> closing[Cursor]:
 
 def _draw(cursor: Cursor, count: int) -> list[Any]:
     """Draw batches, made comparable; None for one that holds nothing that can be compared."""
-    return [comparable(batch, lambda value: None) for batch in islice(cursor, count)]
+    return [comparable(batch) for batch in islice(cursor, count)]
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Silence warnings and logs of data, which would be about the trial and not about the run."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
@@ -193,7 +184,7 @@ def quiet() -> Iterator[None]:
 
 
 def _try_state(obj: Any, change: Callable[[Any], Any], entry_of: Callable[[Any], Entry]) -> Verdict:
-    with isolated(), quiet():
+    with isolated(), _quiet():
         try:
             one, other = copy.deepcopy(obj), copy.deepcopy(obj)
         except Exception as error:
@@ -222,9 +213,6 @@ def check_stateful(make: Callable[[], T], mutate: Callable[[T], object], *, stri
         make: makes the object as a new process would make it; called many times.
         mutate: changes the object as training does; may draw from the global random state.
         strict: False leaves out rule 5, for objects that load any state.
-
-    Raises:
-        AssertionError: says which rule is broken, and which leaves of the state differ.
     """
     with isolated(), tempfile.TemporaryDirectory() as folder:
         obj = make()

@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
+from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -21,11 +22,11 @@ from everstep.contracts.services import Interrupt, Moment, Service, Stage
 from everstep.errors import ConfigError, Interrupted, nearest
 from everstep.loop import TrainLoop
 from everstep.record import Row, RunJournal
-from everstep.schedule import Every, Instant, Schedule
+from everstep.schedule import Every, Instant
 from everstep.services.checkpoints import Checkpoints
 from everstep.state import Encoded, array_name, isolated, leaves
 from everstep.supervisor import Ending
-from everstep.supervisor.board import require_initialized
+from everstep.supervisor.board import require_service
 from everstep.testing.stream_checks import fingerprint, require_function
 from everstep.testing.tools import ManualClock, nothing_left
 
@@ -68,8 +69,8 @@ def check_service(
 
     1. Name, stage, moments and schedule of the service are valid; unknown keywords are refused.
     2. An observer changes nothing: state and metric rows are those of the run without the service.
-    3. The service's state survives: a run that is interrupted at each boundary, or crashes in each body,
-       and is started again, ends with the same state and rows to the bit.
+    3. The service's state survives: a run that is interrupted, or crashes, at any of its nine boundaries (the
+       two in turn) and is started again ends with the same state and rows to the bit.
     4. A service that raises is closed all the same.  In stage REPORT the training continues with a
        warning; in any other stage the error is raised.
     5. The service is closed once for each time that it was opened, and leaves no thread, file or handler.
@@ -81,9 +82,6 @@ def check_service(
         metrics: names of more metrics to collect after each epoch.
         values: values of metrics by name, for a service that waits for certain values: 6 for "loss", one for
             each step; 3 for any other name, one for each epoch.
-
-    Raises:
-        AssertionError: says which law is broken, and where.
     """
     _check_in_runs(make_service, metrics, values, lambda run_dir, where: None)
 
@@ -105,9 +103,6 @@ def check_sink(
             row in any order, the name as it was collected.  Values may be rounded to float32.
         metrics: names of more metrics to collect after each epoch.
         takes: whether the sink writes a row, for a sink that leaves out rows.
-
-    Raises:
-        AssertionError: says which rows are missing, or which are there too often, and after what.
     """
 
     def inspect(run_dir: Path, where: str) -> None:
@@ -173,13 +168,13 @@ def _check_in_runs(
             _require_same(
                 whole, alone, "an observer must change nothing, but with this service", service.name
             )
-        for place in _PLACES:
-            for how in ("interrupted", "crashed"):
-                where = f"{how} in {place[0]} {place[1]} and started again"
-                again = program.run(how, place)
-                hint = "; does its state_dict hold all that run() remembers?"
-                _require_same(again, whole, f"its state must survive, but {where}", hint=hint)
-                inspect(again.run_dir, where)
+        # steps and tails, each kind in both ways: the pattern of places has three parts, that of ways two
+        for place, how in zip(_PLACES, cycle(("interrupted", "crashed")), strict=False):
+            where = f"{how} in {place[0]} {place[1]} and started again"
+            again = program.run(how, place)
+            hint = "; does its state_dict hold all that run() remembers?"
+            _require_same(again, whole, f"its state must survive, but {where}", hint=hint)
+            inspect(again.run_dir, where)
         _check_reached(program, make_service())
         failed = None
         with suppress(_PlantedError):
@@ -188,7 +183,7 @@ def _check_in_runs(
             "a failure in REPORT, and in no other stage, lets the training continue"
         )
         if failed is not None:
-            assert any("planted" in text for text in failed.ending.warnings), "a failure must be warned about"
+            assert any("planted" in text for text in failed.warnings), "a failure must be warned about"
             if alone is not None:
                 broken = "a failing REPORT service must change nothing, but"
                 _require_same(failed, alone, broken, service.name)
@@ -197,21 +192,16 @@ def _check_in_runs(
 def _check_attributes(make_service: Callable[[], Service]) -> None:
     require_function(make_service, "check_service")
     service, twin = make_service(), make_service()
-    assert isinstance(service, Service), f"{service!r} is not an everstep.Service"
-    require_initialized(service)
+    require_service(service, ())
     assert service is not twin, "make_service() must make a new service each time"
-    name = service.name
-    assert isinstance(name, str) and name and "/" not in name, (
-        f"name {name!r}: give a string without '/', not empty"
-    )
-    assert twin.name == name, (
-        f"the name is the key of the service's state, but two services are called {name!r}, {twin.name!r}"
+    assert twin.name == service.name, (
+        "the name is the key of the service's state, but two services are called "
+        f"{service.name!r}, {twin.name!r}"
     )
     assert isinstance(service.stage, Stage), f"stage {service.stage!r} is not an everstep.Stage"
     moments = service.moments
     known = isinstance(moments, frozenset) and all(isinstance(moment, Moment) for moment in moments)
     assert known, f"moments {moments!r}: give a frozenset of everstep.Moment"
-    assert isinstance(service.schedule, Schedule), f"schedule {service.schedule!r} is not a Schedule"
     for when in (Instant(1, 1, False, 1.0), Instant(2, 1, True, 2.0)):
         assert service.due(when) == service.due(when), f"asked twice, due({when}) gives two answers"
     with suppress(ConfigError, TypeError):
@@ -247,10 +237,11 @@ class _PlantedError(Exception):
 
 
 class _Final(NamedTuple):
+    """Result of a run: its last state, by path, and its rows, by place."""
+
     run_dir: Path
-    leaves: dict[str, bytes]
-    rows: dict[Any, Any]
-    ending: Ending
+    content: dict[Any, Any]
+    warnings: Sequence[str]
 
 
 class _Program:
@@ -302,29 +293,27 @@ class _Program:
         raise AssertionError(f"the run does not end: interrupted {_STARTS} times")
 
     def _counted(self, service: Service, failing: bool) -> Service:
-        calls: list[str] = []
+        inside = False
 
         def count(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any) -> Any:
-                if calls:  # of the service itself, from inside another of its methods
+                nonlocal inside
+                if inside:  # of the service itself, from inside another of its methods
                     return original(*args)
-                calls.append(method)
+                inside = True
                 try:
-                    return counted(*args)
+                    self.calls[method] += 1
+                    if failing and method in ("run", "finish"):
+                        raise _PlantedError("planted by check_service")
+                    outcome = original(*args)
+                    state = fingerprint(service.state_dict())
+                    if state not in self.states:
+                        self.states.append(state)
+                    if method in ("run", "finish") and outcome:
+                        self.calls["action"] += len(outcome.actions)
+                    return outcome
                 finally:
-                    calls.pop()
-
-            def counted(*args: Any) -> Any:
-                self.calls[method] += 1
-                if failing and method in ("run", "finish"):
-                    raise _PlantedError("planted by check_service")
-                outcome = original(*args)
-                state = fingerprint(service.state_dict())
-                if state not in self.states:
-                    self.states.append(state)
-                if method in ("run", "finish") and outcome:
-                    self.calls["action"] += len(outcome.actions)
-                return outcome
+                    inside = False
 
             return call
 
@@ -379,12 +368,11 @@ def _final(run_dir: Path, ending: Ending) -> _Final:
     store = Store(run_dir, ending.segment, lambda text: None)
     checkpoint = store.read(store.names()[-1])
     state = leaves(Encoded(checkpoint.structure, checkpoint.arrays))
-    rows = {
-        (row.epoch, row.step, row.phase, row.name, row.seq): (row.value.hex(), row.count)
-        for row in RunJournal(run_dir).rows()
-        if not row.wall
-    }
-    return _Final(run_dir, {path: bytes(part) for path, part in state if not _in(path, "wall")}, rows, ending)
+    content: dict[Any, Any] = {path: bytes(part) for path, part in state if not _in(path, "wall")}
+    for row in RunJournal(run_dir).rows():
+        if not row.wall:
+            content[row.epoch, row.step, row.phase, row.name, row.seq] = (row.value.hex(), row.count)
+    return _Final(run_dir, content, ending.warnings)
 
 
 def _in(path: str, *folders: str) -> bool:
@@ -393,7 +381,7 @@ def _in(path: str, *folders: str) -> bool:
 
 def _require_same(got: _Final, expected: _Final, broken: str, without: str = "", hint: str = "") -> None:
     """Require equal state and rows; `without`: service whose own rows and state are left out."""
-    left, right = ({**final.leaves, **final.rows} for final in (got, expected))
+    left, right = got.content, expected.content
     phase = f"eval/{without}"
     # The metrics of the service also stand in the windows of all readers.
     seqs = array_name(("metrics", "state", "seqs", phase))

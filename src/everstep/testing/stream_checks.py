@@ -43,9 +43,6 @@ def check_stream(make_stream: Callable[[], Stream], *, seed: int = 0, shares: bo
         seed: the run's seed, and the seed of the global generators.
         shares: whether law 5 is checked; False for a stream whose batches hold values that are drawn for a
             batch, which each rank draws for its part.
-
-    Raises:
-        AssertionError: names the broken law, the pass and the batch.
     """
     require_function(make_stream, "check_stream")
     seed_all(seed)

@@ -12,7 +12,6 @@ from typing import Any
 
 from everstep import hazard
 from everstep.errors import ConfigError
-from everstep.state import codec
 from everstep.supervisor.threads.signals import SIGNALS
 
 
@@ -30,11 +29,7 @@ class ManualClock:
         return self.now
 
     def advance(self, seconds: float) -> None:
-        """Let some seconds pass.
-
-        Raises:
-            ConfigError: `seconds` is negative.
-        """
+        """Let some seconds pass."""
         if seconds < 0:
             raise ConfigError(
                 f"advance({seconds!r}): a monotonic clock does not go back; set .now to test that"
@@ -50,9 +45,6 @@ def armed(spec: str) -> Iterator[None]:
         spec: "kill:checkpoint.rename:2" (SIGKILL at the second time), "ENOSPC:journal.write:3-5"
             (the 3rd to 5th time raise OSError), or "trace:FILE" (append the name of each hazard that is
             reached, to learn which there are).
-
-    Raises:
-        ConfigError: the spec has another form.
     """
     hazard.arm(spec)
     try:
@@ -62,28 +54,11 @@ def armed(spec: str) -> Iterator[None]:
 
 
 @contextmanager
-def stamps_checked() -> Iterator[None]:
-    """Compare, in the block, each copy that a save leaves alone with the live array; other values raise.
-
-    A save leaves alone the copies of those chunks of a `everstep.data.RingBuffer` that nobody wrote to.  The
-    comparison reads the whole memory at each save.  EVERSTEP_CHECK_STAMPS=1 does it in a whole process.
-    """
-    before, codec.checking_stamps = codec.checking_stamps, True
-    try:
-        yield
-    finally:
-        codec.checking_stamps = before
-
-
-@contextmanager
 def nothing_left(settle: float = 0.0) -> Iterator[None]:
     """Require that no thread, file descriptor or changed handler of a signal outlives the block.
 
     Args:
         settle: seconds to wait for what ends by itself, such as a connection that another process closes.
-
-    Raises:
-        AssertionError: names what is left; if the block itself raises, its error is raised instead.
     """
     before = _resources()
     yield

@@ -61,7 +61,6 @@ class Evaluations:
         self._data_ranks = said(options.get("data_ranks"))
         self._config = Configuration.of(options.get("config")) or Configuration({})
         self._facts: dict[str, Any] | None = None
-        self._lock = options.get("lock", True)
         self.loop: TrainerLoop | None = None
         self.weights: Loaded | None = None
         looking = [each for each in services if Moment.AFTER_EVAL_STEP in each.moments]
@@ -185,7 +184,7 @@ class Evaluations:
         if self._facts is None:
             self._facts = self._config.facts(self._seed, self._services)
         try:
-            record_evaluation(to_read(self.run_dir), found, self._facts, wall, lock=self._lock)
+            record_evaluation(to_read(self.run_dir), found, self._facts, wall)
         except OSError as error:
             warnings.warn(
                 f"an evaluation is not recorded: {error}; repair the disk, or free space", RuntimeWarning, 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +23,6 @@ class Asked(NamedTuple):
     """Question for curves: the metric, its phase, the axis ("step" or "time"), the part of it, the points.
 
     `superseded`: also the values that later starts replaced.  `timed`: also when each point was measured.
-    `beyond`: also points beside the part, half of its width and at least one on each side: for lines that
-    go on beyond a chart's edges, and are smoothed as if they had no edge.
     """
 
     stream: str
@@ -35,7 +33,6 @@ class Asked(NamedTuple):
     points: int | None = None
     superseded: bool = False
     timed: bool = False
-    beyond: bool = False
 
 
 def curves(
@@ -61,10 +58,7 @@ def _curve(rows: Rows, asked: Asked, points: int) -> dict[str, Any]:
         inside &= x <= asked.end
     now, before = inside & rows.valid, inside & ~rows.valid
     beside = (rows.times,) if asked.timed else ()
-    parts = _with_sides(x, now, rows.valid, asked) if asked.beyond else [now]
-    room = 2 * points if asked.beyond else points
-    each = [_thinned(x[part], rows.values[part], room, *(times[part] for times in beside)) for part in parts]
-    thin = each[0] if len(each) == 1 else {name: _joined(one[name] for one in each) for name in each[0]}
+    thin = _thinned(x[now], rows.values[now], points, *(times[now] for times in beside))
     told: dict[str, Any] = {"n": int(now.sum()), "n_superseded": int(before.sum()), **thin}
     odd = np.flatnonzero(now & ~np.isfinite(rows.values))
     if len(odd):
@@ -73,27 +67,6 @@ def _curve(rows: Rows, asked: Asked, points: int) -> dict[str, Any]:
     if asked.superseded:
         told["superseded"] = _points(_some(np.flatnonzero(before), points), x, rows.values, *beside)
     return told
-
-
-def _with_sides(x: NDArray[Any], now: NDArray[np.bool_], valid: NDArray[np.bool_], asked: Asked) -> list[Any]:
-    """Choose the part of the axis with half of its width on each side; and the next rows before and after."""
-    if not valid.any():
-        return [now]
-    ends = float(x[valid].min()), float(x[valid].max())
-    begin, end = (ends[i] if one is None else one for i, one in enumerate((asked.begin, asked.end)))
-    beside = max(0.0, end - begin) / 2
-    wide = valid & (x >= begin - beside) & (x <= end + beside)
-    before, after = (np.flatnonzero(valid & side) for side in (x < begin - beside, x > end + beside))
-    # The sides are thinned apart: a far row would stretch the places of all others.
-    return [_nearest(x, before, np.argmax), wide, _nearest(x, after, np.argmin)]
-
-
-def _nearest(x: NDArray[Any], rows: NDArray[Any], which: Callable[[NDArray[Any]], Any]) -> NDArray[Any]:
-    return rows[[which(x[rows])]] if len(rows) else rows
-
-
-def _joined(parts: Iterable[Any]) -> list[Any]:
-    return [value for part in parts for value in (part.tolist() if isinstance(part, np.ndarray) else part)]
 
 
 def _some(places: NDArray[Any], most: int) -> NDArray[Any]:

@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,7 +54,6 @@ class FollowedIndex:
     """
 
     def __init__(self, place: Location | None, folder: Path) -> None:
-        self.table = RunsTable()
         self._problems: list[str] = []
         self._trouble: list[str] = []
         """Why the newest look has failed."""
@@ -77,8 +75,7 @@ class FollowedIndex:
         else:
             self.database, found = query.open_index(str(place))
             self._note(found)
-        # Of its own: a connection that is kept open belongs to one thread.
-        self._followed = Database(self.database.place)
+        self.table = RunsTable(self.database)
         self._look()
         self._thread = threading.Thread(target=self._follow, name="everstep-ui", daemon=True)
         self._thread.start()
@@ -112,8 +109,7 @@ class FollowedIndex:
     def _follow(self) -> None:
         while not self._ending.is_set():
             try:
-                with self._followed.kept_open() if self._followed.shared else nullcontext():
-                    self._follow_connected()
+                self._follow_connected()
             except Exception as error:  # a server that is away for a while: the page shows what it has
                 self._trouble = [f"the page shows old data: {error}"]
                 self._is_whole = False
@@ -141,18 +137,18 @@ class FollowedIndex:
         """Let the trainings know that somebody waits for their points."""
         # A lock takes a descriptor: a comparison of a thousand runs, most of them over, would take them all.
         running = (run for run in watched if run["status"] == "running")
-        self._locks.over(str(run["path"]) for run in running if is_here(self._followed, run["host"]))
+        self._locks.over(str(run["path"]) for run in running if is_here(self.database, run["host"]))
 
     def _glance(self, watched: list[dict[str, Any]]) -> None:
         """Tell of new points of some runs; the next look notes what else has changed."""
         if not watched:
             return
         with contextlib.suppress(IndexBusyError, UnwritableIndexError):  # the next look tells that
-            here = [Path(run["path"]) for run in watched if is_here(self._followed, run["host"])]
-            self._note(self._journals.ship(self._followed, only=here).problems)
+            here = [Path(run["path"]) for run in watched if is_here(self.database, run["host"])]
+            self._note(self._journals.ship(self.database, only=here).problems)
         state = self._state()
         if state is None or state != self._glanced:
-            with self._followed.read() as connection:
+            with self.database.read() as connection:
                 self._tell(News([], self.table.grown(connection, [run_id(run) for run in watched])))
             self._glanced = state
 
@@ -162,15 +158,15 @@ class FollowedIndex:
             if not self._is_whole:  # made anew from one run alone, perhaps
                 self._journals = Journals([self._folder], named=False)
                 self._is_whole = True  # runs that are missing even so were taken out on purpose
-            self._note(self._journals.ship(self._followed).problems)
+            self._note(self._journals.ship(self.database).problems)
         except (IndexBusyError, UnwritableIndexError) as error:
             trouble = [f"the page may lack the newest rows: {error}"]
-        self._gone = gone_runs(self._followed, self.table.runs())
+        self._gone = gone_runs(self.database, self.table.runs())
         state = self._state()
         if state is None or state != self._seen:
-            with self._followed.read() as connection:
+            with self.database.read() as connection:
                 before = len(self.table.runs())
-                news = News(*self.table.update(connection, gone_runs(self._followed, connection)))
+                news = News(*self.table.update(connection, gone_runs(self.database, connection)))
                 self._is_whole = len(self.table.runs()) >= before
             self._seen = self._glanced = state
             self._tell(news)
@@ -183,7 +179,7 @@ class FollowedIndex:
 
     def _state(self) -> object:
         """Return what differs after a change of an index in a file; None for an index in a database."""
-        place = self._followed.place
+        place = self.database.place
         if not isinstance(place, Path):
             return None
         found = [_stat(path) for path in (place, place.with_name(f"{place.name}-wal"))]
@@ -201,11 +197,7 @@ def _stat(path: Path) -> object:
 
 @contextlib.contextmanager
 def followed(index: str | None) -> Iterator[FollowedIndex]:
-    """Open and follow the index that a person names: a folder of runs, a file, a URL, or a run directory.
-
-    Raises:
-        RunIndexError: there is neither an index nor a run.
-    """
+    """Open and follow the index that a person names: a folder of runs, a file, a URL, or a run directory."""
     place = query.index_place(index)
     folder = runs_of(place)
     alone = isinstance(place, Path) and is_run(folder) and not place.exists()

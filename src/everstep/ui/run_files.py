@@ -55,9 +55,6 @@ def summary(
 
     Args:
         kind: "image", "text" or "histogram"; None for the newest summary of any kind.
-
-    Raises:
-        MissingError: the run has no such summary, or its file is gone or is not a picture.
     """
     with database.read() as connection:
         found = (data for data in newest_summaries(connection, run["id"]) if kind in (None, kind_of(data)))
@@ -79,11 +76,7 @@ def newest_summaries(connection: Connection, run: int) -> Iterator[dict[str, Any
 
 
 def content_of(database: Database, run: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[bytes, str]:
-    """Return the content of a summary that the journal describes, and its type: a picture, or plain text.
-
-    Raises:
-        MissingError: its file is gone or is not a picture.
-    """
+    """Return the content of a summary that the journal describes, and its type: a picture, or plain text."""
     if "image" not in data:
         text = (
             data["text"] if isinstance(data.get("text"), str) else json.dumps(data.get("histogram"), indent=1)
@@ -162,11 +155,7 @@ def _end_of_log(database: Database, run: Mapping[str, Any], after: int, most: in
 
 
 def _opened(database: Database, run: Mapping[str, Any], place: str) -> FileIO:
-    """Open a file below a run's directory: a regular file, reached through no link.  A race changes nothing.
-
-    Raises:
-        MissingError: there is no such file, or it lies elsewhere.
-    """
+    """Open a file below a run's directory: a regular file, reached through no link."""
     top, parts = Path(run["path"]), Path(place).parts
     if Path(place).is_absolute() or ".." in parts or not parts or "\0" in place:
         raise MissingError(f"{place!r} does not lie in the run; give a file of the run")

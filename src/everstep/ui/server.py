@@ -31,12 +31,11 @@ from everstep.ui.connections import BACKLOG, Connection, tell_faults_once
 from everstep.ui.curves import MOST_POINTS, curves
 from everstep.ui.curves import Asked as Curves
 from everstep.ui.followed_index import FollowedIndex
-from everstep.ui.list_runs import MOST, Asked, list_runs, numeric_columns
+from everstep.ui.list_runs import MOST, Asked, list_runs, numeric_columns, side_by_side
 from everstep.ui.live import Live
 from everstep.ui.one_run import one_run
 from everstep.ui.run_files import MissingError, log, summary
 from everstep.ui.runs_table import RunsTable, run_id
-from everstep.ui.side_by_side import side_by_side
 from everstep.ui.stored_rows import StoredRows
 
 STATIC = Path(__file__).parent / "static"
@@ -70,12 +69,12 @@ def application(index: FollowedIndex, live: Live, static: Path = STATIC) -> Star
         return Response((static / "index.html").read_bytes(), media_type="text/html")
 
     def runs(request: Request) -> Response:
-        told = list_runs(index.table, index.database, _asked(index.table, request))
+        told = list_runs(index.table, _asked(index.table, request))
         return Json({**told, "problems": [_problem(one) for one in index.problems[-_MOST_PROBLEMS:]]})
 
     def columns(request: Request) -> Response:
         text = _filter(_known(request, "where"))
-        return Json(numeric_columns(index.table, index.database, text))
+        return Json(numeric_columns(index.table, text))
 
     def run(request: Request) -> Response:
         run = _run(index, request)
@@ -93,9 +92,7 @@ def application(index: FollowedIndex, live: Live, static: Path = STATIC) -> Star
         return Response(content, media_type=media, headers={"Content-Disposition": "inline"})
 
     def series(request: Request) -> Response:
-        given = _known(
-            request, "runs", "stream", "metric", "x", "from", "to", "points", "superseded", "beyond"
-        )
+        given = _known(request, "runs", "stream", "metric", "x", "from", "to", "points", "superseded")
         return Json(curves(stored, index.database, _runs(index, given), _asked_curves(given)))
 
     def compare(request: Request) -> Response:
@@ -169,9 +166,6 @@ def serve(index: FollowedIndex, port: int, hosts: Sequence[str], started: Callab
         port: 0 to 65535; 0 for a free port.
         hosts: further names by which browsers reach the page.
         started: called with a link that works once: when the page is there, and when the link was used.
-
-    Raises:
-        ConfigError: the port is in use.
     """
     try:
         line = socket.create_server(("127.0.0.1", port), backlog=128)
@@ -252,7 +246,7 @@ def _columns(table: RunsTable, given: Sequence[str]) -> list[str]:
 
     A name may have a comma in it: it is then given alone, and is known.
     """
-    several = ([one] if table.column(one) is not None else one.split(",") for one in given)
+    several = ([one] if table.values(one) else one.split(",") for one in given)
     return list(dict.fromkeys(name.strip() for names in several for name in names if name.strip()))
 
 
@@ -269,7 +263,6 @@ def _asked_curves(given: dict[str, str]) -> Curves:
         _number(given, "to"),
         integer_in(given, "points", 0, 1, MOST_POINTS) or None,
         _flag(given, "superseded", False),
-        beyond=_flag(given, "beyond", False),
     )
 
 
@@ -313,11 +306,7 @@ def _known(request: Request, *names: str) -> dict[str, str]:
 
 
 def integer_in(given: dict[str, str], name: str, default: int, least: int, most: int) -> int:
-    """Return an integer parameter.
-
-    Raises:
-        ConfigError: the value is not an integer in the range.
-    """
+    """Return an integer parameter."""
     text = given.get(name, "")
     if not text:
         return default

@@ -158,11 +158,7 @@ def _read_on(
 
 
 def _stored(offset: int, packed: Any) -> StoredBlock:
-    """Return a block of the index.
-
-    Raises:
-        UnknownContentError: everstep has not written it.
-    """
+    """Return a block of the index."""
     if not isinstance(packed, bytes) or not is_block(memoryview(packed)):
         raise UnknownContentError(f"a block at {offset} holds no values")
     return StoredBlock(offset, memoryview(packed))

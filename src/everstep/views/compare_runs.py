@@ -44,11 +44,7 @@ class Compared(NamedTuple):
 
 
 def compare(given: Sequence[str], found: list[Found]) -> Compared:
-    """Put runs side by side.
-
-    Args:
-        given: strings by which a person named the runs.
-    """
+    """Put runs side by side."""
     titles = _titles(given, found)
     facts, metrics = ([tell(run) for run in found] for tell in (_facts, _metrics))
     return Compared(titles, _side_by_side(titles, facts), _side_by_side(titles, metrics))

@@ -33,11 +33,7 @@ class Found(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """Directory of the run.
-
-        Raises:
-            ConfigError: the directory is gone, or is now that of another run.
-        """
+        """Directory of the run."""
         path, name = self.facts["path"], self.facts["name"]
         there = id_at(path)
         if there not in (None, name):
@@ -58,10 +54,6 @@ def find_all(texts: Sequence[str], index: str | None, note: Note, *, exactly: bo
     Args:
         note: called with descriptions of faults.
         exactly: refuse the beginning of a name.
-
-    Raises:
-        ConfigError: a run is unknown.
-        RunDirError, JournalError, RunIndexError: a run cannot be read.
     """
     named = [text for text in texts if not _is_run_dir(text)]
     database, problems = query.open_index(index) if named else (None, [])

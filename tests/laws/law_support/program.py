@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,30 +18,34 @@ class Program:
     """A run directory and the starts of one script on it.
 
     Args:
-        folder: where the run, the log and the diaries lie.
+        folder: where the run, alone in its folder, the log and the diaries lie.
         options: of the victim, the same at every start.
         script: the victim; in `law_support`, or a path without ".py".
     """
 
     def __init__(self, server: ForkServer, folder: Path, *options: str, script: str = "victim") -> None:
         self._server, self._options, self._script = server, options, script
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self.run_dir, self._log = folder, folder / "run", folder / "log"
+        self._folder, self.run_dir, self._log = folder, folder / "runs" / "run", folder / "log"
+        self.run_dir.parent.mkdir(parents=True, exist_ok=True)
         self._diaries: list[Path] = []
+
+    def arguments(self) -> list[str]:
+        """Those of the next start."""
+        self._diaries.append(self._folder / f"{len(self._diaries) + 1}.diary")
+        return [str(self.run_dir), "--diary", str(self._diaries[-1]), *self._options]
 
     def start(self, *more: str, hazard: str | None = None, **environment: str) -> Victim:
         """Start the script, for this start with `more` options, a hazard and variables of the environment."""
-        self._diaries.append(self._folder / f"{len(self._diaries) + 1}.diary")
-        arguments = [str(self.run_dir), "--diary", str(self._diaries[-1]), *self._options, *more]
+        arguments = [*self.arguments(), *more]
         return self._server.start(self._script, arguments, self._log, hazard=hazard, environment=environment)
 
     def run(self, *more: str, hazard: str | None = None) -> int:
         """Start the script; how it ended."""
         return self.start(*more, hazard=hazard).wait(120)
 
-    def finish(self, *more: str) -> None:
+    def finish(self, *more: str, hazard: str | None = None) -> None:
         """Start the script and let it end well."""
-        status = self.run(*more)
+        status = self.run(*more, hazard=hazard)
         assert status == 0, f"status {status}\n{self.said()}"
 
     def wait_for(self, victim: Victim, what: str | Callable[[], bool], step: int = 0) -> None:
@@ -65,14 +71,66 @@ class Program:
         """The step of the newest checkpoint."""
         return self._names()[-1].step
 
-    def require_equal(self, undisturbed: Path) -> None:
-        """The finished run is the undisturbed one, and each resume verified itself."""
+    def require_equal(self, undisturbed: Path, where: str = "") -> None:
+        """The finished run is the undisturbed one, each resume verified itself, nothing half done is left."""
         different = compare_runs(undisturbed, self.run_dir)
-        assert not different, f"{different[:10]}\n{self.said()}"
-        assert "resume differs" not in self.said(), self.said()
+        assert not different, f"{where}: {different[:10]}\n{self.said()}"
+        assert "resume differs" not in self.said(), f"{where}\n{self.said()}"
+        left = list(self.run_dir.rglob(".tmp-*"))
+        assert not left, f"{where}: {left}"
 
     def _names(self) -> list[CheckpointName]:
         return Store(self.run_dir).names()
+
+
+OPTIONS = ("--epochs", "2", "--batch", "26", "--every", "2", "--patience", "9", "--frozen", "6")
+"""Ten steps, a save after every second one and every epoch, best weights, content that checkpoints share, for
+six steps the same, and retention at work."""
+
+
+class Points:
+    """A short run, begun again and again, whose start can be struck at any point of `everstep.hazard`.
+
+    Args:
+        folder: where everything lies.
+        killed_at: None to strike the first start; else a point at which the first start is killed, to
+            strike the second one.
+        more: options of the victim.
+    """
+
+    def __init__(self, server: ForkServer, folder: Path, killed_at: str | None, *more: str) -> None:
+        self._server, self._folder, self._more = server, folder, more
+        undisturbed = Program(server, folder / "undisturbed", *OPTIONS, *more)
+        undisturbed.finish()
+        self.undisturbed = undisturbed.run_dir
+        self._prepared: Path | None = None
+        if killed_at is not None:
+            prepared = Program(server, folder / "prepared", *OPTIONS, *more)
+            assert prepared.run(hazard=f"kill:{killed_at}") == -9, prepared.said()
+            self._prepared = prepared.run_dir
+
+    def fresh(self) -> Program:
+        """A program whose next start is the one to strike."""
+        shutil.rmtree(self._folder / "struck", ignore_errors=True)
+        program = Program(self._server, self._folder / "struck", *OPTIONS, *self._more)
+        if self._prepared is not None:
+            shutil.copytree(self._prepared, program.run_dir)
+        return program
+
+    def course(self) -> list[str]:
+        """The points of the library that the start reaches, in order."""
+        trace = self._folder / "trace"
+        trace.unlink(missing_ok=True)
+        self.fresh().finish(hazard=f"trace:{trace}")
+        return [point for point in trace.read_text().split() if not point.startswith("law.")]
+
+    def strikes(self, every_time: bool = False) -> list[str]:
+        """POINT:COUNT for every time that each point is reached, or for the first, middle and last."""
+        return [
+            f"{point}:{n}"
+            for point, count in sorted(Counter(self.course()).items())
+            for n in (range(1, count + 1) if every_time else sorted({1, (count + 1) // 2, count}))
+        ]
 
 
 def workers_of(pid: int) -> list[int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +25,15 @@ class CrashError(Exception):
 
 
 class Crash(NamedTuple):
-    """Where to raise: at `step`, at the start or the end of its body, or in the tail that follows it."""
+    """Where to raise, or to send SIGTERM to this process.
+
+    Attributes:
+        where: "start" or "end" of the body of `step`; "tail" or "head": of an epoch, behind `step`.
+    """
 
     where: str
     step: int
+    by_signal: bool = False
 
 
 @dataclass
@@ -41,6 +48,8 @@ class Program:
         loop: further arguments of the TrainLoop.
         extra: whether each epoch has a second loop, over other data.
         leave: break out of the step loop after every so many steps; 0: never.
+        busy: print and save by hand at every so many steps; 0: never.
+        stop: ask for the end at this step; 0: never.
     """
 
     arguments: Sequence[str] = ()
@@ -50,8 +59,10 @@ class Program:
     loop: dict[str, Any] = field(default_factory=dict)
     extra: bool = False
     leave: int = 0
+    busy: int = 0
+    stop: int = 0
 
-    def run(self, run_dir: Path, crash: Crash | None = None) -> None:
+    def run(self, run_dir: Path, crash: Crash | None = None, **limits: int) -> everstep.TrainLoop:
         """One start, in whatever random state the process is.
 
         Raises:
@@ -66,18 +77,33 @@ class Program:
             sources["extra"] = everstep.data.arrays(training.x[:70], training.y[:70], batch_size=32)
 
         def reach(where: str, step: int) -> None:
-            if crash == (where, step):
-                raise CrashError
+            if crash is not None and crash[:2] == (where, step):
+                if not crash.by_signal:
+                    raise CrashError
+                os.kill(os.getpid(), signal.SIGTERM)
 
-        options = {"max_epoch": args.epochs, "seed": args.seed, "services": self.services(), **self.loop}
+        options = {
+            "max_epoch": args.epochs,
+            "seed": args.seed,
+            "services": self.services(),
+            **self.loop,
+            **limits,
+        }
         with everstep.TrainLoop(run_dir, training.state(), **options) as loop:
             self.observe(loop)
-            for _ in loop.iter_epochs():
+            for epoch in loop.iter_epochs():
+                reach("head", loop.step)
+                loop.collect_metrics(head=1.0 / epoch)
                 for name, data in sources.items():
                     for step, (x, y) in loop.iter_steps(data, name):
                         reach("start", step)
                         loop.collect_metrics(training.step(step, x, y))
                         self.each_step(loop, training)
+                        if self.busy and step % self.busy == 0:
+                            loop.make_checkpoint()
+                            loop.print_logs()
+                        if step == self.stop:
+                            loop.request_stop("enough")
                         reach("end", step)
                         if self.leave and step % self.leave == 0:
                             break
@@ -85,6 +111,7 @@ class Program:
                 training.per_epoch.step()
                 self.evaluate(loop, training, args.evaluate)
                 loop.print_logs()
+        return loop
 
     @staticmethod
     def evaluate(loop: everstep.TrainLoop, training: victim.Training, how: str) -> None:

@@ -249,7 +249,6 @@ def everything() -> list[everstep.Service]:
         services.Notify(command=["cat"]),
         services.Plateau("loss", then=lower, long=3, short=2, cooldown=2, every=Every(steps=2)),
         services.Profile(Every(steps=8), steps=1, keep=1),
-        services.ProgressBar(),
         services.Require("valid/loss", 1e9, epoch=2),
         services.Scheduled("optimizer.weight_decay", services.Annealing(0.01, 0.9, every=3)),
         services.System(every=Every(steps=4)),

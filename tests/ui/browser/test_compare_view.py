@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,30 +65,6 @@ def test_settings_stand_side_by_side_and_differences_are_marked(sweep: Page, ope
     expect(view.locator("tr").filter(has_text="config.optimizer.name")).to_have_count(1)
 
 
-def test_facts_of_the_runs_are_no_settings(sweep: Page, opened: Opened) -> None:
-    view = opened(sweep, address(sweep, 3, "&tab=settings"))
-    rate = view.locator("tr").filter(has_text="config.optimizer.lr")
-    expect(rate.locator("td.other")).to_have_count(3)  # all differ
-    expect(view.locator(".bar")).to_contain_text("settings and")
-    rows = view.locator("table.side tbody tr")
-    heading = rows.all_inner_texts().index("facts of the runs")
-    paths = rows.filter(has_text="path")
-    assert 0 < heading < [row.split()[0] for row in rows.all_inner_texts()].index("≠path")
-    expect(paths.locator("td.other")).to_have_count(0)
-    assert all("trial-00" in cell for cell in paths.first.locator("td").all_inner_texts()), (
-        "their end is seen"
-    )
-
-
-def test_the_command_that_sends_a_comparison_is_copied(sweep: Page, opened: Opened) -> None:
-    view = opened(sweep, address(sweep, 3, "&tab=metrics"), permissions=["clipboard-read", "clipboard-write"])
-    view.get_by_role("button", name="Copy").click()
-    expect(view.get_by_role("button", name="Copied")).to_have_count(1)
-    words = view.evaluate("navigator.clipboard.readText()").split()
-    assert words[:2] == ["everstep", "report"] and words[-2:] == ["-o", "comparison.html"]
-    assert [Path(word).name for word in words[2:-2]] == ["trial-000", "trial-001", "trial-002"]
-
-
 def test_a_setting_is_drawn_against_a_metric(sweep: Page, opened: Opened) -> None:
     view = opened(sweep, address(sweep, 30, "&tab=scatter"))
     expect(view.locator(".chart-title")).to_contain_text("against config.optimizer.lr")
@@ -97,71 +72,3 @@ def test_a_setting_is_drawn_against_a_metric(sweep: Page, opened: Opened) -> Non
     view.get_by_label("x axis").select_option("step/loss")
     expect(view.locator(".chart-title")).to_contain_text("against step/loss")
     assert "sx=step" in view.url
-
-
-def test_a_run_is_left_out_by_a_click(sweep: Page, opened: Opened) -> None:
-    view = opened(sweep, address(sweep, 5, "&find=step/loss"))
-    expect(view.locator(".chart-reading")).to_have_text("5 runs")
-    view.locator("aside input").nth(1).uncheck()
-    expect(view.locator(".chart-reading")).to_have_text("4 runs")
-
-
-def test_the_values_of_all_runs_stand_beside_the_pointer(sweep: Page, opened: Opened) -> None:
-    for runs, rows in ((3, 3), (12, 10)):
-        view = opened(sweep, address(sweep, runs, "&find=loss"))
-        expect(view.locator(".card .u-over")).to_have_count(3)
-        box: Any = view.locator(".card[aria-label='step/loss'] .u-over").bounding_box()
-        view.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + box["height"] / 2)
-        listed = view.locator(".chart-list:visible")
-        expect(listed).to_have_count(1)  # and none in the chart that follows the pointer
-        expect(listed).to_contain_text("step ")
-        expect(listed.locator(".chart-name")).to_have_count(rows)
-        assert ("and 2 runs more" in listed.inner_text()) is (runs == 12)
-        readings = view.locator(".chart-reading")
-        (line,) = {text.split(" ")[0] for text in readings.all_inner_texts() if "step" in text}
-        assert line.startswith("trial-"), "all charts tell of the line that is pointed at"
-        view.mouse.move(1, 1)
-        expect(listed).to_have_count(0)
-
-
-def test_a_larger_chart_is_in_sight(sweep: Page, opened: Opened) -> None:
-    view = opened(sweep, address(sweep, 3), height=700)
-    card = view.locator(".card").last
-    card.get_by_role("button", name="Larger").click()
-    expect(card.locator(".chart-head")).to_be_in_viewport(ratio=1)
-    expect(card.get_by_role("button", name="Smaller")).to_be_in_viewport(ratio=1)
-
-
-def test_a_table_that_goes_on_shows_that_it_does(sweep: Page, opened: Opened) -> None:
-    view = opened(sweep, address(sweep, 12, "&tab=settings"), width=800)
-    table = view.locator(".wide-table.goes-on")
-    expect(table).to_have_count(1)
-    table.evaluate("one => { one.scrollLeft = one.scrollWidth }")
-    expect(table).to_have_count(0)
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[Page]:
-    """The page over a run without `valid_loss` and one that has it."""
-    Tiny(tmp_path / "a", max_epoch=1).train()
-    Tiny(tmp_path / "b", max_epoch=2).train(tail=_measure)
-    with running_page(tmp_path) as page:
-        yield page
-
-
-def test_a_click_opens_the_run_of_the_line(two: Page, opened: Opened) -> None:
-    view = opened(two, address(two, 2, "&find=valid_loss"))
-    expect(view.locator(".chart-reading")).to_contain_text("step 8")
-    box: Any = view.locator(".card .u-over").bounding_box()
-    view.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    view.mouse.down()
-    view.mouse.up()
-    view.wait_for_url("**#/run/b-*")
-
-
-def test_a_metric_that_comes_later_gets_a_chart(two: Page, opened: Opened, tmp_path: Path) -> None:
-    view = opened(two, address(two, 1))
-    expect(view.locator(".card")).not_to_have_count(0)
-    expect(view.locator(".card[aria-label*=valid_loss]")).to_have_count(0)
-    Tiny(tmp_path / "a", max_epoch=2).train(tail=_measure)
-    expect(view.locator(".card[aria-label*=valid_loss]")).to_have_count(1)

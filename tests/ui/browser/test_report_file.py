@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +11,9 @@ import pytest
 from chromium import expect
 from click.testing import CliRunner
 from pictured_run import TEXT, pictured
-from test_run_page import block, written, wrote
 
-from everstep.checkpoint.manifest import MANIFEST
 from everstep.cli.looking import report_command as command
-from everstep.labels import add_tags, set_note
-from everstep.ui.report_page import STATIC
-from tiny_runs import Boom, Tiny, boom_at
+from tiny_runs import Tiny
 
 pytestmark = pytest.mark.campaign("machine")
 
@@ -115,59 +110,6 @@ def test_changed_data_are_told(report: Path, tmp_path: Path, from_disk: FromDisk
     expect(view.get_by_role("alert")).to_contain_text("the data were changed after the report was made")
 
 
-@pytest.mark.parametrize("length", [0, 1, 55, 56, 63, 64, 65, 120, 100_001])
-def test_its_digest_is_that_of_the_standard_library(length: int, browser: Browser) -> None:
-    source = (STATIC / "sha256.js").read_text().replace("export ", "")
-    view = browser.new_page()
-    made = f"sha256(Uint8Array.from({{length: {length}}}, (_, i) => (i * 7 + 3) & 255))"
-    found = view.evaluate(f"() => {{ {source}; return {made}; }}")
-    view.close()
-    assert found == hashlib.sha256(bytes((i * 7 + 3) & 255 for i in range(length))).hexdigest()
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of a run of 16 steps, and of one that failed in step 7 and continued; no test changes it."""
-    folder = tmp_path_factory.mktemp("two")
-    Tiny(folder / "whole", max_epoch=4).train()
-    with pytest.raises(Boom):
-        Tiny(folder / "failed", max_epoch=4).train(boom_at(7))
-    Tiny(folder / "failed", max_epoch=4).train()
-    arguments = [str(folder / "failed"), str(folder / "whole"), "-o", str(folder / "report.html")]
-    CliRunner().invoke(command, arguments, catch_exceptions=False)
-    return folder / "report.html"
-
-
-def test_runs_are_hidden_and_shown_and_superseded_points_seen(two: Path, from_disk: FromDisk) -> None:
-    view = from_disk(two)
-    names = view.locator("#charts .card").first.locator(".chart-name")
-    expect(names).to_have_count(2)
-    view.get_by_role("checkbox", name="show whole").uncheck()
-    expect(names).to_have_count(0)
-    step = view.locator("#charts .card").nth(1)
-    expect(step.locator(".chart-reading")).to_contain_text("step 16")
-    before = step.locator(".chart-plot").evaluate(INK)
-    view.get_by_label("superseded points").check()
-    assert step.locator(".chart-plot").evaluate(INK) > before, "steps 5 and 6 of the start that failed"
-    view.get_by_role("checkbox", name="show whole").check()
-    expect(names).to_have_count(2)
-    view.get_by_label("log y").check()
-
-
-def test_a_chart_is_saved_as_png_and_csv(two: Path, from_disk: FromDisk, tmp_path: Path) -> None:
-    view = from_disk(two, accept_downloads=True)
-    card = view.locator("#charts .card").nth(1)
-    saved = {}
-    for name in ("PNG", "CSV"):
-        with view.expect_download() as download:
-            card.get_by_role("button", name=name).click()
-        download.value.save_as(tmp_path / name)
-        saved[download.value.suggested_filename] = (tmp_path / name).read_bytes()
-    assert saved["step-loss.png"].startswith(b"\x89PNG")
-    lines = saved["step-loss.csv"].decode().splitlines()
-    assert lines[0] == "series,step,min,max,last,superseded" and len(lines) == 1 + 16 + 2 + 16
-
-
 def test_it_shows_pictures_texts_histograms_and_the_log(tmp_path: Path, from_disk: FromDisk) -> None:
     run, out = pictured(tmp_path / "run"), tmp_path / "report.html"
     CliRunner().invoke(command, [str(run), "-o", str(out)], catch_exceptions=False)
@@ -183,44 +125,6 @@ def test_it_shows_pictures_texts_histograms_and_the_log(tmp_path: Path, from_dis
     expect(part.locator("pre")).to_have_text(f"{TEXT}3")
     expect(part.locator(".histogram rect")).to_have_count(64)
     expect(view.locator("#log pre")).to_have_text((run / "logs" / "run.log").read_text())
-
-
-def test_its_charts_have_an_axis_of_time(two: Path, from_disk: FromDisk) -> None:
-    view = from_disk(two)
-    step = view.locator("#charts .card").nth(1)
-    reading = step.locator(".chart-reading")
-    view.get_by_role("checkbox", name="show whole").uncheck()
-    expect(reading).to_contain_text("step 16")
-    view.get_by_role("button", name="Time", exact=True).click()
-    expect(reading).to_contain_text(" s ")
-    expect(view.get_by_role("button", name="Time", exact=True)).to_have_attribute("aria-pressed", "true")
-    before = step.locator(".chart-plot").evaluate(INK)
-    view.get_by_label("superseded points").check()
-    assert step.locator(".chart-plot").evaluate(INK) > before
-    view.get_by_role("button", name="Steps").click()
-    expect(reading).to_contain_text("step 16")
-
-
-def test_values_that_are_all_superseded_are_shown_by_a_button(tmp_path: Path, from_disk: FromDisk) -> None:
-    run, out = tmp_path / "run", tmp_path / "report.html"
-    first = wrote(block([1.0]), then=[block([5.0, 4.0], "only once")])
-    written(run, first, wrote(block([2.0], first=2)))
-    CliRunner().invoke(command, [str(run), "-o", str(out)], catch_exceptions=False)
-    view = from_disk(out)
-    card = view.locator("#charts .card").filter(has_text="only once")
-    expect(card.locator(".chart-reading")).to_have_text("all 2 values superseded")
-    before = card.locator(".chart-plot").evaluate(INK)
-    card.get_by_role("button", name="Show superseded points").click()
-    expect(view.get_by_label("superseded points")).to_be_checked()
-    assert card.locator(".chart-plot").evaluate(INK) > before + 100
-
-
-def test_its_timeline_is_saved_as_a_picture(report: Path, from_disk: FromDisk) -> None:
-    view = from_disk(report, accept_downloads=True)
-    with view.expect_download() as download:
-        view.locator("#timeline .card").first.get_by_role("button", name="PNG").click()
-    assert re.fullmatch(r"long-\w+-timeline\.png", download.value.suggested_filename)
-    assert Path(download.value.path()).read_bytes().startswith(b"\x89PNG")
 
 
 def test_hostile_names_are_text(tmp_path: Path, from_disk: FromDisk) -> None:
@@ -260,17 +164,3 @@ def test_its_policy_forbids_connections_and_foreign_scripts(report: Path, browse
     )
     view.close()
     assert sorted(refused) == ["connect-src", "img-src", "not run", "script-src-elem"]
-
-
-def test_labels_and_a_damaged_checkpoint_are_told(tmp_path: Path, from_disk: FromDisk) -> None:
-    run, out = tmp_path / "odd", tmp_path / "report.html"
-    Tiny(run, max_epoch=2).train()
-    add_tags(run, ["paper"])
-    set_note(run, HOSTILE)
-    newest = max((run / "checkpoints").glob("*-*/"))
-    (newest / MANIFEST).write_bytes(b"")
-    CliRunner().invoke(command, [str(run), "-o", str(out)], catch_exceptions=False)
-    view = from_disk(out)
-    expect(view.locator("#runs .tag")).to_have_text("paper")
-    expect(view.locator("#runs .note")).to_have_text(HOSTILE)
-    expect(view.locator("#checkpoints tr").filter(has_text=newest.name)).to_contain_text("damaged: ")

@@ -14,11 +14,8 @@ from index_runs import start, train
 from page_server import Page, running_page
 from pictured_run import TEXT, pictured
 from test_recovery import finish
-from test_run_page import block, written, wrote
 from test_verified_resume import crashed, differing
 from test_verified_resume import start as twelve_steps
-
-from everstep.checkpoint.manifest import MANIFEST
 
 pytestmark = pytest.mark.campaign("machine")
 
@@ -106,13 +103,6 @@ def test_a_divergence_is_told_with_its_step(told: Page, opened: Opened) -> None:
     assert view.locator(".badge path").get_attribute("d") != verified
 
 
-def test_a_rollback_is_a_row_of_the_timeline(told: Page, opened: Opened) -> None:
-    view = opened(told, at(told, "back"))
-    row = view.locator(".timeline-row").filter(has_text="Rolled back")
-    expect(row).to_contain_text("13 → 12")
-    assert row.locator(".timeline-rollback").count() == 1
-
-
 def test_every_metric_is_a_chart_and_its_look_is_in_the_address(told: Page, opened: Opened) -> None:
     view = opened(told, at(told, "long"))
     expect(view.locator(".card .uplot")).not_to_have_count(0)
@@ -161,31 +151,6 @@ EDGES = """canvas => {
 }"""
 
 
-def test_a_zoomed_line_goes_on_to_the_edges(told: Page, opened: Opened) -> None:
-    """Between two epochs' ends there is no point of the validation, and its line crosses the chart."""
-    view = opened(told, at(told, "long", "?find=tail/valid_loss&from=9&to=11"))
-    chart = view.locator(".card canvas:not(.chart-over)")
-    expect(view.locator(".chart-reading")).to_contain_text("no values here")
-    box: Any = view.locator(".card .u-over").bounding_box()
-    card: Any = view.locator(".card .uplot").bounding_box()
-    first, last, width = chart.evaluate(EDGES)
-    scale = width / card["width"]
-    assert first <= (box["x"] - card["x"]) * scale + 2
-    assert last >= (box["x"] - card["x"] + box["width"]) * scale - 3
-    with view.expect_download() as table:
-        view.get_by_role("button", name="CSV").click()
-    assert len(Path(table.value.path()).read_text().splitlines()) == 1, "what is beyond the edges is not seen"
-
-
-def test_the_header_tells_of_settings_and_the_charts_of_phases(told: Page, opened: Opened) -> None:
-    view = opened(told, at(told, "long"), width=400)
-    expect(view.locator(".facts")).to_contain_text("optimizer.lr0.1")
-    expect(view.locator(".phases")).to_contain_text("tail/ after an epoch's steps")
-    expect(view.locator(".facts .command button")).to_be_visible()
-    edge: Any = view.locator(".facts .command button").bounding_box()
-    assert edge["x"] + edge["width"] <= 400
-
-
 def test_a_chart_is_saved_as_a_picture_and_as_a_table(told: Page, opened: Opened, tmp_path: Path) -> None:
     view = opened(told, at(told, "long", "?find=step/loss"))
     with view.expect_download() as table:
@@ -196,25 +161,6 @@ def test_a_chart_is_saved_as_a_picture_and_as_a_table(told: Page, opened: Opened
         view.locator(".card").get_by_role("button", name="PNG").click()
     assert picture.value.suggested_filename.endswith("-step-loss.png")
     assert Path(picture.value.path()).read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_timeline_is_saved_as_a_picture(told: Page, opened: Opened) -> None:
-    from PIL import Image
-
-    sizes = {}
-    for name, rows in (("long", 2), ("back", 3)):
-        view = opened(told, at(told, name))
-        expect(view.locator(".timeline-row[role=listitem]")).to_have_count(rows)
-        with view.expect_download() as picture:
-            view.get_by_label("Timeline").get_by_role("button", name="PNG").click()
-        assert picture.value.suggested_filename.startswith(f"{name}-")
-        with Image.open(picture.value.path()) as drawn:
-            sizes[name] = drawn.size
-            colours = drawn.convert("RGB").getcolors(maxcolors=1 << 24) or []
-            inks = {colour for count, colour in colours if count > 200}
-            assert {(255, 255, 255), (0, 104, 168)} <= inks, "the background, and steps that count"
-            assert name != "long" or (11, 122, 85) in inks, "steps that were executed again, and equal"
-    assert sizes["back"][1] > sizes["long"][1] > 200 and sizes["long"][0] == 2160
 
 
 def test_pictures_texts_and_histograms_are_shown(tmp_path: Path, opened: Opened) -> None:
@@ -236,20 +182,6 @@ def test_pictures_texts_and_histograms_are_shown(tmp_path: Path, opened: Opened)
         expect(histogram).to_contain_text("1,000 values")
         heights = histogram.locator("rect").evaluate_all("bars => bars.map(bar => bar.height.baseVal.value)")
         assert max(heights) == 160 and heights[32] > heights[0]
-
-
-def test_a_metric_of_superseded_values_alone_says_so(tmp_path: Path, opened: Opened) -> None:
-    first = wrote(block([1.0]), then=[block([5.0, 4.0], "only once")])
-    written(tmp_path / "run", first, wrote(block([2.0], first=2)))
-    with running_page(tmp_path) as page:
-        view = opened(page, at(page, "run"))
-        card = view.get_by_label("step/only once")
-        expect(card.locator(".chart-reading")).to_have_text("all 2 values superseded")
-        assert coloured(view, 1) == 0
-        card.get_by_role("button", name="Show superseded points").click()
-        expect(view.get_by_label("superseded points")).to_be_checked()
-        expect(card.get_by_role("button", name="Show superseded points")).to_have_count(0)
-        page.wait_for(lambda: coloured(view, 1) > 10)
 
 
 def test_each_tab_shows_what_was_recorded_and_nothing_is_markup(told: Page, opened: Opened) -> None:
@@ -296,16 +228,3 @@ def test_a_point_is_seen_soon_after_it_was_measured(tmp_path: Path, opened: Open
     finally:
         training.kill()
         training.communicate()
-
-
-def test_a_failure_and_a_damaged_checkpoint_are_told(tmp_path: Path, opened: Opened) -> None:
-    train(tmp_path / "odd", 3, 10, "raise")
-    checkpoints = sorted((tmp_path / "odd" / "checkpoints").glob("*-*/"))
-    (checkpoints[-1] / MANIFEST).write_bytes(b"")
-    with running_page(tmp_path) as page:
-        view = opened(page, at(page, "odd", "?tab=checkpoints"))
-        expect(view.locator("tr").filter(has_text=checkpoints[-1].name)).to_contain_text("damaged: ")
-        expect(view.locator("tr").filter(has_text=checkpoints[0].name)).to_contain_text("whole")
-        view.get_by_text("1 failure").click()
-        expect(view.locator(".failures")).to_contain_text("at the step")
-        expect(view.locator(".pairs")).to_contain_text("seed")

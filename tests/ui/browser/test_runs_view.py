@@ -77,71 +77,6 @@ def test_columns_are_chosen(page: Page, opened: Opened) -> None:
     assert "columns=" not in view.url
 
 
-def test_a_chosen_column_is_scrolled_into_sight(page: Page, opened: Opened) -> None:
-    view = opened(page, "#/runs?columns=name,status,started,step,epoch,seed", width=640)
-    expect(view.locator(".table.goes-on")).to_have_count(1)
-    view.get_by_role("button", name="Columns").click()
-    view.locator(".choices").get_by_label("config.optimizer.lr", exact=True).check()
-    expect(view.locator("thead th[title='config.optimizer.lr']")).to_be_in_viewport(ratio=1)
-    expect(view.locator("tbody th").first).to_be_in_viewport(ratio=1)
-
-
-def test_a_scrolled_table_keeps_names_and_boxes_under_their_headings(page: Page, opened: Opened) -> None:
-    view = opened(page, "#/runs?columns=name,status,started,step,epoch,seed,best/tail/valid_loss", width=700)
-    expect(view.locator("tbody th a")).to_have_count(5)
-    view.locator(".table").evaluate("one => { one.scrollLeft = one.scrollWidth }")
-    for heading, below in ((".fixed", "tbody th"), (".pick", "tbody .pick"), (".is-number", "td.is-number")):
-        above: Any = view.locator(f"thead {heading}").last.bounding_box()
-        cell: Any = view.locator(below).last.bounding_box()
-        assert above["x"] == cell["x"] and above["width"] == cell["width"] and above["x"] >= 0
-    view.locator("tbody .pick input").first.click()
-    expect(view.locator("tr.picked")).to_have_count(1)
-    head: Any = view.get_by_role("button", name="tail/valid_loss").locator("span").first
-    assert head.evaluate("one => one.scrollWidth <= one.clientWidth"), "a heading is not cut"
-
-
-def test_a_row_that_is_ticked_looks_so_below_the_pointer_and_after_a_comparison(
-    page: Page, opened: Opened
-) -> None:
-    view = opened(page, "#/runs?sort=name")
-    cells = view.locator("tbody tr .pick")
-    for row in (0, 1):
-        cells.nth(row).locator("input").click()
-    seen = [cells.nth(row).evaluate("one => getComputedStyle(one).backgroundColor") for row in (0, 1, 2)]
-    assert seen[0] == seen[1] != seen[2]
-    view.get_by_role("button", name="Compare 2").click()
-    expect(view.locator(".compare aside li")).to_have_count(2)
-    view.get_by_role("link", name="Runs").click()
-    expect(view.locator("tr.picked")).to_have_count(2)
-
-
-def test_settings_of_most_values_are_columns_and_the_others_are_counted(
-    tmp_path: Path, opened: Opened
-) -> None:
-    for i in range(4):
-        config = {"a": i // 2, "b": i // 2, "c": i // 2, "lr": 0.1 * (i + 1), "out": f"o{i}", "seed": i}
-        Tiny(tmp_path / f"run{i}", max_epoch=1, seed=i, config=config).train()
-    with running_page(tmp_path) as page:
-        view = opened(page)
-        expect(view.locator("tbody th a")).to_have_count(4)
-        titles = [one.get_attribute("title") for one in view.locator("thead th[title^='config.']").all()]
-        assert titles == ["config.lr", "config.a", "config.b"]
-        expect(view.get_by_role("button", name="Columns")).to_have_text("Columns 3 more settings differ")
-        assert set(view.locator("td[title*='none that executed']").all_inner_texts()) <= {"no resume"}
-
-
-def test_a_name_with_a_comma_is_a_column(tmp_path: Path, opened: Opened) -> None:
-    Tiny(tmp_path / "a", max_epoch=1, config={"lr, warm": 0.25, "50%": 3}).train()
-    with running_page(tmp_path) as page:
-        view = opened(page)
-        view.get_by_role("button", name="Columns").click()
-        for name in ("config.lr, warm", "config.50%"):
-            view.locator(".choices").get_by_label(name, exact=True).check()
-            expect(view.locator(f"thead th[title='{name}']")).to_be_visible()
-        view.reload()
-        expect(view.locator("tbody tr").nth(1)).to_contain_text("0.25")
-
-
 def test_what_cannot_be_read_is_told_in_the_header(tmp_path: Path, opened: Opened) -> None:
     Tiny(tmp_path / "a", max_epoch=1).train()
     (tmp_path / "b").mkdir()
@@ -165,16 +100,6 @@ def test_it_is_used_without_a_mouse(page: Page, opened: Opened) -> None:
     assert [row.locator("a").inner_text()[:4] for row in view.locator("tr.picked").all()] == ["good", "kill"]
     view.keyboard.press("/")
     expect(view.get_by_label("Filter runs")).to_be_focused()
-
-
-def test_a_status_has_a_shape_and_a_word(page: Page, opened: Opened) -> None:
-    view = opened(page)
-    expect(view.locator("td .status")).to_have_count(5)
-    shapes = {
-        row.inner_text(): row.locator("path").get_attribute("d") for row in view.locator("td .status").all()
-    }
-    assert shapes.keys() == {"finished", "killed", "failed", "stopped"}
-    assert len(set(shapes.values())) == len(shapes)
 
 
 def test_runs_of_a_sweep_are_a_group(tmp_path: Path, opened: Opened) -> None:
@@ -213,13 +138,6 @@ def test_a_setting_is_drawn_against_a_metric_of_all_runs_that_match(tmp_path: Pa
         expect(view.locator(".chart-reading")).to_contain_text("run")
         view.get_by_label("Filter runs").fill("config.lr>")
         expect(view.get_by_role("alert")).to_have_count(1)
-
-
-@pytest.mark.parametrize("width", [1600, 1000, 400])
-def test_nothing_is_wider_than_the_window(page: Page, opened: Opened, width: int) -> None:
-    view = opened(page, width=width)
-    expect(view.locator("tbody th a")).to_have_count(5)
-    assert view.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_name_is_never_markup_and_a_new_run_appears(tmp_path: Path, opened: Opened) -> None:

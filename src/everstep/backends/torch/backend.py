@@ -19,12 +19,11 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from everstep.backends.torch import exact_ddp, sharded
-from everstep.backends.torch.model_wrappers import bare, named_parameters
-from everstep.backends.torch.older_torch import FLOAT8, fp32_precision
+from everstep.backends.torch.model_wrappers import around, bare, flatten, models_of, named_parameters
 from everstep.backends.torch.sharded import is_sharded, local
 from everstep.backends.torch.tensor_memory import LateTensor, digest_small, host_view, place_of
 from everstep.backends.torch.torch_entries import make_entry
-from everstep.backends.torch.update_counter import Holders, TorchUpdateCounter, flatten
+from everstep.backends.torch.update_counter import TorchUpdateCounter
 from everstep.contracts.state import ArrayFacts, Backend, HostArray, LazyArray, Region, Unread
 from everstep.errors import MetricError, StateError
 
@@ -32,7 +31,8 @@ _NAMES = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.uint16: "U16", torch.int16: "I16",
     torch.uint32: "U32", torch.int32: "I32", torch.uint64: "U64", torch.int64: "I64",
     torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64",
-    torch.complex64: "C64", **FLOAT8,
+    torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e8m0fnu: "F8_E8M0",
 }  # fmt: skip
 """safetensors' names of torch's element types; any other is kept as bytes with torch's own name."""
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
@@ -77,7 +77,6 @@ class TorchBackend(Backend):
     require_synchronised = staticmethod(exact_ddp.require_synchronised)
     exact_on_any_ranks = staticmethod(exact_ddp.exact_on_any_ranks)
     prepare_ranks = staticmethod(exact_ddp.prepare)
-    _holders = Holders()
 
     def random_state(self) -> Any:
         """Return {"cpu": state}; once CUDA is in use, "cuda" with a state for each device, and "device".
@@ -121,13 +120,7 @@ class TorchBackend(Backend):
             # equal, and of the layout that the tensor has now
             host.region = region
         else:
-            size = tensor.numel() * tensor.element_size()
-            pinned = tensor.is_cuda
-            data = (
-                torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-                if pinned
-                else np.empty(size, np.uint8)
-            )
+            data = torch.empty(tensor.nbytes, dtype=torch.uint8, pin_memory=tensor.is_cuda).numpy()
             elements = _elements(data, tensor.dtype, shape)
             host = _Host(name, shape, data, self.name, extra, region, elements)
         try:
@@ -139,12 +132,10 @@ class TorchBackend(Backend):
     def in_place(self, array: Any) -> HostArray:
         tensor, extra, region = _describe(array)
         name, shape = _NAMES.get(tensor.dtype, "U8"), tuple(tensor.shape)
-        size = tensor.numel() * tensor.element_size()
         view = host_view(tensor) if tensor.is_contiguous() else None
         if view is None:
-            return LazyArray(name, shape, self.name, extra, region, size, lambda: _fetched(tensor))
-        # the tensor is kept, as the view does not keep the memory
-        return _Host(name, shape, view.reshape(-1).view(np.uint8), self.name, extra, region, tensor)
+            return LazyArray(name, shape, self.name, extra, region, tensor.nbytes, lambda: _fetched(tensor))
+        return HostArray(name, shape, view.reshape(-1).view(np.uint8), self.name, extra, region)
 
     def from_host(self, host: HostArray) -> Tensor:
         extra = host.extra
@@ -165,9 +156,6 @@ class TorchBackend(Backend):
         if extra.get("parameter"):
             return torch.nn.Parameter(tensor, requires_grad=extra.get("requires_grad", False))
         return tensor.requires_grad_(extra.get("requires_grad", False))
-
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Tensor | None:
-        return torch.zeros(shape, dtype=dtype) if isinstance(dtype, torch.dtype) else None
 
     def late(self, array: Unread) -> Tensor:
         return LateTensor.of(array, _dtype(array.dtype), lambda: self.from_host(array.read()))
@@ -267,8 +255,8 @@ class TorchBackend(Backend):
     @contextmanager
     def evaluation_mode(self, objects: Mapping[str, Any], *, grad: bool = False) -> Iterator[None]:
         """Set the modules to evaluation mode in the block; then each submodule has its own mode again."""
-        models = [value for _, value in flatten(objects) if isinstance(value, torch.nn.Module)]
-        models += self._holders.of(models)
+        models = models_of(objects)
+        models += around(models)
         # Each submodule has a mode of its own: a frozen part may be in evaluation mode during training.
         before = [(module, module.training) for model in models for module in model.modules()]
         for model in models:
@@ -303,8 +291,7 @@ class TorchBackend(Backend):
         if any(device.type == "cuda" for device in devices):
             facts |= _cuda_facts()
         if laid_out := sharded.arrangement(_tensors(objects)):
-            modules = [value for _, value in flatten(objects) if isinstance(value, torch.nn.Module)]
-            groups = [told for module in modules if (told := sharded.grouping(bare(module)))]
+            groups = [told for model in models_of(objects) if (told := sharded.grouping(bare(model)))]
             facts["layout"] = ", ".join([laid_out, *groups])
         return facts
 
@@ -347,8 +334,8 @@ def _cpu_facts() -> dict[str, str]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
-        "onednn_matmul": fp32_precision(onednn, "matmul"),
-        "onednn_conv": fp32_precision(onednn, "conv"),
+        "onednn_matmul": onednn.matmul.fp32_precision,
+        "onednn_conv": onednn.conv.fp32_precision,
         **{name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
 
@@ -363,8 +350,8 @@ def _cuda_facts() -> dict[str, str]:
         "cudnn": str(cudnn.version()),
         "cudnn_deterministic": str(cudnn.deterministic),
         "cudnn_benchmark": str(cudnn.benchmark),
-        "cuda_matmul": fp32_precision(cuda, "matmul"),
-        "cudnn_conv": fp32_precision(cudnn, "conv"),
+        "cuda_matmul": cuda.matmul.fp32_precision,
+        "cudnn_conv": cudnn.conv.fp32_precision,
         "half_precision_sums": " ".join(
             name
             for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
@@ -424,7 +411,7 @@ def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _fetched(tensor: Tensor) -> NDArray[np.uint8]:
     """Copy a tensor's elements in C order to memory that is not pinned: torch would keep that."""
-    data = np.empty(tensor.numel() * tensor.element_size(), np.uint8)
+    data = np.empty(tensor.nbytes, np.uint8)
     _elements(data, tensor.dtype, tuple(tensor.shape)).copy_(tensor)
     return data
 

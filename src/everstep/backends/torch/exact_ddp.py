@@ -14,7 +14,15 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from everstep.backends.torch import virtual_shards
-from everstep.backends.torch.model_wrappers import bare, named_parameters
+from everstep.backends.torch.model_wrappers import (
+    alive_modules,
+    bare,
+    flatten,
+    model_parameters,
+    models_of,
+    optimizers,
+    stepped_by,
+)
 from everstep.backends.torch.optimizers import MinibatchOptimizer, innermost, layers
 from everstep.backends.torch.parallel import Ranks
 from everstep.backends.torch.sharded import (
@@ -23,9 +31,7 @@ from everstep.backends.torch.sharded import (
     layout,
     param_groups,
     ranks_of,
-    reshard,
 )
-from everstep.backends.torch.update_counter import alive_modules, flatten, optimizers
 from everstep.backends.torch.virtual_shards import VirtualShards
 from everstep.contracts.group import DataRanks, named
 from everstep.errors import ConfigError, StateError
@@ -40,7 +46,7 @@ def prepare(objects: Mapping[str, Any], data: DataRanks) -> None:
     for ddp in found:
         _fix_buckets(ddp)
         _share_buffers(ddp)
-    for _, optimizer in optimizers(flatten(objects)):
+    for _, optimizer in optimizers(objects):
         for layer in layers(optimizer):
             if isinstance(layer, MinibatchOptimizer):
                 layer.ranks = _averaging(layer, found, objects)
@@ -49,8 +55,8 @@ def prepare(objects: Mapping[str, Any], data: DataRanks) -> None:
 def _averaging(
     optimizer: MinibatchOptimizer, wrappers: list[DistributedDataParallel], objects: Mapping[str, Any]
 ) -> Ranks | None:
-    first = next(p for group in optimizer.param_groups for p in group["params"])
-    sharded = [m for _, m in flatten(objects) if isinstance(m, Module) and fsdp_modules(m)]
+    first = stepped_by(optimizer)[0]
+    sharded = [model for model in models_of(objects) if fsdp_modules(model)]
     if is_sharded(first) and sharded:
         return Ranks(first.device, models=sharded)
     return Ranks.of(wrappers[0]) if wrappers else None
@@ -68,7 +74,7 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
     found = _wrappers(objects)
     averaged = {id(parameter) for ddp in found for parameter in _averaged(ddp)}
     averaged |= virtual_shards.averaged(value for _, value in flatten(objects))
-    names = _names(objects)
+    names = {id(p): f"{entry}/{name}".rstrip("/") for entry, name, p in model_parameters(objects)}
     lonely = [
         names.get(id(parameter), f"parameter {index} of {owner!r}")
         for owner, index, parameter in _stepped(objects)
@@ -79,23 +85,21 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
         lonely = []
     if lonely:
         some = ", ".join(lonely[:3]) + (f" and {len(lonely) - 3} more" if len(lonely) > 3 else "")
-        if any(fsdp_modules(value) for _, value in flatten(objects) if isinstance(value, Module)):
-            raise ConfigError(
-                f"on {size} ranks each would train {some} by itself, beside what fully_shard divides; call "
-                "fully_shard(model) for the model as a whole, too, before the optimizer is made from its "
-                "parameters"
-            )
-        if data.shared:
-            raise ConfigError(
-                f"each of the {data.size} parts of a batch (data_ranks=) would train {some} by itself; call "
-                "fully_shard(model, mesh=mesh['dp']) with the mesh of data_ranks=, after parallelize_module "
-                "and before the optimizer is made from its parameters"
-            )
-        raise ConfigError(
-            f"on {size} ranks each would train {some} by itself, as no wrapper averages the gradients; wrap "
-            "the model before the loop, model = everstep.torch.parallel(model), and train with what it "
-            "returns (a Task: parallel=True)"
+        remedy = (
+            "no wrapper averages the gradients; wrap the model before the loop, model = "
+            "everstep.torch.parallel(model), and train with what it returns (a Task: parallel=True)"
         )
+        if any(map(fsdp_modules, models_of(objects))):
+            remedy = (
+                "call fully_shard(model) for the model as a whole, too, before the optimizer is made from "
+                "its parameters"
+            )
+        elif data.shared:
+            remedy = (
+                "call fully_shard(model, mesh=mesh['dp']) with the mesh of data_ranks=, after "
+                "parallelize_module and before the optimizer is made from its parameters"
+            )
+        raise ConfigError(f"on {size} ranks each would train {some} by itself: {remedy}")
     for ddp in found:
         averaging = dist.get_process_group_ranks(ddp.process_group)
         if not data.covered_by(averaging):
@@ -110,11 +114,6 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
             f"VirtualShards divides each batch among all {size} ranks, and here some read the same part: "
             "leave out data_ranks="
         )
-
-
-def _names(objects: Mapping[str, Any]) -> dict[int, str]:
-    """Names of the models' parameters, by identity."""
-    return {id(p): f"{entry}/{name}".rstrip("/") for entry, name, p in _parameters_of_models(objects)}
 
 
 def exact_on_any_ranks(objects: Mapping[str, Any]) -> bool:
@@ -133,7 +132,7 @@ def _wrappers(objects: Mapping[str, Any]) -> list[DistributedDataParallel]:
     The order is that of the parameters in the state, on all ranks: each wrapper makes collectives.
     """
     order: dict[int, int] = {}
-    for *_, parameter in (*_parameters_of_models(objects), *_stepped(objects)):
+    for *_, parameter in (*model_parameters(objects), *_stepped(objects)):
         order.setdefault(id(parameter), len(order))
     places = {
         ddp: min((order[id(p)] for p in _averaged(ddp) if id(p) in order), default=-1)
@@ -149,20 +148,9 @@ def _averaged(ddp: DistributedDataParallel) -> Iterator[Tensor]:
             yield parameter
 
 
-def _parameters_of_models(objects: Mapping[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
-    for entry, value in flatten(objects):
-        if isinstance(value, Module):
-            reshard(value)
-            yield from ((entry, name, parameter) for name, parameter in named_parameters(value))
-        elif isinstance(value, Tensor):
-            yield entry, "", value
-
-
 def _stepped(objects: Mapping[str, Any]) -> Iterator[tuple[str, int, Tensor]]:
-    for owner, optimizer in optimizers(flatten(objects)):
-        groups: Any = innermost(optimizer).param_groups
-        parameters = [parameter for group in groups for parameter in group["params"]]
-        yield from ((owner, index, parameter) for index, parameter in enumerate(parameters))
+    for owner, optimizer in optimizers(objects):
+        yield from ((owner, *numbered) for numbered in enumerate(stepped_by(innermost(optimizer))))
 
 
 # ------------------------------------------------------------------------------------- what is refused
@@ -186,11 +174,12 @@ def _require_over_all(objects: Mapping[str, Any], data: DataRanks) -> None:
     ranks together, from the part of the batch that they read.
     """
     stepped = {id(parameter) for *_, parameter in _stepped(objects) if parameter.requires_grad}
-    modules = [value for _, value in flatten(objects) if isinstance(value, Module)]
-    groups = [(g, each) for module in modules for g in param_groups(module) for each in g.fsdp_params]
+    groups = [
+        (g, each) for model in models_of(objects) for g in param_groups(model) for each in g.fsdp_params
+    ]
     over = {id(each.sharded_param): ranks_of(group.mesh_info.mesh) for group, each in groups}
     inside = {id(each.sharded_param): _beside(group, each) for group, each in groups if each.is_dtensor}
-    for entry, name, parameter in _parameters_of_models(objects):
+    for entry, name, parameter in model_parameters(objects):
         if not is_sharded(parameter):
             continue
         what = repr(f"{entry}/{name}".rstrip("/"))

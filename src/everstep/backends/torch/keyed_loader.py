@@ -74,14 +74,14 @@ def loader(
         )
     if not hasattr(dataset, "__len__"):
         raise DataError(f"loader() was given a {type(dataset).__name__} without a length; give it __len__")
-    options = {
-        "num_workers": num_workers,
-        "prefetch_factor": prefetch_factor,
-        "pin_memory": pin_memory,
-        "timeout": timeout,
-        "multiprocessing_context": multiprocessing_context,
-        "worker_init_fn": worker_init_fn,
-    }
+    options = dict(
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor,
+        pin_memory=pin_memory,
+        timeout=timeout,
+        multiprocessing_context=multiprocessing_context,
+        worker_init_fn=worker_init_fn,
+    )
     sampling = Sampling("loader", len(dataset), batch_size, shuffle, seed, drop_last, keyed=True)
     return Loader(dataset, sampling, collate_fn or default_collate, options)
 
@@ -115,7 +115,7 @@ class Loader(SampledStream):
             # The items of the dataset are whole batches.
             batch_size=None,
             sampler=range(first, len(plan)),
-            collate_fn=_as_is,
+            collate_fn=_Batches.as_it_is,
             # Without a generator, each iterator would draw its seed from the global one.
             generator=torch.Generator().manual_seed(pass_key("workers", plan.seed, purpose, pass_index)),
             **self._options,
@@ -138,10 +138,6 @@ class Loader(SampledStream):
         return f"loader({type(self._dataset).__name__}, num_workers={workers})"
 
 
-def _as_is(batch: Any) -> Any:
-    return batch
-
-
 class _Batches:
     """Dataset of batches by index, which workers get: each batch is a pure function of the plan."""
 
@@ -151,6 +147,10 @@ class _Batches:
         self._sample_key = pass_key("sample", *pass_of)
         self._collate_key = pass_key("collate", *pass_of)
         """Key of the collate function, by batch, and by rank where there are several."""
+
+    @staticmethod
+    def as_it_is(batch: Any) -> Any:
+        return batch
 
     def __len__(self) -> int:
         return len(self._plan)

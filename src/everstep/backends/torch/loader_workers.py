@@ -77,8 +77,12 @@ class _WorkerInit:
             signal.siginterrupt(number, False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
         # The kernel ends a worker with the thread that started it: a side thread may end before its process.
-        if self._from_main_thread:
-            _die_with_parent()
+        if self._from_main_thread and sys.platform.startswith("linux"):
+            # before the look at the parent: a parent that dies in between is noticed either way
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+            parent = multiprocessing.parent_process()
+            if parent is not None and not parent.is_alive():
+                os._exit(1)
         info = torch_worker._worker_info
         if self._dataset is not None and info is not None:
             changed = copy.copy(info)
@@ -90,16 +94,6 @@ class _WorkerInit:
 
 def _ignore(number: int, frame: FrameType | None) -> None:
     pass
-
-
-def _die_with_parent() -> None:
-    if not sys.platform.startswith("linux"):
-        return
-    # before the look at the parent: a parent that dies in between is noticed either way
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():
-        os._exit(1)
 
 
 class WorkerBatches:
@@ -145,7 +139,13 @@ class WorkerBatches:
 
     def death(self) -> DataError:
         """Make the error that names the dead workers and the reasons."""
-        how = ", ".join(f"pid {worker.pid} {_ending(worker.exitcode)}" for worker in self.dead())
+        ends = [(worker.pid, worker.exitcode) for worker in self.dead()]
+        how = ", ".join(
+            f"pid {pid} ended with exit status {code}"
+            if code >= 0
+            else f"pid {pid} was killed by signal {-code} ({signal.Signals(-code).name})"
+            for pid, code in ends
+        )
         return DataError(
             f"{self._what}: a loader worker died: {how}; the batch was not handed out. Workers are killed "
             "when memory runs out: give a smaller num_workers or prefetch_factor, then start the run again: "
@@ -165,12 +165,6 @@ class WorkerBatches:
                 batches._shutdown_workers()
         finally:
             _watch.remove(self)
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit status {code}"
-    return f"was killed by signal {-code} ({signal.Signals(-code).name})"
 
 
 class _Watch:

@@ -1,4 +1,4 @@
-"""Names of a model's parts without what wrappers add: `module.` of DDP, `_orig_mod.` of torch.compile.
+"""Parts of the state's objects, and their names without what wrappers add (`module.` of DDP, `_orig_mod.`).
 
 A checkpoint has the names of the bare model, so that one process, several processes and a compiled model load
 each other's checkpoints.
@@ -6,11 +6,19 @@ each other's checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
+from itertools import compress
+from typing import Any
 
+from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from everstep.backends.torch.sharded import reshard
+from everstep.contracts.state import Declaration
 
 
 def _shell(module: Module) -> str:
@@ -75,3 +83,67 @@ class BareNames:
         paths = [path for path, inner in modules.items() if not _shell(inner)]
         buffers = [name for name, _ in root.named_buffers(remove_duplicate=False)]
         return {self.bare(name): name for name in (*root.state_dict(), *buffers, *paths)}
+
+
+# ------------------------------------------------------------------------- what is in a state's objects
+
+
+def flatten(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield (name, object) for the state's objects; those inside dicts and lists are named "entry/key"."""
+    for name, value in objects.items():
+        value = value.value if isinstance(value, Declaration) else value
+        if isinstance(value, dict | list):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            yield from flatten({f"{name}/{key}": item for key, item in items})
+        else:
+            yield name, value
+
+
+def models_of(objects: Mapping[str, Any]) -> list[Module]:
+    """List the models among the state's objects."""
+    return [value for _, value in flatten(objects) if isinstance(value, Module)]
+
+
+def optimizers(objects: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer]]:
+    """Yield the optimizers that the state saves: as entries, and as attributes of entries."""
+    for name, value in flatten(objects):
+        if isinstance(value, Optimizer):
+            yield name, value
+        elif not isinstance(value, Module) and hasattr(value, "state_dict"):
+            held = [(k, v) for k, v in getattr(value, "__dict__", {}).items() if isinstance(v, Optimizer)]
+            if held and _saves_optimizer(value.state_dict()):
+                yield from ((f"{name}.{attribute}", optimizer) for attribute, optimizer in held)
+
+
+def _saves_optimizer(tree: Any) -> bool:
+    return isinstance(tree, dict) and ("param_groups" in tree or any(map(_saves_optimizer, tree.values())))
+
+
+def stepped_by(optimizer: Optimizer) -> list[Tensor]:
+    """List the parameters of all groups of an optimizer."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def model_parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield (entry, bare name, parameter) of the state's models, and its bare tensors with the name ""."""
+    for entry, value in flatten(objects):
+        if isinstance(value, Module):
+            reshard(value)
+            yield from ((entry, name, parameter) for name, parameter in named_parameters(value))
+        elif isinstance(value, Tensor):
+            yield entry, "", value
+
+
+def alive_modules() -> Iterable[Module]:
+    """List every module of this process; the filter is in C, as there may be a million other objects."""
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, Module)}
+    found = compress(objects, map(kinds.__contains__, map(type, objects)))
+    return [each for each in found if "_modules" in vars(each)]  # not in the middle of being made
+
+
+def around(models: list[Module]) -> list[Module]:
+    """List the modules that hold some modules: a model of which the state has the adapters alone."""
+    inside = set(map(id, models))
+    holders = (each for each in (alive_modules() if models else ()) if id(each) not in inside)
+    return [each for each in holders if not inside.isdisjoint(map(id, each.modules()))]

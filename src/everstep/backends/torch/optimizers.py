@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from everstep.arguments import checked_init, checked_keywords, integer, number
-from everstep.backends.torch.older_torch import total_norm
 from everstep.backends.torch.parallel import Ranks
 from everstep.backends.torch.sharded import by_mesh, gathered, local
 from everstep.errors import ConfigError
@@ -68,7 +68,7 @@ class Clip:
 
 def _total_norm(alike: list[list[Tensor]]) -> Tensor:
     """Return the 2-norm of all gradients; torch computes with tensors of one mesh at a time."""
-    norms = [gathered(total_norm([p.grad for p in some if p.grad is not None])) for some in alike]
+    norms = [gathered(get_total_norm([p.grad for p in some if p.grad is not None])) for some in alike]
     if len(norms) <= 1:
         return norms[0] if norms else torch.tensor(0.0)
     total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))

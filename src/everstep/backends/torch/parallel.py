@@ -68,13 +68,13 @@ def parallel(model: Module, **options: Any) -> Module:
     kinds = {parameter.device.type for parameter in model.parameters()}
     open_group(on_cuda=kinds == {"cuda"})
     devices = {parameter.device for parameter in model.parameters()}
-    if kinds == {"cuda"} and _group.is_ours and len(devices) == 1:
-        # made on the first device by every process
-        own = torch.device("cuda", torch.cuda.current_device())
-        model.to(own)
-        devices = {own}
-    on_one = {"device_ids": [next(iter(devices)).index]} if kinds == {"cuda"} and len(devices) == 1 else {}
-    return DistributedDataParallel(model, **{**on_one, **options})
+    if kinds == {"cuda"} and len(devices) == 1:
+        device = devices.pop()
+        if _made_here:  # every process has made the model on the first device
+            device = torch.device("cuda", torch.cuda.current_device())
+            model.to(device)
+        options = {"device_ids": [device.index], **options}
+    return DistributedDataParallel(model, **options)
 
 
 def _require_trainable(model: Module) -> None:
@@ -121,24 +121,20 @@ def processes() -> int:
     return launched_number("WORLD_SIZE") if os.environ.get("WORLD_SIZE") else 1
 
 
-class _Group:
-    """The process group of this process; destroyed at its end if it was made here."""
-
-    is_ours = False
-
-    def leave(self, process: int) -> None:
-        """Destroy the group, which torch warns about otherwise; a forked child leaves it alone."""
-        if os.getpid() != process or not dist.is_initialized():
-            return
-        # After an error the others may be gone or inside a collective: nothing here may wait for them.
-        if getattr(sys, "last_value", None) is None:
-            time.sleep(PAUSE)
-            dist.destroy_process_group()
-        elif dist.get_backend() == "nccl":
-            dist.distributed_c10d._abort_process_group()
+_made_here: list[int] = []
+"""The process in which `open_group` has made the process group; a forked child leaves it alone."""
 
 
-_group = _Group()
+def _leave_group() -> None:
+    """Destroy the group at the end of its process, which torch warns about otherwise."""
+    if os.getpid() not in _made_here or not dist.is_initialized():
+        return
+    # After an error the others may be gone or inside a collective: nothing here may wait for them.
+    if getattr(sys, "last_value", None) is None:
+        time.sleep(PAUSE)
+        dist.destroy_process_group()
+    elif dist.get_backend() == "nccl":
+        dist.distributed_c10d._abort_process_group()
 
 
 def open_group(on_cuda: bool) -> None:
@@ -158,8 +154,8 @@ def open_group(on_cuda: bool) -> None:
         "nccl" if on_cuda else "gloo", store=store, rank=group.rank, world_size=group.size
     )
     group.close()
-    _group.is_ours = True
-    atexit.register(_group.leave, os.getpid())
+    _made_here.append(os.getpid())
+    atexit.register(_leave_group)
 
 
 def _local_device() -> int:

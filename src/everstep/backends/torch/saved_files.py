@@ -23,7 +23,6 @@ from torch.profiler import ProfilerActivity, profile
 from everstep.backends.torch.backend import BACKEND
 from everstep.backends.torch.backend import dtype_name as _name
 from everstep.backends.torch.model_wrappers import bare
-from everstep.backends.torch.older_torch import save_alone
 from everstep.contracts.state import HostArray, Unread
 from everstep.errors import CheckpointError, ConfigError
 
@@ -109,11 +108,12 @@ def dtype_name(name: str) -> str:
 def write_distributed(folder: Path, arrays: Mapping[str, HostArray]) -> None:
     """Write arrays by name into a folder for `torch.distributed.checkpoint.load`, and sync the files."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     state = OrderedDict((name, BACKEND.late(_of_host(array))) for name, array in arrays.items())
     with warnings.catch_warnings():  # torch warns that one process saves, which is meant here
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        save_alone(state, FileSystemWriter(folder))
+        save(dict(state), storage_writer=FileSystemWriter(folder), no_dist=True)
 
 
 def _of_host(array: HostArray) -> Unread:

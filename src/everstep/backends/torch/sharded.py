@@ -20,7 +20,6 @@ import xxhash
 from torch import Tensor
 from torch.nn import Module
 
-from everstep.backends.torch.older_torch import HOME_OF_DTENSORS, require_readable_shards
 from everstep.contracts.state import Region
 from everstep.errors import RestoreError, StateError
 
@@ -70,16 +69,21 @@ def ranks_of(mesh: Any) -> list[int]:
 
 
 def _home() -> Any:
-    return sys.modules.get(HOME_OF_DTENSORS)
+    return sys.modules.get("torch.distributed.tensor")
 
 
 def is_sharded(value: Any) -> bool:
     """Whether a value is a DTensor."""
     # importing the module takes a second; a program that has not imported it has no DTensor
-    home = sys.modules.get(HOME_OF_DTENSORS)
+    home = sys.modules.get("torch.distributed.tensor")
     if home is None or not isinstance(value, home.DTensor):
         return False
-    require_readable_shards()
+    if torch.__version__ < "2.12":  # which boxes other ranks hold, and what fully_shard gathers, is not told
+        raise StateError(
+            "the state has a tensor that is sharded over processes (fully_shard, parallelize_module), which "
+            f"everstep saves with torch 2.12 or newer; this is torch {torch.__version__}: update it, or use "
+            "everstep.torch.parallel"
+        )
     return True
 
 
@@ -311,7 +315,10 @@ def window(models: Iterable[Module]) -> dict[str, Tensor]:
         if group._partial_reduce_output is not None:
             found[place] = group._partial_reduce_output
         for index, parameter in enumerate(group.fsdp_params):
-            if (gradient := _gradient(parameter)) is not None:
+            gradient = parameter.unsharded_accumulated_grad
+            if gradient is None:
+                gradient = getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
+            if gradient is not None:
                 found[f"{place}.{index}"] = _own_part(parameter, gradient)
     return found
 
@@ -326,7 +333,9 @@ def load_window(models: Iterable[Module], saved: dict[str, Tensor]) -> None:
             if getattr(parameter, "_unsharded_param", None) is not None:
                 parameter._unsharded_param.grad = None
             if gradient is not None and parameter.is_dtensor:
-                gradient = _as_gathered(parameter, gradient)
+                spec = parameter._unsharded_dtensor_spec
+                form = {"run_check": False, "shape": spec.shape, "stride": spec.stride}
+                gradient = _home().DTensor.from_local(gradient, spec.mesh, spec.placements, **form)
             # where a pass of another dtype leaves its sum; the next pass adds to it, in the same order
             parameter.unsharded_accumulated_grad = gradient
     if rest:
@@ -342,14 +351,6 @@ def _groups(models: Iterable[Module]) -> Iterable[tuple[str, Any]]:
             yield f"{number}.{index}", group
 
 
-def _gradient(parameter: Any) -> Tensor | None:
-    if parameter.unsharded_accumulated_grad is not None:
-        summed: Tensor = parameter.unsharded_accumulated_grad
-        return summed
-    gathered = getattr(parameter, "_unsharded_param", None)
-    return None if gathered is None else gathered.grad
-
-
 def _own_part(parameter: Any, gradient: Tensor) -> Tensor:
     """Return what this process holds of a gradient."""
     if not is_sharded(gradient):
@@ -361,14 +362,6 @@ def _own_part(parameter: Any, gradient: Tensor) -> Tensor:
             "so it cannot be saved: save where no window is open, as with Checkpoints(Every(steps=...))"
         )
     return local(gradient)
-
-
-def _as_gathered(parameter: Any, gradient: Tensor) -> Tensor:
-    spec = parameter._unsharded_dtensor_spec
-    made: Tensor = _home().DTensor.from_local(
-        gradient, spec.mesh, spec.placements, run_check=False, shape=spec.shape, stride=spec.stride
-    )
-    return made
 
 
 def _copied(gradient: Tensor | None, device: Any) -> Tensor | None:

@@ -10,9 +10,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from everstep.backends.torch.model_wrappers import named_parameters
+from everstep.backends.torch.model_wrappers import flatten, model_parameters, optimizers
 from everstep.backends.torch.optimizers import innermost
-from everstep.backends.torch.update_counter import flatten, optimizers
 
 Seen = Callable[[str, str, Any], None]
 """(kind of part, name, tree): kinds are "input", "weights", "pull", "gradient" and "optimizer"."""
@@ -29,16 +28,10 @@ class TorchStepHooks:
     """
 
     def __init__(self, objects: Mapping[str, Any], seen: Seen) -> None:
-        pairs = list(flatten(objects))
         self._seen = seen
-        self._optimizers = {id(innermost(optimizer)): name for name, optimizer in optimizers(pairs)}
-        self._names = {
-            id(parameter): (name, key)
-            for name, model in pairs
-            if isinstance(model, torch.nn.Module)
-            for key, parameter in named_parameters(model)
-        }
-        models = [(name, value) for name, value in pairs if isinstance(value, torch.nn.Module)]
+        self._optimizers = {id(innermost(optimizer)): name for name, optimizer in optimizers(objects)}
+        self._names = {id(p): (name, key) for name, key, p in model_parameters(objects) if key}
+        models = [(name, value) for name, value in flatten(objects) if isinstance(value, torch.nn.Module)]
         self._handles = [register_optimizer_step_pre_hook(self._update)]
         # not for all modules at once: a compiled model would be compiled otherwise, and have other bits
         self._handles += [model.register_forward_pre_hook(_before(name, seen)) for name, model in models]
@@ -48,17 +41,16 @@ class TorchStepHooks:
         name = self._optimizers.get(id(optimizer))
         if name is None:
             return
-        gradients: dict[str, dict[str, Any]] = {}
-        moments: dict[str, dict[str, Any]] = {}
+        trees: dict[str, dict[str, Any]] = {"gradient": {}, "moments": {}}
         for number, group in enumerate(optimizer.param_groups):
             for place, parameter in enumerate(group["params"]):
                 owner, key = self._names.get(id(parameter), (f"group {number}", str(place)))
                 if parameter.grad is not None:
-                    gradients.setdefault(owner, {})[key] = parameter.grad
-                moments.setdefault(owner, {})[key] = dict(optimizer.state.get(parameter, {}))
+                    trees["gradient"].setdefault(owner, {})[key] = parameter.grad
+                trees["moments"].setdefault(owner, {})[key] = dict(optimizer.state.get(parameter, {}))
         options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        self._seen("gradient", name, gradients)
-        self._seen("optimizer", name, {"options": options, "moments": moments})
+        self._seen("gradient", name, trees["gradient"])
+        self._seen("optimizer", name, {"options": options, "moments": trees["moments"]})
 
     def close(self) -> None:
         """Take the hooks away."""

@@ -15,8 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
 from everstep.arguments import checked_keywords, integer, number, positive
-from everstep.backends.torch.model_wrappers import bare, layers
-from everstep.backends.torch.older_torch import accelerators
+from everstep.backends.torch.model_wrappers import bare, flatten, layers
 from everstep.backends.torch.optimizers import (
     Around,
     Clip,
@@ -27,7 +26,6 @@ from everstep.backends.torch.optimizers import (
 from everstep.backends.torch.parallel import Ranks, open_group
 from everstep.backends.torch.parallel import parallel as parallel_model
 from everstep.backends.torch.sharded import is_sharded
-from everstep.backends.torch.update_counter import flatten
 from everstep.backends.torch.virtual_shards import VirtualShards
 from everstep.contracts import tasks
 from everstep.errors import ConfigError, MetricError, StateError
@@ -194,7 +192,7 @@ class Task(tasks.Task):
                 reason = str(error).partition("\n")[0]
                 raise ConfigError(
                     f"device={str(self.device)!r} cannot be used here ({reason}); torch finds "
-                    f'{accelerators()} accelerators: give one of them, or "cpu"'
+                    f'{torch.accelerator.device_count()} accelerators: give one of them, or "cpu"'
                 ) from error
             if self._parallel is not False or self._count is not None:
                 open_group(on_cuda=self.device.type == "cuda")  # which chooses this process's device

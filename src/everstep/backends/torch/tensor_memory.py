@@ -1,7 +1,7 @@
-"""Elements of CPU tensors, read by their address; tensors of a file, read by the operation that needs them.
+"""Elements of CPU tensors, read where they are; tensors of a file, read by the operation that needs them.
 
-`Tensor.numpy()` is not used: it takes eight times as long as the address, and it marks the tensor's memory as
-fixed, so that the program could not `resize_()` its own batch any more.
+`Tensor.numpy()` is not used: it marks the tensor's memory as fixed, so that the program could not `resize_()`
+its own batch any more.
 """
 
 from __future__ import annotations
@@ -17,21 +17,24 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from everstep.backends.numpy import WHOLE, layout_number, small_digest
-from everstep.backends.torch.older_torch import FLOAT8
 from everstep.contracts.state import Unread
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 """Types whose memory holds their elements; a subclass may keep them elsewhere."""
-_INTEGERS = {torch.bfloat16: "int16"} | dict.fromkeys(FLOAT8, "uint8")
+_INTEGERS = {
+    torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8,
+    torch.float8_e8m0fnu: torch.uint8,
+}  # fmt: skip
+"""Integers of the same size, where NumPy has none of torch's types."""
 _SAME = (
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
     torch.int64, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
 )  # fmt: skip
-_NUMPY = {dtype: np.dtype(str(dtype).removeprefix("torch.")) for dtype in _SAME} | {
-    dtype: np.dtype(name) for dtype, name in _INTEGERS.items()
+_NUMPY = {
+    dtype: np.dtype(str(shown).removeprefix("torch."))
+    for dtype, shown in ({each: each for each in _SAME} | _INTEGERS).items()
 }
-"""NumPy's element type for each of torch's; integers of the same size where NumPy has none."""
-
+"""The element type that NumPy reads, for each of torch's."""
 
 _Span: TypeAlias = tuple[Callable[[int], Any] | None, int]
 """(maker of the buffer at an address, `layout_number`) of small tensors; no maker: use `host_view`."""
@@ -80,37 +83,14 @@ def host_view(array: Any) -> NDArray[Any] | None:
 
     Elements of bfloat16 and 8-bit floats are shown as integers.
     """
-    if type(array) not in _PLAIN or not array.is_cpu or (dtype := _NUMPY.get(array.dtype)) is None:
+    if type(array) not in _PLAIN or not array.is_cpu or array.dtype not in _NUMPY or array.is_neg():
         return None
     try:
-        if array.is_conj() or array.is_neg():  # the memory has other values
-            return None
-        if not (address := array.data_ptr()):
-            return np.empty(array.shape, dtype) if array.numel() == 0 else None
-        return np.asarray(_Memory(address, tuple(array.shape), array.stride(), dtype))
-    except RuntimeError:  # sparse, nested ...
+        whole = _INTEGERS.get(array.dtype)
+        elements = array.detach()
+        return np.from_dlpack(elements if whole is None else elements.view(whole))
+    except (RuntimeError, BufferError):  # sparse, nested, conjugated: the memory has other values
         return None
-
-
-def host_bytes(tensor: Tensor) -> Any:
-    """Return a dense tensor's elements as bytes in C order: its memory itself, where that is like this."""
-    raw = tensor.detach().as_subclass(Tensor).resolve_conj().resolve_neg().cpu().contiguous()
-    return raw.reshape(-1).view(torch.uint8).numpy()
-
-
-class _Memory:
-    """Description of an array's memory, as NumPy asks for it."""
-
-    def __init__(
-        self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]
-    ) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": dtype.str,
-            "shape": shape,
-            "strides": tuple(stride * dtype.itemsize for stride in strides),
-            "data": (address, True),  # not to be written
-        }
 
 
 class LateTensor(Tensor):

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from everstep.backends.numpy import GeneratorEntry
 from everstep.backends.torch import module_attributes, options
-from everstep.backends.torch.model_wrappers import BareNames, bare
+from everstep.backends.torch.model_wrappers import BareNames, bare, stepped_by
 from everstep.backends.torch.optimizers import WINDOW, Around, innermost, layers
 from everstep.backends.torch.sharded import held_alike, is_sharded, laid_like, precision, reshard
 from everstep.backends.torch.tensor_memory import raise_failure
@@ -105,7 +105,7 @@ class ModuleEntry(Entry):
             self._require_as_made()
         tree = {names.bare(name): value for name, value in state.items()}
         plain = {"version": 1}
-        versions = {names.bare(name): v for name, v in _metadata(state).items() if v != plain}
+        versions = {names.bare(name): v for name, v in getattr(state, _METADATA, {}).items() if v != plain}
         if versions:
             tree[_METADATA] = versions
         if buffers := {names.bare(n): b for n, b in self.module.named_buffers() if n not in state}:
@@ -130,7 +130,7 @@ class ModuleEntry(Entry):
         kind = type(self.module).__name__
         names = self._look()
         live = {name: _shape(value) for name, value in self.module.state_dict().items()}
-        foreign = module_attributes.foreign(self.module)
+        modules = {path for path, _ in self.module.named_modules()}
 
         def check(tree: Any) -> Mismatch:
             if not isinstance(tree, dict):
@@ -139,7 +139,7 @@ class ModuleEntry(Entry):
             attributes = map(names.live, tree.get(_ATTRIBUTES, {}))
             return Mismatch(
                 [names.bare(name) for name in live if name not in saved],
-                [name for name in saved if name not in live] + foreign(list(attributes)),
+                [name for name in saved if name not in live] + [m for m in attributes if m not in modules],
                 [
                     f"{names.bare(n)} {saved[n]} -> {live[n]}"
                     for n in live
@@ -155,7 +155,7 @@ class ModuleEntry(Entry):
         names, present = self._look(), self.module.state_dict()
         live = ((names.live(name), value) for name, value in tree.items() if name not in BESIDE)
         state = OrderedDict((name, laid_like(present.get(name), value)) for name, value in live)
-        metadata = {name: {"version": 1} for name in _metadata(present)}
+        metadata = {name: {"version": 1} for name in getattr(present, _METADATA, {})}
         metadata |= {names.live(name): about for name, about in tree.get(_METADATA, {}).items()}
         state._metadata = metadata  # type: ignore[attr-defined]
         try:
@@ -200,8 +200,8 @@ class ModuleEntry(Entry):
             return False
 
 
-class _OptionsEntry(Entry):
-    """Entry of an object whose options a program gives and training changes."""
+class _OwnStateEntry(Entry):
+    """Entry of an object with a `state_dict`."""
 
     def __init__(self, obj: Any) -> None:
         self.obj = obj
@@ -211,6 +211,10 @@ class _OptionsEntry(Entry):
 
     def load(self, tree: Any) -> None:
         self.obj.load_state_dict(tree)
+
+
+class _OptionsEntry(_OwnStateEntry):
+    """Entry of an object whose options a program gives and training changes."""
 
     def enter(self) -> None:
         options.enter(self.obj)
@@ -230,24 +234,20 @@ class OptimizerEntry(_OptionsEntry):
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer)
-        self.optimizer = optimizer
-        self._sharded = any(map(is_sharded, self._parameters()))
+        self._sharded = any(map(is_sharded, stepped_by(self.obj)))
 
     def save(self) -> Any:
         if self._sharded:
             self._require_restorable()
-        return {**self.optimizer.state_dict(), _CLASS: self._class}
-
-    def _parameters(self) -> list[Tensor]:
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
+        return {**self.obj.state_dict(), _CLASS: self._class}
 
     def layouts(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        yield from ((("state", index), parameter) for index, parameter in enumerate(self._parameters()))
+        yield from ((("state", index), parameter) for index, parameter in enumerate(stepped_by(self.obj)))
 
     def _require_restorable(self) -> None:
         """Refuse state of a sharded parameter that is held otherwise than the parameter."""
-        for index, parameter in enumerate(self._parameters()):
-            for name, value in self.optimizer.state.get(parameter, {}).items():
+        for index, parameter in enumerate(stepped_by(self.obj)):
+            for name, value in self.obj.state.get(parameter, {}).items():
                 if is_sharded(value) and not held_alike(value, parameter):
                     raise StateError(
                         f"{self._class} keeps {name!r} of parameter {index} as {tuple(value.shape)} with "
@@ -258,7 +258,7 @@ class OptimizerEntry(_OptionsEntry):
 
     @property
     def _class(self) -> str:
-        return type(innermost(self.optimizer)).__qualname__
+        return type(innermost(self.obj)).__qualname__
 
     def check(self, tree: Any) -> Mismatch:
         wanted = ("state", "param_groups", _CLASS)
@@ -266,7 +266,7 @@ class OptimizerEntry(_OptionsEntry):
         if missing:
             return Mismatch(missing, [], [])
         saved = [len(group["params"]) for group in tree["param_groups"]]
-        live = [len(group["params"]) for group in self.optimizer.param_groups]
+        live = [len(group["params"]) for group in self.obj.param_groups]
         reshaped = [] if saved == live else [f"parameters per group {saved} -> {live}"]
         if tree[_CLASS] != self._class:
             reshaped.append(f"{tree[_CLASS]} -> {self._class}")
@@ -274,15 +274,15 @@ class OptimizerEntry(_OptionsEntry):
 
     def load(self, tree: Any) -> None:
         self.check(tree).require_none()
-        parameters = self._parameters()
+        parameters = stepped_by(self.obj)
         tree = {**tree, "state": {index: _laid(parameters, index, s) for index, s in tree["state"].items()}}
-        self.optimizer.load_state_dict({key: part for key, part in tree.items() if key != _CLASS})
+        self.obj.load_state_dict({key: part for key, part in tree.items() if key != _CLASS})
         # The optimizer has stepped before the resume: without this mark schedulers warn of a wrong order.
-        for layer in layers(self.optimizer):
+        for layer in layers(self.obj):
             layer._opt_called = True  # type: ignore[attr-defined]
         for index, saved in tree["state"].items():
             owner = parameters[index] if isinstance(index, int) else index
-            live = self.optimizer.state.get(owner)
+            live = self.obj.state.get(owner)
             if live is not None:
                 live.update(_uncast(live, saved))
 
@@ -290,25 +290,20 @@ class OptimizerEntry(_OptionsEntry):
         return bool(path) and path[0] == "state"
 
     def options(self) -> dict[str, str]:
-        found = options.told(self.optimizer)
-        around = [layer.options() for layer in layers(self.optimizer) if isinstance(layer, Around)]
+        found = options.told(self.obj)
+        around = [layer.options() for layer in layers(self.obj) if isinstance(layer, Around)]
         return {name: text for own in (found, *around) for name, text in own.items()}
 
     def use_options(self, names: Collection[str]) -> None:
         for name in names:
-            index, _, key = name.rpartition(".")
-            group = self.optimizer.param_groups[int(index or 0)]
-            if key == "lr" and "initial_lr" in group:
-                key = "initial_lr"
-            if key in (made := options.given(self.optimizer)[int(index or 0)]):
-                options.put(group, key, made[key])
+            options.use(self.obj, name)
 
 
 class SchedulerEntry(_OptionsEntry):
     """Entry of a learning-rate scheduler."""
 
     def options(self) -> dict[str, str]:
-        return dict(options.told(self.obj))
+        return options.told(self.obj)
 
     def in_schedule(self, option: str) -> bool:
         return not option.endswith("base_lrs")
@@ -318,20 +313,14 @@ class SchedulerEntry(_OptionsEntry):
             options.replay(self.obj)
 
 
-class ScalerEntry(Entry):
+class ScalerEntry(_OwnStateEntry):
     """Entry of a gradient scaler."""
 
-    def __init__(self, scaler: torch.amp.GradScaler) -> None:
-        self.scaler = scaler
-
-    def save(self) -> Any:
-        return self.scaler.state_dict()
-
     def load(self, tree: Any) -> None:
-        self.scaler.load_state_dict(tree)
-        if self.scaler.is_enabled():
+        super().load(tree)
+        if self.obj.is_enabled():
             # Without this, the gradients of the next step in this process would count as unscaled already.
-            self.scaler._per_optimizer_states.clear()
+            self.obj._per_optimizer_states.clear()
 
 
 class TensorEntry(Entry):
@@ -384,11 +373,6 @@ def _laid(parameters: Sequence[Tensor], index: Any, saved: Any) -> Any:
     if not isinstance(index, int) or not isinstance(saved, dict) or not is_sharded(parameters[index]):
         return saved
     return {name: laid_like(parameters[index], value) for name, value in saved.items()}
-
-
-def _metadata(state: Any) -> dict[str, Any]:
-    found: dict[str, Any] = getattr(state, _METADATA, {})
-    return found
 
 
 def _shape(value: Any) -> str:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 import xxhash
 from torch import Tensor
 
+from everstep.backends.torch.backend import BACKEND
 from everstep.backends.torch.model_wrappers import BareNames, bare
 from everstep.backends.torch.sharded import refuse_sharded
-from everstep.backends.torch.tensor_memory import host_bytes
 from everstep.backends.torch.torch_entries import ModuleEntry
 from everstep.contracts.state import BASE, Declaration, Entry, Mismatch
 from everstep.errors import ConfigError, StateError
 
 _BUFFERS = "_buffers"
+_Mark: TypeAlias = tuple[int, int, int]
 _WHOLE = (
     "the digest of a part belongs to one layout; give the model itself in state=, whose frozen pieces are "
     "written once for all checkpoints"
@@ -55,50 +55,26 @@ class Trainable(Declaration):
 
     def __init__(self, value: torch.nn.Module) -> None:
         self.value = value
-        self._notes = _Notes()
+        self.trained: set[str] = set()
+        """Bare names that are saved from here on."""
+        self.base: dict[str, tuple[_Mark, str]] = {}
+        """By bare name the base: where it lay, in which version, and its description when first looked at."""
+        self.claims: list[tuple[str, Tensor, int, str]] = []
+        """Name, tensor, version and description of what the last save claims."""
 
     def entry(self) -> Entry:
-        return TrainableEntry(self.value, self._notes)
+        return TrainableEntry(self)
 
     def __repr__(self) -> str:
         return f"trainable({type(bare(self.value)).__name__})"
 
 
-def _difference(told: str, now: str) -> str:
-    """Say what differs between two descriptions, each a shape, a dtype and a digest."""
-    if told.rsplit(" ", 1)[0] == now.rsplit(" ", 1)[0]:
-        return "has other values"
-    return f"{told} -> {now}"
-
-
-class _Noted(NamedTuple):
-    """What is known of a tensor of the base: where it lay, in which version, and its description."""
-
-    mark: tuple[int, int, int]
-    told: str
-
-
-@dataclass
-class _Notes:
-    """What is known of a model.
-
-    Attributes:
-        trained: bare names that are saved from here on.
-        base: by bare name the base, as it was when it was first looked at.
-        claims: name, tensor, version and description of what the last save claims.
-    """
-
-    trained: set[str] = field(default_factory=set)
-    base: dict[str, _Noted] = field(default_factory=dict)
-    claims: list[tuple[str, Tensor, int, str]] = field(default_factory=list)
-
-
 class TrainableEntry(ModuleEntry):
     """Entry of the trained part of a module; `ModuleEntry` does all that is not about the base."""
 
-    def __init__(self, module: torch.nn.Module, notes: _Notes) -> None:
-        super().__init__(module)
-        self._notes = notes
+    def __init__(self, declared: Trainable) -> None:
+        super().__init__(declared.value)
+        self._notes = declared
 
     def save(self) -> Any:
         tree = super().save()
@@ -109,7 +85,7 @@ class TrainableEntry(ModuleEntry):
             if tensor.requires_grad or (name not in notes.trained and self._differs(name, tensor)):
                 notes.trained.add(name)
             if name not in notes.trained:
-                base[name] = told = notes.base[name].told
+                told = base[name] = notes.base[name][1]
                 if isinstance(tensor, torch.nn.Parameter):
                     notes.claims.append((name, tensor.detach(), _version(tensor), told))
         saved = {name: value for name, value in tree.items() if name not in base}
@@ -134,8 +110,7 @@ class TrainableEntry(ModuleEntry):
 
     def expects(self) -> Callable[[Any], Mismatch]:
         compare = super().expects()
-        parts, persistent = dict(self._parts()), self._persistent()
-        return lambda tree: compare(_whole(tree, parts, persistent))
+        return lambda tree: compare(self._whole(tree))
 
     def check(self, tree: Any) -> Mismatch:
         found = self.expects()(tree)
@@ -143,17 +118,19 @@ class TrainableEntry(ModuleEntry):
         base = tree.get(BASE, {}) if isinstance(tree, Mapping) else {}
         for name, told in base.items():
             if name in parts and (now := _told(parts[name])) != told:
-                found.reshaped.append(f"{name} {_difference(told, now)}")
+                # each is a shape, a dtype and a digest
+                same_form = told.rsplit(" ", 1)[0] == now.rsplit(" ", 1)[0]
+                found.reshaped.append(f"{name} {'has other values' if same_form else f'{told} -> {now}'}")
         return found
 
     def load(self, tree: Any) -> None:
         self.check(tree).require_none()
         base: dict[str, str] = tree.get(BASE, {})
-        super().load(_whole(tree, dict(self._parts()), self._persistent()))
+        super().load(self._whole(tree))
         parts = dict(self._parts())
         self._notes.trained = parts.keys() - base.keys()
         # loading has copied the base onto itself, which torch counts as a change
-        self._notes.base |= {name: _Noted(_mark(parts[name]), told) for name, told in base.items()}
+        self._notes.base |= {name: (_mark(parts[name]), told) for name, told in base.items()}
 
     def _parts(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all parameters and buffers with their bare names; what is tied, under each of its names."""
@@ -163,33 +140,32 @@ class TrainableEntry(ModuleEntry):
         for name, buffer in self.module.named_buffers(remove_duplicate=False):
             yield names.bare(name), buffer
 
-    def _persistent(self) -> set[str]:
+    def _whole(self, tree: Any) -> Any:
+        """Put the live base into a saved tree, as if it had been saved."""
+        if not isinstance(tree, Mapping) or BASE not in tree:
+            return tree
         names = BareNames(self._given)
-        return {names.bare(name) for name in self.module.state_dict()}
+        parts, persistent = dict(self._parts()), {names.bare(name) for name in self.module.state_dict()}
+        live = {n: parts[n].detach() if n in parts else None for n in tree[BASE]}
+        return {
+            **{name: value for name, value in tree.items() if name != BASE},
+            **{n: value for n, value in live.items() if n in persistent or value is None},
+        }
 
     def _differs(self, name: str, tensor: Tensor) -> bool:
         """Whether a tensor differs from the base; what is looked at for the first time is the base."""
-        base, mark = self._notes.base.get(name), _mark(tensor)
+        mark, told = self._notes.base.get(name, (None, None))
         # kernels write to buffers (running means) without a count
-        if base and base.mark == mark and isinstance(tensor, torch.nn.Parameter):
+        if mark == _mark(tensor) and isinstance(tensor, torch.nn.Parameter):
             return False
         now = _told(tensor)
-        if base is None or base.told == now:
-            self._notes.base[name] = _Noted(mark, now)
+        if told is None or told == now:
+            self._notes.base[name] = _mark(tensor), now
             return False
         return True
 
 
-def _whole(tree: Any, parts: Mapping[str, Tensor], persistent: set[str]) -> Any:
-    """Put the live base into a saved tree, as if it had been saved."""
-    if not isinstance(tree, Mapping) or BASE not in tree:
-        return tree
-    whole = {name: value for name, value in tree.items() if name != BASE}
-    live = {n: parts[n].detach() if n in parts else None for n in tree[BASE]}
-    return {**whole, **{n: value for n, value in live.items() if n in persistent or value is None}}
-
-
-def _mark(tensor: Tensor) -> tuple[int, int, int]:
+def _mark(tensor: Tensor) -> _Mark:
     return id(tensor), tensor.data_ptr(), _version(tensor)
 
 
@@ -200,5 +176,5 @@ def _version(tensor: Tensor) -> int:
 
 def _told(tensor: Tensor) -> str:
     """Describe a tensor by its shape, element type and the xxh3_128 of its elements in C order."""
-    digest = xxhash.xxh3_128_hexdigest(host_bytes(tensor))
+    digest = xxhash.xxh3_128_hexdigest(BACKEND.in_place(tensor.detach()).data.data)
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} {digest}"

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import compress
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, LambdaLR, OneCycleLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from everstep.backends.torch.model_wrappers import named_parameters
+from everstep.backends.torch.model_wrappers import (
+    alive_modules,
+    flatten,
+    model_parameters,
+    models_of,
+    named_parameters,
+    optimizers,
+    stepped_by,
+)
+from everstep.backends.torch.module_attributes import mark_of, same
 from everstep.backends.torch.optimizers import layers
 from everstep.backends.torch.sharded import (
     fsdp_modules,
@@ -25,12 +31,11 @@ from everstep.backends.torch.sharded import (
     layout,
     load_window,
     local,
-    reshard,
     unmade_sums,
     window,
 )
 from everstep.backends.torch.virtual_shards import require_saved
-from everstep.contracts.state import BASE, Declaration
+from everstep.contracts.state import BASE
 from everstep.errors import RestoreError
 
 _SENTINELS = 4
@@ -70,15 +75,13 @@ class TorchUpdateCounter:
         self.updates = 0
         self._objects = objects
         pairs = list(flatten(objects))
-        self._layers = {name: layers(optimizer) for name, optimizer in optimizers(pairs)}
+        self._layers = {name: layers(optimizer) for name, optimizer in optimizers(objects)}
         self._own = {name: _Watched(inner) for name, (*_, inner) in self._layers.items()}
         self.optimizers = len(self._own)
         scalers = [value for _, value in pairs if isinstance(value, torch.amp.GradScaler)]
         self._scales = [(scaler, scaler.get_scale()) for scaler in scalers if scaler.is_enabled()]
         self._by_id = {id(watched.optimizer): watched for watched in self._own.values()}
-        self._models = [(n, v) for n, v in pairs if isinstance(v, (Module, Tensor))]
-        modules = (value for _, value in self._models if isinstance(value, Module))
-        self._fsdp = [value for value in modules if fsdp_modules(value)]
+        self._fsdp = [model for model in models_of(objects) if fsdp_modules(model)]
         """Models whose parameters are other objects while a forward pass has gathered them."""
         self.outside = TorchUnsavedObjects(objects, self._parameters)
         self._strangers: dict[str, None] = {}
@@ -105,7 +108,7 @@ class TorchUpdateCounter:
 
     def _meet(self, optimizer: Optimizer) -> None:
         names = {id(p): f"{owner}/{key}" for owner, key, p in self._parameters()}
-        theirs = [names[id(p)] for p in _parameters(optimizer) if id(p) in names]
+        theirs = [names[id(p)] for p in stepped_by(optimizer) if id(p) in names]
         if theirs:
             some = ", ".join(theirs[:3]) + (" ..." if len(theirs) > 3 else "")
             self._strangers[
@@ -134,7 +137,7 @@ class TorchUpdateCounter:
 
         A user's own object may save copies of parameters: a copy is recognised by its shape alone.
         """
-        stepped = [p for watched in self._own.values() for p in _parameters(watched.optimizer)]
+        stepped = [p for watched in self._own.values() for p in stepped_by(watched.optimizer)]
         require_saved((value for _, value in flatten(self._objects)), stepped)
         saved = {0}  # address of tensors without elements: there is nothing to save
         copies: Counter[tuple[int, ...]] = Counter()
@@ -152,7 +155,7 @@ class TorchUpdateCounter:
                 copies.update(tuple(tensor.shape) for tensor in tensors)
         found = []
         for owner, watched in self._own.items():
-            for index, parameter in enumerate(_parameters(watched.optimizer)):
+            for index, parameter in enumerate(stepped_by(watched.optimizer)):
                 shape = tuple(parameter.shape)
                 if _place(parameter) in saved:
                     continue
@@ -164,7 +167,8 @@ class TorchUpdateCounter:
 
     def unscheduled(self) -> list[str]:
         """Names of the optimizers for which a scheduler was made that is not part of the state."""
-        driven = {id(optimizer) for _, value in flatten(self._objects) for optimizer in _driven(value)}
+        held = [each for _, value in flatten(self._objects) for each in _held(value)]
+        driven = {id(_own(each, "optimizer")) for each in held if not isinstance(each, Module | Optimizer)}
         return [
             name
             for name, found in self._layers.items()  # torch's schedulers leave this mark
@@ -230,16 +234,13 @@ class TorchUpdateCounter:
 
     def _parameters(self) -> Iterable[tuple[str, int | str, Tensor]]:
         """Return (entry, index or name, parameter), each parameter once; those of optimizers come first."""
-        for sharded in self._fsdp:
-            reshard(sharded)
+        models = list(model_parameters(self._objects))  # first: it puts away what a forward pass has gathered
         found: dict[int, tuple[str, int | str, Tensor]] = {}
         for owner, watched in self._own.items():
-            for index, parameter in enumerate(_parameters(watched.optimizer)):
+            for index, parameter in enumerate(stepped_by(watched.optimizer)):
                 found.setdefault(id(parameter), (owner, index, parameter))
-        for owner, model in self._models:
-            parameters = [(0, model)] if isinstance(model, Tensor) else named_parameters(model)
-            for name, parameter in parameters:
-                found.setdefault(id(parameter), (owner, name, parameter))
+        for owner, name, parameter in models:
+            found.setdefault(id(parameter), (owner, name or 0, parameter))
         return found.values()
 
     def close(self) -> None:
@@ -249,112 +250,84 @@ class TorchUpdateCounter:
             _owned.discard(watched.optimizer)
 
 
+_Mark: TypeAlias = tuple[weakref.ref[Tensor], int] | None
+"""A gradient and its count of changes; weak, as it must not live on, and an address may be used again."""
+
+
 class _Watched:
     """Optimizer of the state, with marks of the gradients of its last step."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.sentinels: list[Tensor] = []
-        self.sharded = any(map(is_sharded, _parameters(optimizer)))
-        self.marks: list[tuple[weakref.ref[Tensor], int] | None] = []
+        self.sharded = any(map(is_sharded, stepped_by(optimizer)))
+        self.marks: list[_Mark] = []
         self.reused: bool | None = None
         """Whether two updates in a row ever used the same gradient objects; None before the second."""
         self.gone = False
         """Whether the last update was made before a resume, so that its gradients are gone."""
 
-    def stepped(self) -> None:
-        """Mark the sentinels' gradients by weak references: an address alone may be used again."""
-        last = self.marks[0] if self.marks else None
-        marks: list[tuple[weakref.ref[Tensor], int] | None] = []
-        # each update comes here: one loop, without the calls of `held` and `holds`
+    def _now(self) -> list[_Mark]:
+        """Mark the sentinels' gradients as they are; each update comes here."""
+        marks: list[_Mark] = []
         for parameter in self.sentinels:
             grad = parameter.grad
-            if self.sharded and grad is not None:
-                grad = self._inner(grad)
+            if self.sharded and grad is not None and is_sharded(grad):
+                grad = grad._local_tensor  # type: ignore[attr-defined]  # `fully_shard` adds to this one
             marks.append(None if grad is None else (_ref(grad), grad._version))
+        return marks
+
+    def stepped(self) -> None:
+        """Mark the gradients with which the optimizer has stepped."""
+        last, marks = self.marks[0] if self.marks else None, self._now()
         if not self.reused:
             if last is not None:
-                now = marks[0]
-                self.reused = now is not None and now[0]() is last[0]()
+                self.reused = marks[0] is not None and marks[0][0]() is last[0]()
             elif self.gone:
                 self.reused = False
         self.marks, self.gone = marks, False
         if not any(marks) and self._choose():
             self.stepped()
 
-    def holds(self) -> bool:
-        """Whether the gradients are still the objects of the last update."""
-        last = self.marks[0] if self.marks else None
-        grad = self.sentinels[0].grad if last is not None else None
-        return (
-            last is not None
-            and grad is not None
-            and last[0]() is (self._inner(grad) if self.sharded else grad)
-        )
-
     def held(self) -> bool | None:
         """Whether the gradients are still the objects of the last update; None before the first update."""
-        begun = self.gone or (bool(self.marks) and self.marks[0] is not None)
-        return self.holds() if begun else None
+        last = self.marks[0] if self.marks else None
+        if last is None:
+            return False if self.gone else None
+        now = self._now()[0]
+        return now is not None and now[0]() is last[0]()
 
     def resume(self, reused: bool | None, held: bool | None) -> None:
         """Take over the saved facts; restored gradients count as still to be used."""
         self.reused, self.marks, self.gone = reused, [], held is False
         if held and self._choose():
-            self.marks = [
-                (weakref.ref(self._inner(p.grad)), -1) for p in self.sentinels if p.grad is not None
-            ]
-
-    def _inner(self, gradient: Tensor) -> Tensor:
-        """Return the tensor that has the elements: `fully_shard` adds to this one, past the DTensor."""
-        return gradient._local_tensor if is_sharded(gradient) else gradient  # type: ignore[attr-defined]
+            self.marks = [mark and (mark[0], -1) for mark in self._now()]
 
     def _choose(self) -> bool:
         """Choose some parameters with a gradient, spread evenly over all; False if none has a gradient."""
-        having = [p for p in _parameters(self.optimizer) if p.grad is not None]
+        having = [p for p in stepped_by(self.optimizer) if p.grad is not None]
         places = {round((len(having) - 1) * i / (_SENTINELS - 1)) for i in range(_SENTINELS)}
         self.sentinels = [having[place] for place in sorted(places)] if having else []
         return bool(having)
 
     def used_up(self) -> bool:
         """Whether the gradients are unchanged since the last step, and the next step makes new ones."""
-        if self.reused is not False:
+        if self.reused is not False or not any(self.marks):
             return False
-        for parameter, mark in zip(self.sentinels, self.marks, strict=False):
-            grad = parameter.grad
-            if self.sharded and grad is not None:
-                grad = self._inner(grad)
-            if mark is None:
-                if grad is not None:
-                    return False
-            elif grad is None or mark[0]() is not grad or grad._version != mark[1]:
-                return False
-        return any(self.marks)
+        return all(
+            now is then is None
+            or (now is not None and then is not None and now[0]() is then[0]() and now[1] == then[1])
+            for now, then in zip(self._now(), self.marks, strict=True)
+        )
 
 
-def flatten(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (name, object) for the state's objects; those inside dicts and lists are named "entry/key"."""
-    for name, value in objects.items():
-        value = value.value if isinstance(value, Declaration) else value
-        if isinstance(value, dict):
-            yield from flatten({f"{name}/{key}": item for key, item in value.items()})
-        elif isinstance(value, list):
-            yield from flatten({f"{name}/{i}": item for i, item in enumerate(value)})
-        else:
-            yield name, value
-
-
-def _driven(value: Any, depth: int = 4) -> Iterator[Any]:
-    """Yield the attribute `optimizer` of an object, and of the objects that it holds."""
-    if depth == 0 or isinstance(value, Module | Optimizer | Tensor):
-        return
-    yield _own(value, "optimizer")
-    inside = value if isinstance(value, list | tuple) else getattr(value, "__dict__", value)
-    if isinstance(inside, dict):
-        inside = list(inside.values())
-    if isinstance(inside, list | tuple):
-        for each in inside:
-            yield from _driven(each, depth - 1)
+def _held(value: Any, depth: int = 4) -> Iterator[Any]:
+    """Yield an object, and the objects that it holds in attributes and containers, down to a depth."""
+    yield value
+    if depth and not isinstance(value, Module | Optimizer | Tensor):
+        inside = value if isinstance(value, dict | list | tuple | set) else getattr(value, "__dict__", ())
+        for each in list(inside.values() if isinstance(inside, dict) else inside):
+            yield from _held(each, depth - 1)
 
 
 def _own(value: Any, name: str) -> Any:
@@ -377,24 +350,6 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 def _place(tensor: Tensor) -> int:
     """Return a tensor's address in memory."""
     return local(tensor).untyped_storage().data_ptr()
-
-
-def optimizers(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Optimizer]]:
-    for name, value in pairs:
-        if isinstance(value, Optimizer):
-            yield name, value
-        elif not isinstance(value, Module) and hasattr(value, "state_dict"):
-            held = [(k, v) for k, v in getattr(value, "__dict__", {}).items() if isinstance(v, Optimizer)]
-            if held and _saves_optimizer(value.state_dict()):
-                yield from ((f"{name}.{attribute}", optimizer) for attribute, optimizer in held)
-
-
-def _saves_optimizer(tree: Any) -> bool:
-    return isinstance(tree, dict) and ("param_groups" in tree or any(map(_saves_optimizer, tree.values())))
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 # ------------------------------------------------ modules that training changes and nothing saves
@@ -431,9 +386,9 @@ class TorchUnsavedObjects:
         self._looks += 1
         if self._looks == _FIRST_LOOK:
             self._marks = [(weakref.ref(root), _mark_of(root)) for root in self._outside()]
-        same, self._epoch = epoch == self._epoch, epoch
+        in_epoch, self._epoch = epoch == self._epoch, epoch
         moved = self._moved()
-        return list(dict.fromkeys(type(root).__name__ for root in moved)) if same else []
+        return list(dict.fromkeys(type(root).__name__ for root in moved)) if in_epoch else []
 
     def skip(self) -> None:
         """Count the changes until now as made by no step."""
@@ -445,58 +400,19 @@ class TorchUnsavedObjects:
         for reference, mark in old:
             if (root := reference()) is not None:
                 self._marks.append((reference, now := _mark_of(root)))
-                if now != mark:
+                if not same(now, mark):
                     moved.append(root)
         return moved
 
     def _outside(self) -> list[Module]:
         """List the outermost modules of this process that share no module and no array with the state."""
-        ours = {id(part) for root in _modules_in(self._objects) for part in _parts(root)}
+        held = [each for each in _held(self._objects) if isinstance(each, Module)]
+        ours = {id(part) for root in held for part in _parts(root)}
         ours |= {id(parameter) for *_, parameter in self._parameters()}
         others = [each for each in alive_modules() if id(each) not in ours]
         inner = {id(part) for each in others for part in each.modules() if part is not each}
         outermost = (each for each in others if id(each) not in inner)
         return [each for each in outermost if ours.isdisjoint(map(id, _parts(each)))]
-
-
-def _modules_in(value: Any, depth: int = 4) -> Iterator[Module]:
-    if isinstance(value, Module):
-        yield value
-    elif depth:
-        inside = value if isinstance(value, dict | list | tuple) else getattr(value, "__dict__", ())
-        for each in inside.values() if isinstance(inside, dict) else inside:
-            yield from _modules_in(each, depth - 1)
-
-
-class Holders:
-    """Finder of the modules that hold others: a model of which the state has the adapters alone."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[int, ...], tuple[list[weakref.ref[Module]], list[weakref.ref[Module]]]] = {}
-        """By the ids of modules: these, and the outermost modules around them."""
-
-    def of(self, models: list[Module]) -> list[Module]:
-        """List the modules around some modules; searched once for the same modules."""
-        key = tuple(map(id, models))
-        known, around = self._found.get(key, ([], []))
-        if not models or [each() for each in known] != models:
-            inside = set(key)
-            holders = [
-                module
-                for module in (alive_modules() if models else ())
-                if id(module) not in inside and not inside.isdisjoint(map(id, module.modules()))
-            ]
-            known, around = [weakref.ref(each) for each in models], [weakref.ref(each) for each in holders]
-            self._found = {key: (known, around)}
-        return [module for each in around if (module := each()) is not None]
-
-
-def alive_modules() -> Iterable[Module]:
-    """List every module of this process; the filter is in C, as there may be a million other objects."""
-    objects = gc.get_objects()
-    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, Module)}
-    found = compress(objects, map(kinds.__contains__, map(type, objects)))
-    return [each for each in found if "_modules" in vars(each)]  # not in the middle of being made
 
 
 def _parts(root: Module) -> Iterator[Any]:
@@ -508,13 +424,9 @@ def _parts(root: Module) -> Iterator[Any]:
 def _mark_of(root: Module) -> list[Any]:
     """Mark a module's arrays and numbers, to tell later whether they have changed; no element is read."""
     return [
-        (name, id(value), _version(value)) if isinstance(value, Tensor) else (name, value)
+        (name, mark_of(value))
         for part in root.modules()
         for held in (vars(part), part._parameters, part._buffers)
         for name, value in held.items()
         if isinstance(value, Tensor) or type(value) in (int, float)
     ]
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if is_lazy(tensor) or tensor.is_inference() else tensor._version

@@ -17,6 +17,11 @@ Two cases are not exact, and cannot be seen from outside: a generator that is no
 objects, and an `IterableDataset` that chooses samples by the global generator that the step uses, too.
 A third case is not exact, and the resume says so: a sampler that draws as it goes, from a generator from
 which something else drew in between.
+
+On several ranks a `DistributedSampler` hands rank r the samples r, r + N, r + 2N ... of one order, so the
+batches number b of all ranks together are batch b of one process with N times the batch size.  Where N does
+not divide the samples, the sampler repeats the first ones at the end; the repeated samples are left out here,
+because they would count twice.
 """
 
 from __future__ import annotations
@@ -24,22 +29,54 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
 
 from everstep.backends.numpy import same_state, set_state_of, state_of
 from everstep.backends.torch import data_rng
 from everstep.backends.torch.data_rng import Generator
 from everstep.backends.torch.loader_workers import WorkerBatches, end_persistent, start
-from everstep.backends.torch.split_dataloader import Part, chosen_at, split, splits_for_one, whole_facts
 from everstep.contracts.data import WHOLE, Share, Stream
 from everstep.data.adapters import is_stateful, length_of, skip
 from everstep.data.cursor import PassCursor
-from everstep.data.order import key_at
-from everstep.data.other_libraries import begin_anew, is_hugging_face, shuffle_buffers
+from everstep.data.order import Sampling, key_at
+from everstep.data.other_libraries import (
+    begin_anew,
+    is_hugging_face,
+    ranks_said,
+    require_ranks,
+    shuffle_buffers,
+)
 from everstep.errors import DataError, NotResumableError
+
+_SETTINGS = (
+    *("batch_size", "drop_last", "replacement", "num_samples", "shuffle", "seed"),
+    *("num_replicas", "rank"),  # a DistributedSampler's
+)
+"""Attributes that decide a sampler's choice and never change; counters and the epoch are left out."""
+
+
+class PassSampler(Sampler[Any]):
+    """The first `count` items of a sampler, in the order of pass `pass_index`.
+
+    Attributes:
+        pass_index: pass whose order the next iteration has, for samplers with `set_epoch`.
+    """
+
+    def __init__(self, given: Any, count: int | None) -> None:
+        self.given, self.count, self.pass_index = given, count, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        # Here and not where the pass is opened: an evaluation on the same sampler may come in between.
+        if hasattr(self.given, "set_epoch"):
+            self.given.set_epoch(self.pass_index)
+        return islice(iter(self.given), self.count)
+
+    def __len__(self) -> int:
+        return len(self.given) if self.count is None else self.count
 
 
 class DataLoaderStream(Stream):
@@ -58,18 +95,49 @@ class DataLoaderStream(Stream):
     rank_keys = ("start", "first", "generators", "now", "own")
 
     def __init__(self, loader: DataLoader[Any], share: Share | None = None) -> None:
-        self.given = loader
-        """The user's loader; another is read where it is split among ranks."""
+        self.given = self.loader = loader
+        """The user's loader; `loader` is another where it is split among ranks."""
         self._share = share or WHOLE
-        self._part = (
-            Part(loader) if share is None and not splits_for_one(loader) else split(loader, self._share)
-        )
-        self.loader = loader = self._part.loader
-        self.generators: list[Generator] = _generators(loader)
+        self._sampler: PassSampler | None = None
+        self._sampling: Sampling | None = None
+        """Batches of all ranks; None where the data splits itself, at its word."""
+        sampler = getattr(loader, _chosen_at(loader))
+        # one process reads what several ranks read together where the sampler says that it hands out all
+        if share is not None or ranks_said(sampler) == (0, 1):
+            self._split(sampler)
+        self.generators: list[Generator] = _generators(self.loader)
         self.resumes = "replay" if shuffle_buffers(loader.dataset) else "state"
         self.unhashed_keys = ("own",) if is_hugging_face(loader.dataset) else ()
         # A loader with state is left out: asked for it, it would make its iterator.
         self.holds_state = [d for d in [loader.dataset] if is_stateful(d) and not is_stateful(loader)]
+
+    def _split(self, sampler: Any) -> None:
+        """Read a rank's part: what the sampler, or an `IterableDataset`, hands out."""
+        loader, share = self.given, self._share
+        iterable = isinstance(loader.dataset, IterableDataset)
+        if share.size == 1 and (iterable or ranks_said(sampler) is None):
+            return
+        if iterable:
+            require_ranks(loader.dataset, share)
+            return
+        if ranks_said(sampler) is None:
+            raise DataError(_remedy(loader, share))
+        require_ranks(sampler, share)
+        # torch's or torchdata's DistributedSampler chooses the samples, also in a subclass
+        library = type(sampler).__iter__.__module__.partition(".")[0]
+        if isinstance(sampler, DistributedSampler) and library in ("torch", "torchdata"):
+            self._sampling = Sampling(
+                kind=type(loader).__name__,
+                # without the samples that the sampler repeats
+                length=min(sampler.total_size, len(sampler.dataset)),  # type: ignore[arg-type]
+                batch_size=(loader.batch_size or 1) * share.size,
+                shuffle=False,
+                seed=None,
+                drop_last=loader.drop_last,
+                share=share,
+            )
+        self._sampler = PassSampler(sampler, None if self._sampling is None else self._sampling.own_samples)
+        self.loader = _with_sampler(loader, self._sampler)
 
     @property
     def keeps_place(self) -> Any:
@@ -120,7 +188,7 @@ class DataLoaderStream(Stream):
         return [data_rng.keyed_state_of(each, key_at(own, i)) for i, each in enumerate(self.generators)]
 
     def weight(self, batch: int) -> float:
-        return 1.0 if self._part.sampling is None else self._part.sampling.weight(batch)
+        return 1.0 if self._sampling is None else self._sampling.weight(batch)
 
     def end_workers(self) -> None:
         end_persistent(self.loader)
@@ -138,8 +206,8 @@ class DataLoaderStream(Stream):
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> DataLoaderCursor:
         what = f"data {purpose!r} ({type(self.loader).__name__})"
-        if self._part.sampler is not None:
-            self._part.sampler.pass_index = pass_index
+        if self._sampler is not None:
+            self._sampler.pass_index = pass_index
         if position is None:
             begin_anew(self.loader.dataset)
             return DataLoaderCursor(what, self)
@@ -153,34 +221,69 @@ class DataLoaderStream(Stream):
         return DataLoaderCursor(what, self, {**position, "own": own})
 
     def describe(self, seed: int) -> dict[str, Any]:
-        loader = self.given
+        """Describe the loader; a split one as that of one process with the batches of all ranks."""
+        loader, ranks = self.given, self._share.size
         iterable = isinstance(loader.dataset, IterableDataset)
-        facts = {
+        inside = {"num_workers": loader.num_workers}
+        # A DataLoader's shuffle= is a choice between two of torch's samplers.
+        samplers = _facts(_samplers(loader))
+        if ranks > 1 and self._sampling is None:
+            inside["ranks"] = ranks  # the place in data that splits itself is a place in one rank's part
+        elif ranks > 1 and self._sampler is not None:
+            samples = len(self._sampler.given.dataset)
+            samplers |= {"sampler.num_replicas": 1, "sampler.rank": 0, "sampler.num_samples": samples}
+        return {
             "kind": "dataloader",
             "length": None if iterable else length_of(loader.dataset),
-            "batch_size": loader.batch_size,
+            "batch_size": None if loader.batch_size is None else loader.batch_size * ranks,
             "drop_last": loader.drop_last,
-            # A DataLoader's shuffle= is a choice between two of torch's samplers.
-            **_facts(_samplers(loader)),
+            **samplers,
             **shuffle_buffers(loader.dataset),
-            "inside": {"num_workers": loader.num_workers},
+            "inside": inside,
         }
-        return whole_facts(facts, self._part, self._share)
 
     def __repr__(self) -> str:
         return f"{type(self.loader).__name__}(num_workers={self.loader.num_workers})"
 
 
-_SETTINGS = (
-    *("batch_size", "drop_last", "replacement", "num_samples", "shuffle", "seed"),
-    *("num_replicas", "rank"),  # a DistributedSampler's
-)
-"""Attributes that decide a sampler's choice and never change; counters and the epoch are left out."""
+def _chosen_at(loader: DataLoader[Any]) -> str:
+    """Return the attribute that holds the sampler of the user's choice."""
+    # Beside a batch_sampler= the loader's own sampler is not used; without one it is the only choice.
+    return "batch_sampler" if loader.batch_size is None and loader.batch_sampler is not None else "sampler"
+
+
+def _remedy(loader: DataLoader[Any], share: Share) -> str:
+    place = _chosen_at(loader)
+    kind, sampler = type(loader).__name__, type(getattr(loader, place)).__name__
+    if place == "batch_sampler":
+        return (
+            f"a {kind} with the batch_sampler {sampler}, which does not say its rank, would hand each of "
+            f"{share.size} ranks the same batches; give it the attributes num_replicas and rank if it yields "
+            "a rank's own batches, or use sampler=DistributedSampler(dataset) with batch_size="
+        )
+    return (
+        f"a {kind} with the sampler {sampler} would hand each of {share.size} ranks the same batches; add "
+        "sampler=torch.utils.data.DistributedSampler(dataset) in place of shuffle=True, with the batch_size "
+        "of one rank, or use everstep.data.loader(dataset, batch_size=...) with that of all ranks"
+    )
+
+
+def _with_sampler(loader: DataLoader[Any], sampler: PassSampler) -> DataLoader[Any]:
+    """Copy a loader with another sampler; the user's stays as it is."""
+    made, place = copy.copy(loader), _chosen_at(loader)
+    made._iterator = None
+    chosen: Any = sampler
+    if place == "sampler" and loader.batch_sampler is not None:
+        place, given = "batch_sampler", loader.batch_sampler
+        chosen = type(given)(sampler, loader.batch_size, loader.drop_last)  # type: ignore[call-arg]
+    # A loader refuses to have its sampler set; this loader is not read yet.
+    vars(made)[place] = chosen
+    return made
 
 
 def _samplers(loader: DataLoader[Any]) -> dict[str, Any]:
     """Objects that choose the samples, by place: "sampler", "batch_sampler", "batch_sampler.sampler" ..."""
-    name = chosen_at(loader)
+    name = _chosen_at(loader)
     sampler, found = getattr(loader, name), dict[str, Any]()
     while sampler is not None and not any(sampler is each for each in found.values()):
         found[name] = sampler
@@ -225,7 +328,7 @@ def _unsaveable(loader: DataLoader[Any]) -> str | None:
     if loader.persistent_workers:
         fault, remedy = "persistent_workers=True", "persistent_workers=False"
         why = "the random state of its workers spans passes and cannot be saved"
-    elif not getattr(loader, "in_order", True):  # the option came with torch 2.6
+    elif not loader.in_order:
         fault, remedy, why = "in_order=False", "in_order=True", "batches come in no fixed order"
     else:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +22,6 @@ from everstep.backends.torch.parallel import open_group, processes
 from everstep.backends.torch.sharded import refuse_sharded
 from everstep.contracts.tasks import counted
 from everstep.errors import ConfigError, DataError, StateError
-
-Values: TypeAlias = dict[str, Tensor]
-"""Metrics by name, a real number each."""
 
 _FACTS = "facts"
 _REMEDY = (
@@ -256,14 +253,12 @@ class _Buffers:
                 tensor.copy_(value)
         self._versions = [0 if tensor is None else tensor._version for *_, tensor in self._places]
 
-    def _held(self, inexact: bool) -> list[tuple[int, str, Tensor]]:
-        """List number, name and tensor of the buffers of inexact numbers, or of the others."""
-        held = [(index, name, holder.get(key)) for index, (holder, key, name, _) in enumerate(self._places)]
-        return [
-            (index, name, tensor)
-            for index, name, tensor in held
-            if tensor is not None and (tensor.is_floating_point() or tensor.is_complex()) == inexact
-        ]
+    def _held(self, inexact: bool) -> Iterator[tuple[int, str, Tensor]]:
+        """Yield number, name and tensor of the buffers of inexact numbers, or of the others."""
+        for index, (holder, key, name, _) in enumerate(self._places):
+            tensor = holder.get(key)
+            if tensor is not None and (tensor.is_floating_point() or tensor.is_complex()) == inexact:
+                yield index, name, tensor
 
     def averaged(self) -> list[Tensor]:
         """List the buffers of which the mean over the shards is made: those of inexact numbers."""
@@ -271,7 +266,7 @@ class _Buffers:
 
     def put(self, means: Iterator[Tensor]) -> None:
         """Give the means to the buffers that `averaged` lists: in place, unless the program replaces them."""
-        for (index, _, now), mean in zip(self._held(inexact=True), means, strict=True):
+        for (index, _, now), mean in zip(list(self._held(inexact=True)), means, strict=True):
             holder, key, _, tensor = self._places[index]
             if now is tensor:
                 now.copy_(mean)
@@ -347,7 +342,7 @@ def _hand_out(
     buffers.put(taken(buffer) for buffer in buffers.averaged())
 
 
-def _metrics(result: Any) -> tuple[Values, bool]:
+def _metrics(result: Any) -> tuple[dict[str, Tensor], bool]:
     """Return the metrics of a forward pass, and whether it returned the loss alone."""
     single = isinstance(result, Tensor)
     found = {"loss": result} if single else result

@@ -32,7 +32,7 @@ class ProgramChecks:
         """Look, after one of the first steps, for changes in what the state does not save."""
         self.looks_left -= 1
         try:
-            names = self._user.forgotten(self._progress.epoch)
+            names = self._user.unsaved_changes(self._progress.epoch)
         except Exception as error:  # of objects that do not belong to this run
             self.looks_left = 0
             self._voice.say(f"objects outside the state were not checked ({type(error).__name__}: {error})")

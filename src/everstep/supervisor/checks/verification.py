@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 import xxhash
@@ -33,12 +33,11 @@ OnDivergence: TypeAlias = Literal["stop", "warn"] | None
 class Verifier:
     """Keeps the findings of one start's steps, and compares them with earlier executions.
 
+    Where a divergence is to stop the run, DivergenceError leaves `drew`, `pass_ended` or `boundary`.
+
     Args:
-        trail: takes the findings of the steps.
-        comparison: has the findings of earlier executions, for steps that run again.
+        trail, comparison: take the findings of the steps; the latter has those of earlier executions.
         on_divergence: "stop" or "warn"; None: other batches stop the run, other numbers are a warning.
-        collector: the collector of the run's metrics.
-        voice: tells the user.
         drawn: by stream, takes the digest of each batch, for the ledger.
         last: the last step that some rank compares; 0 if none does.
 
@@ -67,36 +66,26 @@ class Verifier:
         self._error: DivergenceError | None = None
 
     def drew(self, step: int, stream: str, pass_index: int, batch: Any) -> None:
-        """Note a batch that is handed out for `step`; nobody has changed it yet.
-
-        Raises:
-            DivergenceError: the step got another batch before, and this is to stop the run.
-        """
+        """Note a batch that is handed out for `step`; nobody has changed it yet."""
         places = self.places
         place = places.get(stream, 0)
         places[stream] = place + 1
-        found = batch_digest(batch, pass_index)
-        self._drawn[stream].append(found)
+        digest = batch_digest(batch, pass_index)
+        self._drawn[stream].append(digest)
         if self.handed is not None:
-            self.handed = batch_digest([found or 0, step, place], self.handed)
-        self._trail.batch(step, stream, pass_index, place, found)
+            self.handed = batch_digest([digest or 0, step, place], self.handed)
+        self._trail.batch(step, stream, pass_index, place, digest)
         if not self._comparison.done:
-            self._comparison.batch(step, stream, pass_index, place, found)
+            self._comparison.batch(step, stream, pass_index, place, digest)
             self._notice()
             self.require_agreement()
 
     def pass_ended(self, step: int, stream: str, pass_index: int) -> None:
-        """Note the end of a pass; `step` is the last complete step, and the open step may have drawn from it.
-
-        Raises:
-            DivergenceError: the pass ended elsewhere before, and this is to stop the run.
-        """
+        """Note the end of a pass; `step` is the last complete one, the open one may have drawn from it."""
         step += stream in self.places
         self._trail.mark(step, "pass", stream, epoch=pass_index)
-        if not self._comparison.done:
-            self._comparison.pass_ended(step, stream, pass_index)
-            self._notice()
-            self.require_agreement()
+        self._compare(self._comparison.pass_ended, step, stream, pass_index)
+        self.require_agreement()
 
     def step_done(self, step: int, epoch: int) -> None:
         """Note a complete step."""
@@ -109,29 +98,20 @@ class Verifier:
     def rows(self, block: Block) -> None:
         """Note rows of metrics that were read."""
         self._trail.rows(block)
-        if not self._comparison.done:
-            self._comparison.rows(block)
-            self._notice()
+        self._compare(self._comparison.rows, block)
 
     def snapshot(self, step: int, phase: str, encoded: Encoded) -> None:
         """Note the digests of a state that was copied, to be saved."""
-        for part, found in _digests(encoded):
-            self._trail.mark(step, "copy", f"{phase}/{part}", found)
-            if not self._comparison.done:
-                self._comparison.copied(step, phase, part, found)
-        if not self._comparison.done:
-            self._notice()
+        for part, digest in _digests(encoded):
+            self._trail.mark(step, "copy", f"{phase}/{part}", digest)
+            self._compare(self._comparison.copied, step, phase, part, digest)
 
     def committed(self, step: int) -> None:
         """Note that a checkpoint is committed."""
         self._trail.committed(step)
 
     def boundary(self, step: int) -> None:
-        """Note a boundary, at which everything so far is read.
-
-        Raises:
-            DivergenceError: a step came out otherwise, and this is to stop the run.
-        """
+        """Note a boundary, at which everything so far is read."""
         self._trail.boundary(step)
         if not self._comparison.done:
             self._comparison.reached(step)
@@ -170,30 +150,30 @@ class Verifier:
             self._voice.warn(f"{report}\n{comparison.advice()}")
 
     def require_agreement(self) -> None:
-        """Leave the loop if a divergence is to stop the run.
-
-        Raises:
-            DivergenceError: says what came out otherwise, and what to do.
-        """
-        # raised once: the way out of the loop asks again
+        """Raise the DivergenceError that is to stop the run: once, as the way out of the loop asks again."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
+    def _compare(self, compare: Callable[..., None], *values: Any) -> None:
+        if not self._comparison.done:
+            compare(*values)
+            self._notice()
+
     def _notice(self) -> None:
         """Record a divergence at once in the journal's file, because a kill may follow."""
-        found = self._comparison.difference
-        if found is None or found == self._noted:
+        new = self._comparison.difference
+        if new is None or new == self._noted:
             return
-        self._noted = found
-        self._journal.event(DIVERGED, found._asdict())
+        self._noted = new
+        self._journal.event(DIVERGED, new._asdict())
         self._journal.flush()
-        if self._on_divergence == "stop" or (self._on_divergence is None and found.in_data):
+        if self._on_divergence == "stop" or (self._on_divergence is None and new.in_data):
             self._error = DivergenceError(
-                f"resume differs: {found}; {_CAUSES[found.in_data]}. If the change is intended, run "
-                f"everstep accept RUN --divergence {found.step}, and start again; or continue with "
+                f"resume differs: {new}; {_CAUSES[new.in_data]}. If the change is intended, run "
+                f"everstep accept RUN --divergence {new.step}, and start again; or continue with "
                 'on_divergence="warn"',
-                step=found.step,
+                step=new.step,
             )
 
 
@@ -203,18 +183,15 @@ def _digests(encoded: Encoded) -> Iterator[tuple[str, int]]:
     own = next(name for name in structure["rng"] if name.startswith("rank"))
     parts = {f"rng/{own}": ("random state", structure["rng"][own])}
     parts |= {f"user/{name}": (name, entry) for name, entry in structure["user"].items()}
-    arrays: dict[str, list[Any]] = {place: [] for place in parts}
+    totals = dict.fromkeys(parts, 0)
     for path, array in sorted(encoded.arrays.items()):  # the order of a dict makes no difference
         place = "/".join(path.split("/", 2)[:2])
-        if place in arrays:
-            arrays[place].append(array)
+        if place in totals:
+            # folded into one number: of a long list only the first and last items count in `batch_digest`
+            totals[place] = array_digest(array.data, totals[place]) or 0
     for place, (part, entry) in parts.items():
         text = json.dumps(entry, sort_keys=True, default=repr)
-        total = 0
-        # folded into one number: of a long list only the first and last items count in `batch_digest`
-        for array in arrays[place]:
-            total = array_digest(array.data, total) or 0
-        yield part, batch_digest([xxhash.xxh3_64_intdigest(text.encode()), total], 0) or 0
+        yield part, batch_digest([xxhash.xxh3_64_intdigest(text.encode()), totals[place]], 0) or 0
 
 
 _CAUSES = {

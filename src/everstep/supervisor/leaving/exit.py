@@ -72,7 +72,7 @@ class Exit:
         self._alone = given is not None and not self._on_all_ranks(given, step)
         if given is not None and self._alone:
             engine.lost_group.leaving(given)
-            engine.last_words.report(given)  # first: the other ranks wait in their collectives
+            engine.reporter.report(given)  # first: the other ranks wait in their collectives
         failures = _attempt(self._finish if error is None else self._abandon)
         # before the resources close: a decision to go back is written to the journal
         error = self._undone([*([] if given is None else [given]), *failures], step) or given
@@ -110,7 +110,7 @@ class Exit:
             return None
         if not errors or not isinstance(errors[0], BadStepError | RolledBack):
             return engine.retries.again(errors[0], step) if errors and engine.begun else None
-        errors = [*errors, *_attempt(lambda: engine.saves.settle(wait=True))]  # may find an earlier bad step
+        errors = [*errors, *_attempt(lambda: engine.saver.settle(wait=True))]  # may find an earlier bad step
         return engine.rollbacks.undo(errors, step)
 
     def _on_all_ranks(self, error: BaseException, step: int) -> bool:
@@ -145,13 +145,13 @@ class Exit:
         engine, current = self._engine, self._engine.progress
         self._at_end = engine.loop.finish()
         engine.wakeups.require_no_error()
-        engine.saves.await_first()
+        engine.saver.await_first()
         # a loop without epochs has no earlier end at which to ask
         if not current.epoch:
             engine.program_checks.check_updates()
         self._save_last()
         # before `ended` is recorded: a finished run has its last state on disk
-        engine.saves.await_commit()
+        engine.saver.await_commit()
         if engine.begun and engine.ranks.writer:
             # where no step was run, and nothing saved
             engine.opening.store.settle()
@@ -183,8 +183,8 @@ class Exit:
         engine, current = self._engine, self._engine.progress
         if not engine.begun:
             return
-        if engine.saves.step == current.step and not engine.saves.asked:
-            engine.saves.commit_kept()
+        if engine.saver.step == current.step and not engine.saver.asked:
+            engine.saver.commit_kept()
             return
         drawn, completed = engine.loop.batches()
         if drawn != completed:
@@ -192,7 +192,7 @@ class Exit:
                 "a batch was drawn and its step not completed by advance(): it is not part of the last save"
             )
             return
-        engine.saves.save([(None, Save())], "step" if current.step and not current.epoch else "epoch")
+        engine.saver.save([(None, Save())], "step" if current.step and not current.epoch else "epoch")
 
     def _restore_best(self) -> None:
         engine = self._engine
@@ -208,7 +208,7 @@ class Exit:
         except Exception as error:  # of a broken device, say: the first error is to be raised
             engine.voice.warn(f"the metrics of the last steps are lost ({type(error).__name__}: {error})")
         engine.verifier.end()
-        engine.saves.settle(wait=True)
+        engine.saver.settle(wait=True)
         engine.journal.flush()
 
     def _conclude(self, cause: BaseException | None) -> None:
@@ -217,12 +217,12 @@ class Exit:
         interruption = engine.decisions.interruption
         ended = end_status(cause, current.stop, interruption, at_end=self._at_end)
         if ended.status == "failed" and cause is not None:
-            ended = ended._replace(reason=engine.last_words.failed(cause))
+            ended = ended._replace(reason=engine.reporter.failed(cause))
         at = {"step": current.step, "epoch": current.epoch}
         engine.journal.event("closed", {"status": ended.status, "reason": ended.reason, **at}, wall=True)
         engine.journal.flush()
         # before the ending, which lists its warnings; the journal has its last event now
-        engine.opening.mirror.finish(engine.journal, engine.saver.retain)
+        engine.opening.mirror.finish(engine.journal, engine.saver.writing.retain)
         engine.ending = Ending(
             reason=ended.reason,
             step=current.step,
@@ -230,7 +230,7 @@ class Exit:
             finished=ended.status == "finished",
             best=best_record(engine),
             where=engine.opening.where(),
-            digest=engine.saver.digest or engine.recovered.digest,
+            digest=engine.saver.writing.digest or engine.recovered.digest,
             resumed_from=engine.recovered.checkpoint,
             segment=engine.segment,
             failed_saves=engine.saver.failures,

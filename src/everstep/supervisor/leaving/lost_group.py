@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from everstep.contracts.group import Group
 from everstep.group import failure_of_another
-from everstep.supervisor.leaving.last_words import LastWords
+from everstep.supervisor.leaving.failure_reporter import FailureReporter
 
 GRACE = 3.0
 """Seconds for the main thread to come back: by an error of its collective, or at its next question."""
@@ -27,12 +27,12 @@ class LostGroup:
 
     Args:
         group: the group.
-        last_words: ends the process.
+        reporter: ends the process.
         give_up: takes the reason for which nothing can be saved any more, in words.
     """
 
-    def __init__(self, group: Group, last_words: LastWords, give_up: Callable[[str], None]) -> None:
-        self._group, self._last_words, self._give_up = group, last_words, give_up
+    def __init__(self, group: Group, reporter: FailureReporter, give_up: Callable[[str], None]) -> None:
+        self._group, self._reporter, self._give_up = group, reporter, give_up
         self._leaving, self._closed = threading.Event(), threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -72,7 +72,7 @@ class LostGroup:
         cause = failure_of_another(self._group)
         if not self._leaving.wait(GRACE):
             said = f"the main thread did not come back within {GRACE:g} s of the loss: {error}"
-            self._last_words.end_process("lost", said, cause)
+            self._reporter.end_process("lost", said, cause)
         if not self._closed.wait(lost + LEAVING - time.monotonic()):
             said = f"the main thread did not leave the loop within {LEAVING:g} s of the loss: {error}"
-            self._last_words.end_process("lost", said, cause)
+            self._reporter.end_process("lost", said, cause)

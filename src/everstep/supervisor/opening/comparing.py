@@ -1,18 +1,31 @@
-"""Comparison of configuration, controllers, limits and options of the state's objects with a checkpoint's."""
+"""What a start compares: its settings and machine with the checkpoint's, and the ranks with each other."""
 
 from __future__ import annotations
 
+import platform
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeAlias
 
+import xxhash
+
+from everstep import backends
 from everstep.backends.describe_values import is_unknown
+from everstep.contracts.group import DataRanks, Group
 from everstep.contracts.state import Json
+from everstep.errors import DisagreementError
+from everstep.record import machine
 from everstep.supervisor.board import ServiceBoard
-from everstep.supervisor.opening.configuration import NONE, Configuration, Difference, differences
+from everstep.supervisor.opening.configuration import NONE, Configuration, Difference, differences, told
 from everstep.supervisor.saving.state_tree import StopRecord
 from everstep.supervisor.saving.user_state import UserState
+from everstep.supervisor.settings import Settings
+
+Limits: TypeAlias = Mapping[str, int | None]
 
 
 @dataclass
@@ -29,30 +42,31 @@ class Changes:
     free: list[Difference] = field(default_factory=list)
     by_entry: dict[str, list[str]] = field(default_factory=dict)
 
+    def add(self, difference: Difference, *, free: bool) -> None:
+        """Add a difference."""
+        (self.free if free else self.touching).append(difference)
+
 
 def changed_config(stored: Mapping[str, Json] | None, given: Configuration | None) -> Changes:
     """Compare configurations, where both are known; changes at `Configuration.free` places are free."""
-    found = Changes()
-    if stored is None or given is None:
-        return found
-    for each in given.changes(stored):
-        listed = found.free if given.is_free(each.path) else found.touching
-        listed.append(each._replace(path=f"config.{each.path}"))
-    return found
+    changes = Changes()
+    if stored is not None and given is not None:
+        for each in given.changes(stored):
+            changes.add(each._replace(path=f"config.{each.path}"), free=given.is_free(each.path))
+    return changes
 
 
 def changed_controllers(
     stored: Mapping[str, Json], given: Mapping[str, Json], reopened_by: StopRecord | None
 ) -> Changes:
     """Compare the configurations of controllers; the controller whose change reopens the run may differ."""
-    found = Changes()
+    changes = Changes()
     for name in sorted(stored.keys() | given.keys()):
         was, now = stored.get(name, NONE), given.get(name, NONE)
         if differences({name: was}, {name: now}, sections=[name]):
-            is_reason = reopened_by is not None and reopened_by.kind == "service" and reopened_by.by == name
-            listed = found.free if is_reason else found.touching
-            listed.append(Difference(f"service {name!r}", was, now))
-    return found
+            is_reason = reopened_by is not None and (reopened_by.kind, reopened_by.by) == ("service", name)
+            changes.add(Difference(f"service {name!r}", was, now), free=is_reason)
+    return changes
 
 
 def changed_options(
@@ -66,7 +80,7 @@ def changed_options(
     Args:
         skip: names of entries of which the stored options are another rank's.
     """
-    found = Changes()
+    changes = Changes()
     raised = reopened_by is not None and reopened_by.kind != "service"
     given = user.options()
     # an entry whose options are all gone has changed, too
@@ -75,13 +89,11 @@ def changed_options(
         before = options if entry in skip else stored.get(entry, {})
         for name in [*options, *(before.keys() - options.keys())]:
             was, now = before.get(name, NONE), options.get(name, NONE)
-            place = f"state {entry!r}: {name}"
-            if was == now:
-                continue
-            follows = raised and user.entries[entry].in_schedule(name) and _grew(was, now)
-            (found.free if follows else found.touching).append(Difference(place, was, now))
-            found.by_entry.setdefault(entry, []).append(name)
-    return found
+            if was != now:
+                follows = raised and user.entries[entry].in_schedule(name) and _grew(was, now)
+                changes.add(Difference(f"state {entry!r}: {name}", was, now), free=follows)
+                changes.by_entry.setdefault(entry, []).append(name)
+    return changes
 
 
 def _grew(was: str, now: str) -> bool:
@@ -94,7 +106,7 @@ def _grew(was: str, now: str) -> bool:
 
 
 def reason_to_reopen(
-    stop: StopRecord, limits: Mapping[str, int | None], board: ServiceBoard, stored: Mapping[str, Json]
+    stop: StopRecord, limits: Limits, board: ServiceBoard, stored: Mapping[str, Json]
 ) -> str | None:
     """Say why a run that was ending continues; None if it does not."""
     if stop.kind == "service" and stop.by is not None:  # a service decided: only its change reopens the run
@@ -111,20 +123,140 @@ def reason_to_reopen(
 
 def uncompared(options: Mapping[str, Mapping[str, str]], controllers: Mapping[str, Json]) -> list[str]:
     """List places whose value cannot be compared at a resume, each with a description of the value."""
+
+    def leaves(config: Any, path: str = "") -> Iterator[tuple[str, str]]:
+        if isinstance(config, Mapping):
+            for name, part in config.items():
+                yield from leaves(part, str(name))
+        else:
+            yield path, str(config)
+
     places = [
-        (f"state {entry!r}: {name}", text) for entry, texts in options.items() for name, text in texts.items()
+        (f"state {entry!r}: {path}", text) for entry, of in options.items() for path, text in leaves(of)
     ]
     places += [
-        (f"service {name!r}: {path}", text)
-        for name, config in controllers.items()
-        for path, text in _leaves(config)
+        (f"service {name!r}: {path}", text) for name, of in controllers.items() for path, text in leaves(of)
     ]
     return [f"{place} ({text.partition(', ')[2]})" for place, text in places if is_unknown(text)]
 
 
-def _leaves(config: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(config, Mapping):
-        for name, part in config.items():
-            yield from _leaves(part, str(name))
-    else:
-        yield path, str(config)
+# ------------------------------------------------------------------------------------ the machine
+
+_LAYOUT = "layout"
+"""Name of the fact that does not depend on the machine, see `Backend.fingerprint`."""
+_WHOLE = "whole on each rank"
+
+Fingerprint: TypeAlias = Mapping[str, Mapping[str, str]]
+"""Facts by name, under "machine" and under the name of each framework in use.
+
+State, samples and random state come back to the bit on any machine.  Results computed from them are equal
+only where processor, libraries, threads and flags are the same.
+"""
+
+
+def fingerprint(objects: Mapping[str, Any], data: DataRanks) -> Fingerprint:
+    """Take the fingerprint of this process, now.
+
+    Args:
+        objects: the objects of the state; of the devices only those count on which the objects lie.
+        data: which part of each batch every rank reads; their number says it where they are in order.
+    """
+    facts = {"machine": machine(), **{each.name: each.fingerprint(objects) for each in backends.active()}}
+    if not data.in_order:
+        read = ", ".join(map(str, data.of))
+        by = "" if list(data.of) == sorted(data.of) else f" (ranks read the parts {read})"
+        facts["data"] = {_LAYOUT: f"batches in {data.size} part{'s' if data.size > 1 else ''}{by}"}
+    return facts
+
+
+def changes(stored: Fingerprint | None, given: Fingerprint) -> list[Difference]:
+    """List facts that differ between two fingerprints, as "torch.threads"; empty where none is stored.
+
+    A framework in only one of the fingerprints is ignored: it may have been imported without computing.
+    The layout is left out, see `layout`.
+    """
+    stored = stored or {}
+    return [
+        Difference(f"{who}.{name}", was, now)
+        for who in stored.keys() & given.keys()
+        for name in sorted((stored[who].keys() | given[who].keys()) - {_LAYOUT})
+        if (was := stored[who].get(name, NONE)) != (now := given[who].get(name, NONE))
+    ]
+
+
+def layout(fingerprint: Fingerprint | None) -> str:
+    """Return how the state was divided among the ranks; "" where each rank had all of it."""
+    return "; ".join(facts[_LAYOUT] for facts in (fingerprint or {}).values() if _LAYOUT in facts)
+
+
+def other_layout(saved: str, given: str) -> str:
+    """Say what another layout on as many ranks means for the run."""
+    return (
+        f"the state was laid out as {saved or _WHOLE}, and is {given or _WHOLE} in this start: samples, "
+        "values and counters continue; from here on the steps are not to the bit those of the layout before"
+    )
+
+
+def other_machine(differing: list[Difference]) -> str:
+    """Write the warning of a resume whose checkpoint was computed under another fingerprint."""
+    return (
+        "the checkpoint was computed on another machine, or under other settings of it:"
+        f"{told(differing).rstrip()}\nstate, samples and random state come back to the bit; numbers that are "
+        "computed from here on may differ from those of an uninterrupted run"
+    )
+
+
+# -------------------------------------------------------------------------------------- the ranks
+
+_OWN = frozenset({"rank", "local_rank", "node_rank", "device", "gpu"})
+"""Names in a configuration whose values are a rank's own."""
+
+
+def require_same_start(
+    group: Group, settings: Settings, user: UserState, board: ServiceBoard, limits: Limits
+) -> None:
+    """Require that all ranks were started with the same program and arguments.
+
+    Raises:
+        DisagreementError: lists each value that differs, on every rank.
+    """
+    if group.size == 1:
+        return
+    frameworks = {backend.name: backend.describe() for backend in backends.active()}
+    mine = {
+        "everstep": version("everstep"),
+        "python": platform.python_version(),
+        **{name: facts.get(name, NONE) for name, facts in frameworks.items()},
+        "program": _program(),
+        "seed": settings.seed,
+        "resume": str(settings.resume),
+        "on_change": settings.on_change,
+        "uneven": settings.uneven,
+        "config": {} if settings.config is None else dict(settings.config.tree),
+        "state": user.described(),
+        "services": {service.name: type(service).__name__ for service in board},
+        "controllers": board.controllers(),
+        **limits,
+    }
+    first, *others = group.gather(mine, "the arguments of the loop")
+    differing = [
+        (rank, each)
+        for rank, theirs in enumerate(others, 1)
+        for each in differences(first, theirs)
+        if each.path.split(".")[-1] not in _OWN
+    ]
+    if differing:
+        lines = "\n  ".join(f"{d.path}: rank 0 has {d.stored}, rank {r} has {d.given}" for r, d in differing)
+        raise DisagreementError(
+            f"the ranks were started differently:\n  {lines}\nstart all of them again, and give them the "
+            "same program, arguments and versions",
+            ranks=sorted({rank for rank, _ in differing}),
+        )
+
+
+def _program() -> str:
+    """Return the name and the digest of the program's first file; of a prompt or notebook its name alone."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    if path is None or not Path(path).is_file():
+        return str(sys.argv[0])
+    return f"{Path(path).name} ({xxhash.xxh3_64_hexdigest(Path(path).read_bytes())})"

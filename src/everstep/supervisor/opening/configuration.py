@@ -82,12 +82,16 @@ class Configuration:
 
     def facts(self, seed: int, services: Iterable[Service]) -> dict[str, Any]:
         """Provenance of a start, or an evaluation (`everstep.record.facts`), with its services."""
-        frameworks = {backend.name: backend.describe() for backend in backends.active()}
-        told = run_facts(sys.argv, self.tree, seed, frameworks, next(iter(self.code), None))
         services = list(services)
-        observers = {s.name: s.config() for s in services if not s.controller}
-        kept = {name: redacted(as_json(config)) for name, config in observers.items() if config is not None}
-        return {**told, "services": [repr(service) for service in services], "observers": kept}
+        frameworks = {backend.name: backend.describe() for backend in backends.active()}
+        observers = {
+            s.name: config for s in services if not s.controller and (config := s.config()) is not None
+        }
+        return {
+            **run_facts(sys.argv, self.tree, seed, frameworks, next(iter(self.code), None)),
+            "services": [repr(service) for service in services],
+            "observers": {name: redacted(as_json(config)) for name, config in observers.items()},
+        }
 
     def is_free(self, path: str) -> bool:
         """Whether a change at a dotted path touches no step of the training."""
@@ -140,22 +144,20 @@ def differences(
     Args:
         sections: as in `Configuration`.
     """
-    return list(_differences(stored, given, (), sections))
 
+    def compare(old: Any, new: Any, place: tuple[object, ...]) -> Iterator[Difference]:
+        before, now = _parts(old, new), _parts(new, old)
+        if before is None or now is None or not (before or now):
+            if (was := _shown(old)) != (is_now := _shown(new)):
+                yield Difference(".".join(map(_name, place)), was, is_now)
+            return
+        are_settings = not place or (len(place) == 1 and place[0] in sections)
+        for name in {**before, **now}:
+            both = before.get(name, _MISSING), now.get(name, _MISSING)
+            if not (are_settings and all(value is None or value is _MISSING for value in both)):
+                yield from compare(*both, (*place, name))
 
-def _differences(
-    old: Any, new: Any, place: tuple[object, ...], sections: Collection[str]
-) -> Iterator[Difference]:
-    before, now = _parts(old, new), _parts(new, old)
-    if before is None or now is None or not (before or now):
-        if (stored := _shown(old)) != (given := _shown(new)):
-            yield Difference(".".join(map(_name, place)), stored, given)
-        return
-    are_settings = not place or (len(place) == 1 and place[0] in sections)
-    for name in {**before, **now}:
-        both = before.get(name, _MISSING), now.get(name, _MISSING)
-        if not (are_settings and all(value is None or value is _MISSING for value in both)):
-            yield from _differences(*both, (*place, name), sections)
+    return list(compare(stored, given, ()))
 
 
 def _parts(value: Any, other: Any) -> Mapping[Any, Any] | None:

@@ -1,27 +1,32 @@
-"""Warm start and partial restore: parts of a checkpoint, for a run without one of its own."""
+"""Parts of a checkpoint, or of other weights: for a new run (`InitFrom`), for objects (`load`)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from everstep.arguments import checked_init
-from everstep.checkpoint import Checkpoint, find_checkpoint
+from everstep import backends
+from everstep.arguments import checked_init, checked_keywords
+from everstep.checkpoint import Checkpoint, Store, find_checkpoint, read_manifest
 from everstep.checkpoint.manifest import MANIFEST
-from everstep.contracts.state import BESIDE
-from everstep.errors import ConfigError, NoCheckpointError, RestoreError, nearest
+from everstep.contracts.state import BESIDE, Unread
+from everstep.errors import ConfigError, DamagedCheckpointError, NoCheckpointError, RestoreError, nearest
 from everstep.formats import Foreign, open_foreign
-from everstep.record import to_read, user_path
-from everstep.supervisor.opening import unread
-from everstep.supervisor.opening.wrapper_names import base_hint, base_left_out, hint
+from everstep.record import RunJournal, to_read, user_path
+from everstep.state import Encoded, split, within
+from everstep.supervisor.leaving.ending import BestRecord
+from everstep.supervisor.opening.wrapper_names import base_hint, hint
 from everstep.supervisor.saving.state_tree import Progress, reading, saved_tree
 from everstep.supervisor.saving.user_state import UserState
 
 Policy = Literal["error", "warn", "skip"]
+Say = Callable[[str], None]
 _RESETS = ("step", "optimizer", "lr")
+_KINDS = ("missing", "unexpected", "reshaped")
 
 
 @checked_init
@@ -67,8 +72,7 @@ class InitFrom:
             if name not in _RESETS:
                 raise ConfigError(f"InitFrom(reset={set(self.reset)}): {name!r}: {nearest(name, _RESETS)}")
         patterns = [("include", self.include), ("exclude", self.exclude)]
-        patterns += [("rename", old) for old in self.rename]
-        for name, pattern in patterns:
+        for name, pattern in [*patterns, *(("rename", old) for old in self.rename)]:
             try:
                 re.compile(pattern or "")
             except re.error as error:
@@ -76,7 +80,7 @@ class InitFrom:
                     f"InitFrom({name}={getattr(self, name)!r}): {pattern!r}: {error}; give a regular "
                     "expression, or re.escape(name)"
                 ) from error
-        for name in ("on_missing", "on_unexpected", "on_reshaped"):
+        for name in (f"on_{kind}" for kind in _KINDS):
             if getattr(self, name) not in ("error", "warn", "skip"):
                 raise ConfigError(f'InitFrom({name}={getattr(self, name)!r}): give "error", "warn" or "skip"')
 
@@ -85,94 +89,89 @@ class InitFrom:
         """Make an InitFrom of an `init_from=` argument."""
         return given if given is None or isinstance(given, cls) else cls(path=given)  # type: ignore[arg-type]
 
-    def load(self, user: UserState, progress: Progress, say: Callable[[str], None]) -> str:
-        """Load the chosen parts; return in words what was used.
-
-        Raises:
-            RestoreError: names do not fit and are not allowed to; has the three lists of them.
-            NoCheckpointError: `path` has no checkpoint.
-        """
-        foreign = self.open_foreign(lambda note: say(f"init_from: {note}"))
-        if foreign is not None:
-            user.load_user(self.merge_foreign(user, foreign, say))
-            return f"{foreign.path} ({foreign.kind})"
-        checkpoint = self.read(lambda note: say(f"init_from: {note}"), in_user)
-        saved = saved_tree(checkpoint, ("user",) if "step" in self.reset else ("user", "progress"))
-        where = str(checkpoint.path)
-        merged = self.merge(user, saved["user"], where, say)
-        with reading(where, "user"):
-            user.check(merged, where)
-            user.load_user(merged)
-        if "step" not in self.reset:
+    def load(self, user: UserState, progress: Progress, say: Say) -> str:
+        """Load the chosen parts into the state of a new run; return in words what was used."""
+        checkpoint, where, kind = self.take(user, lambda text: say(f"init_from: {text}"))
+        if checkpoint is not None and "step" not in self.reset:
+            saved = saved_tree(checkpoint, ("progress",))
             with reading(where, "progress"):
                 counters = Progress.from_tree(saved["progress"])
             progress.step, progress.epoch = counters.step, counters.epoch
             progress.epoch_start = counters.step
-        return f"{checkpoint.path} (step {checkpoint.step})"
+        return f"{where} ({kind})"
 
-    def read(self, say: Callable[[str], None], wanted: Callable[[str], bool]) -> Checkpoint:
-        """Read the checkpoint; nothing there is changed.
+    def take(self, user: UserState, say: Say, *, starts: bool = True) -> tuple[Checkpoint | None, str, str]:
+        """Load the chosen parts into the objects.
 
         Args:
-            wanted: whether an array is read, by its name in the checkpoint.
+            starts: whether a run starts: then entries that only the source has are unexpected; and of another
+                program's weights, optimizers are left out, and entries that a file with names alone does not
+                know.  False where each entry must be there.
+
+        Returns:
+            The checkpoint, None for another program's weights; the path; and in words what is there.
 
         Raises:
-            NoCheckpointError: `path` has no checkpoint.
+            RestoreError: names do not fit and are not allowed to; has the three lists of them.
         """
+        asked: Collection[str] | None = None
+        foreign, checkpoint = self.open_foreign(say), None
+        if foreign is not None:
+            where, kind = str(foreign.path), foreign.kind
+            saved, asked = self._entries_of(foreign, user, say, starts)
+        else:
+            checkpoint = self.read(say, in_user)
+            where, kind = str(checkpoint.path), f"step {checkpoint.step}"
+            saved = saved_tree(checkpoint, ("user",))["user"]
+        merged = self._merge(user, saved, where, say, starts, asked)
+        with reading(where, "user"):
+            user.check(merged, where)
+            user.load_user(merged)
+        return checkpoint, where, kind
+
+    def read(self, say: Say, wanted: Callable[[str], bool]) -> Checkpoint:
+        """Read those arrays of the checkpoint whose names are `wanted`; nothing there is changed."""
         path = to_read(user_path(self.path, "path"))
-        found = find_checkpoint(path, say, wanted=wanted)
-        if found is None:
+        checkpoint = find_checkpoint(path, say, wanted=wanted)
+        if checkpoint is None:
             raise NoCheckpointError(
                 f"{str(path)!r} is neither a checkpoint, nor best weights, nor a run with a "
                 "checkpoint; check the path"
             )
-        return found
+        return checkpoint
 
-    def open_foreign(self, say: Callable[[str], None]) -> Foreign | None:
-        """Open another program's weights; None if `path` is everstep's own, or nothing.
-
-        Raises:
-            CheckpointError: a file is damaged, or has what cannot be read; says what to do.
-            ConfigError: counters are wanted, which only a checkpoint has.
-        """
+    def open_foreign(self, say: Say) -> Foreign | None:
+        """Open another program's weights; None if `path` is everstep's own, or nothing."""
         path = to_read(user_path(self.path, "path"))
         if (path / MANIFEST).exists() or (path / "run.json").exists():
             return None
-        found = open_foreign(path, say)
-        if found is not None and "step" not in self.reset:
+        foreign = open_foreign(path, say)
+        if foreign is not None and "step" not in self.reset:
             raise ConfigError(
                 f'InitFrom(reset={set(self.reset)}): {path} has no counters: leave "step" in reset='
             )
-        return found
+        return foreign
 
-    def merge_foreign(
-        self, user: UserState, foreign: Foreign, say: Callable[[str], None], *, strangers: bool = True
-    ) -> dict[str, Any]:
-        """Return the tree to load per entry, as `merge`, with the chosen names of another program's weights.
-
-        Args:
-            strangers: whether a run starts: then optimizers, and entries of which a file with names alone
-                knows nothing, are left as they are.  False where each entry must be there.
-        """
+    def _entries_of(
+        self, foreign: Foreign, user: UserState, say: Say, starts: bool
+    ) -> tuple[dict[str, Any], Collection[str]]:
+        """Return the trees of other weights by entry, and the entries that must not miss a name."""
         saved = {name: tree for name, tree in foreign.tree.items() if not _is_optimizer(tree)}
         asked: set[str] = set(user.entries)
-        if strangers:
+        if starts:
             asked = {name for name, entry in user.entries.items() if not _is_optimizer(entry.save())}
             if left := [name for name in user.entries if name in foreign.tree and name not in saved]:
-                say(f"init_from: {', '.join(left)}: optimizers are only taken from everstep's checkpoints")
+                say(f"{', '.join(left)}: optimizers are only taken from everstep's checkpoints")
         if foreign.is_flat:
             entry = self._entry_for(user, foreign)
             saved = {entry: next(iter(saved.values())) if "" in saved else saved}
-            asked = {entry} if strangers else asked
-        elif self.entry is not None:
+            return saved, {entry} if starts else asked
+        if self.entry is not None:
             raise ConfigError(
                 f"InitFrom(entry={self.entry!r}): {foreign.path} has names of its own for what it holds: "
                 f"{', '.join(map(str, foreign.tree))}; choose with include= and rename="
             )
-        where = str(foreign.path)
-        merged = self.merge(user, saved, where, say, strangers=strangers, asked=asked)
-        user.check(merged, where)
-        return merged
+        return saved, asked
 
     def _entry_for(self, user: UserState, foreign: Foreign) -> str:
         """Return the name of the entry that weights without an entry's name belong to."""
@@ -187,72 +186,79 @@ class InitFrom:
             )
         return flat[0]
 
-    def merge(
+    def _merge(
         self,
         user: UserState,
         saved: dict[str, Any],
         where: str,
-        say: Callable[[str], None],
-        *,
-        strangers: bool = True,
-        asked: Collection[str] | None = None,
+        say: Say,
+        starts: bool,
+        asked: Collection[str] | None,
     ) -> dict[str, Any]:
-        """Return the tree to load per entry: the program's own, with the chosen names from the checkpoint.
-
-        Args:
-            saved: the checkpoint's `user` branch.
-            strangers: False to ignore entries that only the checkpoint has.
-            asked: the entries that must not miss a name; None for all.
-
-        Raises:
-            RestoreError: names do not fit and are not allowed to; has the three lists of them.
-        """
-        old = {name: entry.save() for name, entry in user.entries.items()}
-        left = {
-            name for name, tree in (old | saved).items() if "optimizer" in self.reset and _is_optimizer(tree)
+        """Return the tree to load per entry: the program's own, with the chosen names of what is saved."""
+        own = {name: entry.save() for name, entry in user.entries.items()}
+        ours = {path: value for name, tree in own.items() for path, value in _split(name, tree)}
+        anew = {
+            name for name, tree in (own | saved).items() if "optimizer" in self.reset and _is_optimizer(tree)
         }
-        ours = {path: value for name, tree in old.items() for path, value in _split(name, tree)}
-        theirs = self._theirs({name: tree for name, tree in saved.items() if name not in left})
-        if not theirs:
-            named = [p for name, tree in saved.items() for p, _ in _split(name, tree)]
-            renamed = ", ".join(sorted(map(self._renamed, named))[:8])
-            raise ConfigError(
-                f"{self} takes nothing of {where}: give include= and exclude= that are searched in the names "
-                f"as they are here, after rename=: {renamed}, ..."
+        theirs = self._chosen_of({name: tree for name, tree in saved.items() if name not in anew}, where)
+        missing = [
+            path
+            for path in ours
+            if path not in theirs and path not in anew and self._takes(path)
+            if asked is None or path.partition("/")[0] in asked
+        ]
+        both = {path: _kinds(theirs[path], ours[path]) for path in theirs if path in ours}
+        differing = {path: f"{path} {old} -> {new}" for path, (old, new) in both.items() if old != new}
+        lists = {
+            "missing": _untied(missing, ours, theirs),
+            "unexpected": [
+                path for path in theirs if path not in ours and (starts or path.partition("/")[0] in own)
+            ],
+            "reshaped": list(differing.values()),
+        }
+        about_base = base_hint(own, lists["unexpected"])
+        refused = {kind: names for kind, names in lists.items() if getattr(self, f"on_{kind}") == "error"}
+        if any(refused.values()):
+            raise RestoreError(
+                f"{where} does not fit; choose with include=, exclude=, rename=, or allow it with "
+                'on_missing=, on_unexpected=, on_reshaped="skip"'
+                f"{hint(lists['missing'], lists['unexpected'])}{about_base}",
+                **refused,
             )
-        missing = [p for p in ours if p not in theirs and p not in left and self._chosen(p)]
-        missing = [p for p in missing if asked is None or p.partition("/")[0] in asked]
-        missing = unread.untied(missing, ours, theirs)
-        unexpected = [p for p in theirs if p not in ours and (strangers or p.partition("/")[0] in old)]
-        both = {path: unread.kinds(theirs[path], ours[path]) for path in theirs if path in ours}
-        reshaped = {path: f"{path} {old} -> {new}" for path, (old, new) in both.items() if old != new}
-        self._refuse(where, missing, unexpected, list(reshaped.values()), say, base_hint(old, unexpected))
-        if left_out := base_left_out(old, unexpected):
-            # also for "skip", which was meant for names that nothing here needs
-            say(f"init_from: {left_out}")
-        for path in theirs:
-            if path in ours and path not in reshaped:
-                copies = user.entries[path.partition("/")[0]].copies
-                ours[path] = self._keep_lr(ours[path], unread.taken(theirs[path], ours[path], copies))
-        return {name: _join(name, tree, ours) for name, tree in old.items()}
+        for kind, names in lists.items():
+            if names and getattr(self, f"on_{kind}") == "warn":
+                say(f"{kind}: {', '.join(names)}")
+        if about_base:  # also for "skip", which was meant for names that nothing here needs
+            say(about_base.removeprefix(". "))
+        for path in (path for path in both if path not in differing):
+            copies = user.entries[path.partition("/")[0]].copies
+            ours[path] = self._keep_lr(ours[path], _read(theirs[path], ours[path], copies))
+        return {name: _join(name, tree, ours) for name, tree in own.items()}
 
-    def _theirs(self, saved: dict[str, Any]) -> dict[str, Any]:
+    def _chosen_of(self, saved: dict[str, Any], where: str) -> dict[str, Any]:
         """Return the chosen values of the checkpoint, under the names here."""
-        theirs: dict[str, Any] = {}
+        chosen: dict[str, Any] = {}
         came_from: dict[str, str] = {}
-        for path, value in (part for name, tree in saved.items() for part in _split(name, tree)):
-            new = self._renamed(path)
-            if not self._chosen(new):
+        parts = {path: value for name, tree in saved.items() for path, value in _split(name, tree)}
+        renamed = {path: self._renamed(path) for path in parts}
+        for path, new in renamed.items():
+            if not self._takes(new):
                 continue
-            if new in theirs:
+            if new in chosen:
                 raise ConfigError(
                     f"InitFrom(rename={dict(self.rename)!r}): {came_from[new]!r} and {path!r} would both be "
                     f"{new!r}; give a narrower pattern, or rename the other one, too"
                 )
-            theirs[new], came_from[new] = value, path
-        return theirs
+            chosen[new], came_from[new] = parts[path], path
+        if not chosen:
+            raise ConfigError(
+                f"{self} takes nothing of {where}: give include= and exclude= that are searched in the names "
+                f"as they are here, after rename=: {', '.join(sorted(renamed.values())[:8])}, ..."
+            )
+        return chosen
 
-    def _chosen(self, path: str) -> bool:
+    def _takes(self, path: str) -> bool:
         if self.include is not None and not re.search(self.include, path):
             return False
         return self.exclude is None or not re.search(self.exclude, path)
@@ -274,33 +280,8 @@ class InitFrom:
     def _keep_lr(self, ours: Any, theirs: Any) -> Any:
         if "lr" not in self.reset or not _is_optimizer(theirs):
             return theirs
-        groups = [
-            {**new, "lr": old["lr"]}
-            for old, new in zip(ours["param_groups"], theirs["param_groups"], strict=False)
-        ]
-        return {**theirs, "param_groups": groups}
-
-    def _refuse(
-        self,
-        where: str,
-        missing: list[str],
-        unexpected: list[str],
-        reshaped: list[str],
-        say: Callable[[str], None],
-        about_base: str,
-    ) -> None:
-        lists = {"missing": missing, "unexpected": unexpected, "reshaped": reshaped}
-        refused = {kind: names for kind, names in lists.items() if getattr(self, f"on_{kind}") == "error"}
-        if any(refused.values()):
-            raise RestoreError(
-                f"{where} does not fit; choose with include=, exclude=, rename=, or allow it with "
-                'on_missing=, on_unexpected=, on_reshaped="skip"'
-                f"{hint(missing, unexpected)}{about_base}",
-                **refused,
-            )
-        for kind, names in lists.items():
-            if names and getattr(self, f"on_{kind}") == "warn":
-                say(f"init_from: {kind}: {', '.join(names)}")
+        groups = zip(ours["param_groups"], theirs["param_groups"], strict=False)
+        return {**theirs, "param_groups": [{**new, "lr": old["lr"]} for old, new in groups]}
 
 
 def in_user(name: str) -> bool:
@@ -312,6 +293,108 @@ def names_in(checkpoint: Checkpoint) -> list[str]:
     """List the names of the user's state in a checkpoint, as `InitFrom` writes them."""
     saved = saved_tree(checkpoint, ("user",))["user"]
     return [path for name, tree in saved.items() for path, _ in _split(name, tree)]
+
+
+# --------------------------------------------------------------------- objects in another script
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Source of loaded objects.
+
+    Attributes:
+        path: the checkpoint's folder, or the path of another program's weights.
+        step, epoch: step and epoch of the run at the save; 0 for another program's weights.
+        digest: digest of the checkpoint.
+        seed: seed of the run; None where only weights are kept (best weights).
+    """
+
+    path: str
+    step: int
+    epoch: int
+    digest: str = field(default="", compare=False)
+    seed: int | None = field(default=None, compare=False)
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """Whether the source is one of the run's checkpoints; else best weights, or another copy."""
+        return Path(self.path).parent.name == "checkpoints"
+
+    @property
+    def name(self) -> str:
+        """Name of the checkpoint, or the end of the path of other weights."""
+        parts = Path(self.path).parts
+        return parts[-1] if self.is_checkpoint else "/".join(parts[-3:])
+
+
+@checked_keywords
+def load(source: str | Path | InitFrom, state: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> Loaded:
+    """Load objects from what a run has saved, as for inference; no run is opened, nothing is written.
+
+        everstep.load("runs/digits/best/valid_loss", {"model": model})
+
+    Entries that only the checkpoint has, such as the optimizer, are left out.
+
+    Args:
+        source: a run directory (its newest whole checkpoint), the folder of a checkpoint,
+            `RUN/best/METRIC` (the best weights), another program's weights (safetensors, torch.save,
+            torch.distributed.checkpoint), or an `InitFrom` that chooses and renames.
+        state: name to object, under the names of the run's `state`.
+
+    Raises:
+        RestoreError: the checkpoint lacks an entry, or an entry does not fit; has the three lists, and
+            nothing is loaded.
+        NoCheckpointError: there is no checkpoint.
+        CheckpointError: the checkpoint is damaged.
+    """
+    chosen = source if isinstance(source, InitFrom) else InitFrom(user_path(source, "source"))
+    notes: list[str] = []
+    user = UserState(state)
+    if chosen is source or chosen.open_foreign(lambda note: None) is not None:
+        checkpoint, where, _ = chosen.take(user, notes.append, starts=False)
+    else:
+        paths = [("user", name) for name in user.entries]
+        checkpoint = chosen.read(notes.append, within(paths))
+        where = str(checkpoint.path)
+        _, part = split(Encoded(checkpoint.structure), paths)  # the arrays of other entries were not read
+        trees = saved_tree(replace(checkpoint, structure=part.structure or {"user": {}}), ("user",))["user"]
+        with reading(where, "user"):
+            user.check(trees, where)
+            user.load_user(trees)
+    for note in notes:
+        warnings.warn(note, RuntimeWarning, stacklevel=3)
+    if checkpoint is None:
+        return Loaded(where, 0, 0)
+    structure: Any = checkpoint.structure
+    # best weights have no counters
+    counters = saved_tree(checkpoint, ("progress",)) if "progress" in structure else {}
+    seed = counters["progress"]["seed"] if counters else None
+    return Loaded(where, checkpoint.step, checkpoint.epoch, checkpoint.digest, seed)
+
+
+@checked_keywords
+def best(run_dir: str | Path) -> dict[str, BestRecord]:
+    """Return the best weights of a run by metric, as its newest checkpoint names them.
+
+        everstep.best("runs/digits")["valid_loss"].value
+
+    Raises:
+        RunDirError: the path is not a run; names runs nearby.
+    """
+    store = Store(RunJournal(to_read(user_path(run_dir, "run_dir"))).run_dir)
+    records = {}
+    for metric, path in store.best().items():
+        saved = read_manifest(path)
+        value = (saved["meta"] or {}).get("value")
+        if value is None:
+            raise DamagedCheckpointError(
+                f"checkpoint {path.name} is damaged: {path} does not say the value of {metric!r}"
+            )
+        records[metric] = BestRecord(metric, value, saved["step"], saved["epoch"], str(path))
+    return records
+
+
+# --------------------------------------------------------------------------------- trees by name
 
 
 def _is_optimizer(tree: Any) -> bool:
@@ -331,8 +414,49 @@ def _beside(key: Any) -> bool:
 
 
 def _join(name: str, tree: Any, parts: Mapping[str, Any]) -> Any:
-    split = _split(name, tree)
-    if len(split) == 1 and split[0][0] == name:
+    paths = [path for path, _ in _split(name, tree)]
+    if paths == [name]:
         return parts[name]
     beside = {key: value for key, value in tree.items() if _beside(key)}
-    return {path[len(name) + 1 :]: parts[path] for path, _ in split} | beside
+    return {path[len(name) + 1 :]: parts[path] for path in paths} | beside
+
+
+def _kinds(theirs: Any, ours: Any) -> tuple[str, str]:
+    """Return shape and element type of both arrays; all values that are not arrays are of one kind."""
+    if isinstance(theirs, Unread):
+        backend = backends.of(ours)
+        live = "no array" if backend is None else f"{tuple(ours.shape)} {backend.facts(ours).dtype}"
+        return f"{theirs.shape} {theirs.dtype}", live
+    old, new = (f"{tuple(v.shape)} {v.dtype}" if hasattr(v, "shape") else "no array" for v in (theirs, ours))
+    return old, new
+
+
+def _untied(missing: list[str], ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Return the missing names without those whose array is stored under another name (tied weights)."""
+
+    def place(path: str) -> Any:
+        backend = backends.of(ours[path])
+        return None if backend is None else backend.facts(ours[path]).place
+
+    unread = (path for path, value in theirs.items() if path in ours and isinstance(value, Unread))
+    stored = {place(path) for path in unread} - {None}
+    return [path for path in missing if not stored or place(path) not in stored]
+
+
+def _read(theirs: Any, ours: Any, copies: bool) -> Any:
+    """Return a value to be loaded in place of ours; `copies`: whether its elements are copied at once."""
+    if isinstance(theirs, Unread):
+        backend = backends.of(ours)
+        assert backend is not None  # `_kinds` tells it from ours
+        return backend.late(theirs) if copies else backend.from_host(theirs.read())
+    return _in_memory(theirs)
+
+
+def _in_memory(tree: Any) -> Any:
+    """Return a tree with each unread array in the memory of the framework that wrote it."""
+    if isinstance(tree, Unread):
+        host = tree.read()
+        return backends.get(host.backend).from_host(host)
+    if isinstance(tree, dict):
+        return type(tree)((key, _in_memory(value)) for key, value in tree.items())
+    return type(tree)(map(_in_memory, tree)) if type(tree) in (list, tuple) else tree

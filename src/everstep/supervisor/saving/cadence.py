@@ -68,10 +68,10 @@ class Cadence:
         self._began, self._handed, self._written = self._begins, self._now(), None
         self._rate = self._engine.estimator.rate()
 
-    def written(self) -> None:
-        """Note that the save is written, as a boundary has found later."""
+    def written(self, seconds: float) -> None:
+        """Note that the save was on the disk at this time of the clock, as a boundary has found later."""
         if self._handed is not None and self._written is None:
-            self._written = self._now()._replace(seconds=self._engine.saver.written)
+            self._written = self._now()._replace(seconds=seconds)
 
     def failed(self, error: Exception | None) -> None:
         """Note the failure of the newest save, if it has failed: the next one comes soon.

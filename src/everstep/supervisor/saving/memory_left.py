@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 SMALL = 256 << 20
@@ -19,17 +18,8 @@ def memory_left(root: Path = Path("/")) -> int | None:
     Args:
         root: folder with proc/ and sys/.
     """
-    found = [*_machine(root), *_groups(root)]
-    return min(found, default=None)
-
-
-def _machine(root: Path) -> Iterator[int]:
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo"), re.M)
-    if match:
-        yield int(match[1]) << 10
-
-
-def _groups(root: Path) -> Iterator[int]:
+    available = re.search(r"^MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo"), re.M)
+    amounts = [int(available[1]) << 10] if available else []
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers == "":
@@ -39,24 +29,14 @@ def _groups(root: Path) -> Iterator[int]:
         else:
             continue
         # in a container the path may be that of the host, and the group itself lies at the top
-        places = [top.joinpath(*Path(path.lstrip("/")).parts), top]
-        for folder in {
-            each for place in places for each in (place, *place.parents) if each.is_relative_to(top)
-        }:
-            most, now = _number(folder / limit), _number(folder / used)
-            if most is not None and now is not None:
-                yield max(0, most - now + _droppable(folder))
-
-
-def _droppable(folder: Path) -> int:
-    """Count the bytes of files in memory that nobody has used lately."""
-    match = re.search(r"^(?:total_)?inactive_file (\d+)$", _text(folder / "memory.stat"), re.M)
-    return int(match[1]) if match else 0
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
-    return int(text) if text.isdigit() else None  # "max" is no limit
+        group = top.joinpath(*Path(path.lstrip("/")).parts)
+        for folder in {top, *(each for each in (group, *group.parents) if each.is_relative_to(top))}:
+            most, now = _text(folder / limit).strip(), _text(folder / used).strip()
+            if most.isdigit() and now.isdigit():  # "max" is no limit
+                # files in memory that nobody has used lately are dropped
+                idle = re.search(r"^(?:total_)?inactive_file (\d+)$", _text(folder / "memory.stat"), re.M)
+                amounts.append(max(0, int(most) - int(now) + (int(idle[1]) if idle else 0)))
+    return min(amounts, default=None)
 
 
 def _text(path: Path) -> str:
@@ -75,12 +55,9 @@ def too_large(needed: int, left: int | None) -> str | None:
     """
     if left is None or needed <= max(left, SMALL):
         return None
+    new, free = (f"{count / (1 << 30):.1f} GiB" for count in (needed, left))
     return (
-        f"saves copy the state, and {_size(needed)} of that copy are still to come, where {_size(left)} of "
-        "memory are left: the process may be killed for it; Checkpoints(copy=False) writes the state from "
-        "where it lies, while training waits"
+        f"saves copy the state, and {new} of that copy are still to come, where {free} of memory are left: "
+        "the process may be killed for it; Checkpoints(copy=False) writes the state from where it lies, "
+        "while training waits"
     )
-
-
-def _size(count: int) -> str:
-    return f"{count / (1 << 30):.1f} GiB"

@@ -1,27 +1,51 @@
-"""What is a rank's own in a run's state, and the state of a rank from the parts of a checkpoint."""
+"""What is a rank's own in a run's state, and the state of a rank from a checkpoint of any number of ranks.
+
+What the ranks have in common is every rank's, whatever their number.  With another number of ranks, or of
+parts of the data, what each rank has alone becomes:
+
+- entries declared by `PerRank` are merged by the program's function, or refused;
+- random state: ranks that read the first part of the data have that of the first rank that read the part, all
+  others have generators keyed by (seed, data rank, step), as at the start of a run;
+- the places of streams are given to the streams (`Stream.of_other_ranks`), which know what they mean;
+- the gradients of an open window of accumulation are refused, unless the backend says that they are equal on
+  any number of ranks; then they belong to the rest;
+- the rest has to be equal on all saved ranks.
+
+All of this follows from the checkpoint, the rank and the number of ranks alone.  So a start that is killed
+before its first save, and made again, continues in the same way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
-from everstep.checkpoint import Checkpoint
-from everstep.contracts.group import Group
+from everstep.checkpoint import Checkpoint, read_own_trees
+from everstep.contracts.group import DataRanks, Group
+from everstep.contracts.state import HostArray
 from everstep.errors import RestoreError
-from everstep.state import merge
-from everstep.state.parts import Path
-from everstep.supervisor.saving.other_ranks import OtherRanks, on_current_devices, own_entries
-from everstep.supervisor.saving.state_tree import random_parts, saved_data
+from everstep.state import (
+    Encoded,
+    Slot,
+    capture,
+    decode,
+    encode,
+    isolated,
+    leaves,
+    merge,
+    portable,
+    rekey,
+    split,
+)
+from everstep.state.parts import Path, children
+from everstep.supervisor.saving.state_tree import random_parts, reading, saved_data
 from everstep.supervisor.saving.user_state import UserState
 
 
 def own_paths(rank: int, user: Iterable[Path], streams: Iterable[Path]) -> frozenset[Path]:
-    """Return the paths of what is a rank's own in its state tree, for `split`.
-
-    Args:
-        user: `UserState.rank_paths()`.
-        streams: `Streams.rank_paths()`.
-    """
+    """Return the paths of what is a rank's own in its tree, given those of the state and the streams."""
     random = (("rng", name) for name in random_parts(rank))
     return frozenset({*random, *user, *streams, ("wall", "streams")})
 
@@ -30,18 +54,13 @@ def for_rank(checkpoint: Checkpoint, group: Group, user: UserState) -> Checkpoin
     """Return a checkpoint with the state tree of one rank, whatever number of ranks wrote the checkpoint.
 
     Arrays in common go to the device that is current when they are decoded; only the writer keeps numbers of
-    devices.  `OtherRanks` makes what is a rank's own in another number of ranks, or of parts of the data.
-
-    Args:
-        checkpoint: as `read_checkpoint(path, rank)` returns it.
-        group: the ranks now.
-        user: the state of the program.
+    devices.
 
     Raises:
         RestoreError: an entry is a rank's own in the checkpoint and not in the program; or the number of
             ranks has changed, and what is a rank's own cannot be given to others.  Names it.
     """
-    if undeclared := own_entries(checkpoint.own, checkpoint.common) - user.per_rank:
+    if undeclared := _own_entries(checkpoint.own, checkpoint.common) - user.per_rank:
         raise RestoreError(
             f"{checkpoint.path}: state entries that were each rank's own are not declared so now: "
             f"{', '.join(map(repr, sorted(undeclared)))}; declare them, as in "
@@ -49,6 +68,196 @@ def for_rank(checkpoint: Checkpoint, group: Group, user: UserState) -> Checkpoin
         )
     common, own = checkpoint.common, checkpoint.own
     if saved_data(checkpoint).of != group.data.of:
-        common, own = OtherRanks(checkpoint, group, user).trees()
-    whole = merge(on_current_devices(common) if group.rank else common, own)
+        common, own = _OtherRanks(checkpoint, group, user).trees()
+    whole = merge(_on_current_devices(common) if group.rank else common, own)
     return replace(checkpoint, structure=whole.structure, arrays=whole.arrays)
+
+
+def another_number(saved: DataRanks, now: DataRanks, *, exact: bool) -> str:
+    """Say what another number of ranks means; `exact`: steps have the same bits on any number of ranks."""
+    keyed = "; ranks from 1 on draw random numbers keyed by (seed, rank, step)" if now.size > 1 else ""
+    bits = (
+        f"the gradients stay to the bit those of {_ranks(saved)}, by everstep.torch.VirtualShards"
+        if exact
+        else f"from here on the steps are not to the bit those of {_ranks(saved)}, as they would be with "
+        "everstep.torch.VirtualShards"
+    )
+    return (
+        f"the checkpoint is of {_ranks(saved)}, and this start has {_ranks(now)}: samples, values and "
+        f"counters continue; {bits}{keyed}"
+    )
+
+
+class _OtherRanks:
+    """A checkpoint as a rank of another number of ranks reads it."""
+
+    def __init__(self, checkpoint: Checkpoint, group: Group, user: UserState) -> None:
+        self._checkpoint, self._group, self._user = checkpoint, group, user
+        self._data = saved_data(checkpoint)
+        self._saved = _ranks(self._data)
+        self._changed = f"{checkpoint.path} is of {self._saved}, and this start has {_ranks(group.data)}"
+
+    @cached_property
+    def _parts(self) -> list[Encoded]:
+        """The own trees of all saved ranks; those of one process are empty, as it has all in common."""
+        return [_on_current_devices(own) for own in read_own_trees(self._checkpoint.path)]
+
+    def trees(self) -> tuple[Encoded, Encoded]:
+        """Return the common tree, and this rank's own."""
+        common, own = self._checkpoint.common, self._rest()
+        entries = sorted(self._user.per_rank & {*_user(common), *_user(self._parts[0])})
+        for made in (self._random(), self._streams(), *map(self._merged, entries)):
+            branches = children(made.structure) or {}
+            paths = [(name, part) for name, branch in branches.items() for part in children(branch) or ()]
+            common = split(common, paths)[0]
+            own = merge(own, made)
+        return common, own
+
+    def _rest(self) -> Encoded:
+        """Return what has to be equal on all saved ranks."""
+        window = any(
+            name.startswith("gradients/")
+            for tree in (self._checkpoint.common, *self._parts)
+            for name in tree.arrays
+        )
+        if window and not self._user.exact_on_any_ranks():
+            raise RestoreError(
+                f"{self._changed}: the checkpoint stands inside a window of accumulated gradients, which are "
+                f"sums over the parts of {self._saved}; start with {self._saved}, or resume from a "
+                "checkpoint between two windows, as resume=NAME"
+            )
+        entries = _own_entries(self._parts[0], self._checkpoint.common)
+        apart = [("rng",), ("streams",), ("wall", "streams"), *(("user", name) for name in entries)]
+        rests = [split(part, apart)[0] for part in self._parts]
+        first, *others = (dict(leaves(rest)) for rest in rests)
+        for other in others:
+            for path in sorted({*first, *other}):
+                if bytes(first.get(path, b"")) != bytes(other.get(path, b"")):
+                    raise RestoreError(
+                        f"{self._changed}: {path!r} is not the same on all saved ranks, so it cannot be "
+                        f"given to other ranks; start with {self._saved}, or in another directory"
+                    )
+        return rests[0]
+
+    def _random(self) -> Encoded:
+        """Return the random state of this rank; nothing is drawn or changed here."""
+        first = self._data.first[0]
+        (now, again), (its_now, its_again) = random_parts(self._group.rank), random_parts(first)
+        saved = self._saved_at("rng", first)
+        state, lines = saved[its_now], saved[its_again]
+        if self._group.rank != first:
+            state = portable(state)
+            lines = {at: {**marked, "global": portable(marked["global"])} for at, marked in lines.items()}
+        if self._group.data_rank:
+            with isolated():
+                self._rekey(self._group.data_rank)
+                state = capture()
+            # lines that run again before the resume point: as that rank entered, then keyed, too
+            lines = {
+                at: marked if at == "enter" else {**marked, "global": state} for at, marked in lines.items()
+            }
+        return encode({"rng": {now: state, again: lines}})
+
+    def _rekey(self, rank: int) -> None:
+        """Seed the global generators from the place in the run and a number, the same at each start."""
+        progress = self._saved_at("progress", 0)
+        rekey(progress["seed"], rank, progress["step"])
+
+    def _streams(self) -> Encoded:
+        """Return the streams as rank 0 had them, each with what those of all parts of the data had."""
+        branches = [self._saved_at("streams", each) for each in self._data.first]
+        words = [self._saved_at("wall", each).get("streams", {}) for each in self._data.first]
+        streams = {}
+        for name, first in branches[0].items():
+            of_ranks = [
+                _place(branch[name], word.get(name, {})) for branch, word in zip(branches, words, strict=True)
+            ]
+            # a stream that nobody has bound since an earlier change is handed on with what it has
+            streams[name] = {"of_ranks": of_ranks, **first}
+        return encode({"streams": streams, "wall": {"streams": words[0]}})
+
+    def _merged(self, name: str) -> Encoded:
+        """Return what the program's function makes of copies of an entry that is each rank's own."""
+        function, rank = self._user.merges.get(name), self._group.rank
+        if function is None:
+            raise RestoreError(
+                f"{self._changed}: the state entry {name!r} is each rank's own, and cannot be divided among "
+                f"other ranks without a function; give state={{{name!r}: everstep.PerRank(..., "
+                f"merge=function)}}, start with {self._saved}, or in another directory with init_from= and "
+                "exclude=, which takes the other entries"
+            )
+        trees = [self._saved_entry(name, each) for each in range(self._checkpoint.ranks)]
+        in_slot = isinstance(self._user.objects[name], Slot)
+        states = [tree["value"] if in_slot else tree for tree in trees]
+        kinds = sorted({type(state).__name__ for state in states})
+        what = f"{self._changed}: merge of the state entry {name!r}"
+        try:
+            with isolated():  # what it draws is the same at each start
+                self._rekey(1 + rank)  # 0 leaves the generators as they are
+                made = function(states, rank, self._group.size)
+            tree = {**trees[0], "value": made} if in_slot else made
+            encoded = encode({"user": {name: tree}})
+            wrong = [text for texts in self._user.entries[name].check(tree) for text in texts]
+        except Exception as error:
+            raise RestoreError(
+                f"{what} has failed on rank {rank} ({type(error).__name__}: {error}); mend the function, or "
+                f"start with {self._saved}"
+            ) from error
+        if wrong or type(made).__name__ not in kinds:
+            why = ", ".join(wrong) or f"a {type(made).__name__} for a {' or '.join(kinds)}"
+            raise RestoreError(
+                f"{what} has returned {made!r:.100} on rank {rank}, which does not fit the entry ({why}); "
+                "return a state of the form that the saved states have"
+            )
+        return encoded
+
+    def _saved_entry(self, name: str, rank: int) -> Any:
+        """Decode one entry of the user as a rank has saved it; the others may be gigabytes."""
+        trees = (self._parts[rank], self._checkpoint.common)
+        node, arrays = next((_user(tree)[name], tree.arrays) for tree in trees if name in _user(tree))
+        with reading(self._checkpoint.path, f"user/{name} of rank {rank}"):
+            return decode(Encoded(node, arrays))
+
+    def _saved_at(self, branch: str, rank: int) -> Any:
+        """Decode a branch of the tree as a rank has saved it."""
+        whole = Encoded({branch: {}})
+        for tree in (self._checkpoint.common, self._parts[rank]):
+            node = (children(tree.structure) or {}).get(branch)
+            if node is not None:
+                whole = merge(whole, Encoded({branch: node}, tree.arrays))
+        with reading(self._checkpoint.path, f"{branch} of rank {rank}"):
+            return decode(whole)[branch]
+
+
+def _place(branch: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a stream's branch may be a rank's own, with the values beside the branch in place."""
+    place = {name: branch[name] for name in ("position", "left", "generators", "opened")}
+    return place | {name: {**place[name], **values} for name, values in words.items() if values}
+
+
+def _own_entries(own: Encoded, common: Encoded) -> set[str]:
+    """Names of the user's entries that are a rank's own as a whole; of others a rank may have some keys."""
+    return set(_user(own)) - set(_user(common))
+
+
+def _user(tree: Encoded) -> Mapping[str, Any]:
+    """Return the nodes of the user's entries."""
+    return children((children(tree.structure) or {}).get("user")) or {}
+
+
+def _on_current_devices(tree: Encoded) -> Encoded:
+    """Leave out the numbers of devices: all ranks would load onto one rank's, and not each onto its own."""
+
+    def placed(array: HostArray) -> HostArray:
+        device = array.extra.get("device")
+        if device is None:
+            return array
+        return array.with_extra({**array.extra, "device": device.partition(":")[0]})
+
+    return Encoded(tree.structure, {name: placed(array) for name, array in tree.arrays.items()})
+
+
+def _ranks(data: DataRanks) -> str:
+    count, parts = len(data.of), data.size
+    ranks = "1 rank" if count == 1 else f"{count} ranks"
+    return f"{ranks} with {parts} part{'s' if parts > 1 else ''} of each batch" if data.shared else ranks

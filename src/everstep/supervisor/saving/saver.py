@@ -1,108 +1,197 @@
-"""Saver: commits snapshots on the writer thread, from the kept buffers that it owns."""
+"""Saver: which boundaries become checkpoints, the copies of their state, and when a copy is committed."""
 
 from __future__ import annotations
 
 import errno
-import secrets
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from everstep import backends
-from everstep.checkpoint import (
-    Commit,
-    CommittedCheckpoint,
-    RankExchange,
-    RankStore,
-    Retention,
-    Writer,
-    WriterExchange,
-    disk_failed,
-    first_error,
-    leading_apart,
-    save_apart,
-)
-from everstep.contracts.group import Group
-from everstep.contracts.services import Clock, SaveBest
+from everstep.checkpoint import CheckpointName, CommittedCheckpoint, Phase, Writer, first_error
+from everstep.contracts.services import Action, Moment, Save, SaveBest, Service
 from everstep.durable import remedy
-from everstep.errors import NotResumableError, RunDirError
-from everstep.record import Journal
+from everstep.errors import (
+    CheckpointError,
+    DivergedRanksError,
+    NonFiniteError,
+    NotResumableError,
+    RunDirError,
+)
+from everstep.services.best import Best
 from everstep.services.checkpoints import Checkpoints
-from everstep.state import Buffers, Encoded, digest, encode, note_digests, split, with_regions
-from everstep.supervisor.leaving.retries import Retries
-from everstep.supervisor.opening.run_opening import Opening
+from everstep.services.judges import NaNGuard
+from everstep.state import Buffers, Encoded, encode, split
+from everstep.supervisor.saving.cadence import Cadence
 from everstep.supervisor.saving.memory_left import memory_left, too_large
-from everstep.supervisor.saving.replicas import digests
-from everstep.supervisor.saving.snapshot import Snapshot
+from everstep.supervisor.saving.replicas import difference, leaf_digests
+from everstep.supervisor.saving.snapshot import Snapshot, take_snapshot
 from everstep.supervisor.saving.spill import Spill
-from everstep.supervisor.voice import Voice
+from everstep.supervisor.saving.writing import Writing
+
+if TYPE_CHECKING:
+    from everstep.supervisor.engine import Engine
 
 
 class Saver:
-    """Owns the kept buffers and the writer thread.
+    """Decides at each boundary what becomes a checkpoint; owns the kept buffers and the writer thread.
+
+    The state of one step is copied once (a `Snapshot`); the newest copy stays in the kept buffers, and is
+    committed when it is asked for, at once or later.  What the writer thread does is `Writing`'s.
 
     Args:
-        opening: the run directory and its store.
-        journal: made durable up to a snapshot's position before the snapshot is committed.
-        rule: the service that says which checkpoints stay, and whether the state is copied.
-        retries: repeat a save that a listed error has ended.
-        wake: called from the writer thread when something ended; must only set plain attributes.
-        clock: monotonic seconds.
-        voice: warns of a failed save.
-        group: the ranks, each of which writes its part of a checkpoint.
-        commits: whether saves are written; False in a replay.
+        engine: the engine, whose run is open.
 
     Attributes:
+        asked: whether a save is asked for at the next boundary.
         last: the newest commit of this process, None before the first.
-        digest: digest of the newest committed state, that of an interim checkpoint included.
-        written: clock time at which the newest commit was on the disk.
         failures: number of failed saves.
         error: the error of the newest save; None after a save that succeeded.
-        in_doubt: metric, name and value of best weights whose save has failed, with or after them.
     """
 
-    def __init__(
-        self,
-        opening: Opening,
-        journal: Journal,
-        rule: Checkpoints,
-        retries: Retries,
-        wake: Callable[[], None],
-        clock: Clock,
-        voice: Voice,
-        group: Group,
-        *,
-        commits: bool = True,
-    ) -> None:
-        self._group = group
-        self._exchange: WriterExchange | RankExchange | None = None
-        if group.size > 1:
-            self._exchange = WriterExchange(group) if group.writer else RankExchange(group)
-        self._together_with = group.data.together(group.rank)
-        self._part = RankStore(opening.run_dir.path)
-        self._opening, self._journal, self._retention = opening, journal, rule.retention
-        self._retries, self._wake, self._clock, self._voice = retries, wake, clock, voice
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        rule, opening, voice = engine.board.need(Checkpoints), engine.opening, engine.voice
+        self.writing = Writing(opening, engine.journal, rule.retention, engine.ranks.group, voice.warn)
         self._buffers = Buffers(rule.copy)
         self._spill = Spill(opening.run_dir.path)
         self._writer = Writer(voice.warn)
-        self._committed: deque[CommittedCheckpoint] = deque()  # the writer thread appends
-        self._commits = commits
+        # measuring costs each boundary a little
+        self._cadence = Cadence(engine, rule.schedule) if rule.schedule.learns else None
+        self.asked = False
         self.last: CommittedCheckpoint | None = None
-        self.digest: str | None = None
-        self.written = 0.0
         self.failures = 0
         self.error: OSError | MemoryError | None = None
-        self.in_doubt: list[tuple[str, str, float]] = []
+        self._written: deque[tuple[CommittedCheckpoint, float]] = deque()
+        """Commits that are not announced, each with the clock's time; the writer thread appends."""
+        self._in_doubt: list[tuple[str, str, float]] = []
+        """Metric, name and value of best weights whose save has failed, with or after them."""
+        self._first_open = False
+        """Whether the checkpoint of step 0, the trial save, may still be uncommitted."""
+        self._snapshot: Snapshot | None = None
+        """The newest copy, taken at a boundary or where an epoch's steps ended."""
+        self._kept_only = False
+        """Whether the newest copy was not handed to the writer."""
+        self._reserved = False
+
+    # ------------------------------------------------------------------------ what is saved, and when
+
+    def ask(self) -> None:
+        """Ask for a save at the next boundary."""
+        self.asked = True
 
     @property
-    def copies(self) -> bool:
-        """Whether a snapshot is a copy, and not the live arrays."""
-        return self._buffers.copy
+    def step(self) -> int:
+        """The step of the newest copy, committed or kept."""
+        return self._engine.recovered.step if self._snapshot is None else self._snapshot.name.step
+
+    def one_before(self) -> bool:
+        """Whether the newest copy is from one step before the last complete step.
+
+        After a step loop of one step, a copy from before the last step of the loop ahead counts too: with
+        loops of steps 1 to 3 and of step 4 alone, step 4 accepts a copy of step 2; both steps run again.
+        """
+        current = self._engine.progress
+        behind = current.step - self.step
+        return behind == 1 or (behind == 2 and current.call_start == current.step - 1)
+
+    def save_first(self) -> None:
+        """Begin the checkpoint of step 0; the first boundary waits for it."""
+        self._first_open = True
+        self.save([(None, Save())], "epoch")
+
+    def save(self, actions: Sequence[tuple[Service | None, Action]], phase: Phase) -> None:
+        """Copy the state once for all that asked for a save here.
+
+        After the last step of a step loop the copy of one step before is committed instead, if there is such
+        a copy.  A resume from after that step would enter the loop and run no step: names that the program
+        assigns in the loop and uses in the epoch's tail would not exist.  So the last step runs again: in
+        epochs of 10 steps, a save that is due after step 10 commits step 9, and step 10 at the epoch's end.
+        """
+        engine = self._engine
+        if self._cadence is not None:
+            self._cadence.begin()
+        best = [action for _, action in actions if isinstance(action, SaveBest)]
+        whole = any(isinstance(action, Save) for _, action in actions)
+        if not (best or whole) or not self._is_good():
+            return
+        self._forget_lost_best()
+        left = engine.loop.steps_left() if phase == "step" else None
+        last = left is not None and left < 1 and self.one_before()
+        if last:
+            # an interruption leaves here; otherwise the copy only stands in until the epoch's end
+            self.commit_kept(interim=engine.decisions.interruption is None)
+        self.asked = last and (whole or self.asked)  # then at the epoch's end
+        whole = whole and not last
+        if not (best or whole):
+            return
+        if whole and self._cadence is not None:
+            self._cadence.learn()
+        name = self._name(phase)
+        for service, action in actions:
+            if isinstance(service, Best) and isinstance(action, SaveBest):
+                # before the copy, whose manifest names the best weights
+                service.keep_as(str(name), name.step)
+        self._snapshot = self._copied(name, phase, best)
+        if self._snapshot is None:
+            return
+        self._commit(self._snapshot, best, whole=whole)
+        if whole and self._cadence is not None:
+            self._cadence.hand_over()
+        self._kept_only = not (whole or last)
+        if self._kept_only and not self._buffers.copy:
+            # the live arrays will not be these any more
+            self._snapshot, self._kept_only = None, False
+
+    def keep(self, phase: Phase) -> None:
+        """Copy the current state, to be committed if an interruption comes before the next boundary."""
+        name = self._name(phase)
+        if self._snapshot is not None and self._snapshot.name == name:
+            return
+        # the state at the resume point is on disk already
+        if self._engine.recovered.checkpoint == str(name):
+            return
+        self.await_first()
+        if not self._is_good():
+            return
+        self._forget_lost_best()
+        try:
+            copy: Snapshot | NotResumableError | None = self._copied(name, phase)
+        except NotResumableError as error:
+            copy = error  # raised only where a save is really asked for
+        self._snapshot, self._kept_only = None if copy is None else self._lasting(copy), True
+
+    def commit_kept(self, *, interim: bool = False) -> None:
+        """Commit the newest copy, unless it is committed already.
+
+        Args:
+            interim: whether the copy was not asked for, and only stands in until the epoch's end.
+        """
+        if self._kept_only and self._snapshot is not None and not self._engine.user.tainted:
+            self._snapshot.meta["interim"] = interim
+            self._commit(self._snapshot)
+            self._kept_only = False
+
+    def _is_good(self) -> bool:
+        """Whether the state may be saved; the kept buffers are free once that is known."""
+        # first: the guard, or an earlier write, may find that the state is bad
+        engine = self._engine
+        guard = engine.board.find(NaNGuard)
+        # at most boundaries the guard has run before, and nothing was collected since
+        if guard is not None and engine.board.reader(guard).names():
+            engine.decisions.apply(engine.board.run([guard], engine.announcer.view(Moment.AFTER_STEP)))
+        self.settle(wait=True)
+        return not engine.user.tainted
+
+    def _name(self, phase: Phase) -> CheckpointName:
+        current = self._engine.progress
+        return CheckpointName(current.step, current.epoch if phase == "epoch" else None)
+
+    # ---------------------------------------------------------------------------------------- copies
 
     def encode(self, tree: dict[str, Any]) -> Encoded:
         """Copy a tree into the kept buffers, once the running write no longer needs them.
@@ -118,7 +207,7 @@ class Saver:
         Raises:
             RunDirError: the disk failed.
         """
-        if self.copies:
+        if self._buffers.copy:
             return encode(tree)
         try:
             return self._spill.keep(self.encode(tree))
@@ -127,10 +216,23 @@ class Saver:
                 error.errno,
                 f"the state cannot be kept on disk, as Checkpoints(copy=False) does: {error.strerror}; "
                 f"{remedy(error)} and start again",
-                str(self._opening.run_dir.path),
+                str(self._engine.opening.run_dir.path),
             ) from error
 
-    def kept(self, snapshot: Snapshot | NotResumableError) -> Snapshot | None:
+    def _copied(self, name: CheckpointName, phase: Phase, best: Sequence[SaveBest] = ()) -> Snapshot | None:
+        """Copy the current state; None if there is no memory for the copy, which is a failed save.
+
+        Several ranks end instead: one that has no copy may not leave the others to a save without it.
+        """
+        try:
+            return take_snapshot(self._engine, name, phase)
+        except MemoryError as error:
+            if self._engine.ranks.several:
+                raise
+            self._failed(error, str(name), best)
+            return None
+
+    def _lasting(self, snapshot: Snapshot | NotResumableError) -> Snapshot | None:
         """Return a snapshot that stays valid while training continues; None where a rank has none.
 
         All ranks call this at the same boundary: where one has no copy, none has, as all save alike later.
@@ -138,192 +240,83 @@ class Saver:
         Args:
             snapshot: the snapshot; or why there is none, which the other ranks hear where they wait.
         """
-        if self.copies:
+        if self._buffers.copy:
             return snapshot if isinstance(snapshot, Snapshot) else None
-        kept = self._on_disk(snapshot) if isinstance(snapshot, Snapshot) else snapshot
-        error = first_error(self._group, kept if isinstance(kept, Exception) else None, "the copy on disk")
+        kept: Snapshot | Exception = snapshot
+        if isinstance(snapshot, Snapshot):
+            spilled: list[Encoded | OSError | MemoryError] = []
+            self._writer.submit(lambda: self._spill.keep(snapshot.encoded), spilled.append, spilled.append)
+            self._writer.wait()
+            on_disk = spilled[0]
+            kept = replace(snapshot, encoded=on_disk) if isinstance(on_disk, Encoded) else on_disk
+        group = self._engine.ranks.group
+        error = first_error(group, kept if isinstance(kept, Exception) else None, "the copy on disk")
         if error is None and isinstance(kept, Snapshot):
             return kept
         self._spill.close()
         if isinstance(error, OSError | MemoryError):
-            self.failed(error)
+            self._failed(error)
         return None
 
-    def _on_disk(self, snapshot: Snapshot) -> Snapshot | OSError | MemoryError:
-        """Return a snapshot with its arrays on the disk, or the error of the disk."""
-        found: list[Encoded | OSError | MemoryError] = []
-        self._writer.submit(lambda: self._spill.keep(snapshot.encoded), found.append, found.append)
-        self._writer.wait()
-        kept = found[0]
-        return replace(snapshot, encoded=kept) if isinstance(kept, Encoded) else kept
+    def reserve(self) -> None:
+        """Reserve buffers after the first update, for optimizers' moments: no save must stall for them.
 
-    def reserve(self, arrays: dict[str, Any]) -> None:
-        """Let the writer thread make buffers for arrays that are new since the last snapshot.
-
-        Where these will not fit into the memory that is left, none are made, and the user is told.
+        Where they will not fit into the memory that is left, none are made, and the user is told.
         """
-        if not self.copies:
+        engine = self._engine
+        if self._reserved or not self._buffers.copy or not engine.user.updates or self._writer.busy:
             return
+        self._reserved = True
+        arrays = engine.user.arrays()
         new = [array for name, array in arrays.items() if name not in self._buffers.kept]
-        if told := too_large(sum(map(_size, new)), memory_left()):
-            self._voice.warn(told)
+        if problem := too_large(sum(int(getattr(array, "nbytes", 0)) for array in new), memory_left()):
+            engine.voice.warn(problem)
         else:
             self._writer.submit(lambda: self._buffers.reserve(arrays), lambda _: None)
 
+    # ----------------------------------------------------------------------------- the writer thread
+
     def tidy(self) -> None:
         """Let the writer thread tidy up after earlier starts, before it saves anything."""
+        if self._engine.ranks.writer:
+            self._writer.submit(self.writing.tidy, lambda _: None)
 
-        def see_to_it() -> list[str]:
-            store, mirror = self._opening.store, self._opening.mirror
-            mirror.committed(0, lambda: self._retain(Retention(keep_last=None)))
-            return [*store.best_weights.check(), *store.check_shared()]
-
-        def warn(problems: list[str]) -> None:
-            for problem in problems:
-                self._voice.warn(problem)
-
-        if self._opening.writer:
-            self._writer.submit(see_to_it, warn)
-
-    def commit(self, snapshot: Snapshot, best: Sequence[SaveBest] = (), *, whole: bool = True) -> None:
+    def _commit(self, snapshot: Snapshot, best: Sequence[SaveBest] = (), *, whole: bool = True) -> None:
         """Start writing: the best weights first, then, if `whole`, the checkpoint that names them.
 
         Without copies this waits until all is written, and errors come out later, as they do with copies.
         """
-        if not self._commits:
+        engine = self._engine
+        if engine.settings.replay is not None:
             return
-        what = f"the save of {snapshot.name}"
 
         def write() -> CommittedCheckpoint | None:
-            return self._retries.in_place(what, lambda: self._write(snapshot, best, whole))
+            return engine.retries.in_place(
+                f"the save of {snapshot.name}", lambda: self.writing.write(snapshot, best, whole)
+            )
 
-        if not self.copies:
+        if not self._buffers.copy:
             for backend in backends.active():
                 # the writer thread reads what a device may still be computing
                 backend.synchronize()
-        self._writer.submit(write, self._done, lambda error: self.failed(error, str(snapshot.name), best))
-        if not self.copies:
+        self._writer.submit(write, self._done, lambda error: self._failed(error, str(snapshot.name), best))
+        if not self._buffers.copy:
             self._writer.wait_idle()
-
-    def _write(self, snapshot: Snapshot, best: Sequence[SaveBest], whole: bool) -> CommittedCheckpoint | None:
-        # before the checkpoint, which names them: a resume from it needs them on disk
-        spread = any(array.region is not None for array in snapshot.encoded.arrays.values())
-        for action in best if spread else ():
-            # each by itself, as all ranks have a part of them
-            with self._together(snapshot):
-                self._write_best(snapshot, action, spread)
-        with self._together(snapshot):
-            if self._opening.writer and not spread:
-                for action in best:
-                    self._write_best(snapshot, action, spread)
-            committed = self._write_whole(snapshot) if whole else None
-        if committed is None:
-            return None
-        self.digest = committed.digest
-        if self._opening.writer:
-            # only now: until the new checkpoint is durable, the older ones are what a resume has
-            self._opening.mirror.committed(self._journal.durable, self.retain)
-        return None if snapshot.interim else committed
-
-    @contextmanager
-    def _together(self, snapshot: Snapshot) -> Iterator[None]:
-        """Make one save together with the other ranks; the writer sees to it that the run is its own."""
-        with nullcontext() if self._exchange is None else self._exchange.save():
-            if snapshot.prove is not None:
-                snapshot.prove()
-            if self._opening.writer:
-                self._opening.lock.keep()
-                self._opening.run_dir.require_newest(self._opening.segment)
-                self._opening.mirror.require_held()
-                # first: a later start continues from the newest checkpoint, and keeps the best it names
-                self._opening.store.settle()
-            yield
-
-    def retain(self) -> None:
-        """Delete what the rule does not keep, on the writer thread or while it has nothing to do."""
-        self._retain(self._retention)
-
-    def _retain(self, policy: Retention) -> None:
-        try:
-            self._opening.store.retain(policy, self._opening.mirror.needed)
-        except (OSError, MemoryError) as error:
-            if not disk_failed(error):
-                raise  # a later start has the run
-            # no failed save: the commit stands, and the other ranks know nothing of this
-            told = str(error) if isinstance(error, RunDirError) else f"{error}; {remedy(error)}"
-            self._voice.warn(f"what no rule keeps could not be deleted ({told})")
-
-    def _write_whole(self, snapshot: Snapshot) -> CommittedCheckpoint:
-        # rows before their checkpoint: a power cut must not leave a checkpoint whose rows are missing
-        self._journal.fsync_only(snapshot.position)
-        common, own = split(snapshot.encoded, snapshot.own)
-        # what is in common counts once: services that report have their state on the writer alone
-        mine = snapshot.encoded if self._opening.writer else with_regions(own, common)
-        note_digests(mine)
-        exchange = self._exchange
-        commit = Commit(
-            snapshot.name,
-            common,
-            digest(mine),
-            snapshot.epoch,
-            snapshot.phase,
-            snapshot.partial,
-            snapshot.meta,
-            snapshot.guarded,
-            own,
-            {} if exchange is None else digests(common, own, self._together_with),
-        )
-        if isinstance(exchange, RankExchange):
-            return self._part.write_part(commit, exchange)
-        return self._opening.store.commit(commit, exchange)
-
-    def _write_best(self, snapshot: Snapshot, action: SaveBest, spread: bool) -> None:
-        structure: Any = snapshot.encoded.structure
-        arrays = {name: a for name, a in snapshot.encoded.arrays.items() if name.startswith("user/")}
-        user = Encoded({"user": structure["user"]}, arrays)
-        note_digests(user)
-        folder, exchange = self._opening.store.best_folder(action.metric), self._exchange
-        commit = Commit(
-            snapshot.name,
-            user,
-            digest(user),
-            snapshot.epoch,
-            snapshot.phase,
-            meta={"metric": action.metric, "value": action.value, "run": self._opening.run_dir.id},
-            guarded=snapshot.guarded,
-        )
-        if isinstance(exchange, RankExchange):
-            RankStore(self._opening.run_dir.path, folder).write_part(commit, exchange)
-            return
-        writing, token = self._opening.store.writing_best, ""
-        if spread and exchange is not None:
-            writing, token = partial(leading_apart, exchange), secrets.token_hex(4)
-        keep, top = {*self._spoken_of(action.metric), *action.beside}, self._opening.run_dir.path
-        save_apart(folder, commit, keep=keep, top=top, writing=writing, token=token)
-
-    def _spoken_of(self, metric: str) -> set[str]:
-        """Names of best weights in the checkpoints on disk: a resume from such a checkpoint needs its own."""
-        return {name for facts in self._opening.store.facts() for name in facts.kept.get(metric, ())}
 
     def _done(self, committed: CommittedCheckpoint | None) -> None:
         self.error = None
         if committed is not None:
-            self.last, self.written = committed, self._clock()
-            self._committed.append(committed)
-        self._wake()
+            self.last = committed
+            self._written.append((committed, self._engine.clock()))
+        self._engine.wakeups.wish()
 
-    def failed(
-        self,
-        error: OSError | MemoryError,
-        name: str = "",
-        best: Sequence[SaveBest] = (),
-    ) -> None:
+    def _failed(self, error: OSError | MemoryError, name: str = "", best: Sequence[SaveBest] = ()) -> None:
         """Count a failed save, and warn; training goes on.
 
         Args:
             name: the checkpoint that was to be, and `best` the best weights.
         """
-        run_dir = self._opening.run_dir.path
+        run_dir = self._engine.opening.run_dir.path
         if not run_dir.is_dir():
             error = RunDirError(
                 errno.ENOENT,
@@ -332,21 +325,16 @@ class Saver:
             )
         self.failures += 1
         self.error = error
-        told = f"({type(error).__name__}: {error}{_where(error, run_dir)}); {remedy(error)}"
+        reason = f"({type(error).__name__}: {error}{_where(error, run_dir)}); {remedy(error)}"
         if isinstance(error, RunDirError):
-            told = f"({error})"  # which says what to do
-        self._voice.warn(f"a save failed, and the previous checkpoint is intact {told}")
-        self.in_doubt += [(action.metric, name, action.value) for action in best]
+            reason = f"({error})"  # which says what to do
+        self._engine.voice.warn(f"a save failed, and the previous checkpoint is intact {reason}")
+        self._in_doubt += [(action.metric, name, action.value) for action in best]
 
     @property
-    def remedy(self) -> str:
+    def _remedy(self) -> str:
         """Remedy for the error of the newest save, in words."""
         return "do so" if isinstance(self.error, RunDirError) else remedy(self.error)
-
-    def take_committed(self) -> list[CommittedCheckpoint]:
-        """Take the commits that are not announced yet, oldest first."""
-        # counted once: the writer thread may append meanwhile
-        return [self._committed.popleft() for _ in range(len(self._committed))]
 
     @property
     def busy(self) -> bool:
@@ -358,12 +346,89 @@ class Saver:
         """Number of the writer thread's job; None while it has nothing to do."""
         return self._writer.job
 
-    def settle(self, *, wait: bool) -> None:
-        """Raise the unexpected error of a write, if there is one; `wait` for the running write first."""
-        if wait:
-            self._writer.wait()
-        else:
+    def await_first(self) -> None:
+        """Wait for the checkpoint of step 0: no row reaches the journal before it.
+
+        Raises:
+            CheckpointError: the save failed.
+        """
+        if self._first_open:
+            self.settle(wait=True)
+            if self.error is not None:
+                raise CheckpointError(
+                    f"the trial save at step 0 failed: {self.error}; {self._remedy}, or choose another run "
+                    "directory, before training"
+                ) from self.error
+            self._first_open = False
+
+    def await_commit(self) -> None:
+        """Wait until the writer has committed what it was given.
+
+        Raises:
+            CheckpointError: the newest save failed.
+        """
+        self.settle(wait=True)
+        if self.error is not None:
+            raise CheckpointError(
+                f"the last state could not be saved: {self.error}; {self._remedy} and start again: the run "
+                "continues from the previous checkpoint"
+            ) from self.error
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Announce the new commits of the writer thread, in the journal and to observers.
+
+        Args:
+            wait: whether to wait for the running write first.
+        """
+        engine = self._engine
+        try:
+            if wait:
+                self._writer.wait_idle()
             self._writer.poll()
+        except NonFiniteError as error:
+            # found in the bytes to be committed: the guard decides, as for a value of a step
+            guard = engine.board.need(NaNGuard)
+            actions = guard.tripped(str(error), error.step).actions
+            engine.decisions.apply([(guard, action) for action in actions])
+        except DivergedRanksError as error:
+            raise self._difference(error) from None
+        if self._cadence is not None:
+            self._cadence.failed(self.error)
+        for _ in range(len(self._written)):  # counted once: the writer thread may append meanwhile
+            committed, seconds = self._written.popleft()
+            if self._cadence is not None:
+                self._cadence.written(seconds)
+            name = str(committed.name)
+            engine.verifier.committed(committed.name.step)
+            engine.journal.event("checkpoint", {"name": name, "bytes": committed.bytes}, wall=True)
+            engine.announcer.fire(Moment.AFTER_CHECKPOINT, name)
+
+    def _forget_lost_best(self) -> None:
+        """Name no best weights that a failed save has not kept; no later save has them."""
+        engine = self._engine
+        tried, self._in_doubt = self._in_doubt, []
+        if not tried:
+            return
+        kept = engine.opening.store.best_weights.has
+        lost = [[metric, name] for metric, name, value in tried if not kept(metric, name, value)]
+        # the writer's view: what it deletes depends on these names, and all ranks must ask for the same
+        for metric, name in engine.ranks.group.share(lost, "best weights of a failed save"):
+            for service in engine.board.all(Best):
+                if service.metric == metric:
+                    service.not_kept(name)
+            engine.voice.warn(
+                f"the weights of the best {metric} in {name} are not kept, as their save has failed"
+            )
+
+    def _difference(self, error: DivergedRanksError) -> Exception:
+        """Find the first leaf that differs; every rank has failed that save, and calls this."""
+        snapshot, group = self._snapshot, self._engine.ranks.group
+        # a rank that leaves alone finds nobody to compare with
+        if snapshot is None or group.failure() is not None:
+            return error
+        common, own = split(snapshot.encoded, snapshot.own)
+        mine = leaf_digests(common, error.name, own, group.data.together(group.rank))
+        return difference(error.name, group.gather(mine, "a state that differs"))
 
     def close(self) -> None:
         """Wait for the running write, and end the writer thread."""
@@ -377,13 +442,8 @@ def _where(error: OSError | MemoryError, run_dir: Path) -> str:
     """Name the run's disk where an error names no file; where a disk is full, also what is free on it."""
     if not isinstance(error, OSError):
         return ""
-    told = "" if error.filename else f", in {run_dir}"
+    place = "" if error.filename else f", in {run_dir}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         with suppress(OSError):  # of a disk that is lost as well
-            told += f", where {disk_usage(run_dir).free:,} bytes are free"
-    return told
-
-
-def _size(array: Any) -> int:
-    """Number of bytes of an array's elements."""
-    return int(getattr(array, "nbytes", 0))
+            place += f", where {disk_usage(run_dir).free:,} bytes are free"
+    return place

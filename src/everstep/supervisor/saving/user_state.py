@@ -130,7 +130,7 @@ class UserState:
         """Descriptions of the optimizers that training depends on and this state lacks."""
         return [text for counter in self._counters.values() for text in counter.strangers()]
 
-    def forgotten(self, epoch: int) -> list[str]:
+    def unsaved_changes(self, epoch: int) -> list[str]:
         """Classes of the objects outside this state that the last step has changed; `epoch` is the step's."""
         return [name for counter in self._counters.values() for name in counter.outside.changed(epoch)]
 

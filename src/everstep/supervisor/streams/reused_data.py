@@ -7,9 +7,10 @@ given: the checkpoint at step 0, for one, says "at the start" of data that it do
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from everstep.contracts.data import Stream
 from everstep.contracts.state import Entry
@@ -17,75 +18,60 @@ from everstep.state import Encoded, decode, digest, encode, isolated, make_entry
 
 
 @dataclass
-class _Kept:
-    """State of an object when a run first read it, and when the last run left it (None: not left yet)."""
+class _Read:
+    """An object that a run has read: its state at first, and as the last run left it (None: not left yet)."""
 
+    get: Callable[[], Any]
     given: Encoded
     left: Encoded | None = None
 
-
-class _Registry:
-    """Registry by object; objects without weak references (NumPy's generators) stay alive in it."""
-
-    def __init__(self) -> None:
-        self._weak: WeakKeyDictionary[Any, _Kept] = WeakKeyDictionary()
-        self._strong: dict[int, tuple[Any, _Kept]] = {}
-
-    def get(self, obj: Any) -> _Kept | None:
-        try:
-            return self._weak.get(obj)
-        except TypeError:
-            found = self._strong.get(id(obj))
-            return None if found is None else found[1]
-
-    def put(self, obj: Any, kept: _Kept) -> None:
-        try:
-            self._weak[obj] = kept
-        except TypeError:
-            self._strong[id(obj)] = (obj, kept)
-
-    def items(self) -> list[tuple[Any, _Kept]]:
-        return [*self._weak.items(), *self._strong.values()]
+    def is_left(self, entry: Entry) -> bool:
+        """Whether the object is as the last run left it, or is not left yet."""
+        return self.left is None or digest(self.left) == digest(_state(entry))
 
 
-_registry = _Registry()
+_read: dict[int, _Read] = {}
+"""By the id of the object; an object without weak references (a generator of NumPy's) stays alive here."""
 
 
 def enter(stream: Stream) -> None:
     """Note the state of a stream that a run begins to read, unless the last run has left it like this."""
     for obj, entry in _keepers(stream):
-        kept = _registry.get(obj)
-        if kept is None or not _is_left(kept, entry):
-            _registry.put(obj, _Kept(_state(entry)))
+        read = _read.get(id(obj))
+        if read is None or not read.is_left(entry):
+            _read[id(obj)] = _Read(_reference(obj), _state(entry))
         else:
-            kept.left = None
+            read.left = None
 
 
 def leave(stream: Stream) -> None:
     """Note the state of a stream that a run has read, when the run leaves it."""
     for obj, entry in _keepers(stream):
-        if (kept := _registry.get(obj)) is not None:
-            kept.left = _state(entry)
+        if (read := _read.get(id(obj))) is not None:
+            read.left = _state(entry)
 
 
 def restore() -> None:
     """Give back the first state of data that was left in this process, and not touched since."""
-    for obj, kept in _registry.items():
-        entry = make_entry("data", obj)
-        if kept.left is not None and _is_left(kept, entry):
-            entry.load(decode(kept.given))
-            kept.left = _state(entry)
+    for read in list(_read.values()):
+        if read.left is not None and (obj := read.get()) is not None:
+            entry = make_entry("data", obj)
+            if read.is_left(entry):
+                entry.load(decode(read.given))
+                read.left = _state(entry)
 
 
-def _keepers(stream: Stream) -> list[tuple[Any, Entry]]:
+def _reference(obj: Any) -> Callable[[], Any]:
+    key = id(obj)
+    try:
+        return ref(obj, lambda gone: _read.pop(key, None))
+    except TypeError:
+        return lambda: obj
+
+
+def _keepers(stream: Stream) -> Iterator[tuple[Any, Entry]]:
     """The stream's generators, and data that keeps its own place."""
-    objects = [*stream.generators, *stream.holds_state]
-    return [(obj, make_entry("data", obj)) for obj in objects]
-
-
-def _is_left(kept: _Kept, entry: Entry) -> bool:
-    """Whether an object is as the last run left it, or is not left yet."""
-    return kept.left is None or digest(kept.left) == digest(_state(entry))
+    yield from ((obj, make_entry("data", obj)) for obj in [*stream.generators, *stream.holds_state])
 
 
 def _state(entry: Entry) -> Encoded:

@@ -2,7 +2,7 @@
 
 Looked at is what lies in memory: arrays, and lists of numbers, strings and arrays, that the data and the
 datasets inside it have as attributes.  No code of theirs runs: to fetch a sample may draw random numbers,
-count, or read a disk.
+count, or read a disk.  Batches cannot be compared: each rank is handed another part.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ def require_same_samples(group: Group, stream: Stream, name: str) -> None:
     Raises:
         DisagreementError: names the attribute, and the ranks.
     """
-    found = group.gather(samples(stream), f"the samples of stream {name!r}")
-    paths = sorted({path for theirs in found for path in theirs})
-    for path in paths:
-        differing = [rank for rank, theirs in enumerate(found) if theirs.get(path) != found[0].get(path)]
+    digests = group.gather(samples(stream), f"the samples of stream {name!r}")
+    for path in sorted({path for theirs in digests for path in theirs}):
+        differing = [rank for rank, theirs in enumerate(digests) if theirs.get(path) != digests[0].get(path)]
         if differing:
             raise DisagreementError(
                 f"the samples of stream {name!r} are not the same on all ranks: {path} of "
@@ -62,59 +61,54 @@ def require_alike(data: DataRanks, digests: Sequence[Any], what: str) -> None:
 
 def samples(stream: Stream) -> dict[str, str]:
     """Digest what lies in memory of the samples: 16 hex digits, by the path of the attribute."""
-    found: dict[str, str] = {}
-    above = {id(stream)}
+    digests: dict[str, str] = {}
+    seen = {id(stream)}
 
-    def walk(holder: dict[str, Any], path: str, depth: int) -> None:
-        for name, value in holder.items():
-            where = f"{path}.{str(name).lstrip('_')}".lstrip(".")
-            digest = batch_digest(_table(value), len(value)) if _is_table(value) else None
-            if digest is not None:
-                found[where] = f"{digest:016x}"
-            elif depth < _DEPTH:
-                for key, inner in _inside(value):
-                    if id(inner) not in above:
-                        above.add(id(inner))
-                        walk(inner if type(inner) is dict else vars(inner), f"{where}{key}", depth + 1)
+    def walk(value: Any, path: str, depth: int) -> None:
+        digest = batch_digest(_edges(value), len(value)) if _is_table(value) else None
+        if digest is not None:
+            digests[path] = f"{digest:016x}"
+        elif depth < _DEPTH and id(value) not in seen:
+            seen.add(id(value))
+            for place, part in _parts(value):
+                walk(part, f"{path}{place}", depth + 1)
 
-    walk(vars(stream), "", 0)
-    return found
+    for place, part in _attributes(vars(stream)):
+        walk(part, place[1:], 0)
+    return digests
 
 
 def _is_table(value: Any) -> bool:
     """Whether a value is an array with dimensions, or a list."""
-    if type(value) in (list, tuple, range):
-        return True
-    return backends.of(value) is not None and len(value.shape) > 0
+    return type(value) in (list, tuple, range) or (backends.of(value) is not None and len(value.shape) > 0)
 
 
-def _table(value: Any) -> Any:
-    if type(value) not in (list, tuple, range):
-        return value
-    ends = value if len(value) <= 2 * _EDGE else [*value[:_EDGE], *value[-_EDGE:]]
-    return [_item(each) for each in ends]
-
-
-def _item(value: Any) -> Any:
-    """Return an item of a list to digest: machines may have the same files in different folders."""
+def _edges(value: Any) -> Any:
+    """Return what is looked at of a table; of files the names, as machines may have them elsewhere."""
     if type(value) is str or isinstance(value, PurePath):
         return str(value).rpartition("/")[2]
-    if type(value) in (list, tuple):
-        return [_item(each) for each in value[:_EDGE]]
-    return value
+    if type(value) not in (list, tuple, range):
+        return value
+    return [
+        _edges(each) for each in (value if len(value) <= 2 * _EDGE else [*value[:_EDGE], *value[-_EDGE:]])
+    ]
 
 
-def _inside(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the datasets that a value is or holds, with their place in it."""
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a dataset, a list of datasets or a dictionary holds, with the place in it."""
     if type(value) in (list, tuple):
         for at, each in enumerate(value[:_EDGE]):
             if _is_dataset(each):
                 yield f"[{at}]", each
     elif type(value) is dict:
         if len(value) <= _ITEMS:
-            yield "", value
+            yield from _attributes(value)
     elif _is_dataset(value):
-        yield "", value
+        yield from _attributes(vars(value))
+
+
+def _attributes(holder: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+    yield from ((f".{str(name).lstrip('_')}", part) for name, part in holder.items())
 
 
 def _is_dataset(value: Any) -> bool:

@@ -80,7 +80,7 @@ export function ChartCard({ runs, stream, metric, look, marks, changed, pick }) 
     const stop = new AbortController();
     // Times of several runs count from the begin of each: they have no common part to ask for.
     const part = look.x === "step" ? [look.from, look.to] : runs.length > 1 ? [] : [look.from, look.to].map((at) => at && at + runs[0].zero);
-    const params = { runs: ids, stream, metric, x: look.x, from: part[0], to: part[1], points: wide && runs.length < 10 ? 2000 : undefined, superseded: look.superseded ? 1 : 0, beyond: part.some((end) => end !== null && end !== undefined) ? 1 : undefined };
+    const params = { runs: ids, stream, metric, x: look.x, from: part[0], to: part[1], points: wide && runs.length < 10 ? 2000 : undefined, superseded: look.superseded ? 1 : 0 };
     get("/api/series", params, stop.signal)
       .then((found) => setState({ found, error: null }))
       .catch((error) => error.name !== "AbortError" && setState((before) => ({ ...before, error })));

@@ -1,10 +1,11 @@
-"""The last words of a process that fails: a page in `failures/`, torchrun's error file, the log."""
+"""Reports of a process that fails: a page in `failures/`, torchrun's error file, the log."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -14,15 +15,14 @@ from everstep.record import FailurePages, Journal, traceback_lines
 from everstep.record.failure_pages import Kind
 from everstep.redaction import redacted
 from everstep.supervisor.saving.state_tree import Progress
-from everstep.supervisor.threads.stacks import stacks
 from everstep.supervisor.voice import Voice
 
 PATIENCE = 4.0
-"""Seconds for the last words of a process that ends itself: a disk or a pipe may be what hangs."""
+"""Seconds for the report of a process that ends itself: a disk or a pipe may be what hangs."""
 
 
-class LastWords:
-    """Leaves word of what goes wrong in this process.
+class FailureReporter:
+    """Reports a failure to the journal, `failures/` and the other ranks.
 
     Args:
         pages: writes pages in `failures/`.
@@ -46,7 +46,7 @@ class LastWords:
             self._reported, self._cause = error, report(self._group, error)
 
     def failed(self, error: BaseException) -> str:
-        """Leave word of the exception that ends the loop; return it in words, with its cause."""
+        """Report the exception that ends the loop; return it in words, with its cause."""
         self.report(error)
         what, lines = f"{type(error).__name__}: {error}", traceback_lines(error)
         self.page("error", what, lines, self._cause)
@@ -78,7 +78,7 @@ class LastWords:
         """
         lines = stacks()
 
-        def speak() -> None:  # what may hang comes last
+        def write_report() -> None:  # what may hang comes last
             self.page(kind, what, lines, cause)
             reason = _with_cause(what, cause)
             tell_torchrun(reason, lines)
@@ -88,8 +88,22 @@ class LastWords:
             print(*redacted(lines), f"everstep: {reason}", sep="\n", file=sys.stderr, flush=True)
             sys.stdout.flush()
 
-        within(PATIENCE, speak)
+        within(PATIENCE, write_report)
         os._exit(1)
+
+
+def stacks() -> list[str]:
+    """Return where each thread of this process stands, the main thread first, in the form of a traceback.
+
+    A thread inside C code shows the Python line that has called it.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    lines: list[str] = []
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
+        lines.append(f"Thread {names.get(ident, ident)!r} (most recent call last):")
+        lines += ["".join(traceback.format_stack(frame)).rstrip(), ""]
+    return "\n".join(lines).splitlines()
 
 
 def tell_torchrun(what: str, lines: list[str]) -> None:
@@ -107,7 +121,7 @@ def tell_torchrun(what: str, lines: list[str]) -> None:
 
 def within(seconds: float, action: Callable[[], object]) -> None:
     """Call `action` in a thread, and wait for up to `seconds`: what it touches may be what hangs."""
-    thread = threading.Thread(target=action, name="everstep-last-words", daemon=True)
+    thread = threading.Thread(target=action, name="everstep-failure", daemon=True)
     thread.start()
     thread.join(seconds)
 

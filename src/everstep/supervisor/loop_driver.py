@@ -1,12 +1,12 @@
-"""Questions of the engine to the loop around it: eight, with the answers of a loop without epochs."""
+"""What the engine asks the loop around it: eight questions, with the answers of a loop without epochs."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 
-class Questions(Protocol):
-    """Protocol of the questions: the engine asks them, and nothing else, of the loop that calls its steps."""
+class LoopDriver(Protocol):
+    """Drives the engine's steps, and answers its questions; the engine asks nothing else of a loop."""
 
     def tag(self) -> str:
         """Tag at the beginning of a line, with the place of the run."""

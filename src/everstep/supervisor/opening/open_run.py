@@ -1,0 +1,388 @@
+"""A run while this process holds it: directory, lock, choice of a checkpoint, journal and trail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from everstep import unattended
+from everstep.checkpoint import Checkpoint, Store, forecast, names_inside, read_checkpoint, trial_write
+from everstep.contracts.group import Group
+from everstep.durable import TMP, discard
+from everstep.errors import DamagedCheckpointError, RestoreError, RunDirError
+from everstep.metrics.collector import is_wall
+from everstep.mirror import RunMirror, open_mirror
+from everstep.record import (
+    EarlierSteps,
+    Journal,
+    NoJournal,
+    Position,
+    Rollback,
+    RunDir,
+    RunJournal,
+    RunLock,
+    StepComparison,
+    Trail,
+    last_step,
+    to_read,
+    trail_path,
+    trust,
+    user_path,
+)
+from everstep.redaction import without_credentials
+from everstep.state import Encoded
+from everstep.supervisor.board import ServiceBoard
+from everstep.supervisor.opening.comparing import Fingerprint
+from everstep.supervisor.opening.configuration import Configuration
+from everstep.supervisor.saving.state_tree import Progress, reading
+from everstep.supervisor.settings import Settings
+from everstep.supervisor.streams.run_streams import Streams
+from everstep.supervisor.voice import Voice
+
+
+@dataclass
+class ResumePoint:
+    """Place at which this start begins, and what was restored there.
+
+    Attributes:
+        progress: the counters, which continue; those of a fresh run if `checkpoint` is None.
+        step, epoch: step and epoch at which the start begins.
+        mid_epoch: whether the start begins inside an epoch, which is then entered again.
+        checkpoint: name of the checkpoint that is continued, None for a fresh start.
+        random: random state to put back at the resume point, None for a fresh start.
+        lines: random state for the program's lines that run again before that point.
+        parent: the journal's end as the checkpoint knows it.
+        comparison: compares steps that run again with their earlier executions.
+        chosen: a person's choice that rules out a comparison with earlier executions; else "".
+        collector: saved metric windows, None for a fresh start.
+        finished: whether the run was complete and nothing reopened it.
+        digest: digest of the checkpoint's state.
+        ranks_before: number of ranks that wrote the checkpoint, if this start has another; else None.
+        last_values: the newest value of each metric collected outside steps.
+        last_steps: step of each value in `last_values`.
+        services, streams, wall: those branches of the saved tree.
+        open: names of the services that the checkpoint's boundary has still to run; empty unless an
+            interruption left an evaluation there.
+        kept: facts that the record keeps as stored, because no step runs with what was given.
+        fingerprint: the fingerprint of this start.
+        one_fingerprint: whether all steps of the run, so far and from here on, have this fingerprint, this
+            layout, and this number of ranks, or one on which they have the same bits.
+    """
+
+    progress: Progress
+    checkpoint: str | None = None
+    random: Any = None
+    lines: dict[str, Any] = field(default_factory=dict)
+    parent: Position | None = None
+    comparison: StepComparison = field(default_factory=lambda: StepComparison(EarlierSteps(0)))
+    collector: Any = None
+    services: dict[str, Any] = field(default_factory=dict)
+    streams: dict[str, Any] = field(default_factory=dict)
+    finished: bool = False
+    digest: str | None = None
+    ranks_before: int | None = None
+    wall: dict[str, Any] = field(default_factory=dict)
+    last_values: dict[str, float] = field(default_factory=dict)
+    last_steps: dict[str, int] = field(default_factory=dict)
+    open: list[str] = field(default_factory=list)
+    kept: dict[str, Any] = field(default_factory=dict)
+    fingerprint: Fingerprint = field(default_factory=dict)
+    chosen: str = ""
+    one_fingerprint: bool = True
+
+    def __post_init__(self) -> None:
+        self.step, self.epoch = self.progress.step, self.progress.epoch
+        self.mid_epoch = self.checkpoint is not None and self.progress.phase == "step" and self.epoch > 0
+
+
+class OpenRun:
+    """The run directory while this process holds it.
+
+    Args:
+        settings: the arguments of this start.
+        voice: tells the user.
+        stack: gives everything back when it closes.
+        group: the ranks of the run; the writer alone changes the directory, and chooses the checkpoint.
+
+    Attributes:
+        run_dir, store: the directory and its checkpoints.
+        history: the journal of the starts before this one.
+        mirror: what keeps the run elsewhere.
+        lock: keeps other processes out; not taken where the user wants none.
+        segment: number of this start, from 1.
+        config: configuration that is compared at a resume: the writer's, as a rank's own may name its device.
+        rollbacks: the rollbacks decided in the history that this start continues.
+        chosen: a person's choice that rules out a comparison with earlier executions; else "".
+        request: checkpoint that the program asks for, as the journal records it; None for the newest.
+    """
+
+    def __init__(self, settings: Settings, voice: Voice, stack: ExitStack, group: Group) -> None:
+        self.settings, self.voice, self.group = settings, voice, group
+        self.writer, self.config, self.mirror = group.writer, settings.config, RunMirror()
+        self.rollbacks: list[Rollback] = []
+        self.chosen = ""
+        self.request: str | None = None
+        if group.writer:
+            self.mirror = open_mirror(
+                settings.mirror, settings.mirror_wait, settings.path, voice.say, voice.warn
+            )
+            # a directory that is made for a mirrored run is of that run, with its seed
+            self.run_dir = RunDir.open(settings.path, seed=settings.seed, about=self.mirror.facts)
+            self.lock = RunLock(self.run_dir.path)
+            if settings.lock:
+                if taken_over := self.lock.acquire():
+                    voice.say(taken_over)
+                stack.callback(self.lock.release)
+            # after the lock: another process may have removed or replaced the run before
+            self.run_dir.require_same()
+            self.mirror.join(self.run_dir)
+            self.segment = self.run_dir.next_segment()
+            unattended.tell("run", path=str(self.run_dir.path))
+        self._meet()
+        self.store = Store(
+            self.run_dir.path,
+            self.segment,
+            voice.say,
+            self.run_dir.id,
+            lambda: self.run_dir.require_newest(self.segment),  # recovery may raise the number
+        )
+        if group.writer:
+            self.store.clean()
+            # before anything is restored: a directory that cannot be written to is found here
+            trial_write(self.run_dir.path)
+        saved_by = max((facts.segment for facts in self.store.facts()), default=None)
+        self.history = RunJournal(self.run_dir.path, saved_by)
+
+    def _meet(self) -> None:
+        """Give the run of the writer to the other ranks.
+
+        Raises:
+            RunDirError: this rank finds no run, or another run, in its run directory.
+        """
+        mine, config = None, self.config
+        if self.writer:
+            mine = self.run_dir.id, self.segment, None if config is None else dict(config.tree)
+        run_id, segment, tree = self.group.share(mine, "the opening of the run directory")
+        if self.writer:
+            return
+        try:
+            self.run_dir, self.segment = RunDir.open(self.settings.path, create=False), segment
+            here = f"run {self.run_dir.id}"
+        except RunDirError as error:
+            here = f"no run ({error})"
+        if here != f"run {run_id}":
+            raise RunDirError(
+                f"rank {self.group.rank} finds {here} in {self.settings.path}, and rank 0 trains run "
+                f"{run_id}; give all ranks one directory, on a file system that all of them see"
+            )
+        if config is not None and tree is not None:
+            self.config = replace(config, tree=tree)
+
+    # -------------------------------------------------------------------- the choice of a checkpoint
+
+    def choose(self) -> Checkpoint | None:
+        """Choose a checkpoint, or follow the writer's choice; None where the run starts from nothing.
+
+        Raises:
+            NoCheckpointError, CheckpointError: what is asked for is not there, or damaged.
+            RestoreError: this rank reads another checkpoint than the writer.
+        """
+        chosen = self._choose() if self.writer else None
+        if self.group.size == 1:
+            return chosen
+        mine = {
+            "checkpoint": None if chosen is None else [self._place(chosen.path), chosen.digest],
+            "rollbacks": [rollback.stored() for rollback in self.rollbacks],
+            "chosen": self.chosen,
+            "request": self.request,
+        }
+        choice = self.group.share(mine, "the choice of a checkpoint")
+        if self.writer:
+            return chosen
+        self.rollbacks = Rollback.among(tuple(each) for each in choice["rollbacks"])
+        self.chosen, self.request = choice["chosen"], choice["request"]
+        if choice["checkpoint"] is None:
+            return None
+        place, digest = choice["checkpoint"]
+        checkpoint = self._read(self.run_dir.path / place)
+        if checkpoint.digest != digest:
+            raise RestoreError(
+                f"rank {self.group.rank} reads another state in {checkpoint.path} than rank 0 (digest "
+                f"{checkpoint.digest}, not {digest}); give all ranks one directory, on a file system that "
+                "all of them see"
+            )
+        return checkpoint
+
+    def _place(self, path: Path) -> str:
+        """Return a path as all ranks find it: below the run directory, which they may see elsewhere."""
+        inside = path.is_relative_to(self.run_dir.path)
+        return str(path.relative_to(self.run_dir.path) if inside else path.absolute())
+
+    def _read(self, path: Path) -> Checkpoint:
+        return read_checkpoint(path, self.group.rank, regions=self.store.regions)
+
+    def _choose(self) -> Checkpoint | None:
+        asked = self.settings.resume
+        if asked is False:
+            if self.store.names():
+                self.store.continue_from(None)
+                self.voice.say(
+                    "resume=False: this run starts over; its checkpoints move to superseded/ when it saves"
+                )
+            return None
+        self.rollbacks = self.history.rollbacks()
+        # at whichever start comes next: a kill may have followed the decision at once
+        for rollback in self.rollbacks:
+            self.store.abandon(rollback.first, rollback.segment)
+        if isinstance(asked, str | Path) and Path(asked).name != str(asked):  # a path, not a name
+            asked = to_read(user_path(asked, "resume"))
+            # a path to a checkpoint of this run stands for its name: only another run's is copied
+            if asked.parent.resolve() == self.run_dir.checkpoints.resolve():
+                asked = asked.name
+        self.request = None if asked is True else str(asked.resolve() if isinstance(asked, Path) else asked)
+        checkpoint, notes = self._followed() or self.store.find(asked)
+        for note in notes:
+            self.voice.say(note)
+        if checkpoint is not None and any(name > checkpoint.name for name in self.store.names()):
+            self.chosen = "another checkpoint than the newest"
+        return checkpoint
+
+    def _followed(self) -> tuple[Checkpoint, list[str]] | None:
+        """Find the newest checkpoint, if a start with the same `resume=` was the last to act; None if not.
+
+        To act is to save a checkpoint, or to decide a rollback, which may lead to before the checkpoint that
+        is asked for.  A program that is killed and started again continues, and does not go back twice.
+        """
+        starts = self.history.events("segment", valid=False)
+        same = {e.segment for e in starts if e.data.get("facts", {}).get("resume") == self.request}
+        if self.request is None or not same:
+            return None
+        newest, notes = self.store.find(True)
+        if newest is None or max([newest.segment, *(each.segment for each in self.rollbacks)]) not in same:
+            return None
+        self.voice.say(
+            f"resume={self.settings.resume!r} was followed before: the run continues from there; to go back "
+            f"again, name the checkpoint in the first line of {self.run_dir.path / 'checkpoint'}"
+        )
+        return newest, notes
+
+    def inside(self, closed: Checkpoint, reopened: str) -> Checkpoint:
+        """Find the checkpoint inside the epoch that `closed` had cut short: at its last step, or one before.
+
+        There is none where the program left the last step by `break`, or asked for the stop after the
+        steps: then `closed` is returned.
+        """
+        why: object = "there is no checkpoint inside it"
+        for path in (closed.path.with_name(str(name)) for name in names_inside(closed.name)):
+            if path.exists():
+                try:
+                    inside = self._read(path)
+                except DamagedCheckpointError as error:
+                    why = error
+                else:
+                    self.voice.say(f"{reopened}: the epoch continues from {path.name}")
+                    return inside
+        self.voice.say(f"{reopened}: epoch {closed.epoch} stays cut short and the next one begins ({why})")
+        return closed
+
+    # ---------------------------------------------------------------------- what comes with it
+
+    def streams(self, recovered: ResumePoint, *, same_data: bool) -> Streams:
+        """Make the run's streams, which stand where the checkpoint stood."""
+        streams = Streams(
+            recovered.progress.seed,
+            self.voice.say,
+            override=self.settings.on_change == "override",
+            quarantined=[batch for rollback in self.rollbacks for batch in rollback.batches],
+            same_data=same_data,
+            group=self.group,
+            uneven=self.settings.uneven,
+        )
+        heads = self.history.heads(recovered.step)
+        where = self.run_dir.checkpoints / (recovered.checkpoint or "")
+        with reading(where, "streams"):
+            streams.load(recovered.streams, recovered.wall.get("streams", {}), heads, where)
+        return streams
+
+    def journal(
+        self, recovered: ResumePoint, board: ServiceBoard, limits: Mapping[str, int | None]
+    ) -> Journal:
+        """Open this start's segment of the journal; the writer's, as other ranks record nothing."""
+        if not self.writer:
+            return NoJournal(self.segment)
+        config, data = self.settings.config or Configuration({}), self.group.data
+        facts: dict[str, Any] = {
+            **config.facts(recovered.progress.seed, board),
+            "code": list(map(str, config.code)),
+            "controllers": board.controllers(),
+            **recovered.kept,
+            "fingerprint": recovered.fingerprint,
+            "resume": self.request,
+            "resumed_from": recovered.checkpoint,
+            "ranks": self.group.size,
+            "limits": {name: limit for name, limit in limits.items() if limit is not None},
+            **({"data_ranks": data.size} if data.shared else {}),
+            **({} if recovered.ranks_before is None else {"ranks_before": recovered.ranks_before}),
+            "parent": self.run_dir.facts.get("parent"),
+            **({} if self.settings.lock else {"lock": False}),
+        }
+        # a trial that a person starts again is still one of its sweep, whose variable is then not set
+        facts |= next(({"sweep": one["sweep"]} for one in self.history.facts_since(1) if "sweep" in one), {})
+        facts = without_credentials(facts)
+        # last: the marks are of the facts as they are recorded, without credentials
+        facts |= trust.marks(self.run_dir.id, facts)
+        journal = Journal.open(self.run_dir.path, self.segment, recovered.parent, facts, warn=self.voice.warn)
+        if not self.settings.lock:
+            journal.flush()  # nobody can ask the lock whether this runs
+        # after recovery: a start that was refused until here has taken nothing from one that runs
+        self.mirror.take(self.run_dir, self.store, self.segment)
+        return journal
+
+    def trail(self, recovered: ResumePoint) -> Trail:
+        """Open this start's trail, and delete earlier trails that no resume can need."""
+        folder = self.run_dir.journal
+        for path in folder.glob("segment-*.trail"):
+            last = last_step(path)
+            if last is None or last < recovered.step:
+                with suppress(OSError):
+                    path.unlink()
+        # What an earlier start was making when it was killed.  If its journal was lost, it had the number of
+        # this start, too; files with that number may belong to other ranks, which make their trails now.
+        others = f"{TMP}{trail_path(self.run_dir.path, self.segment).stem}."
+        own = f"{TMP}{trail_path(self.run_dir.path, self.segment, self.group.rank).name}-"
+        for path in folder.glob(f"{TMP}segment-*.trail-*"):
+            if path.name.startswith(own) or not path.name.startswith(others):
+                discard(path, "trail")
+        return Trail(
+            self.run_dir.path,
+            self.segment,
+            recovered.step,
+            is_wall,
+            self.voice.warn,
+            rank=self.group.rank,
+            reduced=self.group.size > 1,
+        )
+
+    def check_disk(self, encoded: Encoded) -> None:
+        """Refuse to start where two checkpoints of the current state would not fit on the disk.
+
+        Raises:
+            RunDirError: names the path, the needed and the free bytes.
+        """
+        size = sum(array.nbytes for array in encoded.arrays.values())
+        forecast(self.run_dir.path, 2 * size + (1 << 16))
+
+    def where(self) -> dict[str, str]:
+        """Return the paths of the run's parts, by name, for the user."""
+        run = self.run_dir
+        places = {
+            "run": run.path,
+            "checkpoints": run.checkpoints,
+            "best": run.best,
+            "journal": run.journal,
+            "log": run.logs / "run.log",
+        }
+        return {name: str(path) for name, path in places.items() if path.exists()}

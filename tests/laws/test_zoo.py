@@ -1,0 +1,667 @@
+"""Law 1 over a zoo of programs: struck at any tick, and started again, each ends as the run that was not.
+
+A row is a program that calls `tick()` wherever it may be struck, and may return what it ends with.  Each has
+once come back otherwise than it would have gone on, or could.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+import everstep
+from everstep import Every
+from everstep.data import arrays
+from everstep.errors import Interrupted, NotResumableError
+from everstep.proof.compare import compare_runs
+from gate import share
+from tiny_runs import Tiny
+
+Tick = Callable[[], None]
+Program = Callable[[Path, Tick], Any]
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: after an exception nothing more is saved."""
+
+
+def kill() -> None:
+    raise Killed
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def start(program: Program, run: Path, at: int = 0, strike: Tick = kill) -> tuple[bool, Any]:
+    """One start, struck at tick `at`; whether it came to its end, and what it returned, or its ticks."""
+    random.seed(1), np.random.seed(2), torch.manual_seed(3)
+    ticks = 0
+
+    def tick() -> None:
+        nonlocal ticks
+        ticks += 1
+        if ticks == at:
+            strike()
+
+    try:
+        result = program(run, tick)
+    except (Killed, Interrupted):
+        return False, None
+    return True, (result, ticks)
+
+
+def require_exact(tmp_path: Path, program: Program, declared: Program | None = None) -> list[str]:
+    """Strike at each tick, in the gate at two of them; returns the refusals to go on.
+
+    `declared` is the same program, which goes on where `program` is refused.
+    """
+    (_, (result, ticks)), refused = start(program, tmp_path / "whole"), list[str]()
+    assert ticks > 3
+    for number, at in enumerate(share(range(1, ticks + 1), 2)):
+        run = tmp_path / f"struck at {at}"
+        ended, _ = start(program, run, at, (terminate, kill)[number % 2])
+        assert not ended or at == ticks
+        try:
+            start(program, run, 2)  # a second time, at once
+            ended, again = start(program, run)
+        except NotResumableError as error:
+            refused.append(str(error))
+            if declared is None:
+                raise
+            ended, again = start(declared, run)
+        assert ended and again[0] == result, at
+        assert compare_runs(tmp_path / "whole", run) == [], at
+    return refused
+
+
+def loop(run: Path, every: Any = None, services: Any = (), **options: Any) -> everstep.TrainLoop:
+    often = everstep.Checkpoints(every or Every(steps=2) | Every(epochs=1))
+    options = {"max_epoch": 3, "seed": 1, "default_services": False, "show_eta": False, **options}
+    return everstep.TrainLoop(run, services=[often, *services], **options)
+
+
+# ---------------------------------------------------------------------- generators that data keeps
+
+SAMPLES = torch.arange(12.0).reshape(12, 1)
+
+
+def loader(generator: Any, size: int = 4) -> Any:
+    return DataLoader(TensorDataset(SAMPLES), size, shuffle=True, generator=generator)
+
+
+class Noisy(Dataset[Any]):
+    def __init__(self, rng: Any) -> None:
+        self.rng = rng
+
+    def __len__(self) -> int:
+        return len(SAMPLES)
+
+    def __getitem__(self, index: int) -> Any:
+        noise = self.rng.normal() if hasattr(self.rng, "normal") else self.rng.gauss(0.0, 1.0)
+        return (SAMPLES[index] + noise,)
+
+
+class Shuffled:
+    def __init__(self, lazily: bool) -> None:
+        self.rng, self.lazily = np.random.default_rng(3), lazily
+
+    def __len__(self) -> int:
+        return len(SAMPLES)
+
+    def __iter__(self) -> Iterator[int]:
+        if self.lazily:
+            return (int(self.rng.integers(len(SAMPLES))) for _ in SAMPLES)
+        return iter(self.rng.permutation(len(SAMPLES)).tolist())
+
+
+def seeded(generator: Any, kept: Any, seed: int, draws: int = 0) -> Any:
+    generator.manual_seed(seed)
+    torch.rand(draws, generator=generator)
+    return kept
+
+
+def drawn(generator: Any, kept: Any) -> Any:
+    torch.rand(3, generator=generator)
+    return kept
+
+
+Head = Callable[[Any, Any, int], Any]
+"""What a program does at an epoch's head with a generator and its loader: it gives the loader to read."""
+HEADS: dict[str, Head] = {
+    "nothing": lambda generator, kept, epoch: kept,
+    "seeds it anew": lambda generator, kept, epoch: seeded(generator, kept, 100 + epoch),
+    "seeds it once": lambda generator, kept, epoch: seeded(generator, kept, 11) if epoch == 2 else kept,
+    "a new loader": lambda generator, kept, epoch: loader(torch.Generator().manual_seed(100 + epoch)),
+    "a new loader of the generator": lambda generator, kept, epoch: loader(generator),
+    "a new dataset": lambda generator, kept, epoch: DataLoader(Noisy(np.random.default_rng(epoch)), 4),
+}
+"""It can be told from their states, and from the record."""
+BLIND: dict[str, Head] = {
+    "the same seed": lambda generator, kept, epoch: seeded(generator, kept, 5),
+    "draws": lambda generator, kept, epoch: drawn(generator, kept),
+    "seeds and draws": lambda generator, kept, epoch: seeded(generator, kept, epoch % 2, 3),
+    "odd epochs": lambda generator, kept, epoch: seeded(generator, kept, epoch) if epoch % 2 else kept,
+}
+"""It cannot be told where the data is not known before."""
+
+
+def heads(
+    run: Path, tick: Tick, head: Head, declared: bool = False, tail: bool = False, **options: Any
+) -> Any:
+    generator, seen = torch.Generator().manual_seed(7), list[float]()
+    kept = loader(generator)
+    streams = {"train": kept} if declared else None
+    with loop(run, state={"seen": seen}, streams=streams, **options) as train:
+        for epoch in train.iter_epochs():
+            data = head(generator, kept, epoch)
+            for _, (batch,) in train.iter_steps(data):
+                seen.extend(batch.flatten().tolist())
+                tick()
+            if tail and data.generator is not None:  # it draws
+                seen.append(float(torch.rand((), generator=data.generator)))
+    return seen
+
+
+def data_with_generators(run: Path, tick: Tick, make: Callable[[], Any]) -> Any:
+    batches, seen = make(), list[float]()
+    with loop(run, state={"seen": seen}) as train:
+        for _ in train.iter_epochs():
+            for _, (x,) in train.iter_steps(batches):
+                seen.append(x.sum().item())
+                tick()
+    return seen
+
+
+DATA: dict[str, Callable[[], Any]] = {
+    "dataset": lambda: DataLoader(Noisy(np.random.default_rng(5)), 4, shuffle=True),
+    "sampler": lambda: DataLoader(Noisy(np.random.RandomState(5)), 4, sampler=Shuffled(lazily=False)),
+    "subset": lambda: DataLoader(Subset(Noisy(random.Random(5)), range(12)), 4),
+    "lazy sampler": lambda: DataLoader(Noisy(np.random.default_rng(5)), 4, sampler=Shuffled(lazily=True)),
+    "everstep's": lambda: everstep.data.loader(Noisy(np.random.default_rng(5)), 4, shuffle=True),
+}
+
+
+def two_loaders_share_a_generator(run: Path, tick: Tick) -> Any:
+    generator, seen = torch.Generator().manual_seed(1), list[float]()
+    data = {"a": loader(generator), "b": loader(generator)}
+    with loop(run, state={"seen": seen}) as train:
+        for _ in train.iter_epochs():
+            for name, batches in data.items():
+                for _, (x,) in train.iter_steps(batches, name):
+                    seen.append(x.sum().item())
+                    tick()
+    return seen
+
+
+def two_loaders_seeded_at_the_head(run: Path, tick: Tick) -> Any:
+    first, second, seen = torch.Generator(), torch.Generator(), list[float]()
+    data = {"train": loader(first), "other": loader(second, 6)}
+    with loop(run, Every(epochs=1), state={"seen": seen}) as train:
+        for epoch in train.iter_epochs():
+            first.manual_seed(100 + epoch)
+            second.manual_seed(50 + epoch)
+            for name, batches in data.items():
+                for _, (x,) in train.iter_steps(batches, name):
+                    seen.append(x.sum().item())
+                    tick()
+            tick()
+            train.collect_metrics(sum=sum(seen))
+    return seen
+
+
+def an_evaluation_moves_the_generator_of_the_training(run: Path, tick: Tick) -> Any:
+    batches, seen = loader(torch.Generator().manual_seed(1)), list[float]()
+    with loop(run, state={"seen": seen}) as train:
+        for _ in train.iter_epochs():
+            for _, (x,) in train.iter_steps(batches):
+                seen.append(x.sum().item())
+                tick()
+            with train.evaluation():
+                train.collect_metrics(first=next(iter(batches))[0][0])
+            tick()
+    return seen
+
+
+def a_loader_draws_from_a_generator_of_the_state(run: Path, tick: Tick) -> Any:
+    generator, seen = torch.Generator().manual_seed(1), list[float]()
+    batches = loader(generator)
+    with loop(run, state={"seen": seen, "generators": [generator]}) as train:
+        for _ in train.iter_epochs():
+            if not train.resumed_mid_epoch:
+                seen.append(torch.rand((), generator=generator).item())
+            for _, (x,) in train.iter_steps(batches):
+                seen.append(x.sum().item() + torch.rand((), generator=generator).item())
+                tick()
+            tick()
+    return seen
+
+
+# ----------------------------------------------------------------- lines that a resume runs again
+
+
+def lines_between_step_loops(run: Path, tick: Tick) -> Any:
+    def batches() -> list[Any]:
+        return [SAMPLES[torch.randperm(12)[:4]] * random.random() for _ in range(2)]
+
+    seen = list[float]()
+    with loop(run, state={"seen": seen}) as train:
+        kept = torch.randperm(12)[:6]
+        for _ in train.iter_epochs():
+            for _, x in train.iter_steps([*batches(), SAMPLES[kept]], "a"):
+                seen.append(x.sum().item() * random.random())
+                tick()
+            for _, x in train.iter_steps(batches(), "b"):
+                seen.append(x.sum().item() * random.random())
+                tick()
+                if random.random() < 0.5:
+                    break
+            more = batches()
+            train.collect_metrics(more=more[0].sum())
+            for _, x in train.iter_steps(more, "c"):
+                seen.append(x.sum().item())
+                tick()
+    return seen
+
+
+def lines_before_the_loops(run: Path, tick: Tick) -> Any:
+    """They change the state, and draw from generators of the state."""
+    python, numpy, own = random.Random(3), np.random.default_rng(3), torch.Generator().manual_seed(3)
+    model, order, seen = torch.nn.Linear(3, 1), [0, 1, 2], list[list[int]]()
+    state = {"model": model, "generators": [python, numpy, own], "order": order, "seen": seen}
+    with loop(run, state=state) as train:
+        torch.nn.init.normal_(model.weight, generator=own)
+        python.shuffle(order)
+        offset = int(numpy.integers(100))
+        for _ in train.iter_epochs():
+            permutation = torch.randperm(6, generator=own)
+            scale = float(numpy.random()) + python.random()
+            for step, batch in train.iter_steps([permutation[i : i + 2] for i in range(0, 6, 2)]):
+                with torch.no_grad():
+                    model.weight += scale * torch.rand(1, 3, generator=own) + offset
+                seen.append([step, *batch.tolist(), *order])
+                tick()
+            train.collect_metrics(weight=float(model.weight.detach().sum()), offset=offset)
+    return seen
+
+
+def lines_before_a_supervisors_loop(run: Path, tick: Tick) -> Any:
+    state = {"w": np.zeros(2), "generator": np.random.default_rng(5)}
+    services = [everstep.Checkpoints(Every(steps=2))]
+    with everstep.Supervisor(run, state, max_step=8, services=services, seed=1) as sv:
+        state["w"] += state["generator"].random(2)
+        batches = sv.stream([1.0, 2.0, 3.0])
+        while not sv.should_stop():
+            state["w"] *= next(batches) + state["generator"].random()
+            tick()
+            sv.advance(w=float(state["w"].sum()))
+    return float(state["w"].sum())
+
+
+def a_head_that_changes_the_state(run: Path, tick: Tick) -> Any:
+    """A resume inside the epoch does it again; in the state it is done once."""
+    model, order = torch.nn.Linear(3, 1), list(range(6))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with loop(run, Every(steps=1), state={"model": model, "optimizer": optimizer, "order": order}) as train:
+        for _ in train.iter_epochs():
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.9
+            with torch.no_grad():
+                model.weight += 0.1 * torch.randn(1, 3)
+            order.append(order.pop(0))
+            optimizer.zero_grad()
+            for step, (x,) in train.iter_steps(arrays(np.ones((6, 3), np.float32), batch_size=2)):
+                model(torch.from_numpy(x)).sum().backward()
+                if step % 2 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                tick()
+    return order
+
+
+def names_of_the_step_loop_in_the_tail(run: Path, tick: Tick, batch_size: int, **limits: int) -> Any:
+    data = arrays(np.arange(18.0).reshape(6, 3), batch_size=batch_size, shuffle=True)
+    w = np.zeros(3)
+    with loop(run, state={"w": w}, **limits) as train:
+        for _ in train.iter_epochs():
+            for step, (x,) in train.iter_steps(data):  # noqa: B007
+                loss = float(((w - x) ** 2).sum())
+                w *= 0.9
+                w += 0.1 * x.mean(0) + 0.01 * np.random.rand(3)
+                tick()
+            train.collect_metrics(last_loss=loss, last_step=step)
+            tick()
+            train.collect_metrics(after=loss)
+    return w.tobytes()
+
+
+def a_second_step_loop(run: Path, tick: Tick, steps: int) -> Any:
+    first, second = arrays(np.arange(6.0), batch_size=2), arrays(np.arange(steps + 0.0), batch_size=1)
+    w, b = np.zeros(1), np.zeros(1)
+    with loop(run, Every(steps=1), state={"w": w}) as train:
+        for epoch in train.iter_epochs():
+            train.collect_metrics(lr=0.1 * epoch)
+            for _, (a,) in train.iter_steps(first):
+                w += a.sum()
+                tick()
+            train.print_logs()
+            train.collect_metrics(between=w[0])
+            tick()
+            for _, (b,) in train.iter_steps(second, "second"):
+                w *= 1 + b.sum()
+                train.collect_metrics(inside=w[0])
+                tick()
+            tick()
+            train.collect_metrics(last=b.sum())
+    return w.tobytes()
+
+
+def two_epoch_loops(run: Path, tick: Tick, left_by: str) -> Any:
+    seen = list[int]()
+    with loop(run, state={"seen": seen}) as train:
+        if left_by == "limit":
+            train.max_epoch = 2
+        for epoch in train.iter_epochs():
+            for step, _ in train.iter_steps([0, 1]):
+                seen.append(step)
+                tick()
+            if left_by == "break" and epoch == 2:
+                break
+        train.max_epoch = 4
+        for _ in train.iter_epochs():
+            for step, _ in train.iter_steps([0, 1]):
+                seen.append(-step)
+                tick()
+    assert [abs(step) for step in seen] == list(range(1, 9))
+    return seen
+
+
+def left_by_break(run: Path, tick: Tick) -> Any:
+    tiny = Tiny(run, max_epoch=4, services=[everstep.Checkpoints(Every(steps=2))])
+    with tiny.loop as train:
+        for epoch in train.iter_epochs():
+            for step, (ids,) in train.iter_steps(tiny.data):
+                tiny.update(ids)
+                tick()
+                if step % 4 == 3 - epoch % 2:
+                    break
+            train.collect_metrics(valid_loss=float(tiny.w.sum()))
+    return tiny.w.tobytes()
+
+
+def a_pass_over_several_epochs(run: Path, tick: Tick) -> Any:
+    saves = everstep.Checkpoints(Every(steps=1))
+    tiny, data = Tiny(run, steps_per_epoch=3, max_epoch=4, services=[saves]), [0, 1, 2, 3, 4]
+    with tiny.loop as train:
+        for _ in train.iter_epochs():
+            for _, batch in train.iter_steps(data):
+                tiny.update(np.array([batch]))
+                tick()
+    return tiny.w.tobytes()
+
+
+def data_that_fails(run: Path, tick: Tick) -> Any:
+    class Data(list[Any]):
+        def __getitem__(self, number: Any) -> Any:
+            tick()
+            return np.array([number, number + 1])
+
+    tiny = Tiny(run, max_epoch=2, services=[everstep.Checkpoints(Every(steps=1))])
+    data = Data(range(4))
+    with tiny.loop as train:
+        for _ in train.iter_epochs():
+            for _, ids in train.iter_steps(data):
+                tiny.update(ids)
+    return tiny.w.tobytes()
+
+
+VALUES = [5.0, 4.0, 4.5, 3.0, 3.5, 3.2, 3.1, 1.0]
+
+
+def an_early_stop_with_the_best_restored(run: Path, tick: Tick) -> Any:
+    best = everstep.Best("valid_loss", restore_at_end=True)
+    stop = everstep.EarlyStop("valid_loss", patience=3)
+    tiny = Tiny(run, max_epoch=8, services=[best, stop])
+
+    def tail(train: Any, epoch: int) -> None:
+        train.collect_metrics(valid_loss=VALUES[epoch - 1])
+        tick()
+
+    tiny.train(inside=lambda train, step: tick(), tail=tail)
+    assert (tiny.loop.epoch, tiny.loop.best_valid_metric) == (7, 3.0)
+    return tiny.w.tobytes(), tiny.momentum.tobytes()
+
+
+# ----------------------------------------------------------------------------- values of the state
+
+
+def what_is_held_of_containers(run: Path, tick: Tick) -> Any:
+    state: Any = {
+        "deque": deque(maxlen=3),
+        "set": set(),
+        "bytes": bytearray(),
+        "pair": (np.zeros(2), {"last": 0}),
+        "list": [[0], {"deep": deque()}],
+        "rate": {"numpy": np.float32(1.0)},
+    }
+    last, seen, raw, (total, inner) = state["deque"], state["set"], state["bytes"], state["pair"]
+    first, deep = state["list"][0], state["list"][1]["deep"]
+    with loop(run, state={"all": state}) as train:
+        for _ in train.iter_epochs():
+            for step, (x,) in train.iter_steps(arrays(SAMPLES, batch_size=4, shuffle=True)):
+                last.append(step), seen.add(x.sum().item()), raw.append(step)
+                total += step
+                inner["last"] = step
+                first[0] += step
+                deep.append(step)
+                state["rate"]["numpy"] *= np.float32(0.9)
+                train.collect_metrics(last=sum(last), total=total[0], deep=len(deep))
+                tick()
+    return list(last), seen, raw, total.tolist(), inner, first, list(deep)
+
+
+class Net(torch.nn.Module):
+    """With what a module's state_dict lacks: buffers that are not persistent, modes, frozen parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = torch.nn.Linear(1, 3), torch.nn.BatchNorm1d(3)
+        self.last = torch.nn.Linear(3, 1)
+        self.register_buffer("average", torch.zeros(()), persistent=False)
+        self.register_buffer("grown", torch.zeros(0), persistent=False)
+        self.first.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.average = self.average * 0.9 + x.mean()
+        self.grown = torch.cat([self.grown, self.average[None]])
+        return self.last(self.norm(self.first(x))).mean() * (self.average + self.grown.sum())
+
+
+def buffers_modes_and_frozen_parameters(run: Path, tick: Tick) -> Any:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+    with loop(run, state={"net": net, "optimizer": optimizer}) as train:
+        for epoch in train.iter_epochs():
+            if epoch == 2 and not train.resumed_mid_epoch:
+                net.first.requires_grad_(True)
+            for step, (x,) in train.iter_steps(arrays(SAMPLES, batch_size=4, shuffle=True)):
+                optimizer.zero_grad()
+                net(x).backward()
+                optimizer.step()
+                if step == 4:
+                    net.norm.eval()
+                tick()
+    return net.last.bias.item(), net.norm.training, net.first.weight.requires_grad
+
+
+def gradients(run: Path, tick: Tick, zero: str) -> Any:
+    """Used up by each update, or by every second; zeroed before it, or after it."""
+    model = torch.nn.Linear(1, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with loop(run, Every(steps=1), state={"model": model, "optimizer": optimizer}, max_epoch=2) as train:
+        for _ in train.iter_epochs():
+            for step, (x,) in train.iter_steps(arrays(SAMPLES, batch_size=3)):
+                if zero == "before":
+                    optimizer.zero_grad()
+                model(x).square().mean().backward()
+                if zero != "after two" or step % 2 == 0:
+                    optimizer.step()
+                    if zero != "before":
+                        optimizer.zero_grad()
+                tick()
+    return model.weight.sum().item()
+
+
+ZOO: dict[str, Program] = {
+    **{f"head: {name}": partial(heads, head=head) for name, head in HEADS.items()},
+    **{
+        f"head: {name}, tail draws": partial(heads, head=head, every=Every(steps=1), tail=True)
+        for name, head in HEADS.items()
+    },
+    **{f"declared, head: {name}": partial(heads, head=head, declared=True) for name, head in BLIND.items()},
+    "a pass over epochs": partial(heads, head=HEADS["nothing"], steps_per_epoch=2, max_epoch=6),
+    "declared, a pass over epochs": partial(
+        heads, head=BLIND["draws"], declared=True, steps_per_epoch=2, max_epoch=6, every=Every(epochs=1)
+    ),
+    **{f"data: {name}": partial(data_with_generators, make=make) for name, make in DATA.items()},
+    "names in the tail": partial(names_of_the_step_loop_in_the_tail, batch_size=2),
+    "names in the tail, one step": partial(names_of_the_step_loop_in_the_tail, batch_size=6),
+    "names in the tail, a limit": partial(names_of_the_step_loop_in_the_tail, batch_size=1, max_step=4),
+    "second loop of one step": partial(a_second_step_loop, steps=1),
+    "second loop of two steps": partial(a_second_step_loop, steps=2),
+    "two epoch loops, by a limit": partial(two_epoch_loops, left_by="limit"),
+    "two epoch loops, by break": partial(two_epoch_loops, left_by="break"),
+    **{
+        f"gradients zeroed {zero}": partial(gradients, zero=zero) for zero in ("before", "after", "after two")
+    },
+    **{
+        program.__name__.replace("_", " "): program
+        for program in (
+            two_loaders_share_a_generator,
+            two_loaders_seeded_at_the_head,
+            an_evaluation_moves_the_generator_of_the_training,
+            a_loader_draws_from_a_generator_of_the_state,
+            lines_between_step_loops,
+            lines_before_the_loops,
+            lines_before_a_supervisors_loop,
+            a_head_that_changes_the_state,
+            left_by_break,
+            a_pass_over_several_epochs,
+            data_that_fails,
+            an_early_stop_with_the_best_restored,
+            what_is_held_of_containers,
+            buffers_modes_and_frozen_parameters,
+        )
+    },
+}
+
+
+@pytest.mark.campaign("long", gate=24)
+@pytest.mark.parametrize("name", ZOO)
+def test_struck_at_any_tick_it_ends_the_same(tmp_path: Path, name: str) -> None:
+    assert require_exact(tmp_path, ZOO[name]) == []
+
+
+# ----------------------------------------------------------------------- what a resume cannot tell
+
+
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize("name", BLIND)
+def test_data_that_is_not_declared_is_refused_where_a_head_cannot_be_told(tmp_path: Path, name: str) -> None:
+    program = partial(heads, head=BLIND[name], every=Every(epochs=1))
+    refused = require_exact(tmp_path, program, partial(program, declared=True))
+    assert refused
+    assert all("declare the data where the loop is made, streams={'train': data}" in each for each in refused)
+
+
+def test_another_loader_that_looks_the_same_is_not_taken_for_it(tmp_path: Path) -> None:
+    """It lives in this process; the one that is read is made at the head of each epoch."""
+    look_alike = loader(torch.Generator().manual_seed(3))
+    before = look_alike.generator.get_state()
+    require_exact(tmp_path, partial(heads, head=HEADS["a new loader"]))
+    assert torch.equal(look_alike.generator.get_state(), before)
+
+
+@pytest.mark.parametrize("workers", [False, True])
+def test_what_cannot_be_exact_is_said(
+    tmp_path: Path, workers: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def program(run: Path, tick: Tick) -> None:
+        sampler = Shuffled(lazily=True)
+        noisy = Noisy(sampler.rng)  # draws between the sampler's draws
+        batches = (
+            everstep.data.loader(noisy, 4, num_workers=1)
+            if workers
+            else DataLoader(noisy, 4, sampler=sampler)
+        )
+        with loop(run, state={}) as train:
+            for _ in train.iter_epochs():
+                for _ in train.iter_steps(batches):
+                    tick()
+
+    for at in (3, 1):
+        start(program, tmp_path / "run", at)
+    assert "cannot resume exactly" in capsys.readouterr().out
+
+
+def drawing(run: Path, streams: bool = False, state: Any = None, last: int = 0) -> str:
+    """What is printed by a program whose heads draw from its loader's generator, killed at the last one."""
+    generator, lines = torch.Generator().manual_seed(7), list[str]()
+    kept = loader(generator)
+    services = [everstep.Console(sink=lines.append)]
+    more = {"streams": {"train": kept}} if streams else {}
+    state = {"generator": generator} if state else {}
+    with loop(run, Every(epochs=1), services, state=state, **more) as train:
+        for epoch in train.iter_epochs():
+            if epoch == last:
+                raise Killed
+            for _ in train.iter_steps(drawn(generator, kept)):
+                pass
+    return "\n".join(lines)
+
+
+def test_a_head_that_draws_from_the_generator_of_a_loader_is_told(tmp_path: Path) -> None:
+    said = "draw from its generator, so a resume"
+    assert drawing(tmp_path / "a").count(said) == 1
+    assert said not in drawing(tmp_path / "b", state=True)
+    assert said not in drawing(tmp_path / "c", streams=True)
+    with pytest.raises(Killed):  # the record knows nothing of heads yet
+        drawing(tmp_path / "run", last=2)
+    assert "not yet recorded that lines at the head of an epoch" in drawing(tmp_path / "run")
+
+
+def test_what_the_program_now_freezes_stays_frozen(tmp_path: Path) -> None:
+    for frozen in (False, True):
+        net = Net()
+        net.last.requires_grad_(not frozen)
+        with loop(tmp_path / "run", state={"net": net}) as train:
+            for _ in train.iter_epochs():
+                list(train.iter_steps([0]))
+                break
+        assert [p.requires_grad for p in net.last.parameters()] == [not frozen] * 2
+
+
+def test_parts_of_a_model_with_versioned_modules_can_be_chosen(tmp_path: Path) -> None:
+    donor, heir = Net(), Net()
+    with loop(tmp_path / "donor", state={"net": donor}) as train:
+        for _ in train.iter_epochs():
+            list(train.iter_steps([0]))
+    before = heir.last.weight.clone()
+    with loop(
+        tmp_path / "heir",
+        state={"net": heir},
+        init_from=everstep.InitFrom(tmp_path / "donor", include="net/first"),
+    ):
+        assert torch.equal(heir.first.weight, donor.first.weight)
+        assert torch.equal(heir.last.weight, before)

@@ -1,0 +1,200 @@
+"""The list of bad input: each is one clear error that says what to do, and nothing is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import everstep
+from everstep import Auto, Every, InitFrom, Supervisor, TrainLoop
+from everstep.errors import ConfigError, DataError, MetricError, RunDirError, StateError, UsageError
+from everstep.record import RunJournal
+from everstep.services import HangWatch
+from everstep.testing import nothing_left
+from tiny_runs import Tiny, quiet
+
+Call = Callable[[Path], object]
+NAN = float("nan")
+
+
+def door(state: Any = None, **arguments: Any) -> Call:
+    return lambda path: TrainLoop(path / "run", state, **arguments)
+
+
+def opened(state: Any, **arguments: Any) -> Call:
+    def call(path: Path) -> None:
+        with quiet(path / "run", state, **arguments):
+            raise AssertionError("it opened")
+
+    return call
+
+
+def in_a_step(call: Callable[[Any], object]) -> Call:
+    def train(path: Path) -> None:
+        Tiny(path / "run", max_epoch=1).train(lambda loop, step: call(loop))
+
+    return train
+
+
+def supervised(call: Callable[[Supervisor], object]) -> Call:
+    def train(path: Path) -> None:
+        with quiet(path / "run", max_step=1) as sv:
+            call(sv)
+
+    return train
+
+
+def trained(name: str = "run", **arguments: Any) -> Call:
+    return lambda path: Tiny(path / name, max_epoch=1, **arguments).train()
+
+
+class Other(everstep.Service):
+    pass
+
+
+NAMED = r'gives no names.*state=\{"model": model'
+LISTED = r"services=.*; give a list, as in services=\["
+WHOLE = "give an integer, 1 or more"
+UNSAVED = r"(?s)state entry 'thing'.*"
+FORMS = r"data_ranks=.*give a mesh.*a pair.*or 1"
+NUMBER = r"seconds=.*: give a number, 0 or more"
+POLICY = r'on_missing=\'ignore\'.*"error", "warn" or "skip"'
+SCHEDULE = r'is not a schedule; .*, or "auto"'
+
+REFUSED: list[tuple[Call, type[Exception], str]] = [
+    # where a run is to be
+    *((lambda path, make=make: make(None), ConfigError, r"path|run_dir.* is not a path; give a path, as in")
+      for make in (TrainLoop, Supervisor, RunJournal, InitFrom, everstep.best)),
+    *((lambda path, no=no: TrainLoop(no), ConfigError, "is not a path") for no in (3, "", b"run")),
+    (lambda path: TrainLoop("~no-such-user-anywhere/run"), ConfigError, "give the path without '~'"),
+    (lambda path: Tiny(Path("/proc/everstep-run"), max_epoch=1).train(), RunDirError, "can be written"),
+    (trained("file"), RunDirError, "file is a file; give a directory"),
+    (trained("file/run"), RunDirError, "give a path that can be written"),
+    (trained("."), RunDirError, r"is not a run directory: it holds file.*empty or new directory"),
+    # the state
+    *((door(state), ConfigError, NAMED)
+      for state in (torch.nn.Sequential(torch.nn.ReLU()), torch.zeros(3), "model", ["model", "opt"], 7)),
+    (door([("w", np.zeros(1)), ("w", np.zeros(2))]), ConfigError, "two state entries are named 'w'; give"),
+    *((door({name: np.zeros(1)}), ConfigError, f"state name {name!r}") for name in ("", "a/b", 3)),
+    (door({"thing": object()}), StateError, UNSAVED + r"state_dict\(\) and load_state_dict"),
+    (door({"thing": 7}), StateError, UNSAVED + r"Slot\(value\)"),
+    (door({"n": everstep.PerRank(5)}), StateError, r"'n' is a bare int \(5\).*Slot"),
+    (lambda path: everstep.PerRank(everstep.PerRank([])), ConfigError, "declares the object twice"),
+    (opened({"bag": {"m": everstep.PerRank([1])}}), StateError, r"PerRank\(\[1\]\) is inside another object"),
+    (opened({"all": {"layers": [1, {"act": object()}]}}), StateError, r"all.*layers.*1.*act"),
+    # arguments of the doors
+    *((door(seed=seed), ConfigError, f"seed={seed!r}") for seed in (-1, 1.5, True, "7")),
+    *((door(on_change=value), ConfigError, '"error" or "override"') for value in ("keep", "", None)),
+    *((door(max_time=value), ConfigError, "positive") for value in (0, -1, NAN, True, "60")),
+    *((door(services=value), ConfigError, LISTED) for value in (everstep.Checkpoints(), 3, print)),
+    *((door({"w": np.zeros(1)}, data_ranks=value), ConfigError, FORMS)
+      for value in (2, 0, True, "dp", (2, 2), (-1, 2), (0, 0), (0, 1, 2), (0.0, 1.0), object())),
+    (door(config=[1]), ConfigError, r"config=\[1\]: give a dictionary"),
+    (door(config={"a": {"b": [object()]}}), ConfigError, r"config\['a'\]\['b'\]\[0\] is <object.*; give n"),
+    (door(config={"a": math.inf}), ConfigError, r"config\['a'\] is inf, which JSON lacks"),
+    (door(config={"note": 1}, config_free=["not"]), ConfigError, "has no 'not'; did you mean 'note'"),
+    (door(services=[HangWatch(), HangWatch(5)]), ConfigError, "two HangWatch"),
+    (opened({"w": np.zeros(1)}, data_ranks=(0, 2)), ConfigError, "it is 0 of 1, 1 of 0"),
+    (trained(ready=lambda: ["w", "v"]), UsageError, r"not ready: \['w', 'v'\] \(before local_init_fn\)"),
+    (trained(ready=lambda: "the table is empty"), UsageError, "not ready: the table is empty"),
+    (trained(ready=lambda: False), UsageError, r"ready\(\) returned False"),
+    # InitFrom
+    (lambda path: InitFrom("x", rename={"model/(": "y"}), ConfigError, r"'model/\(': .*re\.escape"),
+    (lambda path: InitFrom("x", reset={"stepp"}), ConfigError, "'stepp': did you mean 'step'"),
+    (lambda path: InitFrom("x", on_missing="ignore"), ConfigError, POLICY),  # type: ignore[arg-type]
+    (lambda path: InitFrom("x", include="["), ConfigError, r"include='\['.*regular expression"),
+    (lambda path: InitFrom("x", exclude="("), ConfigError, r"exclude='\('.*regular expression"),
+    # schedules and services
+    *((lambda path, make=make, value=value: make(value), ConfigError, WHOLE)
+      for value in (0, 2.5, True, "3", NAN)
+      for make in (lambda n: Every(steps=n), everstep.At, lambda n: everstep.StopAfter(epochs=n))),
+    *((lambda path, n=n: everstep.Checkpoints(keep_last=n), ConfigError, f"keep_last={n}")
+      for n in (0, 2.5, True)),
+    (lambda path: everstep.StopAfter(), ConfigError, "give steps=, epochs= or seconds="),
+    (lambda path: everstep.StopAfter(seconds=0), ConfigError, "positive"),
+    (lambda path: everstep.StopAfter(step=5), ConfigError, "'step'; did you mean 'steps'"),  # type: ignore[call-arg]
+    (lambda path: everstep.NaNGuard("ignore"), ConfigError, '\'ignore\'.*"raise" or "stop"'),  # type: ignore[arg-type]
+    (lambda path: everstep.NaNGuard(metrics="loss"), ConfigError, r"give a list of names, \['loss'\]"),
+    (lambda path: everstep.Best("valid_loss", "lower"), ConfigError, "'lower'"),  # type: ignore[arg-type]
+    (lambda path: everstep.Best("f1"), ConfigError, 'give mode="min"'),
+    (lambda path: everstep.Checkpoints(100), ConfigError, "every=100"),  # type: ignore[arg-type]
+    (lambda path: everstep.EarlyStop("loss", patience=2, every=5), ConfigError, "every=5"),  # type: ignore[arg-type]
+    (lambda path: everstep.Console(plain_seconds=0), ConfigError, "plain_seconds=0"),
+    *((lambda path, wrong=wrong: HangWatch(**wrong), ConfigError, next(iter(wrong)))
+      for wrong in ({"after": 0}, {"after": NAN}, {"after": "1h"}, {"then": "end"})),
+    (lambda path: Auto(share=1.0), ConfigError, "share=1.0: give a part of the time"),
+    (lambda path: Auto(share=0.0), ConfigError, "share=0.0: give a positive number"),
+    (lambda path: Auto(lose_at_most=-1), ConfigError, "lose_at_most=-1: give a positive number of seconds"),
+    (lambda path: Other(schedule=Every(epochs=1) | Auto()), ConfigError, "'other' saves no checkpoints"),
+    (lambda path: Other(schedule="auto"), ConfigError, r"or Every\(seconds=...\)$"),  # type: ignore[arg-type]
+    (lambda path: everstep.Checkpoints("often"), ConfigError, SCHEDULE),  # type: ignore[arg-type]
+    (lambda path: everstep.Checkpoints(Auto), ConfigError, SCHEDULE),  # type: ignore[arg-type]
+    (lambda path: everstep.Checkpoints(keep_every=Auto()), ConfigError, "keep_every=Auto.*give a schedule"),
+    # calls inside a loop
+    *((in_a_step(lambda loop, given=given: loop.collect_metrics(given)), MetricError, "give a mapping")
+      for given in (5, [("loss", 1.0)], "loss")),
+    *((in_a_step(lambda loop, no=no: loop.collect_metrics(loss=no)), MetricError, f"^metric 'loss': .*{what}")
+      for no, what in ((10**400, "an int of 1329 bits"), (10**5000, "an int of"), (np.ma.masked, "masked"))),
+    *((in_a_step(lambda loop, name=name: loop.collect_metrics({"good": 1.0, name: 1.0})), MetricError,
+       f"metric name {name!r}") for name in (1, None, "")),
+    *((supervised(lambda sv, n=n: sv.stream([1], passes=n)), ConfigError, f"passes={n}")
+      for n in (0, -1, 1.5)),
+    *((supervised(lambda sv, n=n: sv.loop(n, print)), ConfigError, NUMBER) for n in (-1, "1", None, NAN)),
+    (supervised(lambda sv: (sv.stream([1]), sv.stream([2]))), ConfigError, "'train' is in use.*\"train2\""),
+    (supervised(lambda sv: (sv.should_stop(), sv.advance(loss="high"))), MetricError, "'loss' is 'high'"),
+    (supervised(lambda sv: sv.advance()), UsageError, r"before the first should_stop\(\)"),
+    (supervised(lambda sv: next(sv.stream([1]))), UsageError, r"before the first should_stop\(\)"),
+    (supervised(lambda sv: [sv.stream([]), sv.should_stop()] and next(sv._draws.streams[0])), DataError,
+     "gave no batch in a whole pass"),
+    (supervised(lambda sv: next(sv.stream(None))), UsageError, r"stream\(None\).*give it data"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"), REFUSED, ids=[f"{n}-{w}" for n, (_, _, w) in enumerate(REFUSED)]
+)
+def test_bad_input_is_one_clear_error(tmp_path: Path, call: Call, error: type[Exception], words: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    with nothing_left(), pytest.raises(error, match=words):
+        call(tmp_path)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+CALLS: dict[str, Callable[[Supervisor], object]] = {
+    "should_stop": lambda sv: sv.should_stop(),
+    "advance": lambda sv: sv.advance(),
+    "stream": lambda sv: sv.stream([1]),
+    "request_stop": lambda sv: sv.request_stop(),
+    "make_checkpoint": lambda sv: sv.make_checkpoint(),
+    "loop": lambda sv: sv.loop(1, print),
+}
+
+
+def test_use_before_and_after_the_with_block(tmp_path: Path) -> None:
+    sv = quiet(tmp_path / "run", max_step=1)
+    for name, call in CALLS.items():
+        with pytest.raises(UsageError, match=rf"{name}\(\) before the with block; enter it first"):
+            call(sv)
+    with sv:
+        sv.should_stop()
+        sv.advance()
+    for name, call in CALLS.items():
+        with pytest.raises(UsageError, match=rf"{name}\(\) after the with block has ended; make a new"):
+            call(sv)
+
+
+def test_pairs_are_names_enough(tmp_path: Path) -> None:
+    TrainLoop(tmp_path / "run", state=[("a", np.zeros(2)), ("b", np.zeros(2))])
+    Supervisor(tmp_path / "run", state=zip("ab", (np.zeros(2), np.zeros(2)), strict=True))
+
+
+@pytest.mark.parametrize("ready", [None, True, [], ""])
+def test_what_counts_as_ready(tmp_path: Path, ready: Any) -> None:
+    with Tiny(tmp_path / "run", ready=lambda: ready, max_epoch=1).loop as loop:
+        assert loop.segment == 1
