@@ -182,24 +182,19 @@ class Renamed(torch.nn.Module):
         return scores
 
 
-class Softmax:
+class Follower:
     """A model on NumPy that trains itself."""
 
     def __init__(self, seed: int) -> None:
-        self.weights = np.random.default_rng(seed).normal(0, 0.01, (64, 10))
+        self.weights = np.random.default_rng(seed).normal(0, 0.01, 10)
 
     def __call__(self, inputs: Mapping[str, Any]) -> Any:
-        scores = inputs["images"].reshape(-1, 64) @ self.weights
-        odds = np.exp(scores - scores.max(1, keepdims=True))
-        return odds / odds.sum(1, keepdims=True)
+        return np.tile(self.weights, (len(inputs["labels"]), 1))
 
     def train_step(self, inputs: Mapping[str, Any], learning_rate: float) -> dict[str, float]:
-        odds, rows = self(inputs), np.arange(len(inputs["labels"]))
-        loss = -np.log(odds[rows, inputs["labels"]]).mean()
-        odds[rows, inputs["labels"]] -= 1
-        gradient = inputs["images"].reshape(-1, 64).T @ odds / len(rows)
-        self.weights -= learning_rate * (gradient + 0.001 * np.random.standard_normal(gradient.shape))
-        return {"loss": float(loss)}
+        gradient = self.weights - inputs["images"].mean() + 0.1 * np.random.standard_normal(10)
+        self.weights -= learning_rate * gradient
+        return {"loss": float(gradient @ gradient)}
 
     def state_dict(self) -> dict[str, Any]:
         return {"weights": self.weights}
@@ -208,5 +203,5 @@ class Softmax:
         self.weights[:] = state["weights"]
 
 
-def numpy_model(inputs: Mapping[str, Any], train: bool, seed: int) -> Softmax:
-    return Softmax(seed)
+def numpy_model(inputs: Mapping[str, Any], train: bool, seed: int) -> Follower:
+    return Follower(seed)

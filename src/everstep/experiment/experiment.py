@@ -149,11 +149,6 @@ class Experiment:
     def _build(self, task: Any) -> None:
         """Let the task make its parts; does nothing here, so that the Trainer does it."""
 
-    def _check_code(self) -> None:
-        """Print a note, or raise with `strict_git`, if git could not give back the code of this run."""
-        if not self._skip_check:
-            note_uncommitted(self._code_folder(), strict=self._strict_git)
-
     def _code_folder(self) -> Path:
         return code_folder(sys.argv)
 
@@ -249,7 +244,8 @@ class Experiment:
         return RunResult(None, {})
 
     def _to_train(self) -> Trainer:
-        self._check_code()
+        if not self._skip_check:
+            note_uncommitted(self._code_folder(), strict=self._strict_git)
         return self.trainer
 
 

@@ -249,15 +249,15 @@ def _name(settings: Mapping[str, Any], words: Sequence[str]) -> str:
     """Name the settings for a folder; with a digest if the name alone would be ambiguous."""
     told = "-".join(f"{word}-{value}" for word, value in zip(words, settings.values(), strict=True))
     plain = re.sub(r"[^\w.+-]+", "_", told)
-    if plain == told and len(told) <= _LONGEST and all(map(_unmistakable, settings.values())):
+    # whether the string form of each value belongs to no other value
+    clear = all(
+        not isinstance(value, str) or (value.isalpha() and value not in ("True", "False", "None"))
+        for value in settings.values()
+    )
+    if plain == told and len(told) <= _LONGEST and clear:
         return plain
     exact = _json(dict(sorted(settings.items())))
     return f"{plain[:_LONGEST]}-{xxhash.xxh3_64_hexdigest(exact.encode())[:6]}"
-
-
-def _unmistakable(value: Any) -> bool:
-    """Whether the string form of a value belongs to no other value."""
-    return not isinstance(value, str) or (value.isalpha() and value not in ("True", "False", "None"))
 
 
 # ----------------------------------------------------------------------------------------- Optuna

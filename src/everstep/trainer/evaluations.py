@@ -41,10 +41,6 @@ from everstep.trainer.trainer_loop import TrainerLoop
 class Evaluations:
     """What a Trainer evaluates, in its loop and outside.
 
-    Args:
-        task, run_dir, streams, services: those of the Trainer.
-        options: those of the Trainer.
-
     Attributes:
         loop: the Trainer's loop while it is open.
         weights: source of the task's objects, while they are as the run left them.
@@ -61,6 +57,7 @@ class Evaluations:
     ) -> None:
         self.task, self.run_dir = task, run_dir
         self._streams, self._services = streams, services
+        self._by_stream = {service.stream: service for service in evaluates(services)}
         self._data_ranks = said(options.get("data_ranks"))
         self._config = Configuration.of(options.get("config")) or Configuration({})
         self._facts: dict[str, Any] | None = None
@@ -71,8 +68,8 @@ class Evaluations:
         self._looks_at_batches = bool(looking)
         self._found: dict[str, tuple[int, dict[str, float]]] = {}
         """Step and metrics of each service's last evaluation, by the service's name."""
-        self._told: set[str] = set()
-        """Sentences about evaluations that were said."""
+        self._printed: set[str] = set()
+        """Sentences about evaluations that were printed."""
 
     def forget(self) -> None:
         """Forget what is known of the task's objects, as a loop is about to change them."""
@@ -81,14 +78,13 @@ class Evaluations:
 
     def service_of(self, stream: str) -> Evaluate | None:
         """Return the service that evaluates a stream."""
-        return next((each for each in evaluates(self._services) if each.stream == stream), None)
+        return self._by_stream.get(stream)
 
     def names(self) -> list[str]:
         """List the streams to evaluate: those of services, else "valid"."""
-        named = [service.stream for service in evaluates(self._services)]
-        if not named:
+        if not self._by_stream:
             self._streams.get("valid")
-        return list(dict.fromkeys(named)) or ["valid"]
+        return list(self._by_stream) or ["valid"]
 
     # -------------------------------------------------------------------------------- the weights
 
@@ -214,7 +210,8 @@ class Evaluations:
         self, group: Group, name: str, stream: Stream, num_steps: int, how: Evaluate | None
     ) -> dict[str, float]:
         loop = self.loop
-        self._require_apart(name, stream)
+        if loop is not None:  # it would move the training's data; a resume brings that back
+            self._streams.require_apart(name, stream, "evaluation")
         comes_again = loop is not None or stream in self._streams.named.values()
         before = None if loop is None else loop.updates
         look: dict[str, Any] = {"takes": self.takes}
@@ -233,15 +230,10 @@ class Evaluations:
 
     def _tell(self, sentence: str | None) -> None:
         """Say a sentence once, on the writer."""
-        if sentence is not None and sentence not in self._told:
-            self._told.add(sentence)
+        if sentence is not None and sentence not in self._printed:
+            self._printed.add(sentence)
             if self.loop is not None:
                 self.loop.println(sentence)
-
-    def _require_apart(self, name: str, stream: Stream) -> None:
-        """Refuse, in the loop, an evaluation that would move the training's data; a resume brings it back."""
-        if self.loop is not None:
-            self._streams.require_apart(name, stream, "evaluation")
 
     def predict(self, name: str, data: Stream, asked: str | Path | None) -> Iterator[Any]:
         """Yield what the task infers from each batch of a stream; weights as for `evaluate`."""

@@ -77,7 +77,7 @@ class Trainer:
         self.task, self.run_dir = task, run_dir
         self._streams = NamedStreams(streams)
         self.streams = self._streams.named
-        self._seed = seed_or_drilled(options.get("seed"))
+        self.seed = seed_or_drilled(options.get("seed"))
         self._options = options
         self._line = EpochLine()
         self._services = self._with_evaluation(listed(services), options.get("default_services", True))
@@ -94,9 +94,9 @@ class Trainer:
     def _build(self) -> None:
         if self.task.is_built:
             return
-        with nullcontext() if self._seed is None else isolated():
-            if self._seed is not None:
-                seed_all(self._seed)
+        with nullcontext() if self.seed is None else isolated():
+            if self.seed is not None:
+                seed_all(self.seed)
             self.task.build()
         self.task.is_built = True
 
@@ -123,15 +123,6 @@ class Trainer:
     def _loop(self) -> TrainerLoop | None:
         """The loop while it is open."""
         return self._evaluations.loop
-
-    @property
-    def seed(self) -> int | None:
-        """The seed that was given."""
-        return self._seed
-
-    def clock(self) -> float:
-        """Monotonic seconds."""
-        return self._clock()
 
     @property
     def max_step(self) -> int | None:
@@ -188,7 +179,9 @@ class Trainer:
                         self._introduce(loop)
                     yield loop
             except RolledBack:
-                self._go_back(began)
+                if (limit := self._options.get("max_time")) is not None:
+                    # never 0, which max_time refuses: a loop without time left is interrupted at once
+                    self._retry = {"max_time": max(limit + began - self._clock(), 1e-9)}
             else:
                 over = True
 
@@ -237,16 +230,6 @@ class Trainer:
         """Train until the run has made `num_steps` steps in all."""
         return self.run_training(max_step=num_steps)
 
-    def _go_back(self, began: float) -> None:
-        """Prepare the loop after `RolledBack`: it continues where the run stands, in the time that is left.
-
-        Args:
-            began: clock time at which the training began.
-        """
-        limit = self._options.get("max_time")
-        # never 0, which max_time refuses: a loop without time left is interrupted at once
-        self._retry = {} if limit is None else {"max_time": max(limit + began - self._clock(), 1e-9)}
-
     def open(self, *, max_step: int | None = None) -> AbstractContextManager[TrainerLoop]:
         """Open the loop of `run_training`, for a program of your own around `epoch`."""
         return self._opened(max_step, self._services)
@@ -260,7 +243,7 @@ class Trainer:
         self._retry = {}
         if max_step is not None:
             options["max_step"] = max_step
-        options["seed"] = self._seed
+        options["seed"] = self.seed
         loop = TrainerLoop(
             self.run_dir, self.task.state(), services=services, streams=self.streams, **options
         )
@@ -353,7 +336,7 @@ class Trainer:
         with unchanged(task, self.streams.values()), scratch() as folder:
             services: list[Service] = [Console(sink=lambda line: None)]
             services += [one_batch(each) for each in evaluates(self._services)]
-            trainer = Trainer(task, self.streams, f"{folder}/run", services=services, seed=self._seed)
+            trainer = Trainer(task, self.streams, f"{folder}/run", services=services, seed=self.seed)
             trainer._evaluations.takes = self._evaluations.takes
             trainer.train(1)
             load(f"{folder}/run", task.state())
