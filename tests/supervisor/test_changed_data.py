@@ -18,7 +18,7 @@ from torch.utils.data import (
 )
 
 import everstep
-from everstep.data import arrays, loader, prefetch, replay
+from everstep.data import arrays
 from everstep.errors import DataError
 
 X = torch.arange(8, dtype=torch.float64)
@@ -28,11 +28,6 @@ EPOCH_END, INSIDE = 4, 6  # steps of a pass of 4 batches
 
 
 IN_ORDER, SHUFFLED = SequentialSampler(SAMPLES), RandomSampler(SAMPLES)
-
-
-class Lines:
-    def __iter__(self) -> Any:
-        yield from X.reshape(4, 2)
 
 
 def start(run_dir: Path, make: Callable[[], Any], steps: int, **arguments: Any) -> Any:
@@ -100,21 +95,6 @@ def test_a_change_is_refused_with_both_values_or_chosen(
     [said] = [line for line in lines if "is used as given" in line]
     assert ("starts from its beginning" in said) == (at == INSIDE)
     assert not any("as given" in line for line in start(tmp_path / "run", now, 14)[2])  # it is the run's now
-
-
-SPEED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-    "workers": (lambda: loader(SAMPLES, 2, num_workers=1), lambda: loader(SAMPLES, 2, pin_memory=False)),
-    "prefetch": (lambda: arrays(X, batch_size=2), lambda: prefetch(arrays(X, batch_size=2))),
-    "replay": (lambda: replay(Lines()), lambda: prefetch(replay(Lines()))),
-}
-
-
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("at", [EPOCH_END, INSIDE], ids=["between passes", "inside a pass"])
-@pytest.mark.parametrize(("before", "now"), SPEED.values(), ids=SPEED)
-def test_what_only_changes_speed_is_free(tmp_path: Path, before: Any, now: Any, at: int) -> None:
-    start(tmp_path / "run", before, at)
-    assert start(tmp_path / "run", now, 8)[0] == start(tmp_path / "straight", before, 8)[0]
 
 
 def test_workers_of_a_plain_dataloader_are_free_between_passes(tmp_path: Path) -> None:

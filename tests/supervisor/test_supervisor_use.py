@@ -71,7 +71,7 @@ def test_a_loop_of_ones_own_stops_at_the_exact_step_and_saves_the_last(tmp_path:
     assert again.seen == [] and again.w.tobytes() == walk.w.tobytes()
 
 
-@pytest.mark.campaign("long", gate=2)
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("every", [1, 4, 100])
 @pytest.mark.parametrize("at", [1, 2, 6, 11])
 def test_a_crash_at_any_step_resumes_exactly(tmp_path: Path, every: int, at: int) -> None:
@@ -266,7 +266,7 @@ def test_an_error_that_comes_after_the_last_step_surfaces_too(tmp_path: Path) ->
 # ------------------------------------------------------------------------------------------ signals
 
 
-@pytest.mark.campaign("long", gate=2)
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_saves_after_the_step_and_ends_with_its_exit_code(tmp_path: Path, number: int) -> None:
     straight = Walk(tmp_path / "straight", max_step=8).run()

@@ -99,8 +99,8 @@ class Configuration:
 
     def changes(self, stored: Mapping[str, Json]) -> list[Difference]:
         """List the `differences` from a stored tree, without those of a default that is not stored."""
-        found = differences(redacted(stored), self.tree, self.sections)
-        return [each for each in found if each.stored != NONE or not _below(each.path, self.defaults)]
+        listed = differences(redacted(stored), self.tree, self.sections)
+        return [each for each in listed if each.stored != NONE or not _below(each.path, self.defaults)]
 
 
 def _below(path: str, places: Iterable[str]) -> bool:

@@ -114,16 +114,16 @@ class InitFrom:
         Raises:
             RestoreError: names do not fit and are not allowed to; has the three lists of them.
         """
-        asked: Collection[str] | None = None
+        required: Collection[str] | None = None
         foreign, checkpoint = self.open_foreign(say), None
         if foreign is not None:
             where, kind = str(foreign.path), foreign.kind
-            saved, asked = self._entries_of(foreign, user, say, starts)
+            saved, required = self._entries_of(foreign, user, say, starts)
         else:
             checkpoint = self.read(say, in_user)
             where, kind = str(checkpoint.path), f"step {checkpoint.step}"
             saved = saved_tree(checkpoint, ("user",))["user"]
-        merged = self._merge(user, saved, where, say, starts, asked)
+        merged = self._merge(user, saved, where, say, starts, required)
         with reading(where, "user"):
             user.check(merged, where)
             user.load_user(merged)
@@ -157,21 +157,21 @@ class InitFrom:
     ) -> tuple[dict[str, Any], Collection[str]]:
         """Return the trees of other weights by entry, and the entries that must not miss a name."""
         saved = {name: tree for name, tree in foreign.tree.items() if not _is_optimizer(tree)}
-        asked: set[str] = set(user.entries)
+        required: set[str] = set(user.entries)
         if starts:
-            asked = {name for name, entry in user.entries.items() if not _is_optimizer(entry.save())}
+            required = {name for name, entry in user.entries.items() if not _is_optimizer(entry.save())}
             if left := [name for name in user.entries if name in foreign.tree and name not in saved]:
                 say(f"{', '.join(left)}: optimizers are only taken from everstep's checkpoints")
         if foreign.is_flat:
             entry = self._entry_for(user, foreign)
             saved = {entry: next(iter(saved.values())) if "" in saved else saved}
-            return saved, {entry} if starts else asked
+            return saved, {entry} if starts else required
         if self.entry is not None:
             raise ConfigError(
                 f"InitFrom(entry={self.entry!r}): {foreign.path} has names of its own for what it holds: "
                 f"{', '.join(map(str, foreign.tree))}; choose with include= and rename="
             )
-        return saved, asked
+        return saved, required
 
     def _entry_for(self, user: UserState, foreign: Foreign) -> str:
         """Return the name of the entry that weights without an entry's name belong to."""
@@ -193,7 +193,7 @@ class InitFrom:
         where: str,
         say: Say,
         starts: bool,
-        asked: Collection[str] | None,
+        required: Collection[str] | None,
     ) -> dict[str, Any]:
         """Return the tree to load per entry: the program's own, with the chosen names of what is saved."""
         own = {name: entry.save() for name, entry in user.entries.items()}
@@ -206,7 +206,7 @@ class InitFrom:
             path
             for path in ours
             if path not in theirs and path not in anew and self._takes(path)
-            if asked is None or path.partition("/")[0] in asked
+            if required is None or path.partition("/")[0] in required
         ]
         both = {path: _kinds(theirs[path], ours[path]) for path in theirs if path in ours}
         differing = {path: f"{path} {old} -> {new}" for path, (old, new) in both.items() if old != new}

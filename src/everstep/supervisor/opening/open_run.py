@@ -225,8 +225,8 @@ class OpenRun:
         return read_checkpoint(path, self.group.rank, regions=self.store.regions)
 
     def _choose(self) -> Checkpoint | None:
-        asked = self.settings.resume
-        if asked is False:
+        wanted = self.settings.resume
+        if wanted is False:
             if self.store.names():
                 self.store.continue_from(None)
                 self.voice.say(
@@ -237,13 +237,15 @@ class OpenRun:
         # at whichever start comes next: a kill may have followed the decision at once
         for rollback in self.rollbacks:
             self.store.abandon(rollback.first, rollback.segment)
-        if isinstance(asked, str | Path) and Path(asked).name != str(asked):  # a path, not a name
-            asked = to_read(user_path(asked, "resume"))
+        if isinstance(wanted, str | Path) and Path(wanted).name != str(wanted):  # a path, not a name
+            wanted = to_read(user_path(wanted, "resume"))
             # a path to a checkpoint of this run stands for its name: only another run's is copied
-            if asked.parent.resolve() == self.run_dir.checkpoints.resolve():
-                asked = asked.name
-        self.request = None if asked is True else str(asked.resolve() if isinstance(asked, Path) else asked)
-        checkpoint, notes = self._followed() or self.store.find(asked)
+            if wanted.parent.resolve() == self.run_dir.checkpoints.resolve():
+                wanted = wanted.name
+        self.request = (
+            None if wanted is True else str(wanted.resolve() if isinstance(wanted, Path) else wanted)
+        )
+        checkpoint, notes = self._followed() or self.store.find(wanted)
         for note in notes:
             self.voice.say(note)
         if checkpoint is not None and any(name > checkpoint.name for name in self.store.names()):
@@ -290,10 +292,10 @@ class OpenRun:
 
     # ---------------------------------------------------------------------- what comes with it
 
-    def streams(self, recovered: ResumePoint, *, same_data: bool) -> Streams:
+    def streams(self, point: ResumePoint, *, same_data: bool) -> Streams:
         """Make the run's streams, which stand where the checkpoint stood."""
         streams = Streams(
-            recovered.progress.seed,
+            point.progress.seed,
             self.voice.say,
             override=self.settings.on_change == "override",
             quarantined=[batch for rollback in self.rollbacks for batch in rollback.batches],
@@ -301,31 +303,29 @@ class OpenRun:
             group=self.group,
             uneven=self.settings.uneven,
         )
-        heads = self.history.heads(recovered.step)
-        where = self.run_dir.checkpoints / (recovered.checkpoint or "")
+        heads = self.history.heads(point.step)
+        where = self.run_dir.checkpoints / (point.checkpoint or "")
         with reading(where, "streams"):
-            streams.load(recovered.streams, recovered.wall.get("streams", {}), heads, where)
+            streams.load(point.streams, point.wall.get("streams", {}), heads, where)
         return streams
 
-    def journal(
-        self, recovered: ResumePoint, board: ServiceBoard, limits: Mapping[str, int | None]
-    ) -> Journal:
+    def journal(self, point: ResumePoint, board: ServiceBoard, limits: Mapping[str, int | None]) -> Journal:
         """Open this start's segment of the journal; the writer's, as other ranks record nothing."""
         if not self.writer:
             return NoJournal(self.segment)
         config, data = self.settings.config or Configuration({}), self.group.data
         facts: dict[str, Any] = {
-            **config.facts(recovered.progress.seed, board),
+            **config.facts(point.progress.seed, board),
             "code": list(map(str, config.code)),
             "controllers": board.controllers(),
-            **recovered.kept,
-            "fingerprint": recovered.fingerprint,
+            **point.kept,
+            "fingerprint": point.fingerprint,
             "resume": self.request,
-            "resumed_from": recovered.checkpoint,
+            "resumed_from": point.checkpoint,
             "ranks": self.group.size,
             "limits": {name: limit for name, limit in limits.items() if limit is not None},
             **({"data_ranks": data.size} if data.shared else {}),
-            **({} if recovered.ranks_before is None else {"ranks_before": recovered.ranks_before}),
+            **({} if point.ranks_before is None else {"ranks_before": point.ranks_before}),
             "parent": self.run_dir.facts.get("parent"),
             **({} if self.settings.lock else {"lock": False}),
         }
@@ -334,19 +334,19 @@ class OpenRun:
         facts = without_credentials(facts)
         # last: the marks are of the facts as they are recorded, without credentials
         facts |= trust.marks(self.run_dir.id, facts)
-        journal = Journal.open(self.run_dir.path, self.segment, recovered.parent, facts, warn=self.voice.warn)
+        journal = Journal.open(self.run_dir.path, self.segment, point.parent, facts, warn=self.voice.warn)
         if not self.settings.lock:
             journal.flush()  # nobody can ask the lock whether this runs
         # after recovery: a start that was refused until here has taken nothing from one that runs
         self.mirror.take(self.run_dir, self.store, self.segment)
         return journal
 
-    def trail(self, recovered: ResumePoint) -> Trail:
+    def trail(self, point: ResumePoint) -> Trail:
         """Open this start's trail, and delete earlier trails that no resume can need."""
         folder = self.run_dir.journal
         for path in folder.glob("segment-*.trail"):
             last = last_step(path)
-            if last is None or last < recovered.step:
+            if last is None or last < point.step:
                 with suppress(OSError):
                     path.unlink()
         # What an earlier start was making when it was killed.  If its journal was lost, it had the number of
@@ -359,7 +359,7 @@ class OpenRun:
         return Trail(
             self.run_dir.path,
             self.segment,
-            recovered.step,
+            point.step,
             is_wall,
             self.voice.warn,
             rank=self.group.rank,
