@@ -186,7 +186,7 @@ def test_a_crash_in_a_window_changes_nothing(tmp_path: Path) -> None:
         return supervised(tmp_path / name, Program(crash), seed=3, services=[checkpoints, QUIET])
 
     assert start("straight") == 4
-    for crash in (2, 3, 4, 9):
+    for crash in (2, 4, 9):
         with pytest.raises(Boom):
             start(str(crash), crash)
         assert start(str(crash)) == 4

@@ -100,8 +100,8 @@ def test_only_what_is_trained_or_changes_is_saved(tmp_path: Path) -> None:
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("stop_at", [1, 5, 11])
 def test_a_resume_is_the_run_that_was_never_stopped(tmp_path: Path, stop_at: int) -> None:
-    undisturbed, _ = train(tmp_path / "a", declare=lambda model: model)
-    assert train(tmp_path / "b")[0] == undisturbed
+    undisturbed, _ = train(tmp_path / "a", declare=lambda model: model, every=12)
+    assert train(tmp_path / "b", every=6)[0] == undisturbed
     with pytest.raises(Boom):
         train(tmp_path / "c", stop_at=stop_at, every=2)
     assert (
@@ -175,7 +175,7 @@ def average(net: Net, step: int) -> None:
 def test_what_is_trained_later_frozen_later_or_changed_by_hand_is_saved(
     tmp_path: Path, each: Any, stop_at: int
 ) -> None:
-    undisturbed, _ = train(tmp_path / "a", declare=lambda model: model, each=each)
+    undisturbed, _ = train(tmp_path / "a", declare=lambda model: model, each=each, every=12)
     with pytest.raises(Boom):
         train(tmp_path / "b", each=each, stop_at=stop_at)
     assert train(tmp_path / "b", each=each)[0] == undisturbed

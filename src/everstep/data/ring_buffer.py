@@ -303,7 +303,7 @@ class _Field:
 
     def write(self, slots: NDArray[np.int64], values: Any) -> None:
         """Write to slots, each of them once."""
-        for index in np.unique(slots // self._length).tolist():
+        for index in set((slots // self._length).tolist()):
             unstamp(self._views[index])
         unstamp(self._begun)
         self.values[slots] = values

@@ -7,6 +7,7 @@ each other's checkpoints.
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import compress
@@ -142,8 +143,16 @@ def alive_modules() -> Iterable[Module]:
     return [each for each in found if "_modules" in vars(each)]  # not in the middle of being made
 
 
+_around: tuple[list[weakref.ref[Module]], list[weakref.ref[Module]]] = ([], [])
+"""Modules that `around` was asked for last, and those that hold them."""
+
+
 def around(models: list[Module]) -> list[Module]:
     """List the modules that hold some modules: a model of which the state has the adapters alone."""
-    inside = set(map(id, models))
-    holders = (each for each in (alive_modules() if models else ()) if id(each) not in inside)
-    return [each for each in holders if not inside.isdisjoint(map(id, each.modules()))]
+    global _around
+    if [each() for each in _around[0]] != models:
+        inside = set(map(id, models))
+        others = [each for each in (alive_modules() if models else ()) if id(each) not in inside]
+        holders = [each for each in others if not inside.isdisjoint(map(id, each.modules()))]
+        _around = list(map(weakref.ref, models)), list(map(weakref.ref, holders))
+    return [module for each in _around[1] if (module := each()) is not None]

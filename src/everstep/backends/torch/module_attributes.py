@@ -39,10 +39,10 @@ _LARGE = 1 << 20
 _MANY = 10_000
 """Items of a list or dict with tensors above which changes inside are not seen; another length, or another
 object in its place, is seen at any size."""
-_NOT_PLAIN, _TOO_LARGE = object(), object()
+_NOT_PLAIN = object()
 
-_given: WeakKeyDictionary[Module, dict[str, tuple[Any, Any]]] = WeakKeyDictionary()
-"""By attribute the mark of its given value, and a copy, `_NOT_PLAIN` or `_TOO_LARGE`."""
+_given: WeakKeyDictionary[Module, dict[str, tuple[Any, Any, Any]]] = WeakKeyDictionary()
+"""By attribute the mark of its given value, a copy or `_NOT_PLAIN`, and large arrays with their marks."""
 _left: WeakKeyDictionary[Module, dict[str, Any]] = WeakKeyDictionary()
 """Marks of the values that the last loop left."""
 
@@ -55,7 +55,7 @@ def enter(root: Module) -> None:
         _given[module] = {
             name: before[name]
             if name in before and name in left and same(left[name], mark)
-            else (mark, _copied(vars(module)[name]))
+            else (mark, *_copied(vars(module)[name]))
             for name, mark in _marks(module).items()
         }
 
@@ -77,15 +77,15 @@ def load(root: Module, saved: dict[str, dict[str, Any]]) -> None:
     for path, module in _keeping(root):
         own, live, given = saved.get(path, {}), vars(module), _given.get(module, {})
         for name in _changed(module).keys() - own.keys() & given.keys():
-            _, value = given[name]
-            if value is _TOO_LARGE:
+            _, value, large = given[name]
+            if any(not same(mark_of(array), mark) for array, mark in large):
                 raise RestoreError(
                     f"{type(module).__name__}.{name} was changed in place by a loop of this process, and is "
                     f"too large ({_LARGE >> 20} MiB or more) to be kept twice: make a new model, or keep "
                     "it in a buffer (register_buffer)"
                 )
             if value is not _NOT_PLAIN:
-                live[name] = copy.deepcopy(value)
+                live[name] = copy.deepcopy(value, {id(array): array for array, _ in large})
         for name, value in own.items():
             here, restored = live.get(name), copy.deepcopy(value)
             if isinstance(here, Tensor) and isinstance(restored, Tensor):
@@ -123,10 +123,12 @@ def _is_plain(value: Any) -> bool:
     return kind in SCALARS
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Any) -> tuple[Any, list[tuple[Any, Any]]]:
+    """Copy a plain value, without its large arrays, which are kept as they are, each with its mark."""
     if not _is_plain(value):
-        return _NOT_PLAIN
-    return _TOO_LARGE if any(each.nbytes > _LARGE for each in _arrays(value)) else copy.deepcopy(value)
+        return _NOT_PLAIN, []
+    large = [each for each in _arrays(value) if each.nbytes > _LARGE]
+    return copy.deepcopy(value, {id(each): each for each in large}), [(each, mark_of(each)) for each in large]
 
 
 def _arrays(value: Any) -> Iterator[Any]:

@@ -27,9 +27,9 @@ because they would count twice.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,7 @@ class PassSampler(Sampler[Any]):
         # Here and not where the pass is opened: an evaluation on the same sampler may come in between.
         if hasattr(self.given, "set_epoch"):
             self.given.set_epoch(self.pass_index)
-        return islice(iter(self.given), self.count)
+        return itertools.islice(iter(self.given), self.count)
 
     def __len__(self) -> int:
         return len(self.given) if self.count is None else self.count
@@ -371,13 +371,6 @@ def _set_all(generators: list[Generator], states: list[Any]) -> None:
         set_state_of(generator, state)
 
 
-def _indices(source: Any) -> Iterator[Any]:
-    """Draw indices from the sampler without fetching samples."""
-    with suppress(StopIteration):
-        while True:
-            yield source._next_index()
-
-
 class DataLoaderCursor(PassCursor):
     """Pass of a user's DataLoader."""
 
@@ -427,8 +420,7 @@ class DataLoaderCursor(PassCursor):
         data_rng.set_state(saved["first"])
         fetched = self._loader.num_workers > 0 or not hasattr(source, "_next_index") or self._iterable
         early: list[Any] = []
-        batches = source if fetched else _indices(source)
-        note = skip(what, self._noting(batches, early), saved["batches"])
+        note = skip(what, self._noting(source, early, fetched), saved["batches"])
         self.note = note if fetched else None
         for before, after, now in zip(early, _states(self._generators), saved["now"], strict=True):
             if not same_state(before, after) and not same_state(after, now):
@@ -437,12 +429,14 @@ class DataLoaderCursor(PassCursor):
                     "something else drew, too, so the rest of the pass may differ; give each its own one"
                 )
 
-    def _noting(self, batches: Iterator[Any], early: list[Any]) -> Iterator[Any]:
-        """Yield the batches; after the first batch, `early` has the states of the generators."""
-        for count, batch in enumerate(batches):
-            if not count:
-                early += _states(self._generators)
-            yield batch
+    def _noting(self, source: Any, early: list[Any], fetched: bool) -> Iterator[Any]:
+        """Draw batches, or their indices alone; after the first, `early` has the states of the generators."""
+        with suppress(StopIteration):
+            for count in itertools.count():
+                drawn = next(source) if fetched else source._next_index()
+                if not count:
+                    early += _states(self._generators)
+                yield drawn
 
     @property
     def _iterable(self) -> bool:
