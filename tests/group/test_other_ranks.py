@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from everstep.cli.sync import command as sync
 from processes import ended, started
 
 from everstep.cli.looking import show_command as show
 from everstep.cli.runs import command as runs
-from everstep.cli.sync import command as sync
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 
