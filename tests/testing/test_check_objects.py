@@ -229,6 +229,7 @@ class Training:
         self.schedule.step()
 
 
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -136,13 +136,13 @@ class Sink(Service, ABC):
         """Make the file, with the rows of the earlier starts."""
         self.make(item for _, items in older for item in items)
 
-    def add(self, news: Iterable[Item]) -> bool:
+    def add(self, news: Iterable[Item]) -> bool | None:
         """Append new rows of this start; False if the file has to be made anew to take them."""
         assert self._file is not None
         hazard.reach("sink.write")
         self.write(self._file, news)
         self._file.flush()
-        return True
+        return None
 
     def file_path(self) -> Path:
         """Return the path of the file for new rows."""
@@ -197,7 +197,7 @@ class Sink(Service, ABC):
                 while self._follower is None:  # twice where the rows of this start need another heading
                     follower = Follower(Path(self._run.run_dir), self._run.segment)
                     self.begin(follower.older())
-                    self._follower = follower if self.add(follower.news()) else None
+                    self._follower = None if self.add(follower.news()) is False else follower
         except BaseException:
             self._follower = None
             self._release()
@@ -207,7 +207,7 @@ class Sink(Service, ABC):
         """Append new rows; False if the file has to be made anew."""
         # checked again after: our rows do not reach a file that was replaced by an equal file meanwhile
         if self._is_intact():
-            if not self.add(follower.news()):
+            if self.add(follower.news()) is False:
                 return False
             if self._is_intact():
                 return True
@@ -295,9 +295,9 @@ class CSV(Sink):
             self._widen(items)
         super().begin(parts)
 
-    def add(self, news: Iterable[Item]) -> bool:
+    def add(self, news: Iterable[Item]) -> bool | None:
         items = list(news)
-        return not self._widen(items) and super().add(items)
+        return False if self._widen(items) else super().add(items)
 
     def _widen(self, items: Iterable[Item]) -> bool:
         """Add columns for new metrics; return whether there are any."""
