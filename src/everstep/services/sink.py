@@ -102,8 +102,9 @@ class Sink(Service, ABC):
     def __init__(self, path: str | Path, *, every: Schedule | None = None, name: str | None = None) -> None:
         super().__init__(name, every)
         self._place = Path(path)
-        first, *rest = (*self._place.parts, "", "")[:3]
-        if first != "logs" or ".." in self._place.parts or rest[0] in ("", "run.log", "media"):
+        parts = self._place.parts
+        is_free = parts[:1] == ("logs",) and len(parts) > 1 and parts[1] not in ("run.log", "media")
+        if not is_free or ".." in parts:
             raise ConfigError(
                 f"path={str(path)!r} of service {self.name!r} is no free place in the run's folder logs; "
                 'give another path, as in "logs/mine"'

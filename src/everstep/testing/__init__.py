@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING
 from everstep.lazy import exports
 
 if TYPE_CHECKING:
-    from everstep.testing.object_checks import (
-        Checked as Checked,
-        check as check,
-        check_stateful as check_stateful,
-    )
+    from everstep.testing.object_checks import Checked as Checked, check as check
     from everstep.testing.service_checks import check_service as check_service, check_sink as check_sink
     from everstep.testing.stream_checks import check_stream as check_stream
     from everstep.testing.tools import (
@@ -30,7 +26,7 @@ else:
     __getattr__, __dir__, __all__ = exports(
         __name__,
         {
-            "everstep.testing.object_checks": ("Checked", "check", "check_stateful"),
+            "everstep.testing.object_checks": ("Checked", "check"),
             "everstep.testing.service_checks": ("check_service", "check_sink"),
             "everstep.testing.stream_checks": ("check_stream",),
             "everstep.testing.tools": ("ManualClock", "armed", "nothing_left", "stamps_checked"),
