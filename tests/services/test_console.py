@@ -77,9 +77,12 @@ class Terminal:
         sys.stdout = self.stream
         console.open(run)
 
-    def screen(self) -> list[str]:
-        while select.select([self.master], [], [], 0)[0]:
+    def read(self, patience: float = 0.0) -> None:
+        while select.select([self.master], [], [], patience)[0]:
             self.raw += os.read(self.master, 65536).decode(self.encoding)
+
+    def screen(self) -> list[str]:
+        self.read()
         return screen(self.raw.replace("\n", "\r\n"))  # in raw mode the line feed does not return
 
     def close(self) -> None:
@@ -472,8 +475,8 @@ def test_a_program_leaves_the_terminal_in_order(tmp_path: Path, what: str, statu
         ended = False
         while not ended:  # what it wrote before it ended is there to be read then
             ended = process.poll() is not None
-            select.select([terminal.master], [], [], 0.05)
-            lines = terminal.screen()
+            terminal.read(0.05)
+    lines = terminal.screen()
     assert tcgetattr(terminal.master) == before
     terminal.close()
     assert process.returncode == status

@@ -99,7 +99,7 @@ class Asks(Service):
     """Wants one moment."""
 
     def __init__(self, moment: Moment) -> None:
-        super().__init__("asks", Every(steps=1) | Every(epochs=1))
+        super().__init__(f"asks {moment.name}", Every(steps=1) | Every(epochs=1))
         self.moments = frozenset({moment})
         self.seen: list[Boundary] = []
 
@@ -107,28 +107,28 @@ class Asks(Service):
         self.seen.append(boundary)
 
 
-@pytest.mark.campaign("long", gate=4)
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("moment", Moment, ids=lambda moment: moment.name)
-def test_a_moment_fires_behind_a_door_or_asking_for_it_is_an_error(
-    tmp_path: Path, moment: Moment, door: str
-) -> None:
-    fires = door in FIRES[moment].split() or moment is Moment.ENTER_LOOP
-    service, seen = Asks(moment), []
-    if not fires:
-        with pytest.raises(ConfigError, match=rf"service 'asks' asks for {moment.name}, which never comes"):
-            DOORS[door](tmp_path / "service", lambda loop: None, service)
+def test_a_moment_fires_behind_a_door_or_asking_for_it_is_an_error(tmp_path: Path, door: str) -> None:
+    fires = [each for each in Moment if door in FIRES[each].split() or each is Moment.ENTER_LOOP]
+    services, heard = [Asks(moment) for moment in fires], {moment: list[Boundary]() for moment in fires}
+
+    def ask(loop: Any) -> None:
+        for moment in fires:
+            loop.on(moment, heard[moment].append)
+
+    DOORS[door](tmp_path / "run", ask, *services)
+    for moment, service in zip(fires, services, strict=True):
+        assert {boundary.moment for boundary in service.seen} == {moment}
+        if moment is not Moment.ENTER_LOOP or door == "TL":  # else entered before `on` was called
+            assert {boundary.moment for boundary in heard[moment]} == {moment}
+    for moment, steps in {Moment.BEFORE_STEP: range(4), Moment.AFTER_STEP: range(1, 5)}.items():
+        assert [b.step for b in heard[moment]] == list(steps)
+        assert all(b.payload is not None for b in heard[moment])
+    for moment in set(Moment) - set(fires):
+        with pytest.raises(ConfigError, match=rf"'asks {moment.name}' asks for {moment.name}, which never"):
+            DOORS[door](tmp_path / "service", lambda loop: None, Asks(moment))
         with pytest.raises(ConfigError, match=rf"on\(\) asks for {moment.name}, which never comes in a "):
-            DOORS[door](tmp_path / "function", lambda loop: loop.on(moment, seen.append))
-        return
-    DOORS[door](tmp_path / "service", lambda loop: None, service)
-    assert service.seen and {boundary.moment for boundary in service.seen} == {moment}
-    DOORS[door](tmp_path / "function", lambda loop: loop.on(moment, seen.append))
-    if not (moment is Moment.ENTER_LOOP and door != "TL"):  # entered before `on` was called
-        assert {boundary.moment for boundary in seen} == {moment}
-    if moment in (Moment.BEFORE_STEP, Moment.AFTER_STEP):
-        assert len(seen) == 4 and all(b.payload is not None for b in seen)
-        assert [b.step for b in seen] == list(range(4) if moment is Moment.BEFORE_STEP else range(1, 5))
+            DOORS[door](tmp_path / "function", lambda loop, moment=moment: loop.on(moment, print))
 
 
 def test_a_schedule_in_epochs_behind_a_supervisor_is_an_error(tmp_path: Path) -> None:

@@ -228,6 +228,7 @@ def test_it_loads_without_everstep(trained: tuple[Path, Digits]) -> None:
     assert json.loads(done.stdout) == [expected, expected]
 
 
+@pytest.mark.campaign("long")
 def test_exporting_a_program_changes_nothing(tmp_path: Path) -> None:
     def start(run_dir: Path, services: list[Service]) -> Any:
         torch.manual_seed(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,38 +25,27 @@ with everstep.TrainLoop({run!r}, {{"w": w}}, max_epoch=2, services=[console]) as
 """
 
 
-class Kernel:
-    """A notebook's kernel; `run` executes a cell and returns its outputs as (kind, content)."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    def run(self, cell: str) -> list[tuple[str, dict[str, Any]]]:
-        outputs: list[tuple[str, dict[str, Any]]] = []
-        kept = ("stream", "display_data", "update_display_data", "execute_result", "error")
-
-        def keep(message: dict[str, Any]) -> None:
-            if message["msg_type"] in kept:
-                outputs.append((message["msg_type"], message["content"]))
-
-        reply = self._client.execute_interactive(cell, output_hook=keep, timeout=120)
-        assert reply["content"]["status"] == "ok", reply["content"]
-        return outputs
-
-
-@pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    environment = {**os.environ, "EVERSTEP_INDEX": "", "IPYTHONDIR": str(tmp_path_factory.mktemp("ipython"))}
-    # a kernel says on its standard error that nobody else listens on its ports
-    manager, client = start_new_kernel(kernel_name="python3", env=environment, stderr=subprocess.DEVNULL)
-    yield Kernel(client)
-    client.stop_channels()
-    manager.shutdown_kernel(now=True)
+def outputs_of(client: Any, cell: str) -> list[tuple[str, dict[str, Any]]]:
+    """Execute a cell; its outputs as (kind, content)."""
+    outputs: list[tuple[str, dict[str, Any]]] = []
+    reply = client.execute_interactive(
+        cell, output_hook=lambda m: outputs.append((m["msg_type"], m["content"])), timeout=120
+    )
+    assert reply["content"]["status"] == "ok", reply["content"]
+    return outputs
 
 
 @pytest.mark.campaign("long")
-def test_a_training_has_one_live_line_in_its_cell(kernel: Kernel, tmp_path: Path) -> None:
-    outputs = kernel.run(TRAIN.format(run=str(tmp_path / "run")))
+def test_a_training_has_one_live_line_in_its_cell_and_a_query_is_a_table(tmp_path: Path) -> None:
+    environment = {**os.environ, "EVERSTEP_INDEX": "", "IPYTHONDIR": str(tmp_path / "ipython")}
+    # a kernel says on its standard error that nobody else listens on its ports
+    manager, client = start_new_kernel(kernel_name="python3", env=environment, stderr=subprocess.DEVNULL)
+    try:
+        outputs = outputs_of(client, TRAIN.format(run=str(tmp_path / "run")))
+        table = outputs_of(client, f"everstep.query('metrics', index={str(tmp_path)!r})")
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
     drawn = [content for kind, content in outputs if kind.endswith("display_data")]
     assert [kind for kind, _ in outputs].count("display_data") == 1, "one output, replaced"
     assert len({content["transient"]["display_id"] for content in drawn}) == 1
@@ -68,14 +56,6 @@ def test_a_training_has_one_live_line_in_its_cell(kernel: Kernel, tmp_path: Path
     printed = "".join(content["text"] for kind, content in outputs if kind == "stream")
     assert printed.count("epoch is over") == 2 and "ended: max_epoch 2 is reached" in printed
     assert "\x1b" not in printed and "Step 4" not in printed, "progress is in the live line alone"
-
-
-def test_a_query_shows_as_a_table(kernel: Kernel, tmp_path: Path) -> None:
-    kernel.run(TRAIN.format(run=str(tmp_path / "run")))
-    (shown,) = [
-        content["data"]
-        for kind, content in kernel.run(f"everstep.query('metrics', index={str(tmp_path)!r})")
-        if kind == "execute_result"
-    ]
+    (shown,) = [content["data"] for kind, content in table if kind == "execute_result"]
     assert shown["text/plain"].startswith("[{'run': 'run-")
     assert shown["text/html"].count("<img") == 2 and "<table>" in shown["text/html"]

@@ -102,8 +102,9 @@ class Sink(Service, ABC):
     def __init__(self, path: str | Path, *, every: Schedule | None = None, name: str | None = None) -> None:
         super().__init__(name, every)
         self._place = Path(path)
-        first, *rest = (*self._place.parts, "", "")[:3]
-        if first != "logs" or ".." in self._place.parts or rest[0] in ("", "run.log", "media"):
+        parts = self._place.parts
+        is_free = parts[:1] == ("logs",) and len(parts) > 1 and parts[1] not in ("run.log", "media")
+        if not is_free or ".." in parts:
             raise ConfigError(
                 f"path={str(path)!r} of service {self.name!r} is no free place in the run's folder logs; "
                 'give another path, as in "logs/mine"'
@@ -136,13 +137,13 @@ class Sink(Service, ABC):
         """Make the file, with the rows of the earlier starts."""
         self.make(item for _, items in older for item in items)
 
-    def add(self, news: Iterable[Item]) -> bool:
+    def add(self, news: Iterable[Item]) -> bool | None:
         """Append new rows of this start; False if the file has to be made anew to take them."""
         assert self._file is not None
         hazard.reach("sink.write")
         self.write(self._file, news)
         self._file.flush()
-        return True
+        return None
 
     def file_path(self) -> Path:
         """Return the path of the file for new rows."""
@@ -197,7 +198,7 @@ class Sink(Service, ABC):
                 while self._follower is None:  # twice where the rows of this start need another heading
                     follower = Follower(Path(self._run.run_dir), self._run.segment)
                     self.begin(follower.older())
-                    self._follower = follower if self.add(follower.news()) else None
+                    self._follower = None if self.add(follower.news()) is False else follower
         except BaseException:
             self._follower = None
             self._release()
@@ -207,7 +208,7 @@ class Sink(Service, ABC):
         """Append new rows; False if the file has to be made anew."""
         # checked again after: our rows do not reach a file that was replaced by an equal file meanwhile
         if self._is_intact():
-            if not self.add(follower.news()):
+            if self.add(follower.news()) is False:
                 return False
             if self._is_intact():
                 return True
@@ -295,9 +296,9 @@ class CSV(Sink):
             self._widen(items)
         super().begin(parts)
 
-    def add(self, news: Iterable[Item]) -> bool:
+    def add(self, news: Iterable[Item]) -> bool | None:
         items = list(news)
-        return not self._widen(items) and super().add(items)
+        return False if self._widen(items) else super().add(items)
 
     def _widen(self, items: Iterable[Item]) -> bool:
         """Add columns for new metrics; return whether there are any."""

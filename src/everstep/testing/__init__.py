@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING
 from everstep.lazy import exports
 
 if TYPE_CHECKING:
-    from everstep.testing.object_checks import (
-        Checked as Checked,
-        check as check,
-        check_stateful as check_stateful,
-    )
+    from everstep.testing.object_checks import Checked as Checked, check as check
     from everstep.testing.service_checks import check_service as check_service, check_sink as check_sink
     from everstep.testing.stream_checks import check_stream as check_stream
     from everstep.testing.tools import (
