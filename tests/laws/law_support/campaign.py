@@ -37,7 +37,7 @@ AIMS = (
     "tail",
     "shutdown",
 )
-"""What the kills of a chain are aimed at; "any" is a line of the diary that is drawn by chance."""
+"""What the kills of a chain are aimed at; "any" is one of its next lines in the diary."""
 STEP = 0.006
 """Seconds of a step, most of them slept; other short phases take about as long."""
 _CLASS_OF = {"opening": "start-up", "over": "shutdown"}
@@ -146,7 +146,7 @@ class Campaign:
         name, draw = f"chain-{number}", random.Random(f"{self.seed}/{self.scenario.name}/{number}")
         for start, aim in enumerate(AIMS, 1):
             victim, note = self._start(name, start, cold=start == 2 and number % 4 == 1)
-            line, fraction = draw.randint(1, self.lines), draw.random()
+            line, fraction = draw.randint(1, 1 + self.lines // 5), draw.random()
             if not self._wait_for(aim, line, fraction, victim, note, self.folder / name):
                 break
             victim.kill()
