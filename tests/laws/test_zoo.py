@@ -63,13 +63,13 @@ def start(program: Program, run: Path, at: int = 0, strike: Tick = kill) -> tupl
 
 
 def require_exact(tmp_path: Path, program: Program, declared: Program | None = None) -> list[str]:
-    """Strike at each tick, in the gate in the middle; returns the refusals to go on.
+    """Strike at each tick, in the gate at three quarters; returns the refusals to go on.
 
     `declared` is the same program, which goes on where `program` is refused.
     """
     (_, (result, ticks)), refused = start(program, tmp_path / "whole"), list[str]()
     assert ticks > 3
-    for at in range(1, ticks + 1) if gate.is_campaign else [ticks // 2 + 1]:
+    for at in range(1, ticks + 1) if gate.is_campaign else [3 * ticks // 4]:
         run = tmp_path / f"struck at {at}"
         ended, _ = start(program, run, at, terminate if at % 3 == 0 and gate.is_campaign else kill)
         assert not ended or at == ticks
