@@ -2,7 +2,7 @@
 
 The model follows strace's record of a process.  Certain are the bytes of a file at its
 last fsync, and the names in a folder at its last fsync.  Of what came later, each write may be on the disk or
-not, as zeros of its length, by half, or page by page, whatever became of the writes before and behind it; and
+not, as zeros of its length, or by half, whatever became of the writes before and behind it; and
 each name may be there or not.  A rename is done or not; from one folder into another the file may also have
 both names, but never none.
 """
@@ -80,8 +80,7 @@ class Event:
                 names[folder].pop(name, None)
 
 
-LOST, THERE, ZEROS, HALF, PAGES = "lost", "there", "zeros", "half", "pages"
-PAGE = 4096
+LOST, THERE, ZEROS, HALF = "lost", "there", "zeros", "half"
 EXTREMES = ((LOST, LOST), (THERE, LOST), (THERE, ZEROS), (THERE, HALF), (LOST, THERE), (THERE, THERE))
 """What becomes of all names, and of all writes, where all have the same fate."""
 KILLED = len(EXTREMES) - 1
@@ -224,8 +223,8 @@ class Disk:
                 if node not in contents:
                     content = bytearray(node.certain)
                     for change in node.changes:
-                        fate = draw.choice((LOST, THERE, ZEROS, HALF, PAGES)) if fates is None else fates[1]
-                        _befall(change, content, fate, draw)
+                        fate = draw.choice((LOST, THERE, ZEROS, HALF)) if fates is None else fates[1]
+                        _befall(change, content, fate)
                     contents[node] = bytes(content)
                 found[where + name] = contents[node]
 
@@ -233,7 +232,7 @@ class Disk:
         return found
 
 
-def _befall(change: Change, content: bytearray, fate: str, draw: random.Random) -> None:
+def _befall(change: Change, content: bytearray, fate: str) -> None:
     """Let a change reach the disk, or not."""
     offset, data = change
     if fate == LOST:
@@ -242,12 +241,8 @@ def _befall(change: Change, content: bytearray, fate: str, draw: random.Random) 
         change.applied(content)
     elif fate == ZEROS:
         Change(offset, bytes(len(data))).applied(content)
-    elif fate == HALF:
-        Change(offset, data[: len(data) // 2]).applied(content)
     else:
-        for start in range(0, len(data), PAGE):
-            page = Change(offset + start, data[start : start + PAGE])
-            _befall(page, content, draw.choice((LOST, THERE, ZEROS)), draw)
+        Change(offset, data[: len(data) // 2]).applied(content)
 
 
 class State(dict[str, bytes | None]):

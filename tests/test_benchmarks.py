@@ -7,7 +7,6 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -63,18 +62,3 @@ def test_the_page_is_that_of_the_stored_figures(bench: None, tmp_path: Path) -> 
     for made in tmp_path.rglob("*.*"):
         stored = ROOT / "docs" / made.relative_to(tmp_path)
         assert made.read_text() == stored.read_text(), f'{stored}: run make bench ARGS="--page"'
-
-
-def test_a_ratio_is_of_neighbours_and_a_goal_has_its_direction(bench: None) -> None:
-    from figures import Figure
-
-    def figure(unit: str, values: list[float], over: tuple[float, ...] = (), goal: float = 0.0) -> Any:
-        return Figure("a name", unit, values, over, goal or None)
-
-    beside = figure("us", [11.0, 22.0, 33.0], (10.0, 20.0, 30.0), 1.1)
-    assert beside.differences == [1.0, 2.0, 3.0] and beside.ratio == 1.1 and beside.reached
-    assert figure("us", [30.0], (10.0, 20.0, 30.0)).ratio == 1.5
-    assert figure("ms", [5.0, 6.0, 9.0], goal=6.0).reached
-    assert not figure("ms", [5.0, 6.5, 9.0], goal=6.0).reached
-    assert figure("/s", [5.0], goal=4.0).reached and not figure("/s", [5.0], goal=6.0).reached
-    assert figure("us", [1.0]).reached is None and figure("us", [1.0, 2.0, 3.0]).spread == (1.0, 3.0)

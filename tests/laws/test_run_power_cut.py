@@ -32,8 +32,8 @@ from strace_record import record
 pytestmark = pytest.mark.campaign("machine")
 
 SEED = gate.seed
-EACH, SHARDS, SOME = 24, 4, 6
-"""States of each instant that are drawn from; tests that share them; states of such a test."""
+EACH = 24
+"""States of each instant that are drawn from."""
 
 VICTIM = Path(__file__).parent / "law_support" / "victim.py"
 PARTS = 8
@@ -118,16 +118,6 @@ def test_each_call_is_announced(server: ForkServer, tmp_path: Path, kind: str) -
     """So hazards strike wherever a file changes."""
     calls = Cuts(server, tmp_path, kind, EVERSTEP_HAZARD=f"trace:{tmp_path}/all.hazards").calls
     assert len(calls) > 99 and unannounced(calls) == set()
-
-
-@pytest.mark.parametrize("shard", range(SHARDS))
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_power_cut_at_some_calls(
-    server: ForkServer, tmp_path: Path, kind: str, shard: int, tally_sample: Tally
-) -> None:
-    found = Cuts(server, tmp_path, kind)
-    turn = gate.spread(SHARDS * SOME, (len(found.calls) + 1) * EACH)
-    found.require_sound(turn[shard::SHARDS], tally_sample)
 
 
 @pytest.mark.timeout(3600)
