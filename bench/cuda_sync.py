@@ -59,7 +59,7 @@ def zero_synchronisation(folder: Path, steps: int = 500, device: str = "cuda") -
         train_step(model, optimizer, x)  # allocations, library handles
     expected: list[torch.Tensor] = []
     state = {"model": model, "optimizer": optimizer}
-    services = [everstep.EarlyStop("loss", patience=9), everstep.Console(sink=lambda text: None)]
+    services = [everstep.EarlyStop("loss", patience=9), everstep.services.Console(sink=lambda text: None)]
     still = ManualClock()  # nothing on a schedule of seconds becomes due
     with everstep.TrainLoop(
         folder / "sync", state, max_step=steps, max_epoch=1, services=services, clock=still
@@ -95,7 +95,7 @@ def overhead(
     def ours(number: int) -> float:
         state = {"model": model, "optimizer": optimizer}
         run = folder / f"overhead{number}"
-        services = [everstep.Checkpoints(everstep.Never()), everstep.Console(sink=lambda text: None)]
+        services = [everstep.Checkpoints(everstep.Never()), everstep.services.Console(sink=lambda text: None)]
         with everstep.TrainLoop(run, state, max_step=steps + 50, max_epoch=1, services=services) as loop:
             for _epoch in loop.iter_epochs():
                 for step in loop.iter_steps():

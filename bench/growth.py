@@ -105,7 +105,7 @@ def long_run(run: Path, steps: int) -> list[tuple[int, float, float]]:
     began, before = time.process_time(), 0
     services: Any = [
         everstep.Checkpoints(everstep.Every(steps=10_000)),
-        everstep.Console(sink=lambda line: None),
+        everstep.services.Console(sink=lambda line: None),
     ]
     with everstep.TrainLoop(
         run, {"w": np.zeros(3)}, max_step=marks[-1], services=services, default_services=False

@@ -107,7 +107,10 @@ def step_time(keeps: bool, made: Callable[[], Any], batch: int, every: int, step
     """Microseconds of CPU time of a step in a run of its own, saves included."""
     state, step_on, data = made()
     train = everstep.data.loader(data, batch, shuffle=True)
-    services = [everstep.Checkpoints(everstep.Every(steps=every)), everstep.Console(sink=lambda line: None)]
+    services = [
+        everstep.Checkpoints(everstep.Every(steps=every)),
+        everstep.services.Console(sink=lambda line: None),
+    ]
     with switched(keeps), tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         given: Any = {"max_step": steps + 10, "services": services, "default_services": False, "seed": 1}
         began = 0

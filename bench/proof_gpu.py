@@ -67,7 +67,10 @@ def train(run: Path, device: str) -> None:
     model = Net(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     data = everstep.data.arrays(torch.randn(SAMPLES, WIDTH), batch_size=BATCH, shuffle=True, seed=1)
-    services = [everstep.Checkpoints(everstep.Every(steps=7)), everstep.Console(sink=lambda text: None)]
+    services = [
+        everstep.Checkpoints(everstep.Every(steps=7)),
+        everstep.services.Console(sink=lambda text: None),
+    ]
     state = {"model": model, "optimizer": optimizer}
     with everstep.TrainLoop(run, state, max_epoch=EPOCHS, seed=3, services=services) as loop:
         for _epoch in loop.iter_epochs():

@@ -83,7 +83,7 @@ def batches() -> list[Any]:
 @contextmanager
 def loop(state: dict[str, Any], steps: int) -> Iterator[everstep.TrainLoop]:
     with tempfile.TemporaryDirectory() as folder:
-        services = [everstep.Checkpoints(everstep.Never()), everstep.Console(sink=lambda line: None)]
+        services = [everstep.Checkpoints(everstep.Never()), everstep.services.Console(sink=lambda line: None)]
         with everstep.TrainLoop(
             f"{folder}/run", state, max_step=steps, services=services, default_services=False
         ) as run:

@@ -105,7 +105,7 @@ def main() -> None:
     print(report(loop.ending))
 
 
-def report(ending: everstep.Ending) -> str:
+def report(ending: everstep.supervisor.Ending) -> str:
     """Where everything lies, the digest of the final state, and what to type next."""
     lines = [f"  {name:12} {os.path.relpath(path)}" for name, path in ending.where.items()]
     if ending.best is not None:

@@ -90,7 +90,7 @@ def loss_on(model: nn.Module, text: Tensor, starts: Tensor, context: int) -> Ten
     return cross_entropy(model(pieces[:, :-1]).flatten(0, 1), pieces[:, 1:].flatten())
 
 
-def split(text: Tensor, size: Size) -> tuple[everstep.Stream, Tensor]:
+def split(text: Tensor, size: Size) -> tuple[everstep.data.Stream, Tensor]:
     """Where pieces of the text begin: batches of them to train on, and 128 that are held out."""
     starts = torch.arange(0, len(text) - size.context - 1, size.context)
     trained = starts[torch.arange(len(starts)) % 20 != 0]

@@ -177,15 +177,20 @@ def count(folder: Path, watches: Sequence[tuple[str, Watch]]) -> dict[str, dict[
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     state = {"model": model, "optimizer": optimizer}
-    services = [everstep.Checkpoints(everstep.Every(steps=SAVED)), everstep.Console(sink=lambda line: None)]
+    services = [
+        everstep.Checkpoints(everstep.Every(steps=SAVED)),
+        everstep.services.Console(sink=lambda line: None),
+    ]
     repeated = [each for each in watches for _ in range(REPEATS)]
     saves = {(number + 3) * SAVED: each for number, each in enumerate(repeated)}
     numbers: dict[tuple[str, str, str], list[int]] = {}
     batches = torch.ones(max(saves) + 2, 4, 8).unbind()
     with everstep.TrainLoop(folder, state, services=services, max_epoch=1, seed=0) as loop:
         # metrics are read half-way, so that as many are left for each save, whenever the one before was done
-        loop.on(everstep.Moment.AFTER_STEP, lambda boundary: None, every=everstep.Every(steps=SAVED // 2))
-        loop.on(everstep.Moment.AFTER_CHECKPOINT, lambda boundary: None)
+        loop.on(
+            everstep.services.Moment.AFTER_STEP, lambda boundary: None, every=everstep.Every(steps=SAVED // 2)
+        )
+        loop.on(everstep.services.Moment.AFTER_CHECKPOINT, lambda boundary: None)
         for _ in loop.iter_epochs():
             steps = loop.iter_steps(batches)
             for step, batch in steps:

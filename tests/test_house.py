@@ -12,7 +12,7 @@ HELD = {
     "lines of src": 65_200,
     "lines of tests": 69_610,
     "modules of at most 60 lines": 54,
-    "names in everstep": 51,
+    "names in everstep": 25,
 }
 """Reached so far.  The goal is 32,000 lines of src, 25,000 of tests, 25 names; who adds pays by deleting."""
 

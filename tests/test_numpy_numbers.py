@@ -24,7 +24,7 @@ OPTIONS: dict[str, Callable[[], Any]] = {
     "Checkpoints": lambda: everstep.Checkpoints(Every(steps=1), keep_last=SIX).retention.keep_last,
     "Best": lambda: everstep.Best("loss", keep=SIX).keep,
     "EarlyStop": lambda: EarlyStop("loss", patience=SIX).patience,
-    "StopAfter": lambda: everstep.StopAfter(steps=SIX).steps,
+    "StopAfter": lambda: everstep.services.StopAfter(steps=SIX).steps,
     "Evaluate": lambda: everstep.Evaluate(num_steps=SIX).num_steps,
     "Annealing": lambda: services.Annealing(1.0, 0.5, every=SIX).every,
     "Require": lambda: services.Require("loss", 1.0, epoch=SIX).epoch,

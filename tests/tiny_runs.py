@@ -43,7 +43,7 @@ class Tiny:
         state = {"w": self.w, "momentum": self.momentum, **arguments.pop("also", {})}
         arguments = {"seed": 7, "state": state, **arguments}
         sink = arguments.pop("say", self.lines.append)
-        services = [*arguments.pop("services", ()), everstep.Console(sink=sink)]
+        services = [*arguments.pop("services", ()), everstep.services.Console(sink=sink)]
         self.loop = everstep.TrainLoop(run_dir, services=services, **arguments)
 
     def train(
@@ -73,7 +73,7 @@ class Tiny:
 
 def quiet(run_dir: Path, state: Any = None, **arguments: Any) -> everstep.Supervisor:
     """A Supervisor that prints nothing."""
-    services = [*arguments.pop("services", ()), everstep.Console(sink=lambda line: None)]
+    services = [*arguments.pop("services", ()), everstep.services.Console(sink=lambda line: None)]
     return everstep.Supervisor(run_dir, state, services=services, **arguments)
 
 

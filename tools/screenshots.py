@@ -41,7 +41,10 @@ def train(folder: Path, rate: float, seed: int, kill_at: int = 0, scale: float =
         max_epoch=EPOCHS,
         seed=seed,
         config={"optimizer": {"name": "sgd", "rate": rate}, "batch_size": 8},
-        services=[everstep.Checkpoints(everstep.Every(steps=60)), everstep.Console(sink=lambda line: None)],
+        services=[
+            everstep.Checkpoints(everstep.Every(steps=60)),
+            everstep.services.Console(sink=lambda line: None),
+        ],
     )
     with loop:
         for _ in loop.iter_epochs():

@@ -19,7 +19,7 @@ from tiny_runs import Boom, rows
 
 X = torch.randn(22, 4, generator=torch.Generator().manual_seed(1))
 Y = X[:, :3].argmax(dim=1)
-QUIET = everstep.Console(sink=lambda line: None)
+QUIET = everstep.services.Console(sink=lambda line: None)
 
 
 def net() -> torch.nn.Linear:

@@ -87,7 +87,7 @@ def test_best_weights_of_another_run_move_away(tmp_path: Path) -> None:
     shutil.copytree(other / "best" / "valid_loss" / name, run / "best" / "valid_loss" / name)
     tiny = start(run)
     assert any("belongs to the run other-" in line and "damaged/" in line for line in tiny.lines), tiny.lines
-    assert everstep.best(run)["valid_loss"].step == STEPS
+    assert everstep.runs.best(run)["valid_loss"].step == STEPS
 
 
 VALUES = [3.0, 1.0, 2.0, 2.5]
@@ -113,7 +113,7 @@ def test_a_run_that_goes_on_from_another_ones_checkpoint_has_its_best_weights(tm
     own = (run / "best" / "valid_loss" / "epoch-0002-step-00000008" / "manifest.json").read_bytes()
     taken = with_best(run, resume=newest(other))
     assert taken.w.tobytes() == whole.w.tobytes()  # those of the second epoch, which only the other run made
-    assert everstep.best(run)["valid_loss"].value == 1.0
+    assert everstep.runs.best(run)["valid_loss"].value == 1.0
     aside = run / "superseded" / "best.valid_loss.epoch-0002-step-00000008.segment-2" / "manifest.json"
     assert aside.read_bytes() == own
     with_best(run, resume=newest(other))  # what is copied already stays

@@ -100,7 +100,9 @@ def test_where_a_limit_cut_the_epoch_short_it_stays_for_a_raised_one(tmp_path: P
 def test_an_interruption_asks_for_its_checkpoint_wherever_it_comes(tmp_path: Path) -> None:
     with pytest.raises(everstep.errors.Interrupted):
         tiny(tmp_path).train(
-            inside=lambda loop, step: loop.call_soon(everstep.Interrupt("enough", 3)) if step == 6 else None
+            inside=lambda loop, step: (
+                loop.call_soon(everstep.services.Interrupt("enough", 3)) if step == 6 else None
+            )
         )
     assert [one["name"] for one in asked("checkpoints", tmp_path)][-1:] == ["step-00000005"]
 

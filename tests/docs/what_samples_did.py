@@ -98,7 +98,7 @@ def emloop_epochs(names: Names) -> None:
     trained("runs/epochs", 6, "max_epoch 2 is reached")
     losses = evaluated("runs/epochs", "valid/loss", [3, 6], "tail")
     assert not steps("runs/epochs", "valid/loss", "eval/valid")
-    (last,) = everstep.evaluations("runs/epochs")
+    (last,) = everstep.runs.evaluations("runs/epochs")
     assert last.metrics["valid/loss"] == losses[-1]
 
 
@@ -147,7 +147,7 @@ def tf_experiment(names: Names) -> None:
 def tf_experiment_watch(names: Names) -> None:
     trained("runs/two", 6, "max_step 6 is reached")
     assert not steps("runs/two", "valid/loss", "eval/valid")
-    assert [one.step for one in everstep.evaluations("runs/two")] == [6]
+    assert [one.step for one in everstep.runs.evaluations("runs/two")] == [6]
 
 
 # -------------------------------------------------------------------------------- tf-supervisor
@@ -194,7 +194,7 @@ def tfutils(names: Names) -> None:
 def lightning(names: Names) -> None:
     trained("runs/digits", 9, "max_epoch 3 is reached")
     losses = evaluated("runs/digits", "valid/loss", [3, 6, 9])
-    (best,) = everstep.evaluations("runs/digits")
+    (best,) = everstep.runs.evaluations("runs/digits")
     assert best.metrics["valid/loss"] == pytest.approx(min(losses))
     updates = steps("runs/digits", "window_loss") + steps("runs/digits", "window_loss", "tail")
     assert sorted(updates) == [2, 3, 5, 6, 8, 9]  # of two batches, and of the one that is left over
@@ -204,7 +204,7 @@ def hugging_face(names: Names) -> None:
     trained("runs/classifier", 6, "max_epoch 2 is reached")
     accuracies = evaluated("runs/classifier", "eval/accuracy", [3, 6], "eval/eval")
     assert all(0 <= each <= 1 for each in accuracies)
-    assert everstep.best("runs/classifier")["eval/accuracy"].value == max(accuracies)
+    assert everstep.runs.best("runs/classifier")["eval/accuracy"].value == max(accuracies)
 
 
 DID: dict[str, list[Look]] = {

@@ -100,7 +100,10 @@ def test_a_limit_is_that_of_one_run_of_the_process(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(LIMIT, json.dumps(limit))
     monkeypatch.setenv("EVERSTEP_ROOT", str(Path("root").resolve()))
     for name, reached, saved in (("other", 8, [8]), ("one", 5, [2, 4, 5])):
-        services = [everstep.Console(sink=lambda line: None), everstep.Checkpoints(None, keep_last=None)]
+        services = [
+            everstep.services.Console(sink=lambda line: None),
+            everstep.Checkpoints(None, keep_last=None),
+        ]
         with (
             suppress(Interrupted),
             everstep.Supervisor(name, {"w": np.zeros(1)}, seed=1, max_step=8, services=services) as sv,

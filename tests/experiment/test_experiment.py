@@ -129,18 +129,18 @@ def test_evaluate_needs_a_checkpoint_and_says_what_training_found() -> None:
 )
 def test_train_and_evaluate_evaluates_no_checkpoint_twice(frequency: int | None, steps: list[int]) -> None:
     result = experiment().run("train_and_evaluate", min_eval_frequency=frequency)
-    apart = [found.step for found in everstep.evaluations("runs/a")]
+    apart = [found.step for found in everstep.runs.evaluations("runs/a")]
     inside = evaluated_at("runs/a") if frequency != 0 else []
     assert sorted(inside + apart) == steps and result.metrics.keys() == {"valid/loss"}
     assert experiment().train_and_evaluate(frequency).metrics == result.metrics
-    assert [found.step for found in everstep.evaluations("runs/a")] == apart
+    assert [found.step for found in everstep.runs.evaluations("runs/a")] == apart
 
 
 def test_continuous_train_and_eval_goes_on_with_the_data() -> None:
     interrupted, plain = experiment(), experiment()
     assert interrupted.continuous_train_and_eval(3).ending is not None
     assert evaluated_at("runs/a") == [3, 6, 8]
-    assert not everstep.evaluations("runs/a")  # the end was evaluated in the loop
+    assert not everstep.runs.evaluations("runs/a")  # the end was evaluated in the loop
     plain.run_dir = "runs/b"
     plain.train()
     assert interrupted.trainer.task.model.tolist() == plain.trainer.task.model.tolist()
@@ -323,7 +323,9 @@ def test_the_best_of_a_project_is_found_and_loaded(file: Path) -> None:
         opened(file, *change, "trainer.max_epoch=1", run_dir=f"runs/{name}").train()
     runs = everstep.query("runs", {"config.project": "x"}, index="runs")
     assert sorted(Path(run["path"]).name for run in runs) == ["a", "b"]
-    best = min((everstep.best(run["path"])["valid/loss"] for run in runs), key=lambda record: record.value)
+    best = min(
+        (everstep.runs.best(run["path"])["valid/loss"] for run in runs), key=lambda record: record.value
+    )
     where = {"name": "valid/loss", "run": {"$in": [run["name"] for run in runs]}}
     (found,) = everstep.query("evaluations", where, sort="value", limit=1, index="runs")
     assert (found["value"], found["step"]) == (best.value, best.step)

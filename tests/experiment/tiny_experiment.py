@@ -75,7 +75,7 @@ class TinyTask(everstep.Task):
 class Ends(everstep.Service):
     """A hook of one's own: it ends the training at a step, in the way that it is told."""
 
-    stage = everstep.Stage.DECIDE
+    stage = everstep.services.Stage.DECIDE
     controller = True
 
     def __init__(self, at: int, how: str) -> None:
@@ -86,7 +86,7 @@ class Ends(everstep.Service):
         if self.how == "stop":
             return everstep.Outcome(actions=(everstep.Stop("it is enough"),))
         if self.how == "interrupt":
-            return everstep.Outcome(actions=(everstep.Interrupt("the machine is taken away"),))
+            return everstep.Outcome(actions=(everstep.services.Interrupt("the machine is taken away"),))
         os.kill(os.getpid(), signal.Signals[self.how])
         return None
 

@@ -264,7 +264,7 @@ def services_of(args: argparse.Namespace) -> list[everstep.Service]:
         found.append(everstep.EarlyStop(metric, patience=args.patience, min_delta=0.5, every=when))
     if args.bad:
         recovers = args.policy == "recover"
-        found.append(everstep.Recovery(9) if recovers else everstep.NaNGuard(args.policy))
+        found.append(everstep.services.Recovery(9) if recovers else everstep.services.NaNGuard(args.policy))
     if fails := Deeds(args).steps_of("service"):
         found.append(Decides(fails))
     if args.hang:
@@ -285,7 +285,7 @@ def settings(args: argparse.Namespace, begins: Any) -> dict[str, Any]:
 class Decides(everstep.Service):
     """A service of the user's own, on whose decisions the training depends."""
 
-    stage = everstep.Stage.DECIDE
+    stage = everstep.services.Stage.DECIDE
 
     def __init__(self, fails: set[int]) -> None:
         super().__init__("the user's own", Every(steps=1))
@@ -304,7 +304,7 @@ def listen(run: everstep.Supervisor, training: Training) -> None:
         if boundary.step in fails:
             raise ZeroDivisionError("the user's callback failed")
 
-    run.on(everstep.Moment.AFTER_STEP, callback)
+    run.on(everstep.services.Moment.AFTER_STEP, callback)
 
 
 def train_loop(args: argparse.Namespace, training: Training, begins: Any) -> None:

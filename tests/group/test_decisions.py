@@ -30,7 +30,7 @@ def said_alike(program: str, size: int = 2) -> list[str]:
 def test_all_ranks_decide_alike_and_speak_once(folder: Path) -> None:
     program = """
 class Local(everstep.Service):
-    stage = everstep.Stage.DECIDE
+    stage = everstep.services.Stage.DECIDE
     controller = True
     sets = ("optimizer.lr",)
     default_schedule = everstep.Every(steps=2)
@@ -44,7 +44,7 @@ say(*ended("asked", lambda loop, step: step == 11 and loop.request_stop(f"asked 
 say(*ended("early", services=[everstep.EarlyStop("loss", threshold=9.0, every=everstep.Every(steps=3))]))
 say(*ended("one", services=[Local(lambda: (everstep.Stop("by rank 1 alone"),) if rank else ())]))
 say(*ended("both", services=[Local(lambda: (everstep.Stop(f"by rank {rank}"),))]))
-say(*ended("values", services=[Local(lambda: (everstep.SetValue("optimizer.lr", 1.0 + rank),))]))
+say(*ended("values", services=[Local(lambda: (everstep.services.SetValue("optimizer.lr", 1.0 + rank),))]))
 """
     values = "values that are not the same on all ranks (rank 0 'local': target=optimizer.lr, value=1.0"
     printed = outputs(HEAD + program, 2)

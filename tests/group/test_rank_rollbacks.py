@@ -21,7 +21,8 @@ PROGRAM = """
 x[37] = np.inf
 weights = []
 def main():
-    guards = [everstep.NaNGuard(), everstep.Recovery(), everstep.Checkpoints(every=everstep.Every(steps=3))]
+    from everstep.services import NaNGuard, Recovery
+    guards = [NaNGuard(), Recovery(), everstep.Checkpoints(every=everstep.Every(steps=3))]
     loop = trained("run", services=guards)
     say(loop.ending.rollbacks, loop.step, loop.ending.finished, weigh(loop))
 
@@ -47,7 +48,7 @@ def bad(loop, step):
         raise everstep.errors.BadStepError("a loss of rank 1")
 
 def main():
-    trained("run", bad, services=[everstep.Recovery()])
+    trained("run", bad, services=[everstep.services.Recovery()])
 
 everstep.recovering(main)
 """

@@ -94,7 +94,7 @@ found["rows"] = sorted(  # which metric's rows come first in the file depends on
     [row.step, row.phase, row.name, row.value]
     for row in RunJournal(os.environ["RUN"]).rows() if not row.wall
 )
-recorded = everstep.evaluations(os.environ["RUN"])
+recorded = everstep.runs.evaluations(os.environ["RUN"])
 found["recorded"] = [[each.stream, each.num_steps, each.step, each.metrics] for each in recorded]
 if rank == 0:
     assert recorded[0].digest == ending.digest and recorded[0].digest
@@ -135,7 +135,7 @@ WHOLE = (
     HEAD
     + """
 from everstep.errors import ConfigError, DataError, DisagreementError, UsageError
-from everstep import NaNGuard, Recovery
+from everstep.services import NaNGuard, Recovery
 from everstep.services import Dump
 
 class Ranked(Squares):
@@ -201,7 +201,7 @@ say("dumped", json.dumps(found.get("dumped")))
 if size > 1:
     say("watch", refused(lambda: next(trainer.watch("valid"))))
     say("smoke", refused(trainer.smoke_test))
-    say("multi", refused(lambda: everstep.MultiRun([trainer]).run_training()))
+    say("multi", refused(lambda: everstep.trainer.MultiRun([trainer]).run_training()))
     mine = everstep.data.as_stream([(x[:3] + rank, y[:3])])  # each rank has other batches
     say("other", refused(lambda: trainer.evaluate(mine)))
     tensors = TensorDataset(*map(torch.as_tensor, VALID))

@@ -156,7 +156,7 @@ def _manifest(place: Place, folder: Path, of: str) -> Target:
         checkpoint_tables.digest_of(place.run)
         [_use_facts(facts) for facts in store.facts()]
         json.dumps(list(map(str, store.best().values())))
-        everstep.best(place.run)
+        everstep.runs.best(place.run)
         read_checkpoint(folder)
 
     return Target(make, read)

@@ -33,7 +33,7 @@ def stands_at(run_dir: Path) -> int:
 def walk(run_dir: Path, limit: int, inside: Any = lambda step: None) -> None:
     """A Supervisor program with a row each 10 steps and a checkpoint each 20."""
     w = np.zeros(1)
-    services = [Checkpoints(Every(steps=20)), everstep.Console(sink=lambda line: None)]
+    services = [Checkpoints(Every(steps=20)), everstep.services.Console(sink=lambda line: None)]
     with everstep.Supervisor(run_dir, {"w": w}, max_step=limit, services=services) as sv:
         while not sv.should_stop():
             w += 1

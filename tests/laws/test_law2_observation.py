@@ -14,8 +14,9 @@ import torch
 from law_support.training import Program
 
 import everstep
-from everstep import At, Boundary, Checkpoints, Console, Every, Moment, Never
+from everstep import At, Boundary, Checkpoints, Every, Never
 from everstep.proof.compare import ABSENT, compare_runs
+from everstep.services import Console, Moment
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -118,9 +119,9 @@ def many_services() -> list[everstep.Service]:
         quiet("slow", Every(seconds=0.01)),
         Sampler(Every(steps=2) | Every(epochs=1)),
         everstep.Best("valid_loss"),
-        everstep.NaNGuard(),
+        everstep.services.NaNGuard(),
         everstep.EarlyStop("valid_loss", patience=99),
-        everstep.StopAfter(steps=10_000),
+        everstep.services.StopAfter(steps=10_000),
         everstep.services.JSONLines(every=Every(steps=3)),
         everstep.services.CSV(),
         everstep.services.TensorBoard(every=Every(seconds=0.01)),

@@ -50,7 +50,7 @@ class Program:
             self.optimizer.state[self.model.weight]["exp_avg_sq"][0, 0] = self.value
         return self.value if step == self.bad and self.kind == "loss" else 0.5
 
-    def train_loop(self) -> everstep.Ending:
+    def train_loop(self) -> everstep.supervisor.Ending:
         data = everstep.data.arrays(np.arange(STEPS), batch_size=1)
         arguments = {"max_epoch": EPOCHS, "services": self.services, **self.arguments}
         with everstep.TrainLoop(self.run_dir, self.state, **arguments) as loop:
@@ -60,7 +60,7 @@ class Program:
                 loop.collect_metrics(valid_loss=1 / epoch)
         return loop.ending
 
-    def supervise(self) -> everstep.Ending:
+    def supervise(self) -> everstep.supervisor.Ending:
         arguments = {"max_step": EPOCHS * STEPS, "services": self.services, **self.arguments}
         with everstep.Supervisor(self.run_dir, self.state, **arguments) as sv:
             batches = sv.stream(everstep.data.arrays(np.arange(STEPS), batch_size=1))
@@ -98,7 +98,10 @@ def test_nothing_non_finite_is_committed(
     bad, value = 6, math.nan if policy == "raise" else math.inf
 
     def start() -> None:
-        services = [everstep.Checkpoints(CADENCES[cadence], keep_last=None), everstep.NaNGuard(policy)]
+        services = [
+            everstep.Checkpoints(CADENCES[cadence], keep_last=None),
+            everstep.services.NaNGuard(policy),
+        ]
         door(Program(tmp_path, bad, kind, value, services=services))
 
     for _ in range(2):  # started again, it comes to the same step and stops there again
@@ -161,7 +164,7 @@ def test_leaving_a_supervisor_loop_early_saves_no_unguarded_state(tmp_path: Path
 
 
 class EvaluatesToNaN(everstep.Service):
-    stage = everstep.Stage.EVALUATE
+    stage = everstep.services.Stage.EVALUATE
 
     def __init__(self) -> None:
         super().__init__("eval", Every(steps=2))
@@ -199,5 +202,5 @@ def test_a_mask_of_minus_infinity_is_no_fault(tmp_path: Path) -> None:
 
 
 def test_a_metric_that_nobody_guards_may_be_nan(tmp_path: Path) -> None:
-    services = [everstep.NaNGuard(metrics=["valid_*"]), everstep.Checkpoints(Every(steps=1))]
+    services = [everstep.services.NaNGuard(metrics=["valid_*"]), everstep.Checkpoints(Every(steps=1))]
     assert Program(tmp_path, 3, "loss", math.nan, services=services).train_loop().finished

@@ -77,9 +77,9 @@ def services(judged: Every | None = None) -> list[everstep.Service]:
         everstep.Checkpoints(Every(steps=100)),
         everstep.Best("valid_loss", every=judged),
         everstep.EarlyStop("valid_loss", patience=3, every=judged),
-        everstep.Console(sink=lambda line: None),
-        everstep.NaNGuard(),
-        everstep.StopAfter(seconds=1e6),
+        everstep.services.Console(sink=lambda line: None),
+        everstep.services.NaNGuard(),
+        everstep.services.StopAfter(seconds=1e6),
         Throughput(every=Every(steps=100)),
     ]
 
@@ -120,7 +120,7 @@ def test_supervisor(tmp_path: Path, far: FarBackend) -> None:
 
 
 def test_a_speed_is_that_of_what_the_device_has_done(tmp_path: Path, far: FarBackend) -> None:
-    services = [Throughput(3, every=Every(steps=4)), everstep.Console(sink=lambda line: None)]
+    services = [Throughput(3, every=Every(steps=4)), everstep.services.Console(sink=lambda line: None)]
     loop = everstep.TrainLoop(tmp_path / "run", services=services, max_epoch=1, clock=far.clock)
     with loop:
         for _ in loop.iter_epochs():
@@ -166,8 +166,8 @@ def trained(run_dir: Path, far: FarBackend, every: int) -> list[tuple[Any, ...]]
     far.now = 0
     services = [
         everstep.services.LogVariables(["far"], every=Every(steps=every)),
-        everstep.NaNGuard(metrics=["far", "loss"]),
-        everstep.Console(sink=lambda line: None),
+        everstep.services.NaNGuard(metrics=["far", "loss"]),
+        everstep.services.Console(sink=lambda line: None),
     ]
     task = Task(accumulate=3, clip=everstep.torch.Clip(global_norm=1.0), ema=0.9)
     streams = {"train": torch.ones(100, 2, 3).unbind()}

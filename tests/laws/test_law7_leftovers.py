@@ -67,7 +67,7 @@ def services(metric: str, every: everstep.Schedule) -> list[everstep.Service]:
         everstep.Checkpoints(Every(steps=2) | Every(seconds=600)),
         everstep.Best(metric, every=every),
         everstep.EarlyStop(metric, patience=9, every=every),
-        everstep.StopAfter(seconds=900),
+        everstep.services.StopAfter(seconds=900),
     ]
 
 

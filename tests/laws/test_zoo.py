@@ -627,7 +627,7 @@ def drawing(run: Path, streams: bool = False, state: Any = None, last: int = 0) 
     """What is printed by a program whose heads draw from its loader's generator, killed at the last one."""
     generator, lines = torch.Generator().manual_seed(7), list[str]()
     kept = loader(generator)
-    services = [everstep.Console(sink=lines.append)]
+    services = [everstep.services.Console(sink=lines.append)]
     more = {"streams": {"train": kept}} if streams else {}
     state = {"generator": generator} if state else {}
     with loop(run, Every(epochs=1), services, state=state, **more) as train:

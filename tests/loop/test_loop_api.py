@@ -27,7 +27,7 @@ def lines() -> list[str]:
 @pytest.fixture
 def make(tmp_path: Path, lines: list[str]) -> Make:
     def made(**arguments: Any) -> everstep.TrainLoop:
-        services = [*arguments.pop("services", ()), everstep.Console(sink=lines.append)]
+        services = [*arguments.pop("services", ()), everstep.services.Console(sink=lines.append)]
         return everstep.TrainLoop(tmp_path / "run", services=services, **arguments)
 
     return made
@@ -100,7 +100,7 @@ def test_tags(make: Make, lines: list[str], limits: dict[str, int], tag: str) ->
 
 
 def test_a_formatter_of_ones_own(make: Make, lines: list[str]) -> None:
-    class Short(everstep.MetricFormatter):
+    class Short(everstep.services.MetricFormatter):
         def format(self, name: str, stats: Any, is_best: bool) -> str:
             return f"{name}={stats.mean:.1f}"
 
@@ -537,7 +537,7 @@ def test_what_is_asked_or_registered_at_the_wrong_time(tmp_path: Path) -> None:
             loop.call_soon("stop")  # type: ignore[arg-type]
         loop.request_stop()
     with pytest.raises(UsageError, match="after the loop has ended; register it before"):
-        loop.on(everstep.Moment.AFTER_STEP, print)
+        loop.on(everstep.services.Moment.AFTER_STEP, print)
     with pytest.raises(UsageError, match="the loop has ended"):
         loop.call_soon(everstep.Stop("late"))
     with pytest.raises(UsageError, match="entered before; make a new one"):

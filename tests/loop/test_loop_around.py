@@ -153,7 +153,7 @@ def test_the_parts_of_the_time_sum_to_the_whole(tmp_path: Path) -> None:
         seen.update({name: stats.mean * stats.count for name, stats in boundary.payload.items()})
 
     with everstep.TrainLoop(tmp_path / "run", {"a": []}, max_epoch=2, clock=clock) as loop:
-        loop.on(everstep.Moment.TIME_METRIC_STATS_PRINTED, printed)
+        loop.on(everstep.services.Moment.TIME_METRIC_STATS_PRINTED, printed)
         for _ in loop.iter_epochs():
             for _ in loop.iter_steps(everstep.data.replay(Slow())):
                 clock.advance(1.0)
@@ -247,7 +247,9 @@ def test_several_reasons_to_save_at_one_step_are_one_checkpoint(tmp_path: Path) 
     every = everstep.Every(steps=2) | everstep.At(4) | everstep.Every(epochs=1)
     announced: list[str] = []
     tiny = Tiny(tmp_path / "run", max_epoch=1, services=[everstep.Checkpoints(every, keep_last=None)])
-    tiny.loop.on(everstep.Moment.AFTER_CHECKPOINT, lambda boundary: announced.append(boundary.payload))
+    tiny.loop.on(
+        everstep.services.Moment.AFTER_CHECKPOINT, lambda boundary: announced.append(boundary.payload)
+    )
     tiny.train(inside=lambda loop, step: loop.make_checkpoint())
     written = Counter(event["name"] for event in events(tmp_path / "run", "checkpoint"))
     assert set(written.values()) == {1}

@@ -16,7 +16,7 @@ from tiny_runs import Boom, Tiny, boom_at, rows
 
 
 def loop_in(run_dir: Path, **arguments: Any) -> everstep.TrainLoop:
-    services = [*arguments.pop("services", ()), everstep.Console(sink=lambda line: None)]
+    services = [*arguments.pop("services", ()), everstep.services.Console(sink=lambda line: None)]
     return everstep.TrainLoop(run_dir, services=services, **arguments)
 
 
@@ -338,7 +338,7 @@ def test_a_variable_of_a_step_loop_that_a_resume_skips_is_explained(
 def test_lines_printed_at_the_head_are_not_printed_again(tmp_path: Path, at: int) -> None:
     def train(run: Path, boom: int | None) -> list[str]:
         lines: list[str] = []
-        services = [everstep.Checkpoints(Every(steps=1)), everstep.Console(sink=lines.append)]
+        services = [everstep.Checkpoints(Every(steps=1)), everstep.services.Console(sink=lines.append)]
         data = [float(number) for number in range(6)]
         with everstep.TrainLoop(run, {"w": [0]}, max_epoch=2, services=services, show_eta=False) as loop:
             for epoch in loop.iter_epochs():

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import everstep
-from everstep import Boundary, Every, Outcome, Service, Stage, Stop
+from everstep import Boundary, Every, Outcome, Service, Stop
 from everstep.errors import ConfigError, Interrupted
+from everstep.services import Stage
 from everstep.testing import ManualClock
 from tiny_runs import Boom, Tiny, boom_at, events, rows
 
@@ -28,10 +29,10 @@ from tiny_runs import Boom, Tiny, boom_at, events, rows
         ({"max_epoch": 2, "max_step": 9}, 8, 2, "max_epoch 2 is reached"),
         ({"max_epoch": 2, "steps_per_epoch": 3}, 6, 2, "max_epoch 2 is reached"),
         ({"max_epoch": 2, "max_step": 5, "steps_per_epoch": 3}, 5, 2, "max_step 5 is reached"),
-        ({"services": [everstep.StopAfter(steps=5)]}, 5, 2, "stop after 5 steps"),
-        ({"services": [everstep.StopAfter(epochs=2)]}, 8, 2, "stop after 2 epochs"),
-        ({"services": [everstep.StopAfter(epochs=2, steps=6)]}, 6, 2, "stop after 6 steps"),
-        ({"services": [everstep.StopAfter(steps=6)], "max_step": 4}, 4, 1, "max_step 4 is reached"),
+        ({"services": [everstep.services.StopAfter(steps=5)]}, 5, 2, "stop after 5 steps"),
+        ({"services": [everstep.services.StopAfter(epochs=2)]}, 8, 2, "stop after 2 epochs"),
+        ({"services": [everstep.services.StopAfter(epochs=2, steps=6)]}, 6, 2, "stop after 6 steps"),
+        ({"services": [everstep.services.StopAfter(steps=6)], "max_step": 4}, 4, 1, "max_step 4 is reached"),
     ],
 )
 def test_each_limit_alone_and_together_stops_at_the_exact_count(
@@ -80,7 +81,7 @@ def test_a_time_budget_interrupts_with_exit_code_3_and_the_run_goes_on(tmp_path:
                 tmp_path / "run",
                 max_epoch=3,
                 clock=clock,
-                services=[*services, everstep.StopAfter(seconds=50)],
+                services=[*services, everstep.services.StopAfter(seconds=50)],
             )
         return Tiny(tmp_path / "run", max_epoch=3, clock=clock, max_time=50, services=services)
 
@@ -254,8 +255,8 @@ def test_a_changed_controller_in_the_middle_of_a_run_must_be_chosen(tmp_path: Pa
 
 REOPENED: dict[str, tuple[Any, Any, tuple[int, int]]] = {
     "by a later StopAfter": (
-        lambda: everstep.StopAfter(steps=6),
-        lambda: everstep.StopAfter(steps=99),
+        lambda: everstep.services.StopAfter(steps=6),
+        lambda: everstep.services.StopAfter(steps=99),
         (2, 7),
     ),
     "without a stopper of its own": (lambda: Stopper(6), None, (2, 7)),

@@ -46,7 +46,7 @@ class Run:
     def start(self, boom: int = 0, *, leave: int = 0, **arguments: Any) -> Run:
         """One start: it fails in step `boom`, and leaves the pass by `break` in step `leave`."""
         w, data = np.zeros(1), self.make()
-        saves = [everstep.Console(sink=lambda line: None), everstep.Checkpoints(Every(steps=3))]
+        saves = [everstep.services.Console(sink=lambda line: None), everstep.Checkpoints(Every(steps=3))]
         given = {"services": saves, **self.arguments, **arguments}
         with contextlib.suppress(Boom), everstep.TrainLoop(self.folder, {"w": w}, **given) as loop:
             for _ in loop.iter_epochs():
@@ -192,7 +192,7 @@ def test_epochs_that_are_parts_of_passes(tmp_path: Path) -> None:
 def test_passes_over_other_data_between_two_flushes(tmp_path: Path) -> None:
     """Each pass is compared with the data that it read, not with that of the event which tells it."""
     w = np.zeros(1)
-    services = [everstep.Console(sink=lambda line: None)]
+    services = [everstep.services.Console(sink=lambda line: None)]
     with everstep.TrainLoop(tmp_path, {"w": w}, services=services, seed=5, max_epoch=2) as loop:
         for _ in loop.iter_epochs():
             for size in (4, 8, 2):
@@ -213,7 +213,7 @@ def test_a_run_that_trains_meanwhile_is_not_wrong(tmp_path: Path) -> None:
     found: list[Audit] = []
     looker = threading.Thread(target=look)
     w, data = np.zeros(1), arrays(SAMPLES, batch_size=1, shuffle=True)
-    services = [everstep.Console(sink=lambda line: None), everstep.Checkpoints(Every(steps=1))]
+    services = [everstep.services.Console(sink=lambda line: None), everstep.Checkpoints(Every(steps=1))]
     with everstep.TrainLoop(tmp_path, {"w": w}, services=services, seed=5) as loop:
         for _ in loop.iter_epochs():
             for step, (part,) in loop.iter_steps(data):
@@ -244,7 +244,7 @@ def test_a_pass_that_is_left_and_one_that_is_not_over(tmp_path: Path) -> None:
 def test_a_loop_without_epochs(tmp_path: Path, accumulate: int) -> None:
     def start(boom: int = 0) -> None:
         w = np.zeros(1)
-        services = [everstep.Console(sink=lambda line: None), everstep.Checkpoints(Every(steps=2))]
+        services = [everstep.services.Console(sink=lambda line: None), everstep.Checkpoints(Every(steps=2))]
         given = {"services": services, "seed": 3, "max_step": 8}
         with contextlib.suppress(Boom), everstep.Supervisor(tmp_path, {"w": w}, **given) as sv:
             batches = sv.stream(arrays(SAMPLES, batch_size=4, shuffle=True))
@@ -502,7 +502,7 @@ def test_a_hostile_ledger_is_wrong_or_not_provable_at_once(sound: Path, tmp_path
 
 
 def test_a_run_without_data_has_no_ledger(tmp_path: Path) -> None:
-    services = [everstep.Console(sink=lambda line: None)]
+    services = [everstep.services.Console(sink=lambda line: None)]
     with everstep.Supervisor(tmp_path, {"w": np.zeros(1)}, services=services, seed=1, max_step=2) as sv:
         while not sv.should_stop():
             sv.advance()

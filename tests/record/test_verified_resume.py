@@ -13,14 +13,14 @@ from everstep.errors import DivergenceError, Interrupted
 from everstep.record import trail_path
 from tiny_runs import Boom, Tiny, boom_at, events
 
-BREAK = everstep.Interrupt("a break", 3)
+BREAK = everstep.services.Interrupt("a break", 3)
 
 
 def start(run_dir: Path, **arguments: Any) -> Tiny:
     """Twelve steps: a checkpoint after each sixth, and something else that reads every seventh."""
     services = [everstep.Checkpoints(everstep.Every(steps=6))]
     tiny = Tiny(run_dir, **{"samples": 24, "max_epoch": 1, "services": services, **arguments})
-    tiny.loop.on(everstep.Moment.AFTER_STEP, lambda boundary: None, every=7)
+    tiny.loop.on(everstep.services.Moment.AFTER_STEP, lambda boundary: None, every=7)
     return tiny
 
 
@@ -87,7 +87,7 @@ def test_other_batches_stop_the_run_before_they_are_trained_on(tmp_path: Path) -
 def test_a_pass_may_end_in_the_middle_of_a_step(tmp_path: Path) -> None:
     """Passes of three batches, of which a step draws two."""
 
-    def train(fails_at: int) -> everstep.Ending:
+    def train(fails_at: int) -> everstep.supervisor.Ending:
         w = np.zeros(1)
         services = [everstep.Checkpoints(everstep.Every(steps=3))]
         with everstep.Supervisor(tmp_path, {"w": w}, seed=1, max_step=9, services=services) as sv:
@@ -194,7 +194,10 @@ def test_a_batch_drawn_ahead_is_found(tmp_path: Path) -> None:
     """As in nanoGPT's loop: the batch of a step is drawn at the end of the step before."""
 
     def train(stop: int | None) -> None:
-        services = [everstep.Checkpoints(everstep.Every(steps=3)), everstep.Console(sink=lambda line: None)]
+        services = [
+            everstep.Checkpoints(everstep.Every(steps=3)),
+            everstep.services.Console(sink=lambda line: None),
+        ]
         with everstep.Supervisor(
             tmp_path, {"w": np.zeros(1)}, services=services, seed=1, max_step=9, default_services=False
         ) as sv:

@@ -138,7 +138,7 @@ def test_records_alone_are_compared_where_nothing_can_be_executed(plain: Path) -
 def supervised(run: str, metric: str, weight: Callable[[int], float]) -> Path:
     w = np.zeros(1)
     services = [
-        everstep.Console(sink=lambda line: None),
+        everstep.services.Console(sink=lambda line: None),
         everstep.Checkpoints(Every(steps=1), keep_last=None),
     ]
     with everstep.Supervisor(run, {"w": w}, services=services, seed=5, max_step=16) as sv:

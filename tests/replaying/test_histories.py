@@ -27,7 +27,7 @@ data = everstep.data.arrays(np.arange(48.0), batch_size=4, shuffle=True)
 
 def main():
     w = np.zeros(2)
-    services = [everstep.Checkpoints(everstep.Every(steps=4), keep_last=None), everstep.Recovery()]
+    services = [everstep.Checkpoints(everstep.Every(steps=4), keep_last=None), everstep.services.Recovery()]
     with everstep.TrainLoop(run, {"w": w}, seed=2, max_epoch=4, services=services) as loop:
         for epoch in loop.iter_epochs():
             for step, (x,) in loop.iter_steps(data):

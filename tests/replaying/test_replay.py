@@ -252,7 +252,7 @@ class Noisy:
 def test_in_python_a_program_is_left_before_the_step_with_its_random_state() -> None:
     first = Noisy("runs/noisy")
     before = as_it_is(Path("runs/noisy"))
-    with everstep.replay("runs/noisy", 11) as at:
+    with everstep.runs.replay("runs/noisy", 11) as at:
         Noisy("runs/noisy")
     assert (at.step, at.epoch, at.batch[0].tolist()) == (11, 0, first.drawn[11][0])
     assert np.random.random() == first.drawn[11][1]
@@ -263,7 +263,7 @@ def test_in_python_a_program_is_left_before_the_step_with_its_random_state() -> 
 
 def test_in_python_a_program_that_does_not_come_to_the_step_is_an_error() -> None:
     Noisy("runs/noisy")
-    at = everstep.replay("runs/noisy", 40)
+    at = everstep.runs.replay("runs/noisy", 40)
     with pytest.raises(ReplayError, match="ended before step 40"), at:
         Noisy("runs/noisy")
     with pytest.raises(UsageError, match="behind the with"):

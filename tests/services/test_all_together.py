@@ -19,10 +19,11 @@ from safetensors.numpy import load_file
 
 import everstep
 import gate
-from everstep import Evaluate, Every, SetValue, hazard, services
+from everstep import Evaluate, Every, hazard, services
 from everstep.checkpoint import Store, read_checkpoint
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
+from everstep.services import SetValue
 from everstep.services.when import FunctionService
 from gate import share
 from tiny_runs import Boom, rows
@@ -58,7 +59,7 @@ class Task(everstep.Task):
 class Summaries(everstep.Service):
     """Adds a picture, a distribution and a text, each third step and after each epoch."""
 
-    stage = everstep.Stage.MEASURE
+    stage = everstep.services.Stage.MEASURE
 
     def open(self, run: Any) -> None:
         self.loop = run
@@ -69,7 +70,7 @@ class Summaries(everstep.Service):
         self.loop.add_summary({"seen": seen, "text": f"{boundary.moment.value} {boundary.step}"})
 
 
-def program(run_dir: Path, order: int = 1) -> everstep.Ending:
+def program(run_dir: Path, order: int = 1) -> everstep.supervisor.Ending:
     often, task = Every(steps=3), Task()
     lower = SetValue("settings.rate", times=0.5, least=0.01)
     listed = [
@@ -95,17 +96,19 @@ def program(run_dir: Path, order: int = 1) -> everstep.Ending:
         services.LogVariables(["*loss"], every=Every(steps=5)),
         services.FinalValues(lambda: {"norm": float(np.linalg.norm(task.w))}),
         services.Notify(command=["true"]),
-        everstep.StopAfter(epochs=6),
-        everstep.Recovery(reset_after=100),
+        everstep.services.StopAfter(epochs=6),
+        everstep.services.Recovery(reset_after=100),
         services.Retry([ConnectionError], backoff=0),
         everstep.Checkpoints(Every(steps=4) | Every(epochs=1)),
-        everstep.Console(sink=lambda line: None),
+        everstep.services.Console(sink=lambda line: None),
     ]
 
     def begin(boundary: everstep.Boundary) -> None:
         task.epoch = boundary.epoch
 
-    listed.append(FunctionService(everstep.Moment.BEFORE_STEP, begin, None, "epoch"))  # as `loop.on` does
+    listed.append(
+        FunctionService(everstep.services.Moment.BEFORE_STEP, begin, None, "epoch")
+    )  # as `loop.on` does
     data = everstep.data.arrays
     streams = {"train": data(np.arange(8), batch_size=2, shuffle=True)}
     streams |= {"valid": data(np.arange(5), batch_size=2), "test": data(np.arange(3), batch_size=2)}
@@ -221,7 +224,7 @@ def test_their_order_is_irrelevant(whole: Path, tmp_path: Path) -> None:
 def supervised(run_dir: Path, crash: int = 0) -> tuple[str | None, dict[str, float], list[Any]]:
     """A loop without epochs, whose loss stands still."""
     settings = {"rate": 1.0, "noise": 0.0, "sum": 0.0}
-    lower = everstep.SetValue("settings.rate", times=0.5, least=0.2)
+    lower = everstep.services.SetValue("settings.rate", times=0.5, least=0.2)
     listed = [
         services.Plateau("loss", then=lower, long=3, short=1, cooldown=2, every=Every(steps=1)),
         services.Scheduled("settings.noise", services.Annealing(1.0, 0.5, every=4)),

@@ -27,7 +27,7 @@ VALUES = [math.nan, 0.7, 0.3, 0.7, 0.5, 0.3, 0.9, 0.2]
 """Of each epoch, of four steps."""
 
 
-GUARD = everstep.NaNGuard(metrics=["loss"])
+GUARD = everstep.services.NaNGuard(metrics=["loss"])
 """The default one would end a run at the NaN of a metric that is watched."""
 
 
@@ -80,11 +80,11 @@ def test_the_best_of_several_is_the_one_that_is_loaded(tmp_path: Path) -> None:
     weights = np.zeros(2)
     found = everstep.load(tmp_path / "best" / "valid_loss", {"w": weights})
     assert (found.epoch, *weights) == (2, 4, 4)
-    assert everstep.best(tmp_path)["valid_loss"] == loop.ending.best
+    assert everstep.runs.best(tmp_path)["valid_loss"] == loop.ending.best
     assert kept(tmp_path) == [(0.1, 2), (0.2, 1), (0.3, 3)]
     services = [everstep.Best("valid_loss", keep=1), everstep.Checkpoints(keep_last=1)]  # fewer stay
     everstep_run(tmp_path, services, [0, 0, 0, 0.4, 0.05], 5)
-    assert everstep.best(tmp_path)["valid_loss"].value == 0.05
+    assert everstep.runs.best(tmp_path)["valid_loss"].value == 0.05
 
 
 def test_a_frozen_base_is_not_written_again_for_each_best(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_two_evaluations_of_one_state_take_one_place(tmp_path: Path) -> None:
     run(tmp_path, [everstep.Best("valid_loss", keep=2)], tail, max_epoch=3)
     best = everstep.checkpoint.Store(tmp_path, 0, print).kept_best()["valid_loss"]
     assert [path.name for path in best] == ["epoch-0003-step-00000012", "epoch-0002-step-00000008"]
-    assert everstep.best(tmp_path)["valid_loss"].value == 0.9 / 3
+    assert everstep.runs.best(tmp_path)["valid_loss"].value == 0.9 / 3
 
 
 # ---- one flipped bit: found at the next start and by `verify`; no run fails to finish for it

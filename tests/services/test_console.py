@@ -442,7 +442,7 @@ PROGRAM = """
 import os, signal, sys
 import everstep
 what = sys.argv[2]
-services = [everstep.Console(everstep.Every(steps=1)), everstep.Best("valid_loss")]
+services = [everstep.services.Console(everstep.Every(steps=1)), everstep.Best("valid_loss")]
 with everstep.TrainLoop(sys.argv[1], {}, max_epoch=3, services=services, seed=1) as loop:
     for epoch in loop.iter_epochs():
         for step, _ in loop.iter_steps(range(4)):

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import everstep
-from everstep import Boundary, Every, Moment, Outcome, Service, Stage
+from everstep import Boundary, Every, Outcome, Service
 from everstep.errors import ConfigError, MetricError
+from everstep.services import Moment, Stage
 from tiny_runs import Tiny, quiet, rows
 
 Ask = Callable[[Any], object]
@@ -65,7 +66,7 @@ def trainer(
     run_dir: Path, ask: Ask = lambda loop: None, *services: Service, task: everstep.Task | None = None
 ) -> Any:
     streams = {"train": numbers(8), "valid": numbers(4)}
-    silent = everstep.Console(sink=lambda line: None)
+    silent = everstep.services.Console(sink=lambda line: None)
     door = everstep.Trainer(
         task or Task(), streams, run_dir, services=[silent, *services], max_epoch=1, seed=7
     )

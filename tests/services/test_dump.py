@@ -51,7 +51,7 @@ class Task(everstep.Task):
 
 def trainer(run_dir: Path, *services: everstep.Service, **options: Any) -> everstep.Trainer:
     streams = {"train": numbers(8, shuffle=True), "valid": numbers(5), "test": numbers(3)}
-    silent = everstep.Console(sink=lambda line: None)
+    silent = everstep.services.Console(sink=lambda line: None)
     options = {"max_epoch": 3, "seed": 7, **options}
     return everstep.Trainer(Task(), streams, run_dir, services=[*services, silent], **options)
 

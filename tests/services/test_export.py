@@ -27,7 +27,7 @@ from tiny_runs import Boom, boom_at
 
 LOSSES = [0.7, math.nan, 0.5, 0.6, 0.5]
 """Of each epoch, of four steps."""
-GUARD = everstep.NaNGuard(metrics=["loss"])
+GUARD = everstep.services.NaNGuard(metrics=["loss"])
 
 
 def exported(run_dir: Path, name: str = "export") -> dict[str, Any]:

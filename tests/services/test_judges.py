@@ -14,9 +14,9 @@ from crashing import collecting, run
 
 import everstep
 import warm
-from everstep import EarlyStop, Every, Service, SetValue, Stop
+from everstep import EarlyStop, Every, Service, Stop
 from everstep.errors import ConfigError, GuardStop, LossBoundError
-from everstep.services import Annealing, LossBound, Plateau, Require, Scheduled
+from everstep.services import Annealing, LossBound, Plateau, Require, Scheduled, SetValue
 from everstep.services.judges import Judge
 from everstep.supervisor.opening.comparing import changed_controllers
 from tiny_runs import Boom, Tiny, boom_at, rows
@@ -286,7 +286,7 @@ STORED: list[tuple[Judge, dict[str, Any]]] = [
         Require("loss", 1.0, step=7),
         {"metric": "loss", "value": 1.0, "mode": "min", "step": 7, "every": f"(At(7) | {EVERY_EPOCH})"},
     ),
-    (everstep.StopAfter(steps=9), {"steps": 9, "epochs": None}),
+    (everstep.services.StopAfter(steps=9), {"steps": 9, "epochs": None}),
 ]
 """Judges, and what checkpoints have of them."""
 

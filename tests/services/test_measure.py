@@ -102,9 +102,9 @@ class Slow:
 
 def test_speed_and_shares_in_a_train_loop(tmp_path: Path) -> None:
     clock = ManualClock()
-    services = [Throughput(32, every=Every(epochs=1)), everstep.Console(sink=lambda line: None)]
+    services = [Throughput(32, every=Every(epochs=1)), everstep.services.Console(sink=lambda line: None)]
     loop = everstep.TrainLoop(tmp_path / "run", max_epoch=2, services=services, clock=clock)
-    loop.on(everstep.Moment.AFTER_STEP, lambda boundary: clock.advance(0.5), every=2)
+    loop.on(everstep.services.Moment.AFTER_STEP, lambda boundary: clock.advance(0.5), every=2)
     with loop:
         for _ in loop.iter_epochs():
             for _step, _batch in loop.iter_steps(Slow(clock)):
@@ -239,7 +239,7 @@ def test_the_profiler_says_nothing_on_standard_error(tmp_path: Path) -> None:
     program = """
 import os, sys, torch, everstep
 from everstep.services import Profile
-quiet = everstep.Console(sink=lambda line: None)
+quiet = everstep.services.Console(sink=lambda line: None)
 services = [Profile(everstep.Every(steps=2), steps=1, keep=2), quiet]
 with everstep.Supervisor(sys.argv[1], services=services, max_step=8) as sv:
     sv.stream(None)

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import pytest
 
 import everstep
-from everstep import Boundary, Every, Moment, Outcome, Service, Stage, Stop
+from everstep import Boundary, Every, Outcome, Service, Stop
 from everstep.errors import ConfigError, ServiceError, UsageError
 from everstep.schedule import Schedule
+from everstep.services import Moment, Stage
 from everstep.testing import ManualClock
 from tiny_runs import Boom, Tiny, boom_at, events, rows
 

@@ -15,7 +15,7 @@ import numpy as np
 import everstep
 
 w = np.zeros(2)
-console = everstep.Console(everstep.Every(steps=1))
+console = everstep.services.Console(everstep.Every(steps=1))
 with everstep.TrainLoop({run!r}, {{"w": w}}, max_epoch=2, services=[console]) as loop:
     for epoch in loop.iter_epochs():
         for step, batch in loop.iter_steps(everstep.data.arrays(np.arange(8.0), batch_size=2)):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import everstep
-from everstep import Every, Recovery
+from everstep import Every
 from everstep.contracts.services import Boundary, Outcome, Service, Stage, Stop
 from everstep.errors import (
     CheckpointError,
@@ -22,7 +22,7 @@ from everstep.errors import (
     RolledBack,
 )
 from everstep.record import RunJournal
-from everstep.services import LossBound
+from everstep.services import LossBound, Recovery
 from everstep.testing import armed
 from tiny_runs import Boom, Tiny, boom_at, rows
 
@@ -262,9 +262,12 @@ class Judge(Service):
 def test_whatever_names_a_bad_step_is_undone(tmp_path: Path) -> None:
     bound = LossBound("other_loss", bound=1e9)
     guards = {
-        "stop": [everstep.NaNGuard("stop")],
-        "bound": [everstep.NaNGuard(metrics=[]), bound],
-        "bound, stop": [everstep.NaNGuard(metrics=[]), LossBound("other_loss", bound=1e9, policy="stop")],
+        "stop": [everstep.services.NaNGuard("stop")],
+        "bound": [everstep.services.NaNGuard(metrics=[]), bound],
+        "bound, stop": [
+            everstep.services.NaNGuard(metrics=[]),
+            LossBound("other_loss", bound=1e9, policy="stop"),
+        ],
     }
     for name, services in guards.items():
         program = finish(tmp_path / name, {(0, 7)}, services=[Recovery(), *services])
@@ -287,7 +290,9 @@ def test_whatever_names_a_bad_step_is_undone(tmp_path: Path) -> None:
 
 def test_a_state_that_is_refused_when_it_is_saved(tmp_path: Path) -> None:
     """Nothing watches a metric: the NaN is found in the state after step 10, two steps after the batch."""
-    program = finish(tmp_path, {(0, 8)}, late=True, services=[Recovery(), everstep.NaNGuard(metrics=[])])
+    program = finish(
+        tmp_path, {(0, 8)}, late=True, services=[Recovery(), everstep.services.NaNGuard(metrics=[])]
+    )
     assert quarantined(tmp_path) == [[(0, 9)], [(0, 8), (0, 10)]]
     assert program.loop.ending.finished
 

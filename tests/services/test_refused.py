@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import everstep
-from everstep import EarlyStop, Every, Save, SetValue
+from everstep import EarlyStop, Every, Save
 from everstep.errors import ConfigError
 from everstep.services import (
     CSV,
@@ -26,6 +26,7 @@ from everstep.services import (
     Require,
     Retry,
     Scheduled,
+    SetValue,
     TensorBoard,
     Throughput,
     When,
@@ -92,8 +93,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Profile(keep=0), "keep=0: give an integer, 1 or more, or None for all"),
     (lambda: Profile(steps=0), "steps=0"),
     (lambda: everstep.Best("loss", keep=0), "keep=0: give an integer, 1 or more"),
-    (lambda: everstep.Recovery(0), "max_rollbacks=0"),
-    (lambda: everstep.Recovery(reset_after=0), "reset_after=0"),
+    (lambda: everstep.services.Recovery(0), "max_rollbacks=0"),
+    (lambda: everstep.services.Recovery(reset_after=0), "reset_after=0"),
     (lambda: Retry(["ConnectionError"]), "is not a class of exceptions"),  # type: ignore[list-item]
     (lambda: Retry([KeyboardInterrupt]), "is not a class of exceptions"),  # type: ignore[list-item]
     (lambda: Retry(times=0), "times=0"),
@@ -101,7 +102,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: GlobalStepWaiter("other", 1, poll=0), "poll=0"),
     (lambda: GlobalStepWaiter("other", 1, timeout=A), "timeout="),
     *(
-        (lambda s=s: everstep.Console(plain_seconds=s), "a positive number")
+        (lambda s=s: everstep.services.Console(plain_seconds=s), "a positive number")
         for s in (0, -1.0, NAN, A, None, True)
     ),
     (lambda: Notify(), "give one of command"),

@@ -89,7 +89,7 @@ def train(
     streams = {"train": train, "valid": everstep.data.arrays(np.arange(4), batch_size=2)}
     services = [
         Retry(LISTED, backoff=0) if retry is None else retry,
-        everstep.Console(sink=lambda line: None),
+        everstep.services.Console(sink=lambda line: None),
         everstep.Checkpoints(Every(steps=3) | Every(epochs=1)),
     ]
     door = everstep.Trainer(task, streams, run_dir, services=services, seed=7, max_epoch=2, **options)
@@ -160,7 +160,7 @@ def test_another_error_is_not_tried_again(tmp_path: Path) -> None:
 
 def test_what_can_be_read_only_once_is_not_tried_again(tmp_path: Path) -> None:
     task = Task(Fault(3), Fault())
-    services = [Retry(LISTED, backoff=0), everstep.Console(sink=lambda line: None)]
+    services = [Retry(LISTED, backoff=0), everstep.services.Console(sink=lambda line: None)]
     stream = iter([np.ones(2)] * 9)
     door = everstep.Trainer(task, {"train": stream}, tmp_path / "run", services=services, max_step=5, seed=7)
     with pytest.raises(ConnectionError) as raised:

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import everstep
-from everstep import Boundary, Every, Outcome, Service, SetValue, Stage, services
+from everstep import Boundary, Every, Outcome, Service, services
 from everstep.errors import ConfigError, UsageError
+from everstep.services import SetValue, Stage
 from tiny_runs import quiet, rows
 
 
@@ -131,7 +132,7 @@ schedulers = torch.optim.lr_scheduler
 def test_a_scheduler_that_undoes_it_is_named_once(tmp_path: Path, make: Any, told: str | None) -> None:
     model = torch.nn.Linear(2, 1)
 
-    def rates(run_dir: Path, services: list[Service]) -> tuple[list[float], everstep.Ending]:
+    def rates(run_dir: Path, services: list[Service]) -> tuple[list[float], everstep.supervisor.Ending]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
         state = {"model": model, "optimizer": optimizer, "plan": make(optimizer)}
         found = []

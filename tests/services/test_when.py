@@ -14,9 +14,9 @@ from crashing import collecting, run
 
 import everstep
 import warm
-from everstep import Every, Interrupt, Save, SetValue, Stop
+from everstep import Every, Save, Stop
 from everstep.errors import ConfigError, ServiceError, UsageError
-from everstep.services import GlobalStepWaiter, OnBest, When
+from everstep.services import GlobalStepWaiter, Interrupt, OnBest, SetValue, When
 from tiny_runs import Boom, Tiny, boom_at, events, rows
 
 LOSSES = [0.5, 0.6, 0.4, 0.4, 0.3]
@@ -139,7 +139,7 @@ def test_before_and_after_a_save(tmp_path: Path) -> None:
 
     services = [everstep.Checkpoints(Every(steps=2))]
     with everstep.Supervisor(tmp_path, {"cache": Cache()}, services=services, max_step=4) as sv:
-        sv.on(everstep.Moment.AFTER_CHECKPOINT, lambda boundary: log.append(boundary.payload))
+        sv.on(everstep.services.Moment.AFTER_CHECKPOINT, lambda boundary: log.append(boundary.payload))
         sv.stream(None)
         while not sv.should_stop():
             sv.advance()

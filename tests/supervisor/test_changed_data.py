@@ -38,7 +38,7 @@ def start(run_dir: Path, make: Callable[[], Any], steps: int, **arguments: Any) 
         {"w": w},
         max_step=steps,
         seed=arguments.pop("seed", 5),
-        services=[everstep.Console(sink=lines.append)],
+        services=[everstep.services.Console(sink=lines.append)],
         **arguments,
     )
     data = make()
@@ -122,7 +122,7 @@ def test_a_chosen_seed_begins_anew_only_what_depends_on_it(tmp_path: Path, shuff
 def program(run_dir: Path, epochs: int, **arguments: Any) -> tuple[Any, list[str]]:
     """A program whose batch size grows with the epoch, made anew each time; crashes in none."""
     w, lines = np.zeros(1), []
-    services = [everstep.Console(sink=lines.append)]
+    services = [everstep.services.Console(sink=lines.append)]
     with everstep.TrainLoop(
         run_dir, {"w": w}, max_epoch=epochs, seed=5, services=services, **arguments
     ) as loop:

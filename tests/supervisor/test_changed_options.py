@@ -36,7 +36,7 @@ class Program:
         self.rates: list[float] = []
 
     def train(self, run_dir: Path, epochs: int, services: Any = (), **arguments: Any) -> Program:
-        services = [*services, everstep.Console(sink=self.lines.append)]
+        services = [*services, everstep.services.Console(sink=self.lines.append)]
         loop = everstep.TrainLoop(run_dir, self.state, max_epoch=epochs, services=services, **arguments)
         with loop:
             for _ in loop.iter_epochs():

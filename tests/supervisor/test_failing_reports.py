@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from everstep import Boundary, Every, Moment, Outcome, Service, Stage, Stop
+from everstep import Boundary, Every, Outcome, Service, Stop
 from everstep.errors import UsageError
+from everstep.services import Moment, Stage
 from tiny_runs import Tiny
 
 

@@ -19,7 +19,7 @@ from everstep.supervisor.threads.signals import SignalWatch
 STEPS = 12
 
 
-class Struck(everstep.Cursor):
+class Struck(everstep.data.Cursor):
     """Numbers; the fetch of one of them fails, and the signal that is to blame comes with the error."""
 
     def __init__(self, inner: Any, at: int, number: int | None) -> None:
@@ -37,7 +37,7 @@ class Struck(everstep.Cursor):
         return self.inner.position()
 
 
-class Struckable(everstep.Stream):
+class Struckable(everstep.data.Stream):
     def __init__(self, at: int = -1, number: int | None = None) -> None:
         self.data, self.at, self.number = arrays(np.arange(STEPS), batch_size=1), at, number
 
@@ -50,7 +50,7 @@ class Struckable(everstep.Stream):
 
 def train(run_dir: Path, door: str, stream: Struckable) -> tuple[list[float], Any]:
     w = np.zeros(1)
-    services = [everstep.Checkpoints(Every(steps=4)), everstep.Console(sink=lambda line: None)]
+    services = [everstep.Checkpoints(Every(steps=4)), everstep.services.Console(sink=lambda line: None)]
     arguments: dict[str, Any] = {"state": {"w": w}, "services": services, "seed": 1}
     if door == "loop":
         with everstep.TrainLoop(run_dir, max_epoch=1, **arguments) as loop:

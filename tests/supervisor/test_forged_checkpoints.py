@@ -182,7 +182,7 @@ def test_an_older_checkpoint_of_wrong_facts_stops_no_run(run_dir: Path, place: s
     forge(older, "step", 5)
     forge(older, place, value)
     assert program(run_dir).train(tail=valid).loop.ending.finished
-    assert everstep.best(run_dir).keys() == {"valid_loss"}
+    assert everstep.runs.best(run_dir).keys() == {"valid_loss"}
 
 
 def test_what_an_object_cannot_load_is_named_with_the_checkpoint_wherever_it_is_loaded(

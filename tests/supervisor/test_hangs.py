@@ -55,7 +55,7 @@ def test_a_save_that_hangs_beside_the_training(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.campaign("timed")
 def test_a_loop_that_waits_and_asks_does_not_hang(tmp_path: Path) -> None:
     """Nor does an evaluation: both draw batches, or ask whether to go on."""
-    services = [HangWatch(AFTER), everstep.Console(sink=lambda line: None)]
+    services = [HangWatch(AFTER), everstep.services.Console(sink=lambda line: None)]
     with everstep.Supervisor(tmp_path, {"w": np.zeros(1)}, max_step=2, services=services) as sv:
         data = sv.stream(everstep.data.arrays(np.arange(4), batch_size=1))
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a run has saved, in another one: `init_from=`, `InitFrom`, `everstep.load`, `everstep.best`."""
+"""What a run has saved, in another one: `init_from=`, `InitFrom`, `everstep.load`, `everstep.runs.best`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Net:
 
     def loop(self, run_dir: Path, max_epoch: int = 1, **arguments: Any) -> everstep.TrainLoop:
         saves = everstep.Checkpoints(everstep.Every(epochs=1), keep_last=9)
-        services = [everstep.Best("valid/loss"), saves, everstep.Console(sink=self.lines.append)]
+        services = [everstep.Best("valid/loss"), saves, everstep.services.Console(sink=self.lines.append)]
         arguments = {"seed": 1, "max_epoch": max_epoch, **arguments}
         return everstep.TrainLoop(run_dir, self.state, services=services, **arguments)
 
@@ -112,14 +112,14 @@ def test_the_best_weights_by_the_folder_of_their_metric(tmp_path: Path, trained:
     assert same(snapshot(net.model), weights[4])
     folder = run_dir / "best" / "valid.loss" / LAST
     assert loaded == Loaded(path=str(folder), step=8, epoch=4)
-    (best,) = everstep.best(run_dir).values()
-    assert best == everstep.BestRecord("valid/loss", 0.5, 8, 4, str(folder))
+    (best,) = everstep.runs.best(run_dir).values()
+    assert best == everstep.supervisor.BestRecord("valid/loss", 0.5, 8, 4, str(folder))
     # of a run that has gone back, the best is the one of that time
     shutil.copytree(run_dir, back := tmp_path / "run")
     shutil.rmtree(back / "checkpoints" / LAST)
     assert everstep.load(back / "best" / "valid.loss", {"model": net.model}).epoch == 2
     assert same(snapshot(net.model), weights[2])
-    assert everstep.best(str(back))["valid/loss"].value == 1.0
+    assert everstep.runs.best(str(back))["valid/loss"].value == 1.0
 
 
 SOURCES: list[Callable[[Path], Any]] = [
@@ -305,4 +305,4 @@ def test_a_choice_that_cannot_be_made(tmp_path: Path, trained: Trained) -> None:
         with pytest.raises(ConfigError, match="is not a path"):
             everstep.load(wrong, net.state)  # type: ignore[arg-type]
     with pytest.raises(RunDirError, match="is not a run"):
-        everstep.best(run.parent / "rum")
+        everstep.runs.best(run.parent / "rum")

@@ -38,7 +38,7 @@ class Program:
         }
         saves = everstep.Checkpoints(every or Every(steps=3), keep_last=None, copy=copy)
         self.lines: list[str] = []
-        console = everstep.Console(sink=self.lines.append)
+        console = everstep.services.Console(sink=self.lines.append)
         services = [saves, everstep.Best("valid_loss"), console, *more.pop("services", ())]
         arguments = {"max_epoch": 3, "seed": 0, **more}
         self.loop = everstep.TrainLoop(run_dir, state, services=services, **arguments)
@@ -134,7 +134,7 @@ def test_a_save_that_the_disk_refuses_leaves_the_one_before(tmp_path: Path, undi
 
 
 def test_nothing_that_is_not_finite_is_committed(tmp_path: Path) -> None:
-    program = Program(tmp_path, every=Every(steps=1), services=[everstep.NaNGuard()])
+    program = Program(tmp_path, every=Every(steps=1), services=[everstep.services.NaNGuard()])
 
     def spoil(loop: Any, step: int) -> None:
         if step == 3:

@@ -15,7 +15,7 @@ import everstep
 from everstep import Auto, Every, InitFrom, Supervisor, TrainLoop
 from everstep.errors import ConfigError, DataError, MetricError, RunDirError, StateError, UsageError
 from everstep.record import RunJournal
-from everstep.services import HangWatch
+from everstep.services import HangWatch, NaNGuard
 from everstep.testing import nothing_left
 from tiny_runs import Tiny, quiet
 
@@ -70,7 +70,7 @@ SCHEDULE = r'is not a schedule; .*, or "auto"'
 REFUSED: list[tuple[Call, type[Exception], str]] = [
     # where a run is to be
     *((lambda path, make=make: make(None), ConfigError, r"path|run_dir.* is not a path; give a path, as in")
-      for make in (TrainLoop, Supervisor, RunJournal, InitFrom, everstep.best)),
+      for make in (TrainLoop, Supervisor, RunJournal, InitFrom, everstep.runs.best)),
     *((lambda path, no=no: TrainLoop(no), ConfigError, "is not a path") for no in (3, "", b"run")),
     (lambda path: TrainLoop("~no-such-user-anywhere/run"), ConfigError, "give the path without '~'"),
     (lambda path: Tiny(Path("/proc/everstep-run"), max_epoch=1).train(), RunDirError, "can be written"),
@@ -113,19 +113,19 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     # schedules and services
     *((lambda path, make=make, value=value: make(value), ConfigError, WHOLE)
       for value in (0, 2.5, True, "3", NAN)
-      for make in (lambda n: Every(steps=n), everstep.At, lambda n: everstep.StopAfter(epochs=n))),
+      for make in (lambda n: Every(steps=n), everstep.At, lambda n: everstep.services.StopAfter(epochs=n))),
     *((lambda path, n=n: everstep.Checkpoints(keep_last=n), ConfigError, f"keep_last={n}")
       for n in (0, 2.5, True)),
-    (lambda path: everstep.StopAfter(), ConfigError, "give steps=, epochs= or seconds="),
-    (lambda path: everstep.StopAfter(seconds=0), ConfigError, "positive"),
-    (lambda path: everstep.StopAfter(step=5), ConfigError, "'step'; did you mean 'steps'"),  # type: ignore[call-arg]
-    (lambda path: everstep.NaNGuard("ignore"), ConfigError, '\'ignore\'.*"raise" or "stop"'),  # type: ignore[arg-type]
-    (lambda path: everstep.NaNGuard(metrics="loss"), ConfigError, r"give a list of names, \['loss'\]"),
+    (lambda path: everstep.services.StopAfter(), ConfigError, "give steps=, epochs= or seconds="),
+    (lambda path: everstep.services.StopAfter(seconds=0), ConfigError, "positive"),
+    (lambda path: everstep.services.StopAfter(step=5), ConfigError, "'step'; did you mean 'steps'"),  # type: ignore[call-arg]
+    (lambda path: NaNGuard("ignore"), ConfigError, '\'ignore\'.*"raise" or "stop"'),  # type: ignore[arg-type]
+    (lambda path: NaNGuard(metrics="loss"), ConfigError, r"give a list of names, \['loss'\]"),
     (lambda path: everstep.Best("valid_loss", "lower"), ConfigError, "'lower'"),  # type: ignore[arg-type]
     (lambda path: everstep.Best("f1"), ConfigError, 'give mode="min"'),
     (lambda path: everstep.Checkpoints(100), ConfigError, "every=100"),  # type: ignore[arg-type]
     (lambda path: everstep.EarlyStop("loss", patience=2, every=5), ConfigError, "every=5"),  # type: ignore[arg-type]
-    (lambda path: everstep.Console(plain_seconds=0), ConfigError, "plain_seconds=0"),
+    (lambda path: everstep.services.Console(plain_seconds=0), ConfigError, "plain_seconds=0"),
     *((lambda path, wrong=wrong: HangWatch(**wrong), ConfigError, next(iter(wrong)))
       for wrong in ({"after": 0}, {"after": NAN}, {"after": "1h"}, {"then": "end"})),
     (lambda path: Auto(share=1.0), ConfigError, "share=1.0: give a part of the time"),

@@ -269,7 +269,7 @@ def test_a_finished_checkpoint_that_is_chosen_sets_the_later_ones_aside(tmp_path
 def test_what_a_dict_has_and_its_checkpoint_lacks_is_said_once(tmp_path: Path) -> None:
     def lines(notes: dict[str, int]) -> list[str]:
         said: list[str] = []
-        console = everstep.Console(sink=said.append)
+        console = everstep.services.Console(sink=said.append)
         with Supervisor(tmp_path / "run", {"notes": notes}, max_step=1, services=[console]) as sv:
             sv.stream(None)
             while not sv.should_stop():

@@ -38,7 +38,7 @@ class Walk:
         self.seen: list[tuple[int, ...]] = []
         self.lines: list[str] = []
         arguments = {"seed": 3, "state": {"w": self.w, "momentum": self.momentum}, **arguments}
-        services = [*arguments.pop("services", ()), everstep.Console(sink=self.lines.append)]
+        services = [*arguments.pop("services", ()), everstep.services.Console(sink=self.lines.append)]
         self.sv = Supervisor(run_dir, services=services, **arguments)
 
     def run(self, inside: Hook = lambda sv, step: None) -> Walk:

@@ -16,7 +16,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import everstep
-from everstep import Every, Moment, Outcome, Save, Service, SetValue, Stage, Stop, backends
+from everstep import Every, Outcome, Save, Service, Stop, backends
 from everstep.services import (
     CSV,
     Annealing,
@@ -25,12 +25,15 @@ from everstep.services import (
     JSONLines,
     LogVariables,
     LossBound,
+    Moment,
     OnBest,
     Plateau,
     Profile,
     Require,
     Scheduled,
+    SetValue,
     Sink,
+    Stage,
     System,
     TensorBoard,
     Throughput,
@@ -58,17 +61,17 @@ def looks(boundary: everstep.Boundary) -> None:
 BUILT_IN: dict[str, Callable[[], Service]] = {
     "Checkpoints": lambda: everstep.Checkpoints(Every(steps=3)),
     "Checkpoints, all defaults": lambda: everstep.Checkpoints(),
-    "Console": lambda: everstep.Console(Every(steps=1), plain_seconds=150),
+    "Console": lambda: everstep.services.Console(Every(steps=1), plain_seconds=150),
     "EarlyStop": lambda: everstep.EarlyStop("valid_loss", patience=1),
     "EarlyStop on the steps' mean": lambda: everstep.EarlyStop("loss", patience=2),
     "Best": lambda: everstep.Best("valid_accuracy"),
     "Best, restored": lambda: everstep.Best("valid_loss", restore_at_end=True),
     "Best by the steps' mean": lambda: everstep.Best("loss", "max", save=False),
-    "NaNGuard": lambda: everstep.NaNGuard(metrics=["*"]),
-    "Recovery": everstep.Recovery,
-    "StopAfter steps": lambda: everstep.StopAfter(steps=3),
-    "StopAfter epochs": lambda: everstep.StopAfter(epochs=2),
-    "StopAfter seconds": lambda: everstep.StopAfter(seconds=150),
+    "NaNGuard": lambda: everstep.services.NaNGuard(metrics=["*"]),
+    "Recovery": everstep.services.Recovery,
+    "StopAfter steps": lambda: everstep.services.StopAfter(steps=3),
+    "StopAfter epochs": lambda: everstep.services.StopAfter(epochs=2),
+    "StopAfter seconds": lambda: everstep.services.StopAfter(seconds=150),
     "Record": record,
     "Best of several": lambda: everstep.Best("valid_accuracy", keep=2),
     "Plateau": lambda: Plateau("loss", then=SetValue("settings.rate", 0.5), long=2, short=1),
@@ -289,7 +292,7 @@ def test_a_metric_of_ones_own_is_collected_on_request() -> None:
 
 
 def test_a_failing_save_is_armed_for_a_block_only(tmp_path: Path) -> None:
-    def train(run: str) -> everstep.Ending:
+    def train(run: str) -> everstep.supervisor.Ending:
         with everstep.Supervisor(tmp_path / run, max_step=2, default_services=False) as sv:
             batches = sv.stream(everstep.data.arrays(np.arange(4), batch_size=1))
             while not sv.should_stop():

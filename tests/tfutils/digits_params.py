@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import everstep
-from everstep.tfutils.task import Named
+from everstep.compat.tfutils.task import Named
 from tiny_runs import Boom
 
 ImageSet = dict[str, Any]

@@ -29,11 +29,11 @@ from digits_params import (
 import everstep
 from everstep.backends.torch.tfutils import parts
 from everstep.checkpoint import Checkpoint, read_checkpoint
+from everstep.compat.tfutils.params import ParamsRecord, restored
 from everstep.errors import ChangedError, ConfigError, HiLossError, NoCheckpointError, RestoreError
 from everstep.experiment import intermediate_results, recorded_params
 from everstep.proof.compare import compare_runs
 from everstep.record import RunDir, RunJournal
-from everstep.tfutils.params import ParamsRecord, restored
 from postgres_server import Server
 from tiny_runs import Boom
 
@@ -55,8 +55,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def train(exp_id: str = "basic", **changes: Any) -> everstep.Ending:
-    ending: everstep.Ending = everstep.train_from_params(**params(exp_id, **changes), skip_check=True)
+def train(exp_id: str = "basic", **changes: Any) -> everstep.supervisor.Ending:
+    ending: everstep.supervisor.Ending = everstep.compat.tfutils.train_from_params(
+        **params(exp_id, **changes), skip_check=True
+    )
     return ending
 
 
@@ -64,7 +66,7 @@ def failed(**tree: Any) -> None:
     """Train until the training fails."""
     digits_params.FAILS_AT.append(8)
     with pytest.raises(Boom):
-        everstep.train_from_params(**tree, skip_check=True)
+        everstep.compat.tfutils.train_from_params(**tree, skip_check=True)
     digits_params.FAILS_AT.clear()
 
 
@@ -130,7 +132,7 @@ def test_neither_a_baseline_nor_the_initial_weights_nor_a_threshold() -> None:
 
 def test_nothing_is_saved_without_do_save_or_with_dont_run() -> None:
     assert train(save_params__do_save=False, train_params__num_steps=2).step == 2
-    trainer = everstep.train_from_params(**params(), dont_run=True, skip_check=True)
+    trainer = everstep.compat.tfutils.train_from_params(**params(), dont_run=True, skip_check=True)
     assert isinstance(trainer, everstep.Trainer) and trainer.max_step == 20
     assert not Path("runs").exists()
 
@@ -188,7 +190,7 @@ def test_aggregations_of_validations() -> None:
     online = params(train_params__num_steps=1, **{f"{VALID}__online_agg_func": running_mean})
     valid = online["validation_params"]["valid0"]
     valid["data"], valid["agg_func"] = valid.pop("data_params"), None
-    everstep.train_from_params(**online, skip_check=True)
+    everstep.compat.tfutils.train_from_params(**online, skip_check=True)
     plain = train("plain", train_params__num_steps=1)
     assert plain.step == 1
     running, listed = (
@@ -202,10 +204,12 @@ def test_a_model_of_numpy_trains_itself() -> None:
     tree = params(model_params={"func": numpy_model, "seed": 3}, train_params__targets=None)
     del tree["loss_params"], tree["optimizer_params"], tree["validation_params"]
 
-    def start(exp_id: str, num_steps: int) -> everstep.Ending:
+    def start(exp_id: str, num_steps: int) -> everstep.supervisor.Ending:
         given = copy.deepcopy(tree)
         given["save_params"]["exp_id"], given["train_params"]["num_steps"] = exp_id, num_steps
-        ending: everstep.Ending = everstep.train_from_params(**given, skip_check=True)
+        ending: everstep.supervisor.Ending = everstep.compat.tfutils.train_from_params(
+            **given, skip_check=True
+        )
         return ending
 
     start("twice", 3)
@@ -222,7 +226,7 @@ def test_several_models_train_on_one_reading_each_as_if_alone() -> None:
     models = [{"func": mnist_model, "seed": seed, "width": w} for w, seed in zip(widths, seeds, strict=True)]
     tree = params("several", train_params__data_params=data, train_params__num_steps=4)
     digits_params.READS.clear()
-    endings = everstep.train_from_params(**{**tree, "model_params": models}, skip_check=True)
+    endings = everstep.compat.tfutils.train_from_params(**{**tree, "model_params": models}, skip_check=True)
     assert len(digits_params.READS) == 4 + 1  # and the batch that tells the models its shape
     for number, model in enumerate(models):
         alone = train(
@@ -239,8 +243,8 @@ def test_several_models_train_on_one_reading_each_as_if_alone() -> None:
 @pytest.mark.campaign("long")
 def test_several_models_that_fail_resume_exactly() -> None:
     failed(**digits_params.several())
-    endings = everstep.train_from_params(**digits_params.several(), skip_check=True)
-    whole = everstep.train_from_params(**digits_params.several("whole"), skip_check=True)
+    endings = everstep.compat.tfutils.train_from_params(**digits_params.several(), skip_check=True)
+    whole = everstep.compat.tfutils.train_from_params(**digits_params.several("whole"), skip_check=True)
     assert [ending.digest for ending in endings] == [ending.digest for ending in whole]
     assert len(endings) == 2 and all(ending.resumed_from for ending in endings)
 
@@ -263,7 +267,7 @@ def test_several_models_that_fail_resume_exactly() -> None:
 )
 def test_lists_that_do_not_fit(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        everstep.train_from_params(**{**params(), **changes}, skip_check=True)
+        everstep.compat.tfutils.train_from_params(**{**params(), **changes}, skip_check=True)
 
 
 # ---------------------------------------------------------------------------------------- loading
@@ -377,9 +381,9 @@ def test_at_its_own_place_a_changed_model_is_never_silent(trained: Path) -> None
         train(model_params__width=6)
     wide = {**params(model_params__width=6), "on_change": "override", "skip_check": True}
     with pytest.raises(RestoreError, match=r"reshaped .*model/conv.weight .4, 1, 3, 3. .*-> .6, 1, 3, 3."):
-        everstep.train_from_params(**wide)
+        everstep.compat.tfutils.train_from_params(**wide)
     changed = {**params(model_params__dropout=0.5), "on_change": "override", "skip_check": True}
-    assert everstep.train_from_params(**changed).step == 20
+    assert everstep.compat.tfutils.train_from_params(**changed).step == 20
     assert RunJournal(trained).facts()["config"]["model_params"]["dropout"] == 0.5
 
 
@@ -411,7 +415,7 @@ def test_host_and_port_are_a_database(server: Server, monkeypatch: pytest.Monkey
     both = params(train_params__num_steps=3)
     save = [{**both["save_params"], "exp_id": name, "host": host} for name, host in (("a", url), ("b", None))]
     with pytest.raises(ConfigError, match="host and port differ"):
-        everstep.train_from_params(**{**both, "save_params": save}, skip_check=True)
+        everstep.compat.tfutils.train_from_params(**{**both, "save_params": save}, skip_check=True)
 
 
 def test_a_query_for_the_run_itself_is_pointless(trained: Path) -> None:
@@ -427,14 +431,14 @@ def validate(save_params: Any = None, **valid: Any) -> Any:
     validations["valid0"] |= valid
     place = {**HERE, "exp_id": "basic"}
     model = {"func": mnist_model, "width": 4}
-    return everstep.test_from_params(place, model, validations, save_params, skip_check=True)
+    return everstep.compat.tfutils.test_from_params(place, model, validations, save_params, skip_check=True)
 
 
 def test_a_test_is_recorded_with_its_checkpoint(trained: Path) -> None:
     found = validate()
     inside = RunJournal(trained).series("valid0/top1", "eval/valid0")
     assert found == {"valid0": {"top1": inside[1][-1]}}
-    (record,) = everstep.evaluations(trained)
+    (record,) = everstep.runs.evaluations(trained)
     assert record.metrics == {"valid0/top1": found["valid0"]["top1"]} and record.step == 10
 
 
@@ -466,11 +470,13 @@ def test_a_test_is_not_recorded_in_a_training_run(trained: Path) -> None:
 
 def test_what_cannot_be_validate(trained: Path) -> None:
     with pytest.raises(NoCheckpointError):
-        everstep.test_from_params({"exp_id": "none"}, {"func": mnist_model}, params()["validation_params"])
+        everstep.compat.tfutils.test_from_params(
+            {"exp_id": "none"}, {"func": mnist_model}, params()["validation_params"]
+        )
     with pytest.raises(ConfigError, match="load_params name no checkpoint"):
-        everstep.test_from_params({}, {"func": mnist_model}, params()["validation_params"])
+        everstep.compat.tfutils.test_from_params({}, {"func": mnist_model}, params()["validation_params"])
     with pytest.raises(ConfigError, match="validation_params name no validation"):
-        everstep.test_from_params({**HERE, "exp_id": "basic"}, {"func": mnist_model}, {})
+        everstep.compat.tfutils.test_from_params({**HERE, "exp_id": "basic"}, {"func": mnist_model}, {})
 
 
 # --------------------------------------------------------------------------------- what is recorded
@@ -480,7 +486,7 @@ def test_a_run_is_made_again_from_its_record(trained: Path) -> None:
     tree = recorded_params(trained)
     assert tree["model_params"]["func"] is mnist_model
     tree["save_params"]["exp_id"] = "again"
-    again = everstep.train_from_params(**tree, skip_check=True)
+    again = everstep.compat.tfutils.train_from_params(**tree, skip_check=True)
     assert again.digest == read_checkpoint(trained / "checkpoints" / "epoch-0002-step-00000010").digest
 
 
@@ -491,7 +497,7 @@ def test_a_pattern_is_recorded_as_a_string_that_finds_the_same() -> None:
 
 
 def test_functions_are_recorded_with_where_they_come_from() -> None:
-    everstep.train_from_params(**params(train_params__num_steps=1))
+    everstep.compat.tfutils.train_from_params(**params(train_params__num_steps=1))
     (start,) = RunJournal(BASIC).events("segment", valid=False)
     config = start.data["facts"]["config"]
     func, loss = config["model_params"]["func"], config["loss_params"]["loss_func"]

@@ -43,10 +43,12 @@ def evaluated(run_dir: Path) -> list[int]:
 
 def apart(run_dir: Path) -> list[int]:
     """The steps of the checkpoints that were evaluated apart from the loop."""
-    return [one.step for one in everstep.evaluations(run_dir)]
+    return [one.step for one in everstep.runs.evaluations(run_dir)]
 
 
-def train_and_evaluate(door: everstep.Trainer, **how: Any) -> tuple[everstep.Ending, dict[str, float]]:
+def train_and_evaluate(
+    door: everstep.Trainer, **how: Any
+) -> tuple[everstep.supervisor.Ending, dict[str, float]]:
     """How training ended, and what the evaluation of the end found."""
     ending = door.run_training(**{"evaluate_end": True, **how})
     return ending, door.evaluate_all()
@@ -133,7 +135,7 @@ def test_all_streams_of_the_services_are_evaluated(tmp_path: Path) -> None:
     trainer(tmp_path / "run", services=services).run_training()
     found = trainer(tmp_path / "run", services=services).evaluate_all(newest=True)
     assert set(found) == {f"{stream}/{name}" for stream in ("valid", "test") for name in ("loss", "noise")}
-    assert [(one.stream, one.num_steps) for one in everstep.evaluations(tmp_path / "run")] == [
+    assert [(one.stream, one.num_steps) for one in everstep.runs.evaluations(tmp_path / "run")] == [
         ("valid", 1),
         ("test", -1),
     ]
@@ -182,7 +184,7 @@ def test_an_evaluation_is_recorded_with_its_checkpoint(tmp_path: Path) -> None:
     trainer(run_dir).run_evaluation("test")
     door.evaluate("test", 1)
     assert [path.read_bytes() for path in sorted((run_dir / "journal").iterdir())] == before
-    first, second, part = everstep.evaluations(run_dir)
+    first, second, part = everstep.runs.evaluations(run_dir)
     assert first.metrics == second.metrics == found != part.metrics
     assert (first.stream, first.checkpoint, first.step, first.epoch, first.num_steps) == (
         *("test", "epoch-0002-step-00000008"),
@@ -198,17 +200,17 @@ def test_what_was_not_recorded_whole_does_not_count(tmp_path: Path) -> None:
     door = trainer(tmp_path / "run")
     door.run_training()
     (tmp_path / "run" / "evaluations").mkdir()  # killed when it was to be made
-    assert everstep.evaluations(tmp_path / "run") == []
+    assert everstep.runs.evaluations(tmp_path / "run") == []
     found = [door.evaluate("test"), door.evaluate("valid")]
     torn = max((tmp_path / "run" / "evaluations").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     torn.write_bytes(torn.read_bytes()[:-3])
-    assert [one.metrics for one in everstep.evaluations(tmp_path / "run")] == found[:1]
+    assert [one.metrics for one in everstep.runs.evaluations(tmp_path / "run")] == found[:1]
     hazard.arm("ENOSPC:evaluations.fsync:1-9")
     with pytest.warns(RuntimeWarning, match="an evaluation is not recorded: .*; repair the disk"):
         assert door.evaluate("valid") == found[1]
     hazard.arm(None)
     found[1] = door.evaluate("valid", 1)
-    assert [one.metrics for one in everstep.evaluations(tmp_path / "run")] == found
+    assert [one.metrics for one in everstep.runs.evaluations(tmp_path / "run")] == found
 
 
 @pytest.mark.campaign("random")
@@ -221,7 +223,7 @@ def test_processes_record_at_the_same_time(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, str(tmp_path / "run")]
     both = [warm.Popen(command, env={**os.environ, "PYTHONPATH": path}) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
-    found = everstep.evaluations(tmp_path / "run")
+    found = everstep.runs.evaluations(tmp_path / "run")
     assert len(found) == 10 and len({str(one.metrics) for one in found}) == 1
 
 
@@ -233,7 +235,7 @@ def test_restored_best_weights_are_what_is_evaluated_and_named(tmp_path: Path) -
     task = Rising()
     best = everstep.Best("valid/step", "min", restore_at_end=True)
     _, metrics = train_and_evaluate(trainer(tmp_path / "run", task, services=[best]))
-    (found,) = everstep.evaluations(tmp_path / "run")
+    (found,) = everstep.runs.evaluations(tmp_path / "run")
     assert found.checkpoint == "best/valid.step/epoch-0001-step-00000004" and found.step == 4
     assert metrics["valid/w"] == task.w[0]
     newest = trainer(tmp_path / "run", Rising()).evaluate_all(newest=True)
@@ -244,7 +246,7 @@ def test_data_without_a_name_is_not_recorded(tmp_path: Path) -> None:
     door = trainer(tmp_path / "run")
     door.train(1)
     door.evaluate([(np.array([1.0]),)])
-    assert everstep.evaluations(tmp_path / "run") == []
+    assert everstep.runs.evaluations(tmp_path / "run") == []
 
 
 # ------------------------------------------------------------------------------------- epochs
@@ -268,14 +270,16 @@ def test_an_epoch_alone_is_one_epoch_of_the_run(tmp_path: Path) -> None:
 def test_the_best_weights_are_evaluated_and_predicted_with(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     trainer(run_dir, max_epoch=4, services=[everstep.Evaluate(), everstep.Best("valid/loss")]).run_training()
-    best = everstep.best(run_dir)["valid/loss"]
+    best = everstep.runs.best(run_dir)["valid/loss"]
     assert best.path is not None and best.step != 16  # the newest is another one
     door = trainer(run_dir, max_epoch=4)
     newest = door.evaluate("valid")
     for name in ("best", "best/valid/loss", best.path):
         found = door.evaluate("valid", weights=name)
         assert found["valid/loss"] == best.value != newest["valid/loss"]
-    assert {Path(one.checkpoint).name for one in everstep.evaluations(run_dir)[1:]} == {Path(best.path).name}
+    assert {Path(one.checkpoint).name for one in everstep.runs.evaluations(run_dir)[1:]} == {
+        Path(best.path).name
+    }
     (prediction, *_) = door.predict("valid", weights="best")
     assert np.array_equal(prediction, next(iter(door.predict("valid", weights=best.path))))
     with pytest.raises(ConfigError, match="'best/valid/loss'"):
@@ -484,19 +488,19 @@ def names(run_dir: Path) -> list[str]:
 def test_both_are_killed_and_nothing_is_evaluated_twice_or_missed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     watcher, training = process("watch", run), process("train", run)
-    until(lambda: (run / "evaluations").exists() and len(everstep.evaluations(run)) >= 5)
+    until(lambda: (run / "evaluations").exists() and len(everstep.runs.evaluations(run)) >= 5)
     watcher.kill()
     until(lambda: len(names(run)) >= 12)
     training.kill()
     for killed in (watcher, training):
         killed.communicate()
         assert killed.returncode == -signal.SIGKILL
-    before = everstep.evaluations(run)
+    before = everstep.runs.evaluations(run)
     watcher, training = process("watch", run), process("train", run)
     said, _ = watcher.communicate()
     trained, _ = training.communicate()
     assert (watcher.returncode, training.returncode) == (0, 0), said + trained
-    found = everstep.evaluations(run)
+    found = everstep.runs.evaluations(run)
     assert found[: len(before)] == before
     assert {(one.stream, one.checkpoint) for one in found} == {
         (stream, name) for stream in ("valid", "test") for name in names(run)
@@ -526,7 +530,7 @@ def test_each_checkpoint_in_order_then_none(tmp_path: Path) -> None:
     trainer(tmp_path / "loop", services=in_the_loop, max_step=6).run_training()
     for name in ("valid/loss", "valid/noise"):
         assert [one.metrics[name] for one in found] == RunJournal(tmp_path / "loop").series(name)[1]
-    assert everstep.evaluations(tmp_path / "run") == found
+    assert everstep.runs.evaluations(tmp_path / "run") == found
     assert list(door(tmp_path / "run").watch()) == []
     assert len(list(door(tmp_path / "run").watch("test"))) == 7
     door(tmp_path / "run", steps=7).run_training()

@@ -38,7 +38,7 @@ class Fit(everstep.torch.Task):
 
 def door(run_dir: Path, task: everstep.Task, **arguments: Any) -> everstep.Trainer:
     streams = {name: everstep.data.arrays(X, batch_size=4) for name in ("train", "valid")}
-    services = [everstep.Console(sink=lambda line: None), *arguments.pop("services", ())]
+    services = [everstep.services.Console(sink=lambda line: None), *arguments.pop("services", ())]
     return everstep.Trainer(task, streams, run_dir, services=services, seed=3, max_epoch=2, **arguments)
 
 

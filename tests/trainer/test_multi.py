@@ -88,7 +88,7 @@ def assert_same(folder: Path, alone: Path) -> None:
 def test_each_is_the_run_that_it_would_be_alone_and_a_batch_is_read_once(tmp_path: Path, alone: Path) -> None:
     READS.clear()
     before = np.random.get_state()[1].tolist()  # type: ignore[index, union-attr]
-    endings = everstep.MultiRun(runs(tmp_path, scaled())).run_training()
+    endings = everstep.trainer.MultiRun(runs(tmp_path, scaled())).run_training()
     assert [ending.step for ending in endings] == [12, 12, 12]
     assert len(READS) == 12
     assert np.random.get_state()[1].tolist() == before  # type: ignore[index, union-attr]
@@ -101,12 +101,12 @@ def test_one_that_fails_leaves_the_others_alone_and_goes_on_behind_them(
     tmp_path: Path, alone: Path, at: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(Boom) as raised:
-        everstep.MultiRun(runs(tmp_path, scaled(b=(at, Boom)))).run_training()
+        everstep.trainer.MultiRun(runs(tmp_path, scaled(b=(at, Boom)))).run_training()
     assert any(str(tmp_path / "b") in note for note in raised.value.__notes__)
     assert "b failed: Boom" in capsys.readouterr().out
     for name in ("a", "c"):
         assert compare_runs(tmp_path / name, alone / name) == []
-    everstep.MultiRun(runs(tmp_path, scaled())).run_training()
+    everstep.trainer.MultiRun(runs(tmp_path, scaled())).run_training()
     assert_same(tmp_path, alone)
 
 
@@ -118,11 +118,11 @@ def test_a_signal_saves_all_and_all_go_on(tmp_path: Path, alone: Path, at: int) 
 
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Interrupted) as raised:
-        everstep.MultiRun(runs(tmp_path, scaled(b=(at, interrupt)))).run_training()
+        everstep.trainer.MultiRun(runs(tmp_path, scaled(b=(at, interrupt)))).run_training()
     assert raised.value.code == 128 + signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is before
     READS.clear()
-    endings = everstep.MultiRun(runs(tmp_path, scaled())).run_training()
+    endings = everstep.trainer.MultiRun(runs(tmp_path, scaled())).run_training()
     assert all(ending.step == 12 for ending in endings)
     assert len(READS) <= 12 - at + 2
     assert_same(tmp_path, alone)
@@ -134,7 +134,7 @@ def test_runs_that_stand_apart_come_together(tmp_path: Path, alone: Path) -> Non
     for steps, each in zip((3, 7), runs(tmp_path, {name: tasks[name] for name in "ab"}), strict=True):
         each.train(steps)
     READS.clear()
-    everstep.MultiRun(runs(tmp_path, scaled())).run_training()
+    everstep.trainer.MultiRun(runs(tmp_path, scaled())).run_training()
     assert len(READS) <= 12 + 4  # not 12 + 9 + 5: where they met, a batch was read twice
     assert_same(tmp_path, alone)
 
@@ -152,7 +152,7 @@ def test_limits_evaluations_and_stops_are_each_ones_own(tmp_path: Path) -> None:
 
     for each in together(tmp_path / "alone"):
         each.run_training()
-    endings = everstep.MultiRun(together(tmp_path / "together")).run_training()
+    endings = everstep.trainer.MultiRun(together(tmp_path / "together")).run_training()
     assert endings[0].step == 8 and endings[2].step == 9
     assert_same(tmp_path / "together", tmp_path / "alone")
 
@@ -167,7 +167,7 @@ def test_one_that_goes_back_comes_to_the_others_again(tmp_path: Path) -> None:
 
     def together(folder: Path) -> list[everstep.Trainer]:
         data, saves = counted(), everstep.Checkpoints(everstep.Every(steps=3))
-        services = {"a": [saves], "b": [saves, everstep.Recovery(9)], "c": [saves]}
+        services = {"a": [saves], "b": [saves, everstep.services.Recovery(9)], "c": [saves]}
         tasks = {"a": Scaled(), "b": Spoilt(), "c": Scaled(3.0)}
         return [
             trainer(folder / name, task, streams={"train": data}, max_epoch=3, services=services[name])
@@ -176,7 +176,7 @@ def test_one_that_goes_back_comes_to_the_others_again(tmp_path: Path) -> None:
 
     for each in together(tmp_path / "alone"):
         each.run_training()
-    endings = everstep.MultiRun(together(tmp_path / "together")).run_training()
+    endings = everstep.trainer.MultiRun(together(tmp_path / "together")).run_training()
     assert [ending.step for ending in endings] == [12, 9, 12]
     assert_same(tmp_path / "together", tmp_path / "alone")
 
@@ -214,7 +214,7 @@ def test_torch_models_with_dropout_and_a_loader_of_augmented_samples(tmp_path: P
 
     for each in together(tmp_path / "alone"):
         each.run_training()
-    everstep.MultiRun(together(tmp_path / "together")).run_training()
+    everstep.trainer.MultiRun(together(tmp_path / "together")).run_training()
     assert_same(tmp_path / "together", tmp_path / "alone")
 
 
@@ -231,27 +231,27 @@ def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
         ]
 
     shared, own = numbers(), numbers(seed=0)
-    everstep.MultiRun(several(lambda: own, 1, 2, None))
+    everstep.trainer.MultiRun(several(lambda: own, 1, 2, None))
     with pytest.raises(ConfigError, match=r"runs have the seeds \[1, 2\]; give all Trainers one seed"):
-        everstep.MultiRun(several(lambda: shared, 1, 2))
+        everstep.trainer.MultiRun(several(lambda: shared, 1, 2))
     with pytest.raises(ConfigError, match="give all Trainers one seed"):
-        everstep.MultiRun(several(lambda: shared, None, None))
+        everstep.trainer.MultiRun(several(lambda: shared, None, None))
     with pytest.raises(ConfigError, match='give each of them the same object as "train"'):
-        everstep.MultiRun(several(numbers, 1, 1))
+        everstep.trainer.MultiRun(several(numbers, 1, 1))
     loader = torch.utils.data.DataLoader(torch.arange(8), batch_size=2, shuffle=True)
     for given in ([loader, loader], [own, loader], [own, iter([1])]):  # one at a time, the first first
         one = iter(given)
         with pytest.raises(ConfigError, match="several runs cannot share it"):
-            everstep.MultiRun(several(lambda one=one: next(one), 1, 1))
+            everstep.trainer.MultiRun(several(lambda one=one: next(one), 1, 1))
     batches = [np.arange(4.0)] * 3
     with pytest.raises(ConfigError, match="of a list of batches everstep"):
-        everstep.MultiRun(several(lambda: batches, 1, 1))
+        everstep.trainer.MultiRun(several(lambda: batches, 1, 1))
     ready = everstep.data.as_stream(batches)
-    everstep.MultiRun(several(lambda: ready, 1, 1))
+    everstep.trainer.MultiRun(several(lambda: ready, 1, 1))
     with pytest.raises(ConfigError, match="give Trainers"):
-        everstep.MultiRun([])
+        everstep.trainer.MultiRun([])
     with pytest.raises(ConfigError, match="give Trainers"):
-        everstep.MultiRun([TinyTask()])  # type: ignore[list-item]
+        everstep.trainer.MultiRun([TinyTask()])  # type: ignore[list-item]
 
 
 def test_a_copy_has_its_own_memory_and_the_strides() -> None:

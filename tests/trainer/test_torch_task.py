@@ -44,7 +44,7 @@ def train(run_dir: Path, task: Linear, batch: int = 4, **arguments: Any) -> Line
         "train": everstep.data.arrays(X, Y, batch_size=batch),
         "valid": everstep.data.arrays(X[:7], Y[:7], batch_size=4),
     }
-    services = [*arguments.pop("services", ()), everstep.Console(sink=lines.append)]
+    services = [*arguments.pop("services", ()), everstep.services.Console(sink=lines.append)]
     options = {"seed": 3, "max_epoch": 1, **arguments}
     everstep.Trainer(task, streams, run_dir, services=services, **options).run_training()
     return task
@@ -140,7 +140,11 @@ def test_the_mean_of_tokens_that_are_not_padding_is_that_of_the_whole_batch(tmp_
     def run(name: str, batch: int, **arguments: Any) -> tuple[torch.Tensor, list[float]]:
         task = Tokens(**arguments)
         data = {"train": everstep.data.arrays(torch.arange(11), tokens, batch_size=batch)}
-        options: dict[str, Any] = {"max_epoch": 2, "seed": 3, "services": [everstep.Console(sink=list)]}
+        options: dict[str, Any] = {
+            "max_epoch": 2,
+            "seed": 3,
+            "services": [everstep.services.Console(sink=list)],
+        }
         everstep.Trainer(task, data, tmp_path / name, **options).run_training()
         losses = "window_loss" if arguments else "loss"
         phases = ("step", "tail")

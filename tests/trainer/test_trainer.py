@@ -14,23 +14,11 @@ import pytest
 from tiny_task import TinyTask, numbers, trainer
 
 import everstep
-from everstep import (
-    Best,
-    Boundary,
-    EarlyStop,
-    Evaluate,
-    Every,
-    Moment,
-    Outcome,
-    Recovery,
-    Service,
-    Stage,
-    StopAfter,
-    services,
-)
+from everstep import Best, Boundary, EarlyStop, Evaluate, Every, Outcome, Service, services
 from everstep.errors import ConfigError, MetricError, UsageError
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
+from everstep.services import Moment, Recovery, Stage, StopAfter
 from everstep.testing import ManualClock
 from tiny_runs import Boom, Tiny, rows
 
@@ -516,16 +504,16 @@ class Traced(Service):
 
 def listed(trace: Trace) -> list[Service]:
     """Every service that a run on NumPy can have, and two of each stage that note when they run."""
-    lower = everstep.SetValue("rate.value", times=0.5, least=0.1)
+    lower = everstep.services.SetValue("rate.value", times=0.5, least=0.1)
     return [
         *(Traced(f"{stage.name} {n}", stage, trace) for stage in Stage for n in (1, 2)),
         everstep.Evaluate("valid", validate_first=True),
         everstep.Evaluate("test", everstep.Every(steps=3), num_steps=1),
-        everstep.NaNGuard(),
+        everstep.services.NaNGuard(),
         everstep.EarlyStop("valid/loss", patience=2, min_delta=1e3, name="stop"),
         everstep.Best("valid/loss"),
         everstep.Best("test/noise", "max"),
-        everstep.StopAfter(epochs=9),
+        everstep.services.StopAfter(epochs=9),
         everstep.Checkpoints(everstep.Every(steps=3) | everstep.Every(epochs=1), keep_last=2),
         services.LossBound(bound=1e9, times=1e9, last=3),
         services.Plateau("loss", then=lower, long=3, short=2, cooldown=1, every=everstep.Every(steps=2)),

@@ -15,10 +15,11 @@ from tiny_task import Own, TinyTask, numbers, trainer
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import everstep
-from everstep import Every, Recovery
+from everstep import Every
 from everstep.errors import Interrupted, NonFiniteError
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
+from everstep.services import Recovery
 from everstep.testing import ManualClock
 from gate import share
 from tiny_runs import Boom
@@ -93,7 +94,7 @@ def make(run_dir: Path, kind: str, bad: int = -1, since: int = 0, every: int = 1
     services = [
         Recovery(5),
         everstep.Checkpoints(Every(steps=every)),
-        everstep.Console(sink=lambda line: None),
+        everstep.services.Console(sink=lambda line: None),
     ]
     task = Scheduled(bad, since)
     return everstep.Trainer(task, {"train": data(kind)}, run_dir, services=services, seed=1, max_epoch=3)
@@ -119,7 +120,7 @@ def test_after_a_rollback_the_same_objects_are_as_good_as_new_ones(
 ) -> None:
     same = make(tmp_path / "same", kind, 3, since, every).run_training()
 
-    def anew() -> everstep.Ending:
+    def anew() -> everstep.supervisor.Ending:
         trainer = make(tmp_path / "new", kind, 3, since, every)
         with trainer.open() as loop:
             for _ in loop.iter_epochs():

@@ -77,6 +77,6 @@ def trainer(run_dir: Path, task: everstep.Task | None = None, **arguments: Any) 
         "test": numbers(3, 2),
         **arguments.pop("streams", {}),
     }
-    services = [*arguments.pop("services", ()), everstep.Console(sink=lines.append)]
+    services = [*arguments.pop("services", ()), everstep.services.Console(sink=lines.append)]
     arguments = {"seed": 7, "max_epoch": 2, **arguments}
     return everstep.Trainer(task or TinyTask(), streams, run_dir, services=services, **arguments)

@@ -58,7 +58,7 @@ def test_events_of_wrong_types_are_told_and_shown_nowhere(tmp_path: Path) -> Non
         assert [told in one and kind in one for one in answer["problems"]] == [True]
         assert (answer["rollbacks"], answer["summaries"], answer["times"]) == ([], [], {})
         with pytest.warns(RuntimeWarning, match="is not an event"):
-            assert everstep.show(tmp_path / str(number)).facts["problems"] == answer["problems"]
+            assert everstep.runs.show(tmp_path / str(number)).facts["problems"] == answer["problems"]
 
 
 def test_a_file_in_place_of_the_checkpoints_is_told(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def charts(text: str) -> list[str]:
 
 
 def test_a_run_shows_its_starts_metrics_and_checkpoints(folder: Path) -> None:
-    run = everstep.show(folder / "b")
+    run = everstep.runs.show(folder / "b")
     assert re.fullmatch(r"<run b-\w{6}: finished, step 12, 2 starts>", repr(run))
     assert [one["from"] for one in run.starts] == [None, "epoch-0001-step-00000004"]
     assert [one["verified"] for one in run.starts] == [None, "not verified"]
@@ -48,7 +48,7 @@ def test_a_run_shows_its_starts_metrics_and_checkpoints(folder: Path) -> None:
 
 
 def test_runs_side_by_side_show_where_they_differ(folder: Path) -> None:
-    compared = everstep.compare("a", "b", index=folder)
+    compared = everstep.runs.compare("a", "b", index=folder)
     a, b = compared.runs
     differing = {row["fact"]: (row[a], row[b]) for row in compared.facts}
     assert differing["config.lr"] == (0.1, 0.2) and differing["starts"] == (1, 2)
@@ -60,15 +60,15 @@ def test_runs_side_by_side_show_where_they_differ(folder: Path) -> None:
 
 
 def test_equal_runs_are_said_to_be_equal(folder: Path) -> None:
-    compared = everstep.compare(folder / "a", folder / "twin")
+    compared = everstep.runs.compare(folder / "a", folder / "twin")
     assert compared.verdict is not None and "equal to the bit" in compared.verdict
     assert "equal to the bit" in compared._repr_html_()
 
 
 def test_what_a_run_says_is_never_markup(folder: Path) -> None:
     for text in (
-        everstep.show(folder / "b")._repr_html_(),
-        everstep.compare("a", "b", index=folder)._repr_html_(),
+        everstep.runs.show(folder / "b")._repr_html_(),
+        everstep.runs.compare("a", "b", index=folder)._repr_html_(),
     ):
         assert set(re.findall(r"<(\w+)", text)) <= {
             "p",
@@ -87,9 +87,9 @@ def test_what_a_run_says_is_never_markup(folder: Path) -> None:
 
 def test_one_run_cannot_be_compared(folder: Path) -> None:
     with pytest.raises(ConfigError, match="two runs or more, not 1"):
-        everstep.compare("a", index=folder)
+        everstep.runs.compare("a", index=folder)
     with pytest.raises(ConfigError, match="there is no run 'digits'"):
-        everstep.show("digits", index=folder)
+        everstep.runs.show("digits", index=folder)
 
 
 def test_a_name_moves_no_cursor(tmp_path: Path) -> None:
@@ -97,6 +97,6 @@ def test_a_name_moves_no_cursor(tmp_path: Path) -> None:
     for number in (1, 2):
         run = RunDir.open(tmp_path / str(number), about={"id": f"{evil}{number}"})
         Journal.open(run.path, 1, None, {}).close()
-    shown = [everstep.show(tmp_path / "1"), everstep.compare(tmp_path / "1", tmp_path / "2")]
+    shown = [everstep.runs.show(tmp_path / "1"), everstep.runs.compare(tmp_path / "1", tmp_path / "2")]
     for text in map(repr, shown):
         assert text.isprintable() and r"\x1b]0;x\x07\nb\u202e1" in text

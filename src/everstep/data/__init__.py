@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from everstep.contracts.data import Cursor, Stream
 from everstep.data.adapt import as_stream, stateful
 from everstep.data.adapters import replay
 from everstep.data.arrays import arrays
@@ -18,4 +19,15 @@ else:
     # Loaded late, because `loader` imports torch: other users do not pay for that.
     __getattr__, __dir__, _ = exports(__name__)
 
-__all__ = ["RingBuffer", "arrays", "as_stream", "checked", "loader", "prefetch", "replay", "stateful"]
+__all__ = [
+    "Cursor",
+    "RingBuffer",
+    "Stream",
+    "arrays",
+    "as_stream",
+    "checked",
+    "loader",
+    "prefetch",
+    "replay",
+    "stateful",
+]

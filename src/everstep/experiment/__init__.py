@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from everstep.experiment.experiment_config import ExperimentConfig as ExperimentConfig
     from everstep.experiment.open_experiment import open_config as open_config
     from everstep.experiment.open_experiment import open_run as open_run
-    from everstep.tfutils.params import recorded_params as recorded_params
-    from everstep.tfutils.runs import intermediate_results as intermediate_results
 
     __all__: list[str]
 else:

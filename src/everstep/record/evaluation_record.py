@@ -57,7 +57,7 @@ def values_line(metrics: Mapping[str, float]) -> str:
 def evaluations(run_dir: str | Path) -> list[Evaluation]:
     """List the evaluations of a run that were made outside its loop, oldest first.
 
-        everstep.evaluations("runs/digits")[-1].metrics["test/accuracy"]
+        everstep.runs.evaluations("runs/digits")[-1].metrics["test/accuracy"]
 
     The loop's own evaluations are rows of the run's journal.
 

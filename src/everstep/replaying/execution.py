@@ -169,7 +169,7 @@ def replay(
 ) -> Replay:
     """Replay a run to just before a step, in this process: a context around a call of the run's program.
 
-        with everstep.replay("runs/digits", 4711) as at:
+        with everstep.runs.replay("runs/digits", 4711) as at:
             main()                   # opens runs/digits, as it always does
         at.batch, at.state["model"]  # the loop was left before step 4711
 

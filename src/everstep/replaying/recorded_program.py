@@ -106,7 +106,7 @@ def _recorded(run_dir: Path, start: RecordedStart, trust: bool) -> tuple[tuple[s
     if argv[0] in ("", "-c") or script.name.startswith("ipykernel_launcher"):
         raise ReplayError(
             f"start {start.number} of {run_dir} ran in a notebook or an interpreter, which cannot be started "
-            "again: call its code there, inside `with everstep.replay(run, step) as at:`"
+            "again: call its code there, inside `with everstep.runs.replay(run, step) as at:`"
         )
     if HIDDEN in " ".join(argv):
         raise ReplayError(f"the recorded command line has a credential, which was not recorded: {again}")

@@ -1,4 +1,4 @@
-"""Optional services; the common ones are in `everstep`."""
+"""All services but the commonest, which are in `everstep`, and what a service of your own is made of."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ from typing import TYPE_CHECKING
 from everstep.lazy import exports
 
 if TYPE_CHECKING:
+    from everstep.contracts.services import (
+        Interrupt as Interrupt,
+        Moment as Moment,
+        SetValue as SetValue,
+        Stage as Stage,
+    )
+    from everstep.metrics import MetricFormatter as MetricFormatter, TimesFirst as TimesFirst
     from everstep.services.checkpoints import GlobalStepWaiter as GlobalStepWaiter, Index as Index
-    from everstep.services.console import LogVariables as LogVariables
+    from everstep.services.console import Console as Console, LogVariables as LogVariables
     from everstep.services.dump import Dump as Dump
     from everstep.services.export import Export as Export
     from everstep.services.judges import (
         Annealing as Annealing,
         LossBound as LossBound,
+        NaNGuard as NaNGuard,
         Plateau as Plateau,
         Require as Require,
         Scheduled as Scheduled,
+        StopAfter as StopAfter,
     )
     from everstep.services.measure import (
         FinalValues as FinalValues,
@@ -25,7 +34,7 @@ if TYPE_CHECKING:
         Throughput as Throughput,
     )
     from everstep.services.notify import Notify as Notify
-    from everstep.services.recovery import HangWatch as HangWatch, Retry as Retry
+    from everstep.services.recovery import HangWatch as HangWatch, Recovery as Recovery, Retry as Retry
     from everstep.services.sink import CSV as CSV, JSONLines as JSONLines, Sink as Sink
     from everstep.services.tensorboard import (
         Histogram as Histogram,

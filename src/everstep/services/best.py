@@ -77,7 +77,7 @@ class Best(Service):
         metric: name of the metric.
         mode: "min" or "max"; None infers the mode for names ending in loss, acc or accuracy, and says so.
         save: whether to keep the weights on disk.
-        keep: number of best weights to keep, 1 or more; `everstep.best` and `loop.best` return the first.
+        keep: number of best weights to keep, 1 or more; `everstep.runs.best` and `loop.best` are the first.
         restore_at_end: after a clean end, when the last state is committed, load the best weights
             into the live objects (the checkpoints keep the last state).  If these weights are lost, load the
             next best that are kept, or none, with a warning.  A list of entries of the state: load only

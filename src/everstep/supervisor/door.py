@@ -255,7 +255,7 @@ class Door:
         """Call `fn(boundary)` at a moment.
 
         Args:
-            moment: a member of `everstep.Moment`, or its name.
+            moment: a member of `everstep.services.Moment`, or its name.
             every: for AFTER_STEP and AFTER_EPOCH: a schedule, or n for every n steps or epochs.
 
         Returns:

@@ -198,10 +198,10 @@ def _check_attributes(make_service: Callable[[], Service]) -> None:
         "the name is the key of the service's state, but two services are called "
         f"{service.name!r}, {twin.name!r}"
     )
-    assert isinstance(service.stage, Stage), f"stage {service.stage!r} is not an everstep.Stage"
+    assert isinstance(service.stage, Stage), f"stage {service.stage!r} is not an everstep.services.Stage"
     moments = service.moments
     known = isinstance(moments, frozenset) and all(isinstance(moment, Moment) for moment in moments)
-    assert known, f"moments {moments!r}: give a frozenset of everstep.Moment"
+    assert known, f"moments {moments!r}: give a frozenset of everstep.services.Moment"
     for when in (Instant(1, 1, False, 1.0), Instant(2, 1, True, 2.0)):
         assert service.due(when) == service.due(when), f"asked twice, due({when}) gives two answers"
     with suppress(ConfigError, TypeError):

@@ -28,7 +28,7 @@ class MultiRun:
         data = everstep.data.arrays(x, y, batch_size=64, shuffle=True, seed=0)
         small = everstep.Trainer(Digits(8), {"train": data}, "runs/small", max_step=1000, seed=7)
         large = everstep.Trainer(Digits(64), {"train": data}, "runs/large", max_step=1000, seed=7)
-        everstep.MultiRun([small, large]).run_training()
+        everstep.trainer.MultiRun([small, large]).run_training()
 
     Each Trainer makes a run of its own, in its own run directory, equal to the bit to a run alone: with its
     own random state, its own copy of each batch, its own evaluations and its own end.  Killed, all of them

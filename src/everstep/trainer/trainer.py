@@ -361,9 +361,9 @@ class Trainer:
         """Evaluate a stream on the task's weights as they are; before any training, on the newest checkpoint.
 
         Outside the loop, the evaluation of a named stream is recorded with the checkpoint that the weights
-        come from: see `everstep.evaluations`.  Weights that you load into the task's objects by hand are not
-        noticed: the newest checkpoint overwrites them, or they are recorded as that checkpoint.  Give them as
-        `weights=`.
+        come from: see `everstep.runs.evaluations`.  Weights that you load into the task's objects by hand are
+        not noticed: the newest checkpoint overwrites them, or they are recorded as that checkpoint.  Give
+        them as `weights=`.
 
         Args:
             stream: its name, or data, which is called "valid".
@@ -416,8 +416,8 @@ class Trainer:
 
         Only whole checkpoints are read, and the run's lock is left alone.  A checkpoint that
         retention deletes meanwhile is passed over, with a line.  Each result is recorded
-        (`everstep.evaluations`): a watch that is killed and started again evaluates no checkpoint twice and
-        misses none.
+        (`everstep.runs.evaluations`): a watch that is killed and started again evaluates no checkpoint twice
+        and misses none.
 
         The watch ends with the last checkpoint of a run that has ended.
 

@@ -1,4 +1,4 @@
-"""A run, and runs side by side, as objects that a notebook shows: `everstep.show`, `everstep.compare`."""
+"""A run, and runs side by side, as objects that a notebook shows: `everstep.runs.show` and `.compare`."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def compare(*runs: str | os.PathLike[str], index: str | os.PathLike[str] | None 
     """Return the facts in which two or more runs differ, and their metrics.
 
     Args:
-        runs, index: as in `everstep.show`.
+        runs, index: as in `everstep.runs.show`.
 
     Raises:
         ConfigError: fewer than two runs are given, or there is no such run.

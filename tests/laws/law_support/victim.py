@@ -226,7 +226,7 @@ def services_of(args: argparse.Namespace) -> list[everstep.Service]:
     when = everstep.Every(steps=args.every) | everstep.Every(epochs=1)
     found: list[everstep.Service] = [everstep.Checkpoints(when, copy=not args.live)]
     if args.bad:
-        found.append(everstep.Recovery(9))
+        found.append(everstep.services.Recovery(9))
     if args.patience:
         metric = {"loop": "valid_loss", "supervisor": "loss", "trainer": "valid/loss"}[args.door]
         every = everstep.Every(steps=args.every) if args.door == "supervisor" else everstep.Every(epochs=1)
@@ -237,7 +237,7 @@ def services_of(args: argparse.Namespace) -> list[everstep.Service]:
 
 def everything() -> list[everstep.Service]:
     """What the others leave out, in a Trainer."""
-    lower = everstep.SetValue("optimizer.lr", times=0.7, least=1e-4)
+    lower = everstep.services.SetValue("optimizer.lr", times=0.7, least=1e-4)
     return [
         services.CSV(),
         services.Export(entry="ema", name="final"),
@@ -254,8 +254,8 @@ def everything() -> list[everstep.Service]:
         services.System(every=Every(steps=4)),
         services.TensorBoard(),
         services.Throughput(8, every=Every(steps=3)),
-        services.When(services.OnBest("valid/loss"), everstep.SetValue("notes.longest", times=0.9)),
-        everstep.StopAfter(epochs=99),
+        services.When(services.OnBest("valid/loss"), everstep.services.SetValue("notes.longest", times=0.9)),
+        everstep.services.StopAfter(epochs=99),
     ]
 
 
@@ -276,7 +276,7 @@ def phases(args: argparse.Namespace) -> Any:
 
 def linger(args: argparse.Namespace, run: everstep.Supervisor) -> None:
     """Leaving the `with` block takes its time, so that it can be hit."""
-    run.on(everstep.Moment.EXIT_LOOP, lambda _: take(4 * args.sleep))
+    run.on(everstep.services.Moment.EXIT_LOOP, lambda _: take(4 * args.sleep))
 
 
 def train_loop(args: argparse.Namespace, training: Training, begins: Any) -> None:

@@ -376,7 +376,7 @@ def load(source: str | Path | InitFrom, state: Mapping[str, Any] | Sequence[tupl
 def best(run_dir: str | Path) -> dict[str, BestRecord]:
     """Return the best weights of a run by metric, as its newest checkpoint names them.
 
-        everstep.best("runs/digits")["valid_loss"].value
+        everstep.runs.best("runs/digits")["valid_loss"].value
 
     Raises:
         RunDirError: the path is not a run; names runs nearby.

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
+from everstep.compat.tfutils.params import OPTIMIZER, Params, arguments_of, call
 from everstep.contracts.data import Cursor, Stream
 from everstep.contracts.tasks import Task
 from everstep.data import arrays, as_stream
@@ -16,7 +17,6 @@ from everstep.data.adapt import describe, is_stream
 from everstep.data.adapters import SequenceStream
 from everstep.data.wrappers import CursorWrapper, StreamWrapper
 from everstep.errors import ConfigError, nearest
-from everstep.tfutils.params import OPTIMIZER, Params, arguments_of, call
 
 _RESERVED = ("loss", "learning_rate", "optimizer", "__grads__")
 """Names that a target may not have."""

@@ -380,8 +380,8 @@ def restored(tree: Any, place: str = "") -> Any:
 def recorded_params(run_dir: str | Path, *, trust: bool = False) -> dict[str, Any]:
     """Return the parameters that a run's newest start recorded; `train_from_params` makes the run again.
 
-        params = everstep.experiment.recorded_params("runs/digits/basic")
-        everstep.train_from_params(**params)
+        params = everstep.compat.tfutils.recorded_params("runs/digits/basic")
+        everstep.compat.tfutils.train_from_params(**params)
 
     Args:
         trust: import the code that the run names, even if the run is not marked as this user's:

@@ -13,6 +13,9 @@ import numpy as np
 
 from everstep.arguments import checked_keywords
 from everstep.checkpoint import CheckpointName, Store
+from everstep.compat.tfutils.checkpoints import chosen, index_of, run_dir_of, source
+from everstep.compat.tfutils.params import TEST, TRAINING, Given, Params, ParamsRecord, checked, each_model
+from everstep.compat.tfutils.task import Example, ParamsTask, data_of
 from everstep.contracts.data import Stream
 from everstep.contracts.services import Boundary, EvalStep, Moment, RunView, Service
 from everstep.data import as_stream
@@ -36,9 +39,6 @@ from everstep.services.judges import LossBound, NaNGuard
 from everstep.state import isolated, seed_all
 from everstep.supervisor import InitFrom, Loaded, load
 from everstep.supervisor.opening.configuration import Configuration
-from everstep.tfutils.checkpoints import chosen, index_of, run_dir_of, source
-from everstep.tfutils.params import TEST, TRAINING, Given, Params, ParamsRecord, checked, each_model
-from everstep.tfutils.task import Example, ParamsTask, data_of
 from everstep.trainer import MultiRun, Trainer
 from everstep.trainer.eval_loop import evaluate
 from everstep.trainer.named_streams import TrainInputs
@@ -306,8 +306,8 @@ def test_from_params(
         model_params: as in training; its function gets `train=False`.
         validation_params: as in training.
         save_params: place of the record, a run of its own that names the checkpoint under `validates`; None:
-            beside the tested run (`everstep.evaluations`).  With `save_intermediate_freq` n, the results of
-            every n-th batch are kept: `everstep.experiment.intermediate_results`.
+            beside the tested run (`everstep.runs.evaluations`).  With `save_intermediate_freq` n, the results
+            of every n-th batch are kept: `everstep.compat.tfutils.intermediate_results`.
         dont_run: build everything and test nothing.
         skip_check: do not check that the code is committed.
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from everstep.checkpoint import Store, find_checkpoint
+from everstep.compat.tfutils.params import Params
 from everstep.errors import ConfigError, NoCheckpointError, nearest
 from everstep.record import located, to_read
 from everstep.supervisor import InitFrom
 from everstep.supervisor.opening.init_from import names_in
-from everstep.tfutils.params import Params
 
 _COUNTER = "global_step"
 """State entry that is restored with the counters, not by the names that are chosen."""
