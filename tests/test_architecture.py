@@ -219,7 +219,10 @@ def test_importing_everstep_loads_nothing_heavy_and_takes_no_name_of_a_room() ->
 # ------------------------------------------------------------------------------------ the names
 
 
-ROOMS = ("data", "drill", "errors", "experiment", "record", "schedule", "services", "testing", "torch")
+ROOMS = (
+    *("compat", "data", "drill", "errors", "experiment", "record", "runs", "schedule", "services"),
+    *("supervisor", "testing", "torch", "trainer"),
+)
 """What `everstep.NAME` gives besides the public names."""
 
 

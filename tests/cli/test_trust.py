@@ -126,7 +126,6 @@ LOOKING: dict[str, list[tuple[str, ...]]] = {
     "tag": [("RUN", "seen"), ("RUN",)],
     "note": [("RUN", "seen"), ("RUN",)],
     "accept": [("RUN", "--divergence", "1")],
-    "diverge": [("RUN", "RUN")],
     "audit": [("RUN",), ("RUN", "--json")],
     "import": [("--help",)],  # it reads files of other trackers: tests/importing
     "sync": [("RUN",)],
@@ -152,6 +151,7 @@ OWN: dict[str, list[tuple[str, ...]]] = {
     ],
     "sweep": [("CONFIG", "--grid", "seed=[1]", "--run-dir", "RUN", "--dry-run")],
     "data": [("CONFIG",), ("RUN",)],
+    "diverge": [("RUN", "RUN")],  # whose records agree, so that nothing is executed; else as replay
     "drill": [("--help",)],
     "run": [("--help",)],
     "check": [("--help",)],
@@ -209,7 +209,7 @@ def test_the_guide_says_of_each_command_what_it_does() -> None:
     told = dict(rows)
     assert told.keys() == COMMANDS.keys()
     assert {name for name, imports in rows if imports == "nothing"} == {*LOOKING}
-    assert {name for name, imports in rows if "asks" in imports} == {*ASKING, "train", "sweep"}
+    assert {name for name, imports in rows if "asks" in imports} == {*ASKING, "train", "sweep", "diverge"}
 
 
 def test_python_m_everstep_takes_no_module_from_the_run_directory_it_is_in(sent: Path) -> None:

@@ -46,7 +46,7 @@ def paths_of(page: str) -> Iterator[str]:
         for path in re.findall(r"\beverstep((?:\.[A-Za-z_]\w*)+)", code):
             yield path[1:]
         for path in re.findall(r"(?<!\.)\b((?:services|data|Moment)\.[A-Za-z_]\w*)", code):
-            yield path
+            yield path.replace("Moment.", "services.Moment.")
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -205,12 +205,14 @@ def two_loaders_share_a_generator(run: Path, tick: Tick) -> Any:
     return seen
 
 
-def two_loaders_one_seeded_at_the_head(run: Path, tick: Tick) -> Any:
-    first, second, seen = torch.Generator(), torch.Generator().manual_seed(50), list[float]()
+def two_loaders_seeded_at_the_head(run: Path, tick: Tick) -> Any:
+    """The second is not opened yet where the first loop is saved."""
+    first, second, seen = torch.Generator(), torch.Generator(), list[float]()
     data = {"train": loader(first), "other": loader(second, 6)}
-    with loop(run, Every(epochs=1), state={"seen": seen}) as train:
+    with loop(run, state={"seen": seen}) as train:
         for epoch in train.iter_epochs():
             first.manual_seed(100 + epoch)
+            second.manual_seed(50 + epoch)
             for name, batches in data.items():
                 for _, (x,) in train.iter_steps(batches, name):
                     seen.append(x.sum().item())
@@ -551,7 +553,7 @@ ZOO: dict[str, Program] = {
         program.__name__.replace("_", " "): program
         for program in (
             two_loaders_share_a_generator,
-            two_loaders_one_seeded_at_the_head,
+            two_loaders_seeded_at_the_head,
             an_evaluation_moves_the_generator_of_the_training,
             a_loader_draws_from_a_generator_of_the_state,
             lines_between_step_loops,

@@ -442,7 +442,7 @@ def test_the_rest_of_a_streams_branch_is_equal_on_all_ranks(kind: str, batches: 
                 next(cursor)
             if batches == 3:
                 bound.end_pass()
-            tree = {"streams": streams.tree()[0]}
+            tree = {"streams": streams.tree(head_may_follow=True)[0]}
             streams.close()
         common, own = split(encode(tree), streams.rank_paths())
         assert digest(merge(common, own)) == digest(encode(tree))
@@ -455,10 +455,10 @@ def test_the_rest_of_a_streams_branch_is_equal_on_all_ranks(kind: str, batches: 
 def test_a_stream_that_is_not_bound_yet_is_a_ranks_own_as_a_whole() -> None:
     before = new_streams()
     next(before.bind(as_stream(of_torch(0)).split(Share(0, 2)), "train").open())
-    tree, words = before.tree()
+    tree, words = before.tree(head_may_follow=True)
     after = new_streams()
     after.load(tree, words, {}, "step-1")
-    again = {"streams": after.tree()[0]}
+    again = {"streams": after.tree(head_may_follow=True)[0]}
     common, own = split(encode(again), after.rank_paths())
     assert decode(common) == {"streams": {}}
     assert digest(own) == digest(encode(again)) == digest(encode({"streams": tree}))

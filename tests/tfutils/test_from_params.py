@@ -29,9 +29,9 @@ from digits_params import (
 import everstep
 from everstep.backends.torch.tfutils import parts
 from everstep.checkpoint import Checkpoint, read_checkpoint
+from everstep.compat.tfutils import intermediate_results, recorded_params
 from everstep.compat.tfutils.params import ParamsRecord, restored
 from everstep.errors import ChangedError, ConfigError, HiLossError, NoCheckpointError, RestoreError
-from everstep.experiment import intermediate_results, recorded_params
 from everstep.proof.compare import compare_runs
 from everstep.record import RunDir, RunJournal
 from postgres_server import Server

@@ -194,10 +194,10 @@ class ServiceBoard:
             raise
 
     def _warn_of_failure(self, service: Service, error: Exception) -> None:
-        """Warn at the first three failures, then at the 10th, 100th ...: it may fail at each step."""
+        """Warn at the first ten failures, then at the 100th, 1,000th ...: it may fail at each step."""
         count = self._failures[service.name] = self._failures.get(service.name, 0) + 1
-        if count <= 3 or count == 10 ** (len(str(count)) - 1):
-            times = "" if count <= 3 else f" {count:,} times"
+        if count <= 10 or count == 10 ** (len(str(count)) - 1):
+            times = "" if count <= 10 else f" {count:,} times"
             self._voice.warn(
                 f"service {service.name!r} failed{times} and is skipped: {type(error).__name__}: {error}"
             )

@@ -62,7 +62,8 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
     user = engine.user.save()
     for warning in engine.user.outgrown(user["user"]):
         engine.voice.warn(warning)
-    streams, words = engine.streams.tree()
+    # inside an epoch its head has run, and what it did to data that is not opened yet stays known
+    streams, words = engine.streams.tree(head_may_follow=phase == "epoch" or current.epoch == 0)
     wall: dict[str, Any] = {"segment": engine.segment, "seconds": engine.seconds()}
     if words:
         wall["streams"] = words

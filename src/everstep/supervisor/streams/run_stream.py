@@ -274,20 +274,23 @@ class RunStream:
         """Whether a pass has begun and not ended."""
         return self.cursor is not None or self._saved is not None
 
-    def tree(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the stream's branch of the state tree after the batches so far, and its place words.
+    def tree(self, *, head_may_follow: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the stream's branch of the state tree, and the parts of its position that are not hashed.
 
-        All of these batches are in complete steps.  Two runs at the same place have equal branches, however
+        All batches so far are in complete steps.  Two runs at the same place have equal branches, however
         they came there.
+
+        Args:
+            head_may_follow: as for `Streams.tree`.
         """
         if isinstance(self._left, NotResumableError):
             raise self._left
         self.ledger.take(self.cursor)
         position, words = _split(self._position(), self._unhashed_keys)
         left, left_words = _split(self._left, self._unhashed_keys)
-        return self._tree(position, left), {"position": words, "left": left_words}
+        return self._tree(position, left, head_may_follow), {"position": words, "left": left_words}
 
-    def _tree(self, position: Any, left: Any) -> dict[str, Any]:
+    def _tree(self, position: Any, left: Any, head_may_follow: bool) -> dict[str, Any]:
         here = {
             "pass": self.pass_index,
             "position": position,
@@ -301,8 +304,8 @@ class RunStream:
         # the generators do not stand there yet: what the checkpoint had of them is saved again
         if self._states is not None or self.stream is None:
             return {**here, "generators": self._states or []}
-        if not self.in_pass or self.head.began:  # what services did since the epoch's end is saved here
-            self.end_epoch()
+        if head_may_follow and (not self.in_pass or self.head.began):
+            self.end_epoch()  # what services did since the epoch's end is saved here
         return {**here, "generators": states_of(self.stream.generators)}
 
     def rank_paths(self) -> list[tuple[str, ...]]:

@@ -234,9 +234,13 @@ class Streams:
             if run_stream.in_pass:
                 run_stream.end_pass()
 
-    def tree(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the `streams/` branch, and values beside it that decide no batch."""
-        trees = {name: run_stream.tree() for name, run_stream in self._by_name.items()}
+    def tree(self, *, head_may_follow: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the `streams/` branch, and values beside it that decide no batch.
+
+        Args:
+            head_may_follow: whether the head of an epoch may come next.
+        """
+        trees = {name: each.tree(head_may_follow=head_may_follow) for name, each in self._by_name.items()}
         return {name: tree for name, (tree, _) in trees.items()}, {
             name: words for name, (_, words) in trees.items() if any(words.values())
         }
