@@ -29,6 +29,8 @@ class NextByte(everstep.torch.Task):
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
 
+    scheduler_interval = "update"
+
     def build_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: rate(self.size, update + 1))
 

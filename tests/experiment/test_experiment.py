@@ -240,7 +240,7 @@ def tensors() -> Any:
 def test_model_optimizer_and_scheduler_may_be_the_configs(tmp_path: Path) -> None:
     (tmp_path / "line.yaml").write_text(
         f"""
-task: {{call: '{__name__}:Line', clip: {{call: everstep.torch:Clip, norm: 1}}}}
+task: {{call: '{__name__}:Line', clip: {{call: everstep.torch:Clip, norm: 1}}, scheduler_interval: update}}
 model: {{call: torch.nn:Linear, in_features: 1, out_features: 1}}
 optimizer: {{call: torch.optim:AdamW, lr: 0.5, betas: [0.5, 0.9]}}
 scheduler: {{call: torch.optim.lr_scheduler:StepLR, step_size: 2, gamma: 0.5}}

@@ -155,6 +155,8 @@ def trained(run_dir: Path, far: FarBackend, every: int) -> list[tuple[Any, ...]]
         def build_optimizer(self, model: Any) -> Any:
             return torch.optim.AdamW(model.parameters())
 
+        scheduler_interval = "update"
+
         def build_scheduler(self, optimizer: Any) -> Any:
             return torch.optim.lr_scheduler.StepLR(optimizer, 10)
 

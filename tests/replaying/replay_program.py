@@ -113,6 +113,8 @@ class Task(everstep.torch.Task):
     def build_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         return optimizer
 
+    scheduler_interval = "update"
+
     def build_scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         return scheduler
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny_task import TinyTask, trainer
 from torch.nn.functional import mse_loss
+from torch.optim.lr_scheduler import StepLR
 
 import everstep
 from everstep.errors import ConfigError, EverstepError, MetricError, StateError, UsageError
@@ -70,9 +71,11 @@ def but(kind: type, *given: Any, **members: Any) -> Any:
 def test_a_state_that_lacks_what_training_uses(tmp_path: Path, out: str, message: str) -> None:
     task = but(
         Fit,
-        build_scheduler=lambda self, optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1),
+        build_scheduler=lambda self, optimizer: StepLR(optimizer, 1),
         state=lambda self: {name: part for name, part in Fit.state(self).items() if name != out},
-        __init__=lambda self: Fit.__init__(self, clip=Clip(norm=1), ema=0.9, autocast=torch.float16),
+        __init__=lambda self: Fit.__init__(
+            self, clip=Clip(norm=1), ema=0.9, autocast=torch.float16, scheduler_interval="update"
+        ),
     )
     refused(tmp_path, task, StateError, message)
 
@@ -274,6 +277,10 @@ TASKS: dict[str, tuple[Any, type[EverstepError], str]] = {
         lambda: Fit(device="cuda:99"),
         *(ConfigError, r"device='cuda:99' cannot be used here \(.*\).* or \"cpu\""),
     ),
+    "updates or epochs": (
+        lambda: but(Fit, build_scheduler=lambda self, optimizer: StepLR(optimizer, 3)),
+        *(ConfigError, r"StepLR of build_scheduler.*scheduler_interval = \"epoch\""),
+    ),
     "plateau": (
         lambda: but(
             Fit, build_scheduler=lambda self, optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
@@ -305,6 +312,7 @@ OPTIONS: list[tuple[Any, str]] = [
     (lambda: Clip(value=1.0, norm=1.0), "exactly one of value, norm, global_norm"),
     (lambda: Fit(accumulation=2), "did you mean 'accumulate'"),  # type: ignore[call-arg]
     (lambda: Fit(ema=1.5), "give a decay between 0 and 1"),
+    (lambda: Fit(scheduler_interval="step"), 'scheduler_interval=\'step\': give "update" or "epoch"'),
     (lambda: Fit(autocast=torch.float64), "give torch"),
     (lambda: Fit(autocast="half"), "autocast='half': give torch"),  # type: ignore[arg-type]
     (lambda: Fit(compile="inductor"), "compile='inductor': give True, or options in a mapping"),  # type: ignore[arg-type]

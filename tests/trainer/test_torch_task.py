@@ -227,6 +227,8 @@ def test_nothing_of_a_step_waits_for_the_device() -> None:
         def build_optimizer(self, model: Any) -> Any:
             return torch.optim.AdamW(model.parameters())
 
+        scheduler_interval = "update"
+
         def build_scheduler(self, optimizer: Any) -> Any:
             return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
 
@@ -300,8 +302,31 @@ def test_a_compiled_model_is_the_model_and_resumes_to_the_bit(tmp_path: Path) ->
     assert straight.state().keys() == plain.state().keys()
 
 
+@pytest.mark.parametrize(("interval", "rate"), [("epoch", 0.1 * 0.5**3), ("update", 0.1 * 0.5**6)])
+def test_a_schedule_counts_what_it_is_said_to_count(tmp_path: Path, interval: Any, rate: float) -> None:
+    """As Lightning's `interval`: counting another thing trains with a rate of 1e-14."""
+
+    class Scheduled(Linear):
+        scheduler_interval = interval
+
+        def build_optimizer(self, model: Any) -> Any:
+            return torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def build_scheduler(self, optimizer: Any) -> Any:
+            return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+    data = {"train": everstep.data.arrays(X, Y, batch_size=len(X) // 2)}
+    task = Scheduled()
+    for epochs in (1, 3):  # also over a resume
+        task = Scheduled()
+        everstep.Trainer(task, data, tmp_path, max_epoch=epochs, seed=1).run_training()
+    assert task.optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+
+
 def test_a_smoke_test_leaves_the_schedule_and_the_average_alone(tmp_path: Path) -> None:
     class Scheduled(Linear):
+        scheduler_interval = "update"
+
         def build_scheduler(self, optimizer: Any) -> Any:
             return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
 
@@ -347,6 +372,8 @@ def test_all_of_it_resumes_to_the_bit(tmp_path: Path) -> None:
     class Everything(Linear):
         crash = 0
         calls = 0
+
+        scheduler_interval = "update"
 
         def build_scheduler(self, optimizer: Any) -> Any:
             return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)

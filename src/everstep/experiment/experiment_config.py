@@ -20,16 +20,7 @@ FREE = {"free": True}
 SUPPLIED = {"supplied": 1}
 """Mark of a call whose first argument comes from elsewhere: the model's parameters, or the optimizer."""
 
-MAIN_SERVICES = (
-    "Best",
-    "Checkpoints",
-    "Console",
-    "EarlyStop",
-    "Evaluate",
-    "NaNGuard",
-    "Recovery",
-    "StopAfter",
-)
+MAIN_SERVICES = ("Best", "Checkpoints", "EarlyStop", "Evaluate")
 """Services that `everstep` itself exports; the others are in `everstep.services`."""
 
 

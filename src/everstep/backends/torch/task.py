@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
 from everstep.arguments import checked_keywords, integer, number, positive
@@ -87,6 +87,9 @@ class Task(tasks.Task):
         parallel: whether several processes (torchrun) train the model together; or the options of
             `everstep.torch.parallel`.  The loss is weighted so that the gradient is that of one process with
             the whole batch.  On one process it changes nothing.
+        scheduler_interval: whether the scheduler of `build_scheduler` is stepped after each "update" or after
+            each "epoch"; may also stand in the class, beside `build_scheduler`.  `OneCycleLR` and `CyclicLR`
+            count updates; any other scheduler needs the word.
         shards: number of `VirtualShards`, instead of `parallel`: the training has equal bits on 1, 2, 4 ...
             processes.  The loss is a mean over samples, and `forward` runs for each shard.
 
@@ -95,6 +98,7 @@ class Task(tasks.Task):
     """
 
     scheduler: Any = None
+    scheduler_interval: Literal["update", "epoch"] | None = None
 
     @checked_keywords
     def __init__(
@@ -108,8 +112,12 @@ class Task(tasks.Task):
         trainable: str | None = None,
         compile: bool | Mapping[str, Any] = False,
         parallel: bool | Mapping[str, Any] = False,
+        scheduler_interval: Literal["update", "epoch"] | None = None,
         shards: int | None = None,
     ) -> None:
+        self.scheduler_interval = scheduler_interval or self.scheduler_interval
+        if self.scheduler_interval not in ("update", "epoch", None):
+            raise ConfigError(f'scheduler_interval={self.scheduler_interval!r}: give "update" or "epoch"')
         try:
             self.device = None if device is None else torch.device(device)
         except (RuntimeError, TypeError) as error:
@@ -274,6 +282,13 @@ class Task(tasks.Task):
                 "build_scheduler returned a ReduceLROnPlateau, which follows a metric; "
                 'give the Trainer services.Plateau("valid/loss", then=SetValue("optimizer.lr", times=0.1))'
             )
+        if isinstance(self.scheduler, OneCycleLR | CyclicLR):
+            self.scheduler_interval = self.scheduler_interval or "update"
+        if self.scheduler is not None and self.scheduler_interval is None:
+            raise ConfigError(
+                f"the {type(self.scheduler).__name__} of build_scheduler can be stepped after each update or "
+                f'each epoch: give class {type(self).__name__} the line scheduler_interval = "epoch"'
+            )
         if self._decay is not None:
             self._ema = Average(self.model, self._decay)
             self._evaluated = self._ema.module
@@ -282,13 +297,13 @@ class Task(tasks.Task):
 
     def _updated(self, *_: Any) -> None:
         """Move the schedule and the average after an update of the optimizer."""
-        if self.scheduler is not None:
+        if self.scheduler is not None and self.scheduler_interval == "update":
             self.scheduler.step()
         if self._ema is not None:
             self._ema.update_parameters(self.model)
 
     def build_scheduler(self, optimizer: Any) -> Any:
-        """Make a learning-rate scheduler, which is stepped after each update; None for none.
+        """Make a learning-rate scheduler, which is stepped as `scheduler_interval` says; None for none.
 
         To follow a metric, use the service `Plateau` instead: it changes the rate when the metric is known.
         """
@@ -389,11 +404,18 @@ class Task(tasks.Task):
                 )
 
     def train_loop_end(self) -> Mapping[str, Any] | None:
-        """Make the update of the epoch's last window, which may be short; returns its metrics."""
-        if not isinstance(self.optimizer, MinibatchOptimizer):
-            return None
-        self.optimizer.flush()
-        return self.optimizer.metrics()
+        """Make the update of the epoch's last window, which may be short, and step a schedule of epochs.
+
+        Returns:
+            The metrics of that update; None where nothing is accumulated.
+        """
+        metrics = None
+        if isinstance(self.optimizer, MinibatchOptimizer):
+            self.optimizer.flush()
+            metrics = self.optimizer.metrics()
+        if self.scheduler is not None and self.scheduler_interval == "epoch":
+            self.scheduler.step()
+        return metrics
 
     def eval_step(self, batch: Any) -> Mapping[str, Any]:
         """Return the metrics of `forward`."""
