@@ -28,6 +28,16 @@ def until(condition: Callable[[], T]) -> T:
     raise AssertionError(f"it has not come to that in {PATIENCE:g} s")
 
 
+def left_open(folder: Path) -> list[str]:
+    """Files below a folder that this process has open, and threads of everstep's.
+
+    By their names: what earlier tests have left, and what torch opens for itself, comes and goes meanwhile.
+    """
+    files = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    names = [thread.name for thread in threading.enumerate()]
+    return [path for path in files if str(folder) in path] + [n for n in names if n.startswith("everstep")]
+
+
 TREES = os.pathsep.join(map(str, {Path(__file__).resolve().parents[1], Path(sys.prefix).resolve().parent}))
 IN_TIME = ("record.provenance.GIT_SECONDS",)
 

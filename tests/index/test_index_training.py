@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from everstep.index.location import Location
 from everstep.index.run_queries import find_run
 from everstep.index.shipping import sync
 from tiny_runs import Tiny
-from waiting import until
+from waiting import left_open, until
 
 
 def statuses(database: Database) -> dict[str, str]:
@@ -115,10 +114,8 @@ def test_no_thread_and_no_file_outlives_the_run(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("EVERSTEP_INDEX", "")
     monkeypatch.setattr(shipping_thread, "SECONDS", 0.001)
     monkeypatch.chdir(tmp_path)
-    files, threads = set(os.listdir("/proc/self/fd")), threading.enumerate()
     Tiny(Path("run"), max_epoch=3).train(tail=lambda loop, epoch: os.chdir("/"))
-    assert set(os.listdir("/proc/self/fd")) <= files  # what an earlier test has left may go meanwhile
-    assert threading.enumerate() == threads
+    assert left_open(tmp_path) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["everstep.db", "run"]
 
 

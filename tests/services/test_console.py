@@ -25,6 +25,7 @@ from everstep.contracts.services import Boundary, Moment
 from everstep.metrics.collector import Collector, Reader
 from everstep.services.console import Console
 from everstep.testing import ManualClock
+from waiting import left_open
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d "
 
@@ -291,13 +292,12 @@ def test_a_terminal_that_goes_away_ends_nothing(
 
 
 def test_it_keeps_nothing_open(terminal: Terminal, run: Run, console: Console) -> None:
-    before = set(os.listdir("/proc/self/fd")), threading.enumerate()
     terminal.show(console, run)
     console.print("hello")
     run.train(console, 1)
     console.close()
     console.close()
-    assert (set(os.listdir("/proc/self/fd")), threading.enumerate()) == before
+    assert left_open(run.run_dir) == []
 
 
 # ----------------------------------------------------------------------------------- plain lines
