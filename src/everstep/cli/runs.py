@@ -36,7 +36,12 @@ class Searched(NamedTuple):
 
 
 def search(
-    index: str | None, conditions: Sequence[str], filter_text: str | None, wanted: Sequence[str] = ()
+    index: str | None,
+    conditions: Sequence[str],
+    filter_text: str | None,
+    wanted: Sequence[str] = (),
+    *,
+    telling: bool = False,
 ) -> Searched:
     """Find the runs that fulfil the comparisons and the filter, the newest start last.
 
@@ -44,6 +49,7 @@ def search(
 
     Args:
         wanted: further names to add to each run that has them.
+        telling: whether to add the metric that tells most, if no metric is named.
     """
     from everstep.index.columns import RunColumns
     from everstep.index.filters import Group, leaves, parse_json, parse_words, why_none
@@ -57,6 +63,8 @@ def search(
         columns = RunColumns(connection, gone_runs(database, connection))
         columns.require(leaves(where), wanted)
         runs = columns.find(where)
+        if telling and not names and (metric := columns.telling_metric()) is not None:
+            names = [metric]
         columns.add(runs, [*names, *wanted, "ranks"])
         notes = columns.taken_for_metrics([*names, *wanted])
     return Searched(database, runs, [*names, *wanted], notes, "" if runs else why_none(words))
@@ -66,7 +74,9 @@ def search(
 @click.argument("conditions", nargs=-1)
 @where_option
 @click.option("--sort", metavar="NAME", help="Fact or metric to sort by; -NAME for the largest first.")
-@click.option("--columns", metavar="A,B,...", help=f"Columns to show; default: {','.join(SHOWN)}.")
+@click.option(
+    "--columns", metavar="A,B,...", help=f"Columns to show; default: {','.join(SHOWN)} and a metric."
+)
 @click.option("--limit", type=click.IntRange(min=1), help="Show the first N runs.")
 @index_option
 @json_option
@@ -79,7 +89,7 @@ def runs_command(
     index: str | None,
     as_json: bool,
 ) -> None:
-    """List runs, the newest start last.
+    """List runs, the newest start last, with the metric that most of them have.
 
     CONDITIONS are comparisons that must all hold: 'valid_loss<0.3' status=finished.  A name is a fact
     (name, status, step, epoch, created, started, heartbeat, seed, path, reason), a metric (valid_loss, or
@@ -96,7 +106,9 @@ def runs_command(
 
     shown = [part.strip() for part in columns.split(",") if part.strip()] if columns else list(SHOWN)
     by = sort.removeprefix("-") if sort else None
-    searched = search(index, conditions, filter_text, [*shown, *([by] if by else [])])
+    asked_for = [*shown, *([by] if by else [])]
+    telling = not (columns or by or as_json)
+    searched = search(index, conditions, filter_text, asked_for, telling=telling)
     runs = ordered(searched.runs, by, str(sort).startswith("-")) if by else searched.runs
     runs = runs[:limit]
     note(searched.notes)

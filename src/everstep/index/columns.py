@@ -234,6 +234,18 @@ class RunColumns:
         with self._reading() as connection:
             return {(phase, name): count for phase, name, count in connection.execute(counted)}
 
+    def telling_metric(self) -> str | None:
+        """Return the metric that tells most: one of validation, if there is any, that most runs have."""
+        counted: Counter[str] = Counter()
+        for (_, name), count in self.metric_counts.items():
+            if not name.endswith("time"):
+                counted[name] += count
+        return max(
+            counted,
+            key=lambda name: (name.startswith(("val", "eval", "test")), counted[name], "loss" in name),
+            default=None,
+        )
+
     @cached_property
     def paths(self) -> Counter[str]:
         """Path into the records of the newest runs -> number of these that have it."""
