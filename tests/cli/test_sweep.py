@@ -259,6 +259,12 @@ def test_what_varies_is_checked(here: Path, grid: list[str], draws: list[str], s
         trials(Base([here / "tiny.yaml"]), grid=grid, draws=draws)
 
 
+def test_a_script_is_no_config(here: Path) -> None:
+    (here / "train.py").write_text("for x in range(3):\n    print(x)\n")
+    with pytest.raises(ConfigError, match=r"train\.py is a Python script, .* takes a config: give"):
+        trials(Base([here / "train.py"]), grid=["seed=[1]"], draws=[])
+
+
 VALUES = [
     0.1,
     1e-05,

@@ -109,6 +109,11 @@ def layered(files: Iterable[str | Path], overrides: Iterable[str] = ()) -> Layer
     """
     layers = Layers()
     for file in files:
+        if Path(file).suffix == ".py":
+            raise ConfigError(
+                f"{file} is a Python script, and this command takes a config: give a YAML file that names "
+                "your task (docs/guide/experiment.md); a script is started by python, or by everstep run"
+            )
         try:
             text = Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -488,6 +488,8 @@ def scratch() -> Iterator[Path]:
 
 _TRAINER = {
     "fit": "run_training()",
+    "run": "run_training()",
+    "train": "run_training()",
     "test": 'evaluate("test")',
     "validate": 'evaluate("valid")',
 }
