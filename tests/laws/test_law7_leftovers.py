@@ -110,10 +110,12 @@ class Boom(Exception):
     pass
 
 
-def leave_by(error: BaseException) -> Disturb:
+def leave_by(make: Callable[[], BaseException]) -> Disturb:
+    """An error that is made anew: one that lives on would hold the batch, by its traceback."""
+
     def disturb(loop: Any, step: int) -> None:
         if step == 2:
-            raise error
+            raise make()
 
     return disturb
 
@@ -129,8 +131,8 @@ def nothing(loop: Any, step: int) -> None:
 ENDS: dict[str, tuple[Disturb, type[BaseException] | None]] = {
     "nothing": (nothing, None),
     "stop": (at_2(lambda loop: loop.request_stop("for a test")), None),
-    "boom": (leave_by(Boom()), Boom),
-    "leave python": (leave_by(SystemExit(5)), SystemExit),
+    "boom": (leave_by(Boom), Boom),
+    "leave python": (leave_by(lambda: SystemExit(5)), SystemExit),
     "interrupt": (at_2(lambda loop: loop.call_soon(Interrupt("for a test"))), Interrupted),
     "terminate": (at_2(lambda loop: os.kill(os.getpid(), signal.SIGTERM)), Interrupted),
 }
