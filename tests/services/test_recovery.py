@@ -197,7 +197,7 @@ def test_a_start_from_nothing_that_saved_nothing_forgets_no_rollback(tmp_path: P
     run_dir, bad = tmp_path / "run", {(0, 12)}
     with pytest.raises(RolledBack):
         Spoilt(run_dir, bad, save=4).train()
-    with armed("ENOSPC:checkpoint.unlink:2-99"), pytest.raises(CheckpointError, match="trial save"):
+    with armed("ENOSPC:checkpoint.rename:1-99"), pytest.raises(CheckpointError, match="trial save"):
         Spoilt(run_dir, bad, resume=False).train()
     program = finish(run_dir, bad, save=4)
     assert quarantined(run_dir) == [[(0, 12)]]
