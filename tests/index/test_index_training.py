@@ -110,6 +110,7 @@ def test_a_busy_index_costs_a_moment_at_the_end_and_one_line(
     assert index_rows(database, "second") == journal_rows(tmp_path / "second")
 
 
+@pytest.mark.campaign("timed")  # on a busy machine the last shipping is left behind, as it should be
 def test_no_thread_and_no_file_outlives_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERSTEP_INDEX", "")
     monkeypatch.setattr(shipping_thread, "SECONDS", 0.001)

@@ -127,7 +127,7 @@ def _read(
     Returns:
         For each pass the batches that came, each with numbers drawn from the global generators after it.
     """
-    passes = []
+    passes, before = [], set(threading.enumerate())
     for pass_index in range(first, _PASSES):
         here = f"{where}pass {pass_index}: "
         if pass_index == first and at is not None:
@@ -143,7 +143,8 @@ def _read(
         passes.append(_drain(cursor, pass_index, fresh, here, snapshots))
         for _ in range(2):
             cursor.close()
-        threads = [thread.name for thread in threading.enumerate() if "everstep" in thread.name]
+        alive = set(threading.enumerate()) - before
+        threads = [thread.name for thread in alive if "everstep" in thread.name]
         assert not threads, f"{here}threads {threads} are alive after close()"
         children = multiprocessing.active_children()
         assert not children, f"{here}processes {children} are alive after close()"
