@@ -110,13 +110,15 @@ def test_a_busy_index_costs_a_moment_at_the_end_and_one_line(
     assert index_rows(database, "second") == journal_rows(tmp_path / "second")
 
 
-@pytest.mark.campaign("timed")  # on a busy machine the last shipping is left behind, as it should be
+# once in a gate 31 descriptors of the run and its index were still open, and never alone: not explained yet
+@pytest.mark.campaign("timed")
 def test_no_thread_and_no_file_outlives_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERSTEP_INDEX", "")
     monkeypatch.setattr(shipping_thread, "SECONDS", 0.001)
     monkeypatch.chdir(tmp_path)
     Tiny(Path("run"), max_epoch=3).train(tail=lambda loop, epoch: os.chdir("/"))
-    assert left_open(tmp_path) == []
+    left = left_open(tmp_path)
+    assert not left, sorted(left)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["everstep.db", "run"]
 
 
