@@ -64,7 +64,7 @@ def test_one_process_loads_verifies_copies_and_compares(tmp_path: Path) -> None:
 
 
 def test_another_mesh_of_as_many_ranks_is_another_layout_and_no_divergence(tmp_path: Path) -> None:
-    run, changed = tmp_path / "run", "not to the bit those of the layout before"
+    run, changed = tmp_path / "run", "results are not bit-identical to those before"
 
     def train(how: str, kill_at: int = 0) -> str:
         with started(f"{HEAD}\ntrain({str(run)!r}, {how!r}, {kill_at}, every=5)", 4) as processes:

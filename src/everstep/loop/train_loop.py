@@ -331,7 +331,7 @@ class TrainLoop(Door):
         super().make_checkpoint()
 
     def should_stop(self) -> bool:
-        """Whether a stop has been decided; the iterators end by themselves.
+        """Whether a stop has been decided; the iterators then end without this call.
 
         Raises:
             ProgressError: asked 100,000 times, without waiting between, while no step and no epoch ended.
@@ -349,7 +349,7 @@ class TrainLoop(Door):
         return False
 
     def advance(self, **metrics: Any) -> None:
-        """Refuse the call: in a TrainLoop `iter_steps` completes the steps.
+        """An error: in a TrainLoop `iter_steps` completes the steps.
 
         Raises:
             UsageError: always.
@@ -359,7 +359,7 @@ class TrainLoop(Door):
         )
 
     def stream(self, data: Any, name: str = "train", *, passes: int | None = None) -> Iterator[Any]:
-        """Refuse the call: in a TrainLoop `iter_steps` reads the data.
+        """An error: in a TrainLoop `iter_steps` reads the data.
 
         Raises:
             UsageError: always.

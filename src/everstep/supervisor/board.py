@@ -1,4 +1,4 @@
-"""Services of a run: their order and windows, what each is told, what it returns, and its end."""
+"""Services of a run: their order and windows, what each gets and returns, and its end."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ class ServiceBoard:
                 self._voice.say(f"service {name!r} is new in this run: it starts fresh")
         for name in saved:
             if name not in known:
-                self._voice.say(f"service {name!r} is gone: its state is dropped")
+                self._voice.say(f"service {name!r} was removed: its state is dropped")
 
     def close(self) -> None:
         """Close all opened services in reverse order, whatever fails.

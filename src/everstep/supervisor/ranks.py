@@ -92,7 +92,7 @@ class Ranks:
         if self.several and any(isinstance(service, Retry) for service in services):
             raise ConfigError(
                 f"Retry tries again in one process, and the other {self.group.size - 1} of {self.group.size} "
-                "ranks would wait for it in vain; leave it out, and let the launcher start all ranks again: "
+                "ranks would wait for it for ever; leave it out, and let the launcher start all ranks again: "
                 "torchrun --max-restarts=3"
             )
 
@@ -127,7 +127,7 @@ class Ranks:
             raise
 
     def require_synchronised(self, objects: Mapping[str, Any]) -> None:
-        """Refuse objects that each rank would train by itself.
+        """Raise for objects that each rank would train on its own.
 
         Args:
             objects: the replicated objects of the state, by name.

@@ -67,7 +67,7 @@ class LoopKind:
                 )
         for moment in sorted(missing, key=lambda each: each.value):
             raise ConfigError(
-                f"{who} asks for {moment.name}, which never comes in a {self.name}: {_DOORS[moment]}"
+                f"{who} asks for {moment.name}, which a {self.name} does not have: {_DOORS[moment]}"
             )
 
 

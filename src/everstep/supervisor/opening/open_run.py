@@ -293,7 +293,7 @@ class OpenRun:
     # ---------------------------------------------------------------------- what comes with it
 
     def streams(self, point: ResumePoint, *, same_data: bool) -> Streams:
-        """Make the run's streams, which stand where the checkpoint stood."""
+        """Make the run's streams, at their positions in the checkpoint."""
         streams = Streams(
             point.progress.seed,
             self.voice.say,

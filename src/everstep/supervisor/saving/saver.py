@@ -123,7 +123,7 @@ class Saver:
         left = engine.loop.steps_left() if phase == "step" else None
         last = left is not None and left < 1 and self.one_before()
         if last:
-            # an interruption leaves here; otherwise the copy only stands in until the epoch's end
+            # an interruption leaves here; otherwise the copy is only used until the epoch's end
             self.commit_kept(interim=engine.decisions.interruption is None)
         self.asked = last and (whole or self.asked)  # then at the epoch's end
         whole = whole and not last
@@ -169,7 +169,7 @@ class Saver:
         """Commit the newest copy, unless it is committed already.
 
         Args:
-            interim: whether the copy was not asked for, and only stands in until the epoch's end.
+            interim: whether the copy was not asked for, and is only used until the epoch's end is saved.
         """
         if self._kept_only and self._snapshot is not None and not self._engine.user.tainted:
             self._snapshot.meta["interim"] = interim
@@ -261,7 +261,7 @@ class Saver:
     def reserve(self) -> None:
         """Reserve buffers after the first update, for optimizers' moments: no save must stall for them.
 
-        Where they will not fit into the memory that is left, none are made, and the user is told.
+        Where they will not fit into the memory that is left, none are made, and the user is warned.
         """
         engine = self._engine
         if self._reserved or not self._buffers.copy or not engine.user.updates or self._writer.busy:

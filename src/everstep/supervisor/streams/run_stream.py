@@ -226,7 +226,7 @@ class RunStream:
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise RestoreError(
                 f"stream {self.name!r}: its data cannot be opened at the position {position!r:.200} of "
-                f"checkpoint {self._where} ({type(error).__name__}: {error}); mend the data if the error is "
+                f"checkpoint {self._where} ({type(error).__name__}: {error}); fix the data if the error is "
                 "its own, or resume from another checkpoint: another program or version has written this"
             ) from error
         finally:

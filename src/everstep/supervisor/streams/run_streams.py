@@ -304,7 +304,7 @@ class Streams:
         for name, run_stream in self._by_name.items():
             if run_stream.in_pass and not self.bound(name):
                 raise UsageError(
-                    f"the checkpoint stands inside a pass over stream {name!r}, but the program has "
+                    f"the checkpoint is inside a pass over stream {name!r}, but the program has "
                     f"bound no stream of that name; {nearest(name, self._sources)}"
                 )
 
