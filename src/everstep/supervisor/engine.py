@@ -310,11 +310,7 @@ class Engine:
         self.wakeups.wake()
 
     def set_limit(self, name: Literal["max_step", "max_epoch"], value: int | None) -> None:
-        """Set a limit; a stop that the old limit decided is taken back, if the new limit is not reached.
-
-        Raises:
-            ConfigError: the limit is not an integer of 1 or more.
-        """
+        """Set a limit; a stop that the old limit decided is taken back, if the new limit is not reached."""
         setattr(self.limits, name, integer(name, value, none="for no limit"))
         if self.status == "open":
             self.decisions.limits_changed()

@@ -61,11 +61,7 @@ class Ranks:
         return self.group.writer
 
     def join(self, stack: ExitStack) -> None:
-        """Join the group of this process, and watch for ranks that are lost.
-
-        Raises:
-            GroupError: ranks are missing, or cannot be reached.
-        """
+        """Join the group of this process, and watch for ranks that are lost."""
         self.group = group = find_group()
         self.several = group.size > 1
         stack.callback(group.close)
@@ -77,18 +73,11 @@ class Ranks:
 
         Args:
             said: this rank's argument `data_ranks`.
-
-        Raises:
-            DisagreementError, ConfigError: as `data_ranks.divide`.
         """
         divide(self.group, said)
 
     def require_supported(self, services: Iterable[Service]) -> None:
-        """Refuse a service that acts on this rank alone, before anything is opened; all ranks raise.
-
-        Raises:
-            ConfigError: names the service, and what to do.
-        """
+        """Refuse a service that acts on this rank alone, before anything is opened; all ranks raise."""
         if self.several and any(isinstance(service, Retry) for service in services):
             raise ConfigError(
                 f"Retry tries again in one process, and the other {self.group.size - 1} of {self.group.size} "
@@ -220,9 +209,6 @@ class Ranks:
         Args:
             actions: those of this rank.
             services: the run's; they have the same names on all ranks.
-
-        Raises:
-            DisagreementError: a service sets values that are not the same on all ranks.
         """
         if not self.several:
             return actions

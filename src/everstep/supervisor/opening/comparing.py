@@ -215,11 +215,7 @@ _OWN = frozenset({"rank", "local_rank", "node_rank", "device", "gpu"})
 def require_same_start(
     group: Group, settings: Settings, user: UserState, board: ServiceBoard, limits: Limits
 ) -> None:
-    """Require that all ranks were started with the same program and arguments.
-
-    Raises:
-        DisagreementError: lists each value that differs, on every rank.
-    """
+    """Require that all ranks were started with the same program and arguments."""
     if group.size == 1:
         return
     frameworks = {backend.name: backend.describe() for backend in backends.active()}

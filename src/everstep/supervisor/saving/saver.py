@@ -202,11 +202,7 @@ class Saver:
         return encode(tree, self._buffers)
 
     def copied(self, tree: dict[str, Any]) -> Encoded:
-        """Copy a tree into memory of its own; without copies in memory, onto the disk.
-
-        Raises:
-            RunDirError: the disk failed.
-        """
+        """Copy a tree into memory of its own; without copies in memory, onto the disk."""
         if self._buffers.copy:
             return encode(tree)
         try:
@@ -347,11 +343,7 @@ class Saver:
         return self._writer.job
 
     def await_first(self) -> None:
-        """Wait for the checkpoint of step 0: no row reaches the journal before it.
-
-        Raises:
-            CheckpointError: the save failed.
-        """
+        """Wait for the checkpoint of step 0: no row reaches the journal before it."""
         if self._first_open:
             self.settle(wait=True)
             if self.error is not None:
@@ -362,11 +354,7 @@ class Saver:
             self._first_open = False
 
     def await_commit(self) -> None:
-        """Wait until the writer has committed what it was given.
-
-        Raises:
-            CheckpointError: the newest save failed.
-        """
+        """Wait until the writer has committed what it was given."""
         self.settle(wait=True)
         if self.error is not None:
             raise CheckpointError(

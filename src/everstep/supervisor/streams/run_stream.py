@@ -122,11 +122,7 @@ class RunStream:
             self.ledger.begin_again()
 
     def _take_share(self, stream: Stream) -> None:
-        """Make this rank's place of those that the ranks of another number had; acts once after a `load`.
-
-        Raises:
-            RestoreError: the stream cannot make it; names the stream and the checkpoint.
-        """
+        """Make this rank's place of those that the ranks of another number had; acts once after a `load`."""
         told, self._of_ranks = self._of_ranks, None
         if told is None:
             return
