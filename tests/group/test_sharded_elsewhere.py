@@ -98,9 +98,7 @@ def test_another_grouping_of_the_parameters_is_another_layout(tmp_path: Path) ->
     """The ranks reduce other buffers, so other elements meet in other places."""
     trained(tmp_path / "run", "fsdp", kill_at=5)
     again = trained(tmp_path / "run", "fsdp", kill_at=7)
-    assert (
-        "another layout" not in again and "of the layout before" not in again and "resume verified" in again
-    )
+    assert "another layout" not in again and "not bit-identical" not in again and "resume verified" in again
     said = trained(tmp_path / "run", "one group")
     was, now = re.findall(r"laid out as (.*), and is (.*) in this start", said)[0]
     assert "over 2, 3 groups of parameters" in was and "over 2, 1 group of parameters" in now
