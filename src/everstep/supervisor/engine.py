@@ -470,4 +470,4 @@ class Engine:
     def require_entered(self, what: str) -> None:
         """Refuse a fact that is known only once the run is entered."""
         if self.status == "new":
-            raise UsageError(f".{what} is not known before the loop is entered; read it in its with block")
+            raise UsageError(f".{what} is not known before the loop is entered; use it in its with block")
