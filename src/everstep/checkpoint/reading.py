@@ -126,7 +126,7 @@ def _odd(folder: Path, error: Exception) -> NoReturn:
 
 
 class _Reader:
-    """Reader of a checkpoint for one rank: first arrays are registered, then each file is read once.
+    """Reader of a checkpoint for one rank: first all wanted arrays are told, then each file is read once.
 
     Args:
         folder: the checkpoint.
@@ -169,7 +169,7 @@ class _Reader:
         return {name: facts for name, facts in checked(arrays).items() if self._wanted(name)}
 
     def _read_own_file(self) -> tuple[Json, list[Made]]:
-        """Read the file of the rank's own tree; returns the structure, and what the assembly needs of it.
+        """Read the file of the rank's own tree; returns the structure, and what the assembly is told of it.
 
         This file comes first: only its tree says which of its arrays are in shared files.
         """

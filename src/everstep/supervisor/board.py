@@ -309,7 +309,7 @@ def _require_may_act(service: Service, actions: Sequence[Action], moment: Moment
 
 
 def _require_declared(service: Service, actions: Sequence[Action]) -> None:
-    """Refuse a `SetValue` whose target the service does not declare, which was not checked at the opening."""
+    """Refuse a `SetValue` whose target is not declared, and so nobody has tried at the opening."""
     for action in actions:
         if isinstance(action, SetValue) and action.target not in service.sets:
             raise UsageError(

@@ -77,7 +77,11 @@ class Ranks:
         divide(self.group, said)
 
     def require_supported(self, services: Iterable[Service]) -> None:
-        """Refuse a service that acts on this rank alone, before anything is opened; all ranks raise."""
+        """Refuse a service that acts on this rank alone, before anything is opened; all ranks raise.
+
+        Raises:
+            ConfigError: names the service, and what to do.
+        """
         if self.several and any(isinstance(service, Retry) for service in services):
             raise ConfigError(
                 f"Retry tries again in one process, and the other {self.group.size - 1} of {self.group.size} "

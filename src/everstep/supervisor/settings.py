@@ -121,6 +121,9 @@ class Settings:
         data_ranks: what this rank says of the data that it reads; None: a part of its own.
         replay: what this process executes again; None in a training.
         mirror, mirror_wait: of the `Checkpoints` among the services.
+
+    Raises:
+        ConfigError: an argument is out of range, or contradicts another.
     """
 
     def __init__(
