@@ -367,7 +367,7 @@ def line(row: Row) -> str:
     return f"| {row.name} | {said(found.word)} | {run} | {row.remedy} |"
 
 
-HEAD = """# Which objects keep their word
+HEAD = """# Which objects can be resumed
 
 `state_dict` and `load_state_dict` are a promise: that what is saved brings the object back. `everstep check`
 tries it on copies. Of data it draws batches, takes a position and draws on; a second copy that is opened

@@ -67,7 +67,7 @@ def public(module: str, names: Iterable[str]) -> list[str]:
 
 
 def _module(name: str, about: str, home: Any) -> Iterator[str]:
-    yield f"# {name}\n\n{about}\n"
+    yield f"# {name}\n\n{home.docstring.value if name == 'everstep' else about}\n"
     doors = {} if name == "everstep" else home.parent.members
     for key in public(name, _own(name, home)):
         found = _named(home, key)

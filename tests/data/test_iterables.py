@@ -292,7 +292,7 @@ def test_replay_says_what_it_cost_and_checks_the_end() -> None:
     again = replay(Lines()).open("train", 0, cursor.position(), seed=0)
     assert str(again.note).startswith("data 'train' (Lines): replayed 2 batches in 0.")
     assert [int(batch[0]) for batch in again] == [2, 3, 4]
-    with pytest.raises(DataError, match="ended after 1 batches, but the checkpoint stands after 2"):
+    with pytest.raises(DataError, match="ended after 1 batches, but the checkpoint is after 2"):
         replay(Lines(1)).open("train", 0, cursor.position(), seed=0)
 
 

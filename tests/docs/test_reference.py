@@ -8,9 +8,11 @@ import sys
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
+from snippet_setups import SETUPS
 
 import everstep
 
@@ -91,6 +93,20 @@ def test_the_page_leads_to_the_docstrings() -> None:
         if name == "record.RunJournal" or inspect.ismodule(found):
             continue
         assert inspect.getsourcefile(inspect.unwrap(found)) == str(ROOT / target), name
+
+
+def test_help_everstep_names_everything_on_one_screen_and_its_loops_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = everstep.__doc__ or ""
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", text))))
+    assert set(everstep.__all__) - named == set() and text.count("\n") <= 45
+    monkeypatch.chdir(tmp_path)
+    names = SETUPS["task"]()
+    loop, trainer = (dedent(block) for block in re.findall(r"((?:^    .*\n)+)", text, re.MULTILINE))
+    exec(loop, {**names, "validate": lambda: 0.5})
+    exec(trainer, {**names, "task": names["Digits"]()})
+    assert len(everstep.record.RunJournal("runs/task").series("valid/loss")[0]) == 9
 
 
 def test_the_guide_on_strangers_runs_tells_of_every_command() -> None:

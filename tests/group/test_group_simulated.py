@@ -227,5 +227,5 @@ def test_an_error_of_a_rank_that_waits_says_for_how_long_and_what_to_raise() -> 
     with Simulation(0, 3) as simulation:
         said = simulation.run(program)
     for rank in (0, 2):
-        assert said[rank].startswith("rank 1 did not come to 'the opening of the group' within 1.5 s")
+        assert said[rank].startswith("rank 1 did not reach 'the opening of the group' within 1.5 s")
         assert "EVERSTEP_GROUP_LIMIT" in said[rank]

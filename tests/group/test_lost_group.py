@@ -90,7 +90,7 @@ time.sleep(60)
         [1, 1],
     )
     for text in said:
-        assert "SIGTERM: nothing can be saved, and this process ends by itself: rank 2 has failed" in text
+        assert "SIGTERM: nothing can be saved, and this process is already ending: rank 2 has failed" in text
         assert "received None" in text
     assert [page.kind for page in failures(tmp_path / "run")] == ["lost", "lost"]
 
@@ -174,7 +174,7 @@ with everstep.TrainLoop("{run}", {{"model": model, "optimizer": optimizer}}, max
 """
 
 ENDS = {
-    "os.kill(os.getpid(), signal.SIGKILL)": "rank 1: its process is gone without a word",
+    "os.kill(os.getpid(), signal.SIGKILL)": "rank 1: its process died without an error",
     'raise ValueError("a bad sample")': "rank 1: ValueError: a bad sample",
 }
 

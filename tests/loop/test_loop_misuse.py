@@ -82,14 +82,14 @@ def test_a_name_like_a_collected_one_is_said_after_the_first_epoch(tmp_path: Pat
         loop.collect_metrics(valid_loss=1 / epoch, train_loss=1.0)
 
     (warning,) = tiny.train(tail=tail).loop.ending.warnings
-    assert warning.endswith(": no value of 'val_loss' has come; did you mean 'valid_loss'?")
+    assert warning.endswith(": no value of 'val_loss'; did you mean 'valid_loss'?")
     assert told == [False, True, True]
     assert tiny.lines.count(f"warning: {warning}") == 1
 
 
 def test_a_name_like_no_other_is_said_at_the_end_of_each_start_that_trains(tmp_path: Path) -> None:
     services = [EarlyStop("nope", "min", patience=1, name="stopper")]
-    wanted = ("'stopper': no value of 'nope' has come; known: loss, valid_loss",)
+    wanted = ("'stopper': no value of 'nope'; known: loss, valid_loss",)
     for max_epoch, warnings in ((2, wanted), (3, wanted), (3, ())):
         tiny = Tiny(tmp_path / "run", max_epoch=max_epoch, services=services)
         assert tiny.train(tail=collecting(valid_loss=1.0)).loop.ending.warnings == warnings
@@ -138,7 +138,7 @@ def test_a_loop_of_ones_own_misses_a_metric_at_its_end(tmp_path: Path) -> None:
     assert warnings("right", "loss") == ()
     assert {path.name for path in (tmp_path / "right" / "checkpoints").glob("step-*")} >= {"step-00000002"}
     assert warnings("wrong", "losses") == (
-        "'checkpoints': no value of 'losses' has come; did you mean 'loss'? known: loss",
+        "'checkpoints': no value of 'losses'; did you mean 'loss'? known: loss",
     )
 
 
@@ -146,8 +146,8 @@ def test_nothing_to_restore_is_said(tmp_path: Path) -> None:
     services = [Best("val_acc", restore_at_end=True)]
     tiny = Tiny(tmp_path / "run", max_epoch=1, services=services).train()
     assert tiny.loop.ending.warnings == (
-        "'best val_acc': no value of 'val_acc' has come; known: loss",
-        "'best val_acc': restore_at_end restored nothing: no value of it has come; the last weights stay",
+        "'best val_acc': no value of 'val_acc'; known: loss",
+        "'best val_acc': restore_at_end restored nothing: there is no value of it; the last weights stay",
     )
 
 

@@ -126,9 +126,9 @@ def test_a_moment_fires_behind_a_door_or_asking_for_it_is_an_error(tmp_path: Pat
         assert [b.step for b in heard[moment]] == list(steps)
         assert all(b.payload is not None for b in heard[moment])
     for moment in set(Moment) - set(fires):
-        with pytest.raises(ConfigError, match=rf"'asks {moment.name}' asks for {moment.name}, which never"):
+        with pytest.raises(ConfigError, match=rf"'asks {moment.name}' asks for {moment.name}, which a"):
             DOORS[door](tmp_path / "service", lambda loop: None, Asks(moment))
-        with pytest.raises(ConfigError, match=rf"on\(\) asks for {moment.name}, which never comes in a "):
+        with pytest.raises(ConfigError, match=rf"on\(\) asks for {moment.name}, which a "):
             DOORS[door](tmp_path / "function", lambda loop, moment=moment: loop.on(moment, print))
 
 

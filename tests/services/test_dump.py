@@ -111,5 +111,5 @@ def test_what_cannot_be_dumped_is_said(tmp_path: Path) -> None:
         trainer(tmp_path / "a", Dump([*ALL, "eac"])).run_training()
     with pytest.raises(MetricError, match=r"'loss' is .*a single value for a whole batch"):
         trainer(tmp_path / "b", Dump([*ALL, "loss"])).run_training()
-    with pytest.raises(ConfigError, match="AFTER_EVAL_STEP, which never comes in a TrainLoop"):
+    with pytest.raises(ConfigError, match="AFTER_EVAL_STEP, which a TrainLoop does not have"):
         everstep.TrainLoop(tmp_path / "c", services=[Dump("id")])

@@ -320,7 +320,7 @@ def test_a_resume_at_seven_with_every_five_fires_at_ten_and_keeps_its_state(tmp_
     assert tiny.train().seen[0][1] == 8
     assert second.at[:3] == (5, 10, 15)
     without = Tiny(tmp_path / "run", max_epoch=5).train()
-    assert "service 'counter' is gone: its state is dropped" in without.lines
+    assert "service 'counter' was removed: its state is dropped" in without.lines
     again = Tiny(tmp_path / "run", max_epoch=6, services=[Counter("counter", Every(steps=1))]).train()
     assert "service 'counter' is new in this run: it starts fresh" in again.lines
 

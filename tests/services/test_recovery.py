@@ -408,7 +408,7 @@ def test_a_rollback_that_the_journal_has_forgotten_counts_and_keeps_its_batches_
     with pytest.raises(NonFiniteError, match="all 1 rollbacks are used up"):
         again.train()
     assert any(
-        "journal: rollback 1 is gone; the checkpoint has it, and it counts" in line for line in again.lines
+        "journal: rollback 1 is missing; it is taken from the checkpoint" in line for line in again.lines
     )
     more = finish(run_dir, bad, services=[Recovery(2)], on_change="override")
     assert more.loop.ending.rollbacks == 2 and more.loop.step == 38

@@ -284,7 +284,7 @@ def test_a_choice_that_cannot_be_made(tmp_path: Path, trained: Trained) -> None:
     (tmp_path / "empty").mkdir()
     run, alone = trained[0], tmp_path / "best" / "valid.loss"
     shutil.copytree(run / "best" / "valid.loss", alone)
-    nothing = r"takes nothing of .*after rename=: .*0\.weight"
+    nothing = r"selects nothing in .*after rename=: .*0\.weight"
     refused: list[tuple[Any, type[Exception], str]] = [
         (InitFrom(run, rename={r"^model/\d": "model/0"}), ConfigError, r"'model/0\.weight' and 'model/1"),
         (InitFrom(run, rename={"^model/": r"\1/"}), ConfigError, r"invalid group reference 1.*give a name"),

@@ -355,7 +355,7 @@ REFUSED: dict[str, tuple[Any, Any, int, str]] = {
         lambda rank: saved(rank, 2, memory=True),
         [],
         2,
-        r"step-00000005: .*not declared so now: 'memory'.*PerRank",
+        r"step-00000005: .*not declared so in state=: 'memory'.*PerRank",
     ),
     "an open window": (
         lambda rank: with_own(rank, gradients=WINDOW),

@@ -125,7 +125,7 @@ def test_the_command_says_the_verdict_and_has_it_as_its_exit_status(tmp_path: Pa
         return done.output
 
     said = run(f"{file}:batches", status=0)
-    assert "a list, as data\nits own word: it has no state_dict\nin a run of everstep: kept: " in said
+    assert "a list, as data\nits own state_dict: none\nin a run of everstep: kept: " in said
     said = run(f"{file}:Mean", "--change", f"{file}:update", "--json", status=1)
     assert json.loads(said)["word"]["kept"] is False
     wrong = CliRunner().invoke(command, [f"{file}:batch"])

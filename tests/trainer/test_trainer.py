@@ -395,7 +395,7 @@ def test_a_metric_that_an_evaluation_did_not_find_is_said_at_once(tmp_path: Path
     services = [*watching, Evaluate("valid", Every(steps=2)), Evaluate("test", Every(epochs=2))]
     trainer(tmp_path, Looking(), lines=lines, max_epoch=2, services=services).run_training()
     assert len(said_at_step_3) == 1
-    assert "no value of 'valid/los' has come; did you mean 'valid/loss'? known: valid/" in said_at_step_3[0]
+    assert "no value of 'valid/los'; did you mean 'valid/loss'? known: valid/" in said_at_step_3[0]
     assert [line.split("'")[3] for line in lines.having("no value of")] == ["valid/los", "test/top1", "other"]
 
 

@@ -1,5 +1,8 @@
 """Frameworks that are in use, and the framework that an array belongs to.
 
+All code that touches arrays or random state of a framework is in this room, so another framework is one
+more file here, and everything else works with any of them.
+
 NumPy is always there; any other framework counts as in use once the program has imported it, so that
 everstep itself never imports a framework that the program does not use.
 """

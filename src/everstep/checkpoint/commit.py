@@ -104,7 +104,7 @@ def require_finite(name: CheckpointName, arrays: Mapping[str, HostArray], guarde
             "gradients or other data"
             if name.step
             else "no step has run: give each of these its first values (memory that was only allocated, by "
-            "to_empty(), holds anything), or see to the weights that were loaded"
+            "to_empty(), holds anything), or check the weights that were loaded"
         )
         raise NonFiniteError(
             f"after step {name.step}, NaN or infinity in {', '.join(bad[:5])}{more}: not saved; {remedy}",

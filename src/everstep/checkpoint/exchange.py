@@ -56,7 +56,7 @@ _COMMIT = "commit"
 
 
 class Part(NamedTuple):
-    """What a rank tells of its part of a checkpoint.
+    """What a rank reports of its part of a checkpoint.
 
     Attributes:
         files: the record of each file that the rank wrote into the folder, by name.
@@ -174,7 +174,7 @@ class Exchange(ABC):
             lacking = [name for name, key in zip(names, keys, strict=True) if not self._store.has([key])]
             ranks = [int(name.partition("/")[2] or 0) for name in lacking]  # what rank 0 tells has no number
             told = (
-                f"{named(ranks)} {late} within {self._limit:g} s; see to the output there, or raise the limit"
+                f"{named(ranks)} {late} within {self._limit:g} s; check the output there, or raise the limit"
             )
             raise RankSaveError(errno.ETIMEDOUT, told, ranks=ranks)
         reach(f"checkpoint.heard_{names[0].partition('/')[0]}")
@@ -188,7 +188,7 @@ class Exchange(ABC):
         if failure := self._group.failure():
             rank, reason = failure
             raise RankSaveError(
-                errno.ECONNABORTED, f"rank {rank} has failed ({reason}); see to its output", ranks=[rank]
+                errno.ECONNABORTED, f"rank {rank} has failed ({reason}); check its output", ranks=[rank]
             )
 
     def _decide(self, verdict: str | Exception) -> str | Exception:
@@ -325,7 +325,7 @@ class RankExchange(Exchange):
                 told = f"the writer has failed while it committed a checkpoint ({failure[1]})"
                 raise _EndedError(PeerFailedError(told + advice, ranks=[0]))
 
-        advice, key = "; see to its output, then start all ranks again", self._key("done")
+        advice, key = "; check its output, then start all ranks again", self._key("done")
         if not wait_until(looking(lambda: self._store.has([key]), look), self._limit):
             told = f"the writer began to commit a checkpoint, and did not end within {self._limit:g} s"
             raise _EndedError(MissingRankError(told + advice, ranks=[0]))
@@ -402,7 +402,7 @@ def for_all(error: Exception, rank: int) -> Exception:
     if isinstance(error, CheckpointError):
         return CheckpointError(f"rank {rank}: {error}")
     return PeerFailedError(
-        f"rank {rank} has failed in a save ({type(error).__name__}: {error}); see to its output, then start "
+        f"rank {rank} has failed in a save ({type(error).__name__}: {error}); check its output, then start "
         "all ranks again",
         ranks=[rank],
     )

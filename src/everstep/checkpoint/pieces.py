@@ -57,7 +57,7 @@ def written_by(rank: int, arrays: Mapping[str, HostArray]) -> dict[str, HostArra
 
 
 def _writer(name: str, region: Region) -> int:
-    # by the name, so that the holders share the work, and all of them know it without a word
+    # by the name, so that the holders share the work, and all of them know it without a message
     return region.holders[xxhash.xxh3_64_intdigest(name.encode()) % len(region.holders)]
 
 

@@ -25,7 +25,7 @@ class Facts(NamedTuple):
         best: name of the best weights, by metric.
         kept: names of all best weights that are kept, by metric, the best first.
         segment: number of the start that wrote the checkpoint.
-        interim: whether the checkpoint only stands in for the end of its epoch.
+        interim: whether the checkpoint is only used until the end of its epoch is saved.
     """
 
     name: CheckpointName

@@ -200,7 +200,7 @@ class Store(SavedCheckpoints):
             size = place(self.path(name), write, make_room, token)
             self._forget(name)
         if moved is not None and held is not None:
-            with contextlib.suppress(OSError):  # the commit stands; the next start tries again
+            with contextlib.suppress(OSError):  # the commit is done; the next start tries again
                 if _is_open(held):  # the new checkpoint is of the same boundary, run to its end
                     files.retire(moved, top=self.run_dir)
                 else:
@@ -349,7 +349,7 @@ class Store(SavedCheckpoints):
         """Delete the checkpoints that `policy` does not keep; reads manifests only; called after a commit.
 
         The newest whole checkpoint stays, and so do the name in the `checkpoint` file, pinned and damaged
-        checkpoints.  An error of the disk is a sentence for the user, because the commit stands.
+        checkpoints.  An error of the disk is a sentence for the user, because the commit is done.
 
         Args:
             needed: names that stay this time.

@@ -31,7 +31,7 @@ class Share:
     Attributes:
         rank: number of the rank, 0 to `size` - 1.
         size: number of ranks, 1 or more.
-        uneven: rule for a batch that `size` does not divide.  None: refused.  "weight": the parts differ by
+        uneven: rule for a batch that `size` does not divide.  None: an error.  "weight": the parts differ by
             one sample, and `Cursor.weight` makes the mean over ranks the mean over the batch.  "drop": the
             batch's last n % `size` samples are left out.  "pad": as "weight", and a rank without a sample is
             handed the batch's last sample with weight 0; for evaluations.
@@ -205,8 +205,8 @@ class Stream(ABC):
     def describe(self, seed: int) -> dict[str, Any] | None:
         """Describe what decides the batches in a run of this seed; None: no description.
 
-        JSON values by name ("kind", "length", "batch_size" ...).  The checkpoint keeps them, and a resume
-        refuses data with another description.  Values that count only for a resume inside a pass stand under
+        JSON values by name ("kind", "length", "batch_size" ...).  The checkpoint keeps them, and at a
+        resume, data with another description is an error.  Values that count only inside a pass are under
         the key "inside", a dictionary.  Settings that only change speed do not belong in the description.
         """
         return None

@@ -344,7 +344,7 @@ class Service:
         schedule: when the service is due at AFTER_STEP and AFTER_EPOCH; at other moments (AFTER_EVALUATION,
             say) it always runs.
         watches: names of the metrics that the service needs; a metric without values is warned about.
-        sets: targets of the `SetValue`s that the service may return (others are refused); each must
+        sets: targets of the `SetValue`s that the service may return (others are errors); each must
             exist when the loop opens.
         outputs: names of values that steps return or collect, for the service to look at: in
             `Boundary.outputs` at AFTER_STEP, in the `EvalStep` at AFTER_EVAL_STEP.  Numbers, or other values
@@ -359,7 +359,7 @@ class Service:
     every_rank: ClassVar[bool] = False
     """Whether the service runs on all ranks although its stage is REPORT, which is the writer's."""
     measured: ClassVar[bool] = False
-    """Whether the schedule is told what the service costs, as `Auto` needs."""
+    """Whether the schedule gets what the service costs, as `Auto` needs."""
     watches: Sequence[str] = ()
     sets: Sequence[str] = ()
     outputs: Sequence[str] = ()

@@ -422,7 +422,7 @@ class Backend(Protocol):
         return None
 
     def require_synchronised(self, objects: Mapping[str, Any], data: DataRanks) -> None:
-        """Refuse objects of the state that several processes would train each by itself, or inexactly.
+        """Raise for objects of the state that each process would train on its own, or inexactly.
 
         Objects that may differ between the processes are not among `objects`.
 

@@ -21,7 +21,7 @@ class Task:
         batch_weight: factor for the mean over the batch of `train_step`, set before that call.  With it the
             mean over ranks is the mean over all samples, where ranks have unequal numbers of them.
         applies_weight: whether `train_step` multiplies its loss by `batch_weight`.  Then a Trainer on several
-            ranks splits batches that do not divide among them; else it refuses these, without `uneven=`.
+            ranks splits batches that do not divide among them; else these are an error, without `uneven=`.
     """
 
     model: Any = None

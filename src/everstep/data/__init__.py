@@ -1,4 +1,7 @@
-"""Data that can be resumed anywhere: streams, and the adapters that make streams of a user's data."""
+"""Data that can be resumed anywhere: streams, and the adapters that make streams of a user's data.
+
+A stream knows its order and its positions, and nothing of a run: so it can be read and tested without one.
+"""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def as_stream(data: Any) -> Stream:
         return data
     if is_stream(data):
         return _adapted.setdefault(id(data), AdaptedStream(data))
-    # Refused before the adapters, which would believe the state_dict of data that cannot tell its place.
+    # Refused before the adapters, which would use the state_dict of data that cannot tell its position.
     if (told := refusal(data)) is not None:
         raise DataError(told)
     adapter = _loader_adapter(data)
@@ -66,7 +66,7 @@ def as_stream(data: Any) -> Stream:
 def stateful(data: Iterable[Any]) -> Stream:
     """Make a stream that reaches its place by the data's own state, at once; you assert that this is right.
 
-    A run believes you: where the state leaves something out (a shuffle buffer, a generator), a resume is not
+    A run relies on it: if the state leaves something out (a shuffle buffer, a generator), a resume is not
     exact.  `everstep check` tries it on copies.
 
     Args:
@@ -77,7 +77,7 @@ def stateful(data: Iterable[Any]) -> Stream:
         NotResumableError: the data is an iterator without such methods.
     """
     if _loader_adapter(data) is not None:
-        return as_stream(data)  # a StatefulDataLoader is believed anyway, any other has no state
+        return as_stream(data)  # the state of a StatefulDataLoader is used anyway, any other has no state
     if not is_stateful(data) and isinstance(data, Iterator):
         accessors(data, f"data ({type(data).__name__})")
     return IterableStream(data, "state")

@@ -94,7 +94,7 @@ class IterableStream(OwnStream):
 
     Data that resumes by "replay" is brought to where the pass began: `set_epoch`, its own `state_dict` and
     the global random state are as they were there.  Then the batches are drawn again, and the run compares
-    them with its ledger.  Data that resumes by "state" is believed.
+    them with its ledger.  Data that resumes by "state" is not compared.
 
     Args:
         resumes: None: "state" for data that is known to tell its place, else "replay".
@@ -277,8 +277,8 @@ def skip(
             batch = next(batches)
         except StopIteration:
             raise DataError(
-                f"{what}: ended after {done} batches, but the checkpoint stands after {count}; "
-                "give the data of that time back, or start a new run"
+                f"{what}: ended after {done} batches, but the checkpoint is after {count}; "
+                "give the same data again, or start a new run"
             ) from None
         if replayed is not None:
             replayed(batch)

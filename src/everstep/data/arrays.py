@@ -25,7 +25,7 @@ def arrays(
 ) -> Arrays:
     """Make a stream of batches from arrays in memory; it resumes anywhere, to the bit, at no cost.
 
-    The stream has a length (batches in a pass).  It can be iterated by itself, as for an evaluation: each
+    The stream has a length (batches in a pass).  It can be iterated directly, as for an evaluation: each
     time the same pass, and no run's position changes.
 
     Each batch is a tuple with one part per array, for a single array too: `for [x] in ...`.  Parts

@@ -1,6 +1,6 @@
 """Base of every cursor: counts batches, ends once, closes once.
 
-`SampledStream` is the base of streams over samples, which can also be iterated by themselves.
+`SampledStream` is the base of streams over samples, which can also be iterated directly.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class SampledCursor(PassCursor):
 class SampledStream(Stream):
     """Stream over samples.  Immutable.
 
-    A loop reads the stream pass by pass.  It can also be iterated by itself, as for an evaluation
+    A loop reads the stream pass by pass.  It can also be iterated directly, as for an evaluation
     (`for x, y in valid:`): always the same pass, whatever a run does with the stream, and the global
     random state stays unchanged.
     """

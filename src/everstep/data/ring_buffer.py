@@ -28,7 +28,7 @@ class RingBuffer(OwnEntry):
 
     An entry of `state=` as it is, on several ranks usually in `everstep.PerRank`.  Values of a field are
     saved in chunks of at most 2 MiB, and a save copies only those chunks that were written to since the last
-    save.  All ways to the values are methods, which keep account of that; what they return are copies.
+    save.  All access to the values is by methods, which track that; they return copies.
 
     Args:
         capacity: number of items, at least 1; after that a new item replaces the oldest.

@@ -1,9 +1,11 @@
-"""Several processes that train one run: who they are, what they tell each other, where they stop together.
+"""Several processes that train one run: who they are, what they send each other, where they stop together.
+
+No other room knows how processes communicate: one process is a group of one, and tests simulate any number.
 
 `find_group` makes a `Group`: `Single` in one process, else a `StoreGroup` over a framework's key-value store.
 `Agreement` finds the step at which all ranks stop for a wish of one.  `Peers` notices a rank that is gone.
 `Whereabouts` notices a rank that has gone past a meeting.  `report` finds out whether an error follows from
-another rank's failure.  `launched`, `exit_status` and `write_error_file` speak to torchrun.
+another rank's failure.  `launched`, `exit_status` and `write_error_file` are for torchrun.
 """
 
 from everstep.group.agreement import Agreement

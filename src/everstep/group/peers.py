@@ -14,7 +14,7 @@ from everstep.group.store_group import StoreGroup
 REACH = 10.0
 """Seconds for a connection to be made."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4}
-"""After a second without a word the kernel asks the other machine each second, and gives up after 4 times."""
+"""After a silent second the kernel asks the other machine each second, and gives up after 4 times."""
 
 _open: weakref.WeakSet[Peers] = weakref.WeakSet()
 
@@ -87,7 +87,7 @@ class Peers:
             said = b""
         if not said and not self._closing:
             with suppress(GroupError):  # without the store the others know already
-                self._group.fail("its process is gone without a word (kill -9, no memory left?)", self._next)
+                self._group.fail("its process died without an error (kill -9, out of memory?)", self._next)
 
     def close(self) -> None:
         """Say goodbye to the rank that watches this one, and end the thread."""
@@ -102,7 +102,7 @@ class Peers:
         _open.discard(self)
 
     def close_copies(self) -> None:
-        """Close this process's ends of the connections, without a word."""
+        """Close this process's ends of the connections, without announcing it."""
         for connection in self._connections:
             connection.close()
 

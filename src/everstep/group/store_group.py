@@ -8,7 +8,7 @@ Keys, all below a prefix that no other group has ever had (see `_meet`):
     left/R   rank R has left
     ended/R  the program of rank R has ended
     where/N, at/R     where the others are while a rank waits in operation N (`Whereabouts`)
-    bell/R   something has happened that a thread of rank R has to see to, which waits for this key
+    bell/R   something has happened that a thread of rank R has to handle, which waits for this key
 
 The writer collects and publishes, so an operation costs the store O(size) requests and values.  (In torch's
 `elastic.utils.store.get_all` each rank reads all values, O(size²), and the keys stay.)  Each rank deletes its
@@ -177,7 +177,7 @@ def require_no_failure(group: Group, store: KeyValueStore | None = None) -> None
     if failure is not None and failure[0] != group.rank:
         rank, reason = failure
         raise PeerFailedError(
-            f"rank {rank} has failed: {reason}; see to its output, then start all ranks again",
+            f"rank {rank} has failed: {reason}; check its output, then start all ranks again",
             ranks=[rank],
         )
 
@@ -192,11 +192,11 @@ def _failure(store: KeyValueStore) -> tuple[int, str] | None:
 def missing(what: str, limit: float, rank: int, came: list[bool]) -> MissingRankError:
     absent = [other for other, there in enumerate(came) if not there]
     if absent:
-        text = f"{named(absent)} did not come to {what!r} within {limit:g} s"
+        text = f"{named(absent)} did not reach {what!r} within {limit:g} s"
     else:
-        text = f"all ranks came to {what!r}, but not soon enough for an answer within {limit:g} s"
+        text = f"all ranks reached {what!r}, but too late for an answer within {limit:g} s"
     return MissingRankError(
-        f"{text}, where rank {rank} of {len(came)} waited; see to their output, or raise "
+        f"{text}, where rank {rank} of {len(came)} waited; check their output, or raise "
         "EVERSTEP_GROUP_LIMIT (seconds)",
         ranks=absent,
     )
@@ -214,7 +214,7 @@ def _meet(store: KeyValueStore, rank: int, size: int, limit: float) -> str:
     """Find the others, and a prefix for keys that only those who are here now know.
 
     A store outlives the processes: torchrun starts all ranks again over the same one, and with the same
-    restart count where nodes came or left.  So no key that is found can be believed.  The writer calls with
+    restart count where nodes came or left.  So a key that is found may be an old one.  The writer calls with
     a token that it has just drawn; each rank answers with that token and a token of its own; a list of tokens
     by the writer is right for the rank that finds its own in it.
     """

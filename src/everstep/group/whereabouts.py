@@ -22,7 +22,7 @@ AGAIN = 10.0
 class Whereabouts:
     """Asks where the others are, while this rank waits in an operation, and answers them.
 
-    A rank that passes a meeting may stand in a collective with the rank that waits there: neither moves, and
+    A rank that passes a meeting may be in a collective with the rank that waits there: neither moves, and
     the limits of both are long.  So the thread that waits for this rank's bell tells the position of its main
     thread, as long as that has not come to the operation in question.  Positions never fall in a program that
     is the same on all ranks, so a rank with a greater one does not come any more.

@@ -23,8 +23,8 @@ IDLE_AT_MOST = 100
 class Epochs(LoopDriver):
     """The epochs and step loops of a `TrainLoop`; answers the engine's questions about them.
 
-    A resume inside an epoch enters that epoch again: until the program reaches the step loop in which the
-    checkpoint stands, `before_resume_point` is true, and earlier step loops of the epoch run no step.
+    A resume inside an epoch enters that epoch again: until the program reaches the step loop of the
+    checkpoint, `before_resume_point` is true, and earlier step loops of the epoch run no step.
 
     Args:
         engine: counts the steps.
@@ -158,7 +158,7 @@ class Epochs(LoopDriver):
         self.settle()
         if self.before_resume_point:
             raise UsageError(
-                f"the checkpoint stands in iter_steps() loop number {engine.progress.calls + 1} of epoch "
+                f"the checkpoint is in iter_steps() loop number {engine.progress.calls + 1} of epoch "
                 f"{engine.progress.epoch}, but the program entered only {self._calls}; run the program that "
                 "made it"
             )
@@ -220,7 +220,7 @@ class Epochs(LoopDriver):
             current.iterating, current.call_start, current.stream = True, current.step, reads
         elif current.stream != reads:
             raise UsageError(
-                f"the checkpoint stands inside iter_steps() over stream {current.stream!r}, this one reads "
+                f"the checkpoint is inside iter_steps() over stream {current.stream!r}, this one reads "
                 f"{reads!r}; run the program that made the checkpoint"
             )
         self._run_stream, self.batch = run_stream, None
@@ -468,7 +468,7 @@ class Epochs(LoopDriver):
         expected = self._engine.progress.epoch_loop
         if 0 < self._epoch_loops < expected:
             raise UsageError(
-                f"the checkpoint stands in iter_epochs() loop number {expected}, but the "
+                f"the checkpoint is in iter_epochs() loop number {expected}, but the "
                 f"program entered only {self._epoch_loops}; run the program that made it"
             )
         if not self.within_epoch:

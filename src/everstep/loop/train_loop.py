@@ -331,7 +331,7 @@ class TrainLoop(Door):
         super().make_checkpoint()
 
     def should_stop(self) -> bool:
-        """Whether a stop has been decided; the iterators end by themselves.
+        """Whether a stop has been decided; the iterators then end without this call.
 
         Raises:
             ProgressError: asked 100,000 times, without waiting between, while no step and no epoch ended.
@@ -349,21 +349,13 @@ class TrainLoop(Door):
         return False
 
     def advance(self, **metrics: Any) -> None:
-        """Refuse the call: in a TrainLoop `iter_steps` completes the steps.
-
-        Raises:
-            UsageError: always.
-        """
+        """An error: in a TrainLoop `iter_steps` completes the steps."""
         raise UsageError(
             "advance() is a Supervisor's; leave it out: in a TrainLoop iter_steps() completes each step"
         )
 
     def stream(self, data: Any, name: str = "train", *, passes: int | None = None) -> Iterator[Any]:
-        """Refuse the call: in a TrainLoop `iter_steps` reads the data.
-
-        Raises:
-            UsageError: always.
-        """
+        """An error: in a TrainLoop `iter_steps` reads the data."""
         self._engine.require_open("stream")
         raise UsageError("stream() is a Supervisor's; in a TrainLoop give the data to iter_steps()")
 

@@ -254,9 +254,9 @@ class Collector:
         The ordinal `seq` tells apart rows of the same phase, name, epoch and step.
 
         Args:
-            wall: whether the value depends on the clock although its name does not say so.  Such a value is
-                recorded, but no window of the state holds it, and no service decides by it.  So is a value
-                of a service that runs on this rank alone.
+            wall: whether the value depends on the clock although its name does not end in time or timer.
+                It is recorded, but no window of the state holds it, and no service decides by it.  So is a
+                value of a service that runs on this rank alone.
         """
         self.read()  # first: windows take values in the order of collection
         number = value if type(value) is float else resolve([value])[0]

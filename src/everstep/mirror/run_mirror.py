@@ -117,7 +117,7 @@ class RunMirror:
         if before is not None and not before.ended and (before.host, before.directory) != here:
             self._say(
                 f"took over the mirror from process {before.pid} on host {before.host}, in "
-                f"{before.directory}, which did not say that it ended: if it still runs, it saves no more"
+                f"{before.directory}, which did not record its end: if it still runs, it saves no more"
             )
         self._files = RunFiles(store, segment)
         self.committed(0, lambda: None)

@@ -1,4 +1,7 @@
-"""State tree: the entries of the state, their encoding as JSON and arrays, and random state."""
+"""State tree: the entries of the state, their encoding as JSON and arrays, and random state.
+
+One tree of plain values is what is copied, hashed, compared and saved, whatever the objects are.
+"""
 
 from everstep.state.codec import Buffers, Encoded, array_name, array_paths, decode, encode, stamp, unstamp
 from everstep.state.digests import content_digest, digest, leaves, note_digests

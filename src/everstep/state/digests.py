@@ -112,7 +112,7 @@ def last_places(a: bytes, b: bytes, dtype: str) -> int | None:
 
     Returns:
         0 where all elements are equal (-0.0 equals 0.0); None where the type is not a floating-point type,
-        the lengths differ, or a NaN stands for a number.
+        the lengths differ, or one has NaN in place of a number.
     """
     kind = _INTEGERS.get(dtype)
     if kind is None or len(a) != len(b):

@@ -84,11 +84,11 @@ class PerRank:
     - The result has the form of one of the states: it is loaded into the object as a saved state is.
 
     The function depends on its arguments alone: each start from the checkpoint calls it again, and has to
-    get the same state.  So each start calls it twice, and refuses two results that differ.
+    get the same state.  So each start calls it twice; results that differ are an error.
 
     Args:
         value: the object.
-        merge: the function; None: a resume with another number of ranks is refused.
+        merge: the function; None: a resume with another number of ranks is an error.
 
     Attributes:
         value: the object; the program and the loop use this, never the declaration.

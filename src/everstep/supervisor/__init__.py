@@ -1,4 +1,4 @@
-"""Process-level care for any loop: lock, recovery, signals, services, the step, the ending.
+"""The engine under every loop: lock, recovery, signals, services, the step, the ending.
 
 `Supervisor` (supervisor.py, draws.py) and every other `Door` (door.py) hold an `Engine` (engine.py), which
 is driven by a `LoopDriver` (loop_driver.py).  In the order of a run come settings.py, opening/ and

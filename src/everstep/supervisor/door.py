@@ -272,7 +272,7 @@ class Door:
         moment = _moment(moment)
         every = plain(every)
         if every is not None and moment not in SCHEDULED:
-            raise ConfigError(f"{moment.name} happens when it happens; leave out every={every!r}")
+            raise ConfigError(f"{moment.name} has no schedule; leave out every={every!r}")
         engine.kind.require([moment], "on()")
         self._registered += 1
         service = FunctionService(moment, fn, every, f"on {moment.value} {self._registered}")

@@ -310,11 +310,7 @@ class Engine:
         self.wakeups.wake()
 
     def set_limit(self, name: Literal["max_step", "max_epoch"], value: int | None) -> None:
-        """Set a limit; a stop that the old limit decided is taken back, if the new limit is not reached.
-
-        Raises:
-            ConfigError: the limit is not an integer of 1 or more.
-        """
+        """Set a limit; a stop that the old limit decided is taken back, if the new limit is not reached."""
         setattr(self.limits, name, integer(name, value, none="for no limit"))
         if self.status == "open":
             self.decisions.limits_changed()
@@ -474,4 +470,4 @@ class Engine:
     def require_entered(self, what: str) -> None:
         """Refuse a fact that is known only once the run is entered."""
         if self.status == "new":
-            raise UsageError(f".{what} is not known before the loop is entered; ask inside its with block")
+            raise UsageError(f".{what} is not known before the loop is entered; use it in its with block")

@@ -22,7 +22,7 @@ class LoopDriver(Protocol):
         return 0, 0
 
     def steps_left(self) -> int | None:
-        """Number of steps until the open step loop ends by itself; None if unknown."""
+        """Number of steps until the open step loop ends; None if unknown."""
         return None
 
     def is_partial(self) -> bool:

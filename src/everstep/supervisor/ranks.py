@@ -61,11 +61,7 @@ class Ranks:
         return self.group.writer
 
     def join(self, stack: ExitStack) -> None:
-        """Join the group of this process, and watch for ranks that are lost.
-
-        Raises:
-            GroupError: ranks are missing, or cannot be reached.
-        """
+        """Join the group of this process, and watch for ranks that are lost."""
         self.group = group = find_group()
         self.several = group.size > 1
         stack.callback(group.close)
@@ -77,9 +73,6 @@ class Ranks:
 
         Args:
             said: this rank's argument `data_ranks`.
-
-        Raises:
-            DisagreementError, ConfigError: as `data_ranks.divide`.
         """
         divide(self.group, said)
 
@@ -92,7 +85,7 @@ class Ranks:
         if self.several and any(isinstance(service, Retry) for service in services):
             raise ConfigError(
                 f"Retry tries again in one process, and the other {self.group.size - 1} of {self.group.size} "
-                "ranks would wait for it in vain; leave it out, and let the launcher start all ranks again: "
+                "ranks would wait for it for ever; leave it out, and let the launcher start all ranks again: "
                 "torchrun --max-restarts=3"
             )
 
@@ -127,7 +120,7 @@ class Ranks:
             raise
 
     def require_synchronised(self, objects: Mapping[str, Any]) -> None:
-        """Refuse objects that each rank would train by itself.
+        """Raise for objects that each rank would train on its own.
 
         Args:
             objects: the replicated objects of the state, by name.
@@ -220,9 +213,6 @@ class Ranks:
         Args:
             actions: those of this rank.
             services: the run's; they have the same names on all ranks.
-
-        Raises:
-            DisagreementError: a service sets values that are not the same on all ranks.
         """
         if not self.several:
             return actions

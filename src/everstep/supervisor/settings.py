@@ -52,9 +52,6 @@ class LoopKind:
         Args:
             who: what asks for the moments, in words.
             every: its schedule after steps and epochs.
-
-        Raises:
-            ConfigError: names the moment, and the loops that have it.
         """
         wanted = frozenset(wanted)
         missing = wanted - self.moments
@@ -67,7 +64,7 @@ class LoopKind:
                 )
         for moment in sorted(missing, key=lambda each: each.value):
             raise ConfigError(
-                f"{who} asks for {moment.name}, which never comes in a {self.name}: {_DOORS[moment]}"
+                f"{who} asks for {moment.name}, which a {self.name} does not have: {_DOORS[moment]}"
             )
 
 
@@ -179,12 +176,7 @@ class Settings:
             kind.require(service.moments, f"service {service.name!r}", service.schedule)
 
     def state(self, objects: Mapping[str, Any] | Sequence[tuple[str, Any]] | None) -> UserState:
-        """Make the state of a `state=` argument, and check the entries that services name.
-
-        Raises:
-            ConfigError: an object has no name, or a service names an entry that is not there.
-            StateError: an object cannot be saved.
-        """
+        """Make the state of a `state=` argument, and check the entries that services name."""
         user = UserState(objects)
         for service in self.services:
             if isinstance(service, Best):
@@ -193,11 +185,7 @@ class Settings:
 
 
 def listed(services: Iterable[Service]) -> list[Service]:
-    """List the services of a `services=` argument.
-
-    Raises:
-        ConfigError: the argument is a single service, or cannot be listed.
-    """
+    """List the services of a `services=` argument."""
     if not isinstance(services, Iterable) or isinstance(services, type):
         raise ConfigError(
             f"services={services!r} is not a list; give a list, as in services=[everstep.Best(...)]"

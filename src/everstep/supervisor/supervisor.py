@@ -50,7 +50,7 @@ class Supervisor(Door):
             of Python, NumPy and the framework at a fresh start.
         max_step: total number of steps of the run, 1 or more; None for no limit.
         max_time: seconds for this start of the process; then the run is interrupted, exit status 3.
-        resume: True: continue where the run stands; a step, a checkpoint's name or path: continue from
+        resume: True: continue where the run is; a step, a checkpoint's name or path: continue from
             there, and at later starts that ask for the same from what was saved since; False: start over, at
             every start (earlier checkpoints move to `superseded/`).
         init_from: a checkpoint to take weights from where the run has none of its own.
@@ -60,7 +60,7 @@ class Supervisor(Door):
             list of names.  Called before and after `local_init_fn`.
         default_services: False leaves out the console, the NaN guard and the hang watch.
         on_change: action where the stored `config`, the configuration of a controller, the seed, or the data
-            (kind, length, batch size, order) differs from what is given: "error" shows both and refuses,
+            (kind, length, batch size, order) differs from what is given: "error" raises with both,
             "override" continues with what is given; a pass that was open over other data begins anew.
         on_divergence: action where steps that run again find something else than the first time: "stop" or
             "warn"; None: other batches stop the run, other numbers are a warning.  The divergence is
@@ -75,7 +75,7 @@ class Supervisor(Door):
         lock: False where the file system has no locks and you are sure that nobody else runs this.
         uneven: on several ranks, what becomes of a batch that their number does not divide: "weight" (the
             parts differ by one sample; multiply the loss by `batch_weight`) or "drop" (its last samples are
-            left out); None: such data is refused.
+            left out); None: such data is an error.
         data_ranks: on several ranks, who reads which part of each batch.  None: each rank a part of its own.
             Ranks that compute with one batch together (tensor parallelism) read the same part: a DeviceMesh
             over the ranks that read different samples, as `mesh["dp"]`; or (this rank's part, number of
@@ -104,7 +104,7 @@ class Supervisor(Door):
         self._draws = Draws(engine)
         super().__init__(engine, self._draws)
         self._reads_no_data = False
-        """Whether the program has said so, with `stream(None)`."""
+        """Whether the program has called `stream(None)`."""
 
     def should_stop(self) -> bool:
         """Whether the loop is to end.  The run begins, or resumes, at the first call.
@@ -122,7 +122,7 @@ class Supervisor(Door):
             if not self._draws.streams and not self._reads_no_data:
                 engine.voice.warn(
                     "no stream is registered, so no data position is saved; take the batches from "
-                    "sv.stream(data) if the loop reads data, or say sv.stream(None) if it reads none"
+                    "sv.stream(data) if the loop reads data, or call sv.stream(None) if it reads none"
                 )
             engine.streams.require_bound()
             engine.begin()
@@ -168,8 +168,8 @@ class Supervisor(Door):
         """Endless batches of `data`, pass after pass; their position is part of the state.
 
         Args:
-            data: a stream, a DataLoader, anything iterable (see `everstep.data`).  None says that the
-                loop reads no data, or keeps its place in the data by itself, in `state`.
+            data: a stream, a DataLoader, anything iterable (see `everstep.data`).  None declares that
+                the loop reads no data, or keeps its position in the data in `state`.
             name: unique in the run.
             passes: number of passes after which the run stops; None: never.
 
@@ -203,13 +203,13 @@ def _require_goes_on(stop: StopRecord) -> None:
     """Refuse a step after a stop, unless the stop was requested, or a stream ended, inside the step."""
     if stop.kind not in ("request", "stream"):
         raise UsageError(
-            f"advance() after the loop was to end ({stop.reason}); ask before each step: "
+            f"advance() after the loop should have ended ({stop.reason}); check before each step: "
             "while not sv.should_stop()"
         )
 
 
 def _no_batches() -> Iterator[Any]:
     raise UsageError(
-        "a batch was asked of stream(None), which says that the loop reads no data; give it data"
+        "a batch was drawn from stream(None), which declares that the loop reads no data; give it data"
     )
     yield

@@ -69,8 +69,8 @@ class Checked:
     run: Verdict
 
     def __str__(self) -> str:
-        word = "it has no state_dict" if self.word is None else _described(self.word)
-        return f"its own word: {word}\nin a run of everstep: {_described(self.run)}"
+        word = "none" if self.word is None else _described(self.word)
+        return f"its own state_dict: {word}\nin a run of everstep: {_described(self.run)}"
 
 
 def _described(verdict: Verdict) -> str:

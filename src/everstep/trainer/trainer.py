@@ -52,7 +52,7 @@ class Trainer:
             name as prefix ("valid/loss"), and so do the metrics of steps on any stream but "train".
         run_dir, services, and all arguments not listed here: as for `TrainLoop`; its state is the task's.
             Without any `Evaluate` among the services, a stream "valid" is evaluated each epoch.  `resume`
-            counts for the first loop of this Trainer; later loops continue where the run stands.
+            counts for the first loop of this Trainer; later loops continue where the run is.
         seed: as for `TrainLoop`; what the task builds follows from it, too.
 
     Raises:

@@ -63,7 +63,7 @@ def _averaging(
 
 
 def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
-    """Refuse objects that several ranks would train each by itself, or not to the bit.
+    """Raise for objects that each rank would train on its own, or not bit for bit.
 
     Args:
         data: which part of each batch every rank reads.
@@ -99,7 +99,7 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
                 "call fully_shard(model, mesh=mesh['dp']) with the mesh of data_ranks=, after "
                 "parallelize_module and before the optimizer is made from its parameters"
             )
-        raise ConfigError(f"on {size} ranks each would train {some} by itself: {remedy}")
+        raise ConfigError(f"each of {size} ranks would train {some} on its own: {remedy}")
     for ddp in found:
         averaging = dist.get_process_group_ranks(ddp.process_group)
         if not data.covered_by(averaging):

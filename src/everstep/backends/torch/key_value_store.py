@@ -107,7 +107,7 @@ def _lost_if_it_fails(
     except dist.DistError as error:
         first_line = str(error).partition("\n")[0]  # more are a stack of C++
         gone.append(
-            f"{what} ({first_line}); see to the process that hosts it (torchrun, or rank 0), then start again"
+            f"{what} ({first_line}); check the process that hosts it (torchrun, or rank 0), then start again"
         )
         raise StoreLostError(gone[0]) from error
 

@@ -40,7 +40,7 @@ def loader(
 ) -> Loader:
     """Make a stream of a dataset with `__len__` and `__getitem__`; it resumes at any batch, to the bit.
 
-    The stream has a length (batches in a pass).  It can be iterated by itself, as for an evaluation: that
+    The stream has a length (batches in a pass).  It can be iterated directly, as for an evaluation: that
     gives the same pass with the same augmentation each time, and touches no run's position.
 
     Samples are fetched singly, because each has random state of its own (`__getitems__` is not used).

@@ -147,7 +147,7 @@ def open_group(on_cuda: bool) -> None:
     if on_cuda:
         torch.cuda.set_device(_local_device())
     # After torchrun --max-restarts its store still has the addresses of processes that are gone, and
-    # init_process_group believes them (pytorch#135712).  So all meet first, and have keys of their own.
+    # init_process_group uses them (pytorch#135712).  So all meet first, and have keys of their own.
     group = importlib.import_module("everstep.group").find_group()  # by its name: group loads backends
     store = group.store.below("torch/").store
     dist.init_process_group(

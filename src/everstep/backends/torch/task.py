@@ -74,8 +74,8 @@ class Task(tasks.Task):
     Args:
         device: device of the model and the batches; None leaves them where they are.
         autocast: torch.bfloat16 or torch.float16, or the name, for mixed precision.  With float16 the loss is
-            scaled, and an update whose gradients overflow is left out: `updates` stands still, and the metric
-            "overflowed" of each update, 0 or 1, is 1.
+            scaled, and an update whose gradients overflow is left out: `updates` does not change, and the
+            metric "overflowed" of each update, 0 or 1, is 1.
         accumulate: steps for each update, 1 or more.  The gradient is the mean over all elements of the
             window, even if its batches differ in size; "window_loss" is the mean of their losses.  The last
             window of an epoch may be short.
@@ -88,7 +88,7 @@ class Task(tasks.Task):
             `everstep.torch.parallel`.  The loss is weighted so that the gradient is that of one process with
             the whole batch.  On one process it changes nothing.
         scheduler_interval: whether the scheduler of `build_scheduler` is stepped after each "update" or after
-            each "epoch"; may also stand in the class, beside `build_scheduler`.  `OneCycleLR` and `CyclicLR`
+            each "epoch"; may also be set in the class, beside `build_scheduler`.  `OneCycleLR` and `CyclicLR`
             count updates; any other scheduler needs the word.
         shards: number of `VirtualShards`, instead of `parallel`: the training has equal bits on 1, 2, 4 ...
             processes.  The loss is a mean over samples, and `forward` runs for each shard.

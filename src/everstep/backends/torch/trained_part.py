@@ -32,9 +32,9 @@ def trainable(model: torch.nn.Module) -> Trainable:
     The trained part is each parameter that requires a gradient, or did so at a save of this run, and all that
     differs from the base: a parameter that was changed in place, a buffer (running means).  Of the rest, the
     base, the checkpoint has the digests.  So the program makes the base before the loop is entered, as
-    `from_pretrained` does, and a resume over other values is refused by name.
+    `from_pretrained` does, and a resume over other values is an error that names them.
 
-    That the base has not changed is not believed.  At each save buffers are compared with their digests, and
+    That the base has not changed is checked.  At each save buffers are compared with their digests, and
     so are parameters that have changed by torch's own count (`Tensor._version`).  The writer thread compares
     all others before it commits: a parameter that was changed past that count (`.data`) is an error.
 

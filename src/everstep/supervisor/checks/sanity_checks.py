@@ -120,4 +120,4 @@ class WatchedMetrics:
         if hint:
             names = self._watching()[metric]
             self._missed.add(metric)
-            self._voice.warn(f"{', '.join(names)}: no value of {metric!r} has come; {hint}")
+            self._voice.warn(f"{', '.join(names)}: no value of {metric!r}; {hint}")

@@ -1,4 +1,4 @@
-"""Leaving the loop: the last state is committed, everything is closed, and the ending is told."""
+"""Leaving the loop: the last state is committed, everything is closed, and the ending is reported."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def restore_best(service: Best, store: Store, user: UserState, voice: Voice) -> 
             part = "" if service.part is None else f" into {', '.join(map(repr, service.part))}"
             voice.say(f"the best weights by {service.metric} ({what}) are loaded{part}")
         return found
-    why = "; ".join(lost) or "no value of it has come"
+    why = "; ".join(lost) or "there is no value of it"
     voice.warn(f"{service.name!r}: restore_at_end restored nothing: {why}; the last weights stay")
     return None
 
@@ -307,7 +307,7 @@ def restore_best(service: Best, store: Store, user: UserState, voice: Voice) -> 
 def _load(service: Best, place: Place, store: Store, user: UserState) -> BestRecord:
     if place.name is None:
         raise NoCheckpointError(
-            "they were not kept; leave save=True, measure after the last step, and see to saves that failed"
+            "they were not kept; leave save=True, measure after the last step, and check for failed saves"
         )
     path = store.best_folder(service.metric) / place.name
     if not path.exists():

@@ -27,7 +27,7 @@ class FailureReporter:
     Args:
         pages: writes pages in `failures/`.
         group: the processes that train together.
-        progress: where the run stands.
+        progress: how far the run is.
         journal: takes events.
         voice: warns where a page cannot be written.
     """
@@ -93,7 +93,7 @@ class FailureReporter:
 
 
 def stacks() -> list[str]:
-    """Return where each thread of this process stands, the main thread first, in the form of a traceback.
+    """Return the stack of each thread of this process, the main thread first, in the form of a traceback.
 
     A thread inside C code shows the Python line that has called it.
     """

@@ -1,4 +1,4 @@
-"""Hangs of a run: a thread notices what does not move, and writes where every thread stands."""
+"""Hangs of a run: a thread notices what does not move, and writes the stacks of all threads."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _WAIT = 6.0
 class HangThread:
     """Looks at marks that change while the run moves; the main thread makes and closes it.
 
-    The thread reads no clock.  It counts the times that it woke up by itself, and between two of them the
-    main thread could have run as well.  Of several ranks each notices by itself that it stands.
+    The thread reads no clock.  It counts its own wake-ups, and between two of them the
+    main thread could have run as well.  Of several ranks each notices its own hang.
 
     Args:
         watch: the settings.
@@ -90,7 +90,7 @@ class HangThread:
             self._group.fail(f"hang: {what}")
 
     def _place(self) -> str:
-        """Say where the main thread stands."""
+        """Say where the main thread is."""
         frame = sys._current_frames().get(self._main)
         if frame is None:
             return "the main thread has ended"

@@ -50,7 +50,7 @@ class LostGroup:
             self._thread.start()
 
     def leaving(self, error: BaseException | None = None) -> None:
-        """Note that the main thread leaves the loop by itself.
+        """Note that the main thread leaves the loop on its own.
 
         Args:
             error: the exception by which this rank leaves; the group is lost by it, so the rank has to hurry.

@@ -50,7 +50,7 @@ class Retries:
         self._ends, self._voice = ends, voice
 
     def again(self, error: BaseException, step: int) -> TriedAgain | None:
-        """Decide to try again from the newest checkpoint, and wait; None if the error stands.
+        """Decide to try again from the newest checkpoint, and wait; None if the error is final.
 
         Args:
             step: the step that was running, or the last one.
@@ -106,7 +106,7 @@ class Retries:
         try:
             self._journal.decide({**data, "seconds": seconds})
         except OSError as refused:
-            self._voice.warn(f"that try is not recorded: {refused}")
+            self._voice.warn(f"this retry is not recorded: {refused}")
         return text
 
     def _wait(self, seconds: float) -> None:

@@ -49,7 +49,7 @@ class Rollbacks:
         """Reason why the last failure was not undone; empty if there was none."""
 
     def decide(self, step: int, reason: str) -> RolledBack | None:
-        """Decide, durably, to go back from a failed step; None if the failure stands."""
+        """Decide, durably, to go back from a failed step; None if the failure is final."""
         if self._recovery is None:
             return None
         reason = reason.partition("; ")[0]  # what follows are remedies
@@ -71,7 +71,7 @@ class Rollbacks:
         """Return the rollback for a loop that failed: the decided one, or a new one from the first bad step.
 
         Args:
-            errors: the error that ended the loop comes first, and gets a note if the failure stands.
+            errors: the error that ended the loop comes first, and gets a note if the failure is final.
             step: the step that was running, or the last one.
         """
         for error in errors:
@@ -179,7 +179,7 @@ def recovering(main: Callable[[], T]) -> T:
             return main()
         except RolledBack as rolled:
             if isinstance(rolled, TriedAgain):
-                continue  # Retry counts its tries by itself
+                continue  # Retry counts its own tries
             run = str(Path(rolled.run_dir).resolve())
             if rolled.number <= last.get(run, 0):
                 rolled.add_note("the run started over instead of continuing; leave out resume=False")

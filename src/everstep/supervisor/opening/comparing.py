@@ -193,7 +193,7 @@ def other_layout(saved: str, given: str) -> str:
     """Say what another layout on as many ranks means for the run."""
     return (
         f"the state was laid out as {saved or _WHOLE}, and is {given or _WHOLE} in this start: samples, "
-        "values and counters continue; from here on the steps are not to the bit those of the layout before"
+        "values and counters continue; from here on results are not bit-identical to those before"
     )
 
 
@@ -201,8 +201,8 @@ def other_machine(differing: list[Difference]) -> str:
     """Write the warning of a resume whose checkpoint was computed under another fingerprint."""
     return (
         "the checkpoint was computed on another machine, or under other settings of it:"
-        f"{told(differing).rstrip()}\nstate, samples and random state come back to the bit; numbers that are "
-        "computed from here on may differ from those of an uninterrupted run"
+        f"{told(differing).rstrip()}\nstate, samples and random state are restored bit for bit; results that "
+        "are computed from here on may differ from those of an uninterrupted run"
     )
 
 
@@ -215,11 +215,7 @@ _OWN = frozenset({"rank", "local_rank", "node_rank", "device", "gpu"})
 def require_same_start(
     group: Group, settings: Settings, user: UserState, board: ServiceBoard, limits: Limits
 ) -> None:
-    """Require that all ranks were started with the same program and arguments.
-
-    Raises:
-        DisagreementError: lists each value that differs, on every rank.
-    """
+    """Require that all ranks were started with the same program and arguments."""
     if group.size == 1:
         return
     frameworks = {backend.name: backend.describe() for backend in backends.active()}

@@ -64,9 +64,6 @@ class Configuration:
 
         Args:
             free: names, or dotted paths, that may change beside those in `FREE`.
-
-        Raises:
-            ConfigError: the argument is not a dictionary, or a value in it is not JSON.
         """
         if given is None or isinstance(given, cls):
             return given

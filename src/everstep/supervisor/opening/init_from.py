@@ -253,7 +253,7 @@ class InitFrom:
             chosen[new], came_from[new] = parts[path], path
         if not chosen:
             raise ConfigError(
-                f"{self} takes nothing of {where}: give include= and exclude= that are searched in the names "
+                f"{self} selects nothing in {where}: give include= and exclude= that match the names "
                 f"as they are here, after rename=: {', '.join(sorted(renamed.values())[:8])}, ..."
             )
         return chosen

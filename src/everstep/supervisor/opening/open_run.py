@@ -293,7 +293,7 @@ class OpenRun:
     # ---------------------------------------------------------------------- what comes with it
 
     def streams(self, point: ResumePoint, *, same_data: bool) -> Streams:
-        """Make the run's streams, which stand where the checkpoint stood."""
+        """Make the run's streams, at their positions in the checkpoint."""
         streams = Streams(
             point.progress.seed,
             self.voice.say,
@@ -367,11 +367,7 @@ class OpenRun:
         )
 
     def check_disk(self, encoded: Encoded) -> None:
-        """Refuse to start where two checkpoints of the current state would not fit on the disk.
-
-        Raises:
-            RunDirError: names the path, the needed and the free bytes.
-        """
+        """Refuse to start where two checkpoints of the current state would not fit on the disk."""
         size = sum(array.nbytes for array in encoded.arrays.values())
         forecast(self.run_dir.path, 2 * size + (1 << 16))
 

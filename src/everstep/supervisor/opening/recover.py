@@ -246,7 +246,7 @@ def _remember_rollbacks(run: OpenRun, stored: Sequence[Any]) -> None:
     known = {each.number: each for each in run.rollbacks}
     for each in Rollback.among(tuple(each) for each in stored):
         if each.number not in known:
-            run.voice.say(f"journal: rollback {each.number} is gone; the checkpoint has it, and it counts")
+            run.voice.say(f"journal: rollback {each.number} is missing; it is taken from the checkpoint")
             known[each.number] = each
     run.rollbacks = [known[number] for number in sorted(known)]
 

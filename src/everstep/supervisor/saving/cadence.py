@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from everstep.supervisor.engine import Engine
 
 _OTHER = 1.25
-"""Factor by which the time between saves has changed when the user is told again."""
+"""Factor by which the time between saves has changed when a line is printed again."""
 
 
 class _Moment(NamedTuple):

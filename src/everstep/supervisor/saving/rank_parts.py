@@ -62,7 +62,7 @@ def for_rank(checkpoint: Checkpoint, group: Group, user: UserState) -> Checkpoin
     """
     if undeclared := _own_entries(checkpoint.own, checkpoint.common) - user.per_rank:
         raise RestoreError(
-            f"{checkpoint.path}: state entries that were each rank's own are not declared so now: "
+            f"{checkpoint.path}: state entries that were each rank's own are not declared so in state=: "
             f"{', '.join(map(repr, sorted(undeclared)))}; declare them, as in "
             f"state={{{min(undeclared)!r}: everstep.PerRank(...)}}, or start in another directory"
         )
@@ -77,9 +77,9 @@ def another_number(saved: DataRanks, now: DataRanks, *, exact: bool) -> str:
     """Say what another number of ranks means; `exact`: steps have the same bits on any number of ranks."""
     keyed = "; ranks from 1 on draw random numbers keyed by (seed, rank, step)" if now.size > 1 else ""
     bits = (
-        f"the gradients stay to the bit those of {_ranks(saved)}, by everstep.torch.VirtualShards"
+        f"gradients stay equal to those of {_ranks(saved)} bit for bit, by everstep.torch.VirtualShards"
         if exact
-        else f"from here on the steps are not to the bit those of {_ranks(saved)}, as they would be with "
+        else f"from here on results are not bit-identical to those of {_ranks(saved)}, as they would be with "
         "everstep.torch.VirtualShards"
     )
     return (
@@ -122,7 +122,7 @@ class _OtherRanks:
         )
         if window and not self._user.exact_on_any_ranks():
             raise RestoreError(
-                f"{self._changed}: the checkpoint stands inside a window of accumulated gradients, which are "
+                f"{self._changed}: the checkpoint is inside a window of accumulated gradients, which are "
                 f"sums over the parts of {self._saved}; start with {self._saved}, or resume from a "
                 "checkpoint between two windows, as resume=NAME"
             )
@@ -200,7 +200,7 @@ class _OtherRanks:
             wrong = [text for texts in self._user.entries[name].check(tree) for text in texts]
         except Exception as error:
             raise RestoreError(
-                f"{what} has failed on rank {rank} ({type(error).__name__}: {error}); mend the function, or "
+                f"{what} has failed on rank {rank} ({type(error).__name__}: {error}); fix the function, or "
                 f"start with {self._saved}"
             ) from error
         if wrong or type(made).__name__ not in kinds:

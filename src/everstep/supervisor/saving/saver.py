@@ -123,7 +123,7 @@ class Saver:
         left = engine.loop.steps_left() if phase == "step" else None
         last = left is not None and left < 1 and self.one_before()
         if last:
-            # an interruption leaves here; otherwise the copy only stands in until the epoch's end
+            # an interruption leaves here; otherwise the copy is only used until the epoch's end
             self.commit_kept(interim=engine.decisions.interruption is None)
         self.asked = last and (whole or self.asked)  # then at the epoch's end
         whole = whole and not last
@@ -169,7 +169,7 @@ class Saver:
         """Commit the newest copy, unless it is committed already.
 
         Args:
-            interim: whether the copy was not asked for, and only stands in until the epoch's end.
+            interim: whether the copy was not asked for, and is only used until the epoch's end is saved.
         """
         if self._kept_only and self._snapshot is not None and not self._engine.user.tainted:
             self._snapshot.meta["interim"] = interim
@@ -202,11 +202,7 @@ class Saver:
         return encode(tree, self._buffers)
 
     def copied(self, tree: dict[str, Any]) -> Encoded:
-        """Copy a tree into memory of its own; without copies in memory, onto the disk.
-
-        Raises:
-            RunDirError: the disk failed.
-        """
+        """Copy a tree into memory of its own; without copies in memory, onto the disk."""
         if self._buffers.copy:
             return encode(tree)
         try:
@@ -261,7 +257,7 @@ class Saver:
     def reserve(self) -> None:
         """Reserve buffers after the first update, for optimizers' moments: no save must stall for them.
 
-        Where they will not fit into the memory that is left, none are made, and the user is told.
+        Where they will not fit into the memory that is left, none are made, and the user is warned.
         """
         engine = self._engine
         if self._reserved or not self._buffers.copy or not engine.user.updates or self._writer.busy:
@@ -347,11 +343,7 @@ class Saver:
         return self._writer.job
 
     def await_first(self) -> None:
-        """Wait for the checkpoint of step 0: no row reaches the journal before it.
-
-        Raises:
-            CheckpointError: the save failed.
-        """
+        """Wait for the checkpoint of step 0: no row reaches the journal before it."""
         if self._first_open:
             self.settle(wait=True)
             if self.error is not None:
@@ -362,11 +354,7 @@ class Saver:
             self._first_open = False
 
     def await_commit(self) -> None:
-        """Wait until the writer has committed what it was given.
-
-        Raises:
-            CheckpointError: the newest save failed.
-        """
+        """Wait until the writer has committed what it was given."""
         self.settle(wait=True)
         if self.error is not None:
             raise CheckpointError(

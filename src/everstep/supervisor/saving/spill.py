@@ -34,9 +34,6 @@ class Spill:
         """Write the arrays to disk; returns the same tree, with arrays that are read back one at a time.
 
         The tree that was kept before is gone.
-
-        Raises:
-            OSError: the disk failed.
         """
         self.close()
         self._file = file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115

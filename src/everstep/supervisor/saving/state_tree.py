@@ -152,11 +152,7 @@ def whole_tree(
 def saved_tree(
     checkpoint: Checkpoint, branches: tuple[str, ...] = tuple(BRANCHES), rank: int = 0
 ) -> dict[str, Any]:
-    """Decode the tree of a checkpoint as `rank` has it, and require `branches`.
-
-    Raises:
-        RestoreError: the checkpoint lacks branches; lists them.
-    """
+    """Decode the tree of a checkpoint as `rank` has it, and require `branches`."""
     structure: Any = checkpoint.structure if isinstance(checkpoint.structure, dict) else {}
     tree = {name: _decoded(checkpoint, (name,), structure[name], 2) for name in branches if name in structure}
     if missing := list(_missing(tree, branches, rank)):
@@ -198,11 +194,7 @@ def reading(where: object, part: str) -> Iterator[None]:
 
 
 def saved_meta(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return a run's `meta` in a checkpoint, with the facts that every reader needs.
-
-    Raises:
-        RestoreError: names a fact that is missing.
-    """
+    """Return a run's `meta` in a checkpoint, with the facts that every reader needs."""
     meta = checkpoint.meta if isinstance(checkpoint.meta, dict) else {}
     for name in _NEEDED:
         with reading(checkpoint.path, f"meta/{name}"):
@@ -212,11 +204,7 @@ def saved_meta(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def saved_data(checkpoint: Checkpoint) -> DataRanks:
-    """Return which part of each batch the ranks read that wrote a checkpoint.
-
-    Raises:
-        RestoreError: the checkpoint says it wrongly.
-    """
+    """Return which part of each batch the ranks read that wrote a checkpoint."""
     meta = checkpoint.meta if isinstance(checkpoint.meta, dict) else {}
     said = meta.get("data_ranks")
     with reading(checkpoint.path, "meta/data_ranks"):

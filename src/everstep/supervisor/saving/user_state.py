@@ -135,11 +135,7 @@ class UserState:
         return [name for counter in self._counters.values() for name in counter.outside.changed(epoch)]
 
     def require_whole(self) -> None:
-        """Refuse a state whose optimizers step what it does not save.
-
-        Raises:
-            StateError: names the parameters, or an optimizer whose scheduler the state lacks.
-        """
+        """Refuse a state whose optimizers step what it does not save."""
         user = {name: _saved(name, entry) for name, entry in self.entries.items()}
         unsaved = [text for counter in self._counters.values() for text in counter.unsaved(user)]
         if unsaved:
@@ -227,11 +223,7 @@ class UserState:
         return self._guarded[1]
 
     def check(self, user: Mapping[str, Any], where: str) -> None:
-        """Refuse a saved `user` branch that does not fit, before anything is changed.
-
-        Raises:
-            RestoreError: has the lists of missing, unexpected and reshaped names.
-        """
+        """Refuse a saved `user` branch that does not fit, before anything is changed."""
         found = Mismatch(
             [name for name in self.entries if name not in user],
             [name for name in user if name not in self.entries],
@@ -267,11 +259,7 @@ class UserState:
                     entry.load(user[name])
 
     def require_entries(self, what: str, names: Iterable[str]) -> None:
-        """Refuse names that are not entries of the state.
-
-        Raises:
-            ConfigError: names the nearest.
-        """
+        """Refuse names that are not entries of the state."""
         for name in names:
             if name not in self.entries:
                 raise ConfigError(
@@ -305,11 +293,7 @@ class UserState:
             self.entries[name].use_options(options)
 
     def numbers(self, target: str) -> list[tuple[Any, Callable[[float], object]]]:
-        """List the numbers that a target of `SetValue` names, one per group, each with its setter.
-
-        Raises:
-            ConfigError: there is no such number.
-        """
+        """List the numbers that a target of `SetValue` names, one per group, each with its setter."""
         name, _, option = target.partition(".")
         if name not in self.objects:
             raise ConfigError(
@@ -322,9 +306,6 @@ class UserState:
 
         Returns:
             (name, new value) of each number that has changed; the name in group 1 is "optimizer.lr.1".
-
-        Raises:
-            ConfigError: there is no such number, or the new value would not be finite.
         """
         changed = []
         for index, (value, put) in enumerate(self.numbers(action.target)):

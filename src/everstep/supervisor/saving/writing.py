@@ -59,7 +59,7 @@ class Writing:
         self.digest: str | None = None
 
     def write(self, snapshot: Snapshot, best: Sequence[SaveBest], whole: bool) -> CommittedCheckpoint | None:
-        """Write a snapshot; return the commit that observers are told of, if there is one."""
+        """Write a snapshot; return the commit that observers hear of, if there is one."""
         # before the checkpoint, which names them: a resume from it needs them on disk
         spread = any(array.region is not None for array in snapshot.encoded.arrays.values())
         for action in best if spread else ():
@@ -110,9 +110,9 @@ class Writing:
         except (OSError, MemoryError) as error:
             if not disk_failed(error):
                 raise  # a later start has the run
-            # no failed save: the commit stands, and the other ranks know nothing of this
+            # no failed save: the commit is done, and the other ranks know nothing of this
             reason = str(error) if isinstance(error, RunDirError) else f"{error}; {remedy(error)}"
-            self._warn(f"what no rule keeps could not be deleted ({reason})")
+            self._warn(f"checkpoints that no rule keeps could not be deleted ({reason})")
 
     def _write_whole(self, snapshot: Snapshot) -> CommittedCheckpoint:
         # rows before their checkpoint: a power cut must not leave a checkpoint whose rows are missing

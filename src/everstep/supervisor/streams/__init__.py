@@ -1,1 +1,1 @@
-"""Data of a run: passes, positions, generators, quarantined batches."""
+"""Data of a run: passes, positions, generators, quarantined batches; what a stream itself need not know."""

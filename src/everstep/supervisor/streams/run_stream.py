@@ -122,11 +122,7 @@ class RunStream:
             self.ledger.begin_again()
 
     def _take_share(self, stream: Stream) -> None:
-        """Make this rank's place of those that the ranks of another number had; acts once after a `load`.
-
-        Raises:
-            RestoreError: the stream cannot make it; names the stream and the checkpoint.
-        """
+        """Make this rank's place of those that the ranks of another number had; acts once after a `load`."""
         told, self._of_ranks = self._of_ranks, None
         if told is None:
             return
@@ -226,7 +222,7 @@ class RunStream:
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise RestoreError(
                 f"stream {self.name!r}: its data cannot be opened at the position {position!r:.200} of "
-                f"checkpoint {self._where} ({type(error).__name__}: {error}); mend the data if the error is "
+                f"checkpoint {self._where} ({type(error).__name__}: {error}); fix the data if the error is "
                 "its own, or resume from another checkpoint: another program or version has written this"
             ) from error
         finally:

@@ -296,15 +296,11 @@ class Streams:
                 run_stream.bring_back(self._mine(self._declared[name]))
 
     def require_bound(self) -> None:
-        """Refuse to continue while a stream of the checkpoint has no data.
-
-        Raises:
-            UsageError: names the stream and the nearest bound name.
-        """
+        """Refuse to continue while a stream of the checkpoint has no data."""
         for name, run_stream in self._by_name.items():
             if run_stream.in_pass and not self.bound(name):
                 raise UsageError(
-                    f"the checkpoint stands inside a pass over stream {name!r}, but the program has "
+                    f"the checkpoint is inside a pass over stream {name!r}, but the program has "
                     f"bound no stream of that name; {nearest(name, self._sources)}"
                 )
 

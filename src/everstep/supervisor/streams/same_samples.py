@@ -25,11 +25,7 @@ _EDGE = 32
 
 
 def require_same_samples(group: Group, stream: Stream, name: str) -> None:
-    """Require that the samples of a stream are the same on all ranks; called by all of them.
-
-    Raises:
-        DisagreementError: names the attribute, and the ranks.
-    """
+    """Require that the samples of a stream are the same on all ranks; called by all of them."""
     digests = group.gather(samples(stream), f"the samples of stream {name!r}")
     for path in sorted({path for theirs in digests for path in theirs}):
         differing = [rank for rank, theirs in enumerate(digests) if theirs.get(path) != digests[0].get(path)]
@@ -44,11 +40,7 @@ def require_same_samples(group: Group, stream: Stream, name: str) -> None:
 
 
 def require_alike(data: DataRanks, digests: Sequence[Any], what: str) -> None:
-    """Require that ranks with the same part of the data have the same digest, given in the order of ranks.
-
-    Raises:
-        DisagreementError: names the ranks.
-    """
+    """Require that ranks with the same part of the data have the same digest, given in the order of ranks."""
     if differing := data.unlike(digests):
         together = data.together(differing[0])
         raise DisagreementError(

@@ -89,7 +89,7 @@ class SignalWatch:
         return launched() and self._clock() < self._received_at + REPEATED
 
     def give_up(self, reason: str) -> None:
-        """Take no further signal for a preemption: this process ends by itself; from any thread.
+        """Take no further signal for a preemption: this process is ending; from any thread.
 
         torchrun sends SIGTERM to the other ranks when one has died, as it does before a preemption.
         """
@@ -105,7 +105,7 @@ class SignalWatch:
 
 def _handle(number: int, frame: FrameType | None) -> None:
     if hopeless := [watch.hopeless for watch in _installed if watch.hopeless is not None]:
-        _say(f"{describe(number)}: nothing can be saved, and this process ends by itself: {hopeless[0]}")
+        _say(f"{describe(number)}: nothing can be saved, and this process is already ending: {hopeless[0]}")
         return
     waiting = [watch for watch in _installed if watch.received is None]
     for watch in waiting:
