@@ -12,7 +12,6 @@ from everstep.checkpoint.format import Checkpoint
 from everstep.checkpoint.manifest import read_body
 from everstep.checkpoint.retention import kept_best
 from everstep.checkpoint.saved_checkpoints import SavedCheckpoints, best_folder
-from everstep.checkpoint.shared import heal
 from everstep.errors import (
     CheckpointError,
     CheckpointVersionError,
@@ -53,14 +52,12 @@ class BestWeights:
     def check(self) -> list[str]:
         """Read every byte of the best weights.
 
-        Damaged ones and those of another run move to `damaged/`, each with a sentence; of a file in two
-        copies the damaged one is made again.
+        Damaged ones and those of another run move to `damaged/`, each with a sentence.
         """
         problems = []
         for path in self._saved.best_folders():
             try:
-                flaws = reading.verify(path)
-                problems += [f"best weights in {path.parent.name}: {heal(flaw)}" for flaw in flaws]
+                reading.verify(path)
                 self._saved.require_own(read_body(path)["meta"], path)
             except (DamagedCheckpointError, ForeignCheckpointError) as error:
                 problems.append(f"best weights in {path.parent.name}: {error}; {self.set_aside(path)}")

@@ -68,12 +68,6 @@ def put_back(moved: Path, source: Path) -> None:
         rename(moved, source)
 
 
-def link(source: Path, target: Path) -> None:
-    """Give a file a second name on the same file system."""
-    reach("checkpoint.link")
-    target.hardlink_to(source)
-
-
 def unlink(path: Path) -> None:
     """Delete a file."""
     reach("checkpoint.unlink")

@@ -11,7 +11,6 @@ from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.format import Checkpoint
 from everstep.checkpoint.manifest import MANIFEST, check_sizes, read_body
 from everstep.checkpoint.retention import Facts
-from everstep.checkpoint.shared import Flaw
 from everstep.contracts.state import Json, Regions
 from everstep.errors import (
     CheckpointError,
@@ -109,14 +108,7 @@ class SavedCheckpoints:
             found = self._by_hand(chosen, notes)
         else:
             found = self._newest_whole(interim, notes)
-        # the files of another run are left as they are
-        flaws = () if found is None else found.flaws
-        notes += [flaw.how if isinstance(which, Path) else self._treat(flaw) for flaw in flaws]
         return found, notes
-
-    def _treat(self, flaw: Flaw) -> str:
-        """Return a sentence on a damaged copy, which a reader leaves as it is."""
-        return flaw.how
 
     def _elsewhere(self, path: Path) -> Checkpoint:
         if not (path / MANIFEST).exists():
@@ -331,10 +323,7 @@ def find_checkpoint(
     if not (path / MANIFEST).exists() and path.absolute().parent.name == "best":
         path = _best_in(path.absolute())
     if (path / MANIFEST).exists():
-        one = reading.read(path, wanted=wanted)
-        for flaw in one.flaws:
-            say(flaw.how)
-        return one
+        return reading.read(path, wanted=wanted)
     found, notes = SavedCheckpoints(path, wanted=wanted).find(True, interim=interim)
     for note in notes:
         say(note)

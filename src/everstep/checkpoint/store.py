@@ -16,13 +16,12 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from everstep.checkpoint import files, format, reading
+from everstep.checkpoint import files, format
 from everstep.checkpoint.best_weights import BestWeights
 from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.commit import (
     Commit,
     CommittedCheckpoint,
-    Writing,
     copying,
     place,
     place_apart,
@@ -33,7 +32,6 @@ from everstep.checkpoint.exchange import WriterExchange
 from everstep.checkpoint.format import Checkpoint
 from everstep.checkpoint.retention import Retention, expendable
 from everstep.checkpoint.saved_checkpoints import SavedCheckpoints
-from everstep.checkpoint.shared import Flaw, Known, Sharing, heal
 from everstep.contracts.state import Json
 from everstep.durable import TMP, remedy, require_no_link
 from everstep.errors import (
@@ -75,7 +73,6 @@ class Store(SavedCheckpoints):
         super().__init__(run_dir, run)
         self.segment = segment
         self._say, self._require_newest = say, require_newest
-        self._sharing = Sharing(self._known)
         self.best_weights = BestWeights(self, segment, say)
         self._chosen: Checkpoint | None = None
 
@@ -89,9 +86,6 @@ class Store(SavedCheckpoints):
         if self.segment:
             self._finish_replacements()
         return super().find(which, interim=interim)
-
-    def _treat(self, flaw: Flaw) -> str:
-        return heal(flaw) if self.segment else flaw.how
 
     def _finish_replacements(self) -> None:
         """Give checkpoints their names back that a kill caught while they were replaced, see `_put`."""
@@ -145,28 +139,13 @@ class Store(SavedCheckpoints):
         # first: a bad state leaves the directory as it was
         require_finite(name, {**commit.common.arrays, **commit.own.arrays}, commit.guarded)
         held = self._held(name)
-        with self._sharing.save(self.path(name)):
-            if ranks is None:
-                size = self._put(name, held, digest, writing(commit, self.segment, self._sharing))
-            else:
-                write = ranks.leading(commit, self.segment, held, self._sharing)
-                # a rank that was stopped must find no folder of a later save under the name that it has heard
-                size = self._put(name, held, None, write, token=secrets.token_hex(4))
-            if size:
-                self._sharing.committed()
         if ranks is not None:
+            # a rank that was stopped must find no folder of a later save under the name that it has heard
+            write = ranks.leading(commit, self.segment, held)
+            self._put(name, held, None, write, token=secrets.token_hex(4))
             return ranks.committed(commit, self.folder)
+        size = self._put(name, held, digest, writing(commit, self.segment))
         return CommittedCheckpoint(name, self.path(name), size, size == 0, digest)
-
-    @property
-    def writing_best(self) -> Writing:
-        """`writing` of `save_apart` for best weights of this run, on one process."""
-        return lambda commit: writing(commit, sharing=self._sharing)
-
-    def _known(self, file: str) -> Known | None:
-        """Return what the newest checkpoint has in common with others, by a tree's own file."""
-        newest = self.facts()[-1:]
-        return reading.known_in(self.path(newest[0].name), file) if newest else None
 
     def _put(
         self,
@@ -236,7 +215,7 @@ class Store(SavedCheckpoints):
         return meta
 
     def copy(self, name: CheckpointName, folder: Path) -> Path:
-        """Copy a checkpoint out of the run, with what it shares with others; returns the new folder.
+        """Copy a checkpoint out of the run; returns the new folder.
 
         Args:
             folder: the folder to be made is `folder/NAME`; `folder` is made, too, if it is missing.
@@ -370,19 +349,6 @@ class Store(SavedCheckpoints):
             self._forget(name)
             deleted.append(name)
         return deleted
-
-    def check_shared(self) -> list[str]:
-        """Read every byte of the shared files of the newest checkpoint; damaged ones are made again.
-
-        Returns:
-            A sentence about each damage.
-        """
-        found = self.facts()[-1:]
-        try:
-            flaws = reading.verify(self.path(found[0].name), shared=True) if found else []
-        except CheckpointError as error:
-            return [str(error)]
-        return [heal(flaw) for flaw in flaws]
 
     def expendable(self, policy: Retention) -> list[CheckpointName]:
         """List the names that `retain` would delete now, oldest first."""

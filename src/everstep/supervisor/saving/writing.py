@@ -97,7 +97,7 @@ class Writing:
         """Tidy up after earlier starts, before anything is saved."""
         store = self._opening.store
         self._opening.mirror.committed(0, lambda: self._retain(Retention(keep_last=None)))
-        for problem in (*store.best_weights.check(), *store.check_shared()):
+        for problem in store.best_weights.check():
             self._warn(problem)
 
     def retain(self) -> None:
@@ -157,10 +157,10 @@ class Writing:
         if isinstance(exchange, RankExchange):
             RankStore(self._opening.run_dir.path, folder).write_part(commit, exchange)
             return
-        writing, token = store.writing_best, ""
+        together: dict[str, Any] = {}
         if spread and exchange is not None:
-            writing, token = exchange.leading, secrets.token_hex(4)
+            together = {"writing": exchange.leading, "token": secrets.token_hex(4)}
         # a resume from a checkpoint on disk needs the best weights that it names
         needed = {name for facts in store.facts() for name in facts.kept.get(action.metric, ())}
         keep, top = {*needed, *action.beside}, self._opening.run_dir.path
-        save_apart(folder, commit, keep=keep, top=top, writing=writing, token=token)
+        save_apart(folder, commit, keep=keep, top=top, **together)
