@@ -57,10 +57,9 @@ def kept_best(meta: Any) -> dict[str, list[str]]:
     """
     if not isinstance(meta, dict):
         return {}
-    named = meta.get("kept") or {metric: [one] for metric, one in (meta.get("best") or {}).items()}
     return {
         metric: [name for name in names if CheckpointName.matches(name)]
-        for metric, names in named.items()
+        for metric, names in (meta.get("kept") or {}).items()
         if metric not in ("", ".", "..")
     }
 

@@ -367,6 +367,12 @@ class Service:
     """Schedule of a service that was given none."""
     window: Literal["saved", "unsaved", "none"] = "saved"
     """Metric window: saved in checkpoints (unless the schedule depends on the clock), not saved, or none."""
+    last: ClassVar[bool] = False
+    """Whether the service runs after all others of its stage."""
+    guards_saves: ClassVar[bool] = False
+    """Whether the service runs before each save, where its window has values, and acts on `bad_state`."""
+    guards_state: bool = False
+    """Whether parameters and optimizer moments must be finite to be saved."""
 
     @property
     def output_names(self) -> Sequence[str]:
@@ -412,6 +418,18 @@ class Service:
     def run(self, boundary: Boundary) -> Outcome | None:
         """Do the work of one boundary.  Never mutates training: return an `Outcome` for that."""
         raise NotImplementedError(f"{type(self).__name__}.run")
+
+    def overtime(self) -> Interrupt | None:
+        """Return the interruption that is due by now, also asked for inside an evaluation; None for none."""
+        return None
+
+    def bad_state(self, message: str, step: int | None) -> Outcome:
+        """Decide, as a service that guards saves, about NaN or infinity in a state of `step`."""
+        raise NotImplementedError(f"{type(self).__name__}.bad_state")
+
+    def keeps(self) -> Mapping[str, Sequence[str]]:
+        """Return the names of the best weights that must stay on the disk, by metric, the best first."""
+        return {}
 
     def finish(self, boundary: Boundary) -> Outcome | None:
         """Do the last work after a clean end, with the last state committed; called once.
