@@ -20,8 +20,7 @@ from everstep.checkpoint.reading import read_all_own as read_own_trees
 from everstep.checkpoint.reading import read_own as read_own_tree
 from everstep.checkpoint.reading import verify as verify_checkpoint
 from everstep.checkpoint.retention import Retention, is_interim, names_inside
-from everstep.checkpoint.saved_checkpoints import find_checkpoint
-from everstep.checkpoint.store import Store
+from everstep.checkpoint.store import Store, find_checkpoint
 from everstep.checkpoint.writer import Writer, disk_failed
 
 __all__ = [

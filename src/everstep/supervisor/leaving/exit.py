@@ -314,7 +314,7 @@ def _load(service: Best, place: Place, store: Store, user: UserState) -> BestRec
     try:
         saved = read_checkpoint(path, regions=store.regions)
     except DamagedCheckpointError as error:
-        raise DamagedCheckpointError(f"{error}; {store.best_weights.set_aside(path)}") from error
+        raise DamagedCheckpointError(f"{error}; {store.set_best_aside(path)}") from error
     about: Any = saved.meta
     if about.get("value", place.value) != place.value:
         raise NoCheckpointError(

@@ -406,7 +406,7 @@ class Saver:
         tried, self._in_doubt = self._in_doubt, []
         if not tried:
             return
-        kept = engine.opening.store.best_weights.has
+        kept = engine.opening.store.has_best
         lost = [[metric, name] for metric, name, value in tried if not kept(metric, name, value)]
         # the writer's view: what it deletes depends on these names, and all ranks must ask for the same
         for metric, name in engine.ranks.group.share(lost, "best weights of a failed save"):

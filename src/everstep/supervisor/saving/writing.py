@@ -97,7 +97,7 @@ class Writing:
         """Tidy up after earlier starts, before anything is saved."""
         store = self._opening.store
         self._opening.mirror.committed(0, lambda: self._retain(Retention(keep_last=None)))
-        for problem in store.best_weights.check():
+        for problem in store.check_best():
             self._warn(problem)
 
     def retain(self) -> None:
