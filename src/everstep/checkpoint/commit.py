@@ -247,10 +247,6 @@ def save_apart(
         keep: names of older weights in `folder` that stay; all others are deleted after the commit.
         top: the run directory; no link below it is followed.
         token: as in `place`.
-
-    Raises:
-        NonFiniteError, CheckpointError, OSError: as `Store.commit`.
-        RunDirError: a link below `top` leads to the folder.
     """
     require_finite(commit.name, commit.common.arrays, commit.guarded)
     target = folder / str(commit.name)

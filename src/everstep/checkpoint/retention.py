@@ -81,9 +81,6 @@ class Retention:
         keep_every: an `Every`; also one checkpoint at each multiple of n steps or epochs, or per n seconds.
         keep_best: (metric, "min" or "max", m); also the m best by the metric's value at their own step.
             Of equal values the older checkpoint stays; a checkpoint without a value does not count.
-
-    Raises:
-        ConfigError: an argument has a wrong type or value.
     """
 
     keep_last: int | None = 3

@@ -130,13 +130,6 @@ class Store:
 
         Returns:
             None for the checkpoint only if the run has none.
-
-        Raises:
-            NoCheckpointError: no checkpoint has that step, name or path; names the nearest.
-            DamagedCheckpointError: the chosen checkpoint is damaged.
-            CheckpointError: all checkpoints are damaged; says how, for each.
-            CheckpointVersionError: another everstep wrote the checkpoint in a format that is not read here.
-            ForeignCheckpointError: another run wrote the checkpoint.
         """
         if which is False:
             raise ConfigError("which=False finds nothing: give True, a step, a name or a path")

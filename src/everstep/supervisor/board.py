@@ -57,11 +57,7 @@ class ServiceBoard:
         return iter(self._services)
 
     def add(self, service: Service) -> None:
-        """Add a service; services run by stage, then in the order in which they were added.
-
-        Raises:
-            ConfigError: its name is taken, or the object is not a Service.
-        """
+        """Add a service; services run by stage, then in the order in which they were added."""
         require_service(service, self._services)
         self._services.append(service)
         self._services.sort(key=lambda s: (s.stage, s.last))
@@ -136,9 +132,6 @@ class ServiceBoard:
 
         Args:
             finish: call `finish`, not `run`.
-
-        Raises:
-            Exception: the error of a service outside stage REPORT, with a note that names the service.
         """
         actions: list[tuple[Service | None, Action]] = []
         for service in services:
@@ -228,11 +221,7 @@ class ServiceBoard:
         return {name: {"version": 1, "state": state} for name, state in states.items() if state is not None}
 
     def load(self, saved: dict[str, Any], where: object) -> None:
-        """Load the saved state of each service; say a line for each that was added or dropped.
-
-        Raises:
-            RestoreError: a service cannot use its state; names the service and `where` its state is saved.
-        """
+        """Load the saved state of each service; say a line for each that was added or dropped."""
         known = {s.name: s for s in self._services}
         for name, service in known.items():
             if name in saved:
@@ -245,11 +234,7 @@ class ServiceBoard:
                 self._voice.say(f"service {name!r} is gone: its state is dropped")
 
     def close(self) -> None:
-        """Close all opened services in reverse order, whatever fails.
-
-        Raises:
-            ServiceError: services failed to close; all are listed.
-        """
+        """Close all opened services in reverse order, whatever fails."""
         errors: list[tuple[str, BaseException]] = []
         while self._opened:
             service = self._opened.pop()
@@ -263,22 +248,14 @@ class ServiceBoard:
 
 
 def require_initialized(service: Service) -> None:
-    """Refuse a service whose `__init__` leaves out that of `Service`.
-
-    Raises:
-        ConfigError: names the class, and the line to add.
-    """
+    """Refuse a service whose `__init__` leaves out that of `Service`."""
     if not {"name", "schedule"} <= vars(service).keys():
         kind = type(service).__name__
         raise ConfigError(f"{kind}.__init__ does not call super().__init__(); call it in its first line")
 
 
 def require_service(service: Service, others: Iterable[Service]) -> None:
-    """Refuse an object that is not a Service, and a name that another service has.
-
-    Raises:
-        ConfigError: names the object, or the name.
-    """
+    """Refuse an object that is not a Service, and a name that another service has."""
     if not isinstance(service, Service):
         raise ConfigError(
             f"{service!r} is not a Service; pass an instance, such as everstep.EarlyStop(...), "
@@ -306,11 +283,7 @@ def _isolated_for(services: Iterable[Service]) -> AbstractContextManager[None]:
 
 
 def _require_may_act(service: Service, actions: Sequence[Action], moment: Moment) -> None:
-    """Refuse actions, except those of a controller up to stage DECIDE and saves at stage SAVE.
-
-    Raises:
-        UsageError: names the service and the action.
-    """
+    """Refuse actions, except those of a controller up to stage DECIDE and saves at stage SAVE."""
     if actions and moment in OBSERVED:
         raise UsageError(
             f"{moment.name} is for observers, and service {service.name!r} asked for {actions[0]}; act at "
@@ -329,11 +302,7 @@ def _require_may_act(service: Service, actions: Sequence[Action], moment: Moment
 
 
 def _require_declared(service: Service, actions: Sequence[Action]) -> None:
-    """Refuse a `SetValue` whose target the service does not declare, and so nobody has tried at the opening.
-
-    Raises:
-        UsageError: names the target, and the line to add.
-    """
+    """Refuse a `SetValue` whose target is not declared, and so nobody has tried at the opening."""
     for action in actions:
         if isinstance(action, SetValue) and action.target not in service.sets:
             raise UsageError(

@@ -331,11 +331,7 @@ class Boundaries:
         engine.spent.end_boundary()
 
     def poll_evaluation(self) -> None:
-        """Look for an interruption between two batches of a service's evaluation.
-
-        Raises:
-            EvaluationInterrupted: a signal has come, or the time is used up.
-        """
+        """Look for an interruption between two batches of a service's evaluation."""
         engine = self._engine
         engine.note_poll()
         if not self._may_abandon:

@@ -84,19 +84,17 @@ class MultiRun:
 
 
 def _shared_by(trainers: Sequence[Trainer]) -> Stream:
-    """Return the stream that all Trainers train on."""
-    streams = [trainer.streams.get("train") for trainer in trainers]
-    stream = streams[0]
-    for each in streams:
-        if each is not None and not each.shareable:
-            raise ConfigError(
-                f"{each!r:.80} keeps its own place, or draws from the random state of the run that reads it: "
-                "several runs cannot share it; give everstep.data.arrays(...), loader(...) or another Stream"
-            )
-    if stream is None or any(each is not stream for each in streams):
+    """Return the stream that all Trainers train on, each in the same order."""
+    stream = trainers[0].streams.get("train")
+    if stream is None or any(each.streams.get("train") is not stream for each in trainers):
         raise ConfigError(
-            'the Trainers of a MultiRun read one stream; give each of them the same object as "train" (of a '
-            "list of batches everstep.data.as_stream(batches))"
+            'the Trainers of a MultiRun read one stream; give each of them the same object as "train": '
+            "everstep.data.arrays(...), loader(...) or as_stream(batches)"
+        )
+    if not stream.shareable:
+        raise ConfigError(
+            f"{stream!r:.80} keeps its own place, or draws from the random state of the run that reads it: "
+            "several runs cannot share it; give everstep.data.arrays(...), loader(...) or another Stream"
         )
     seeds = [trainer.seed for trainer in trainers]
     described = [None if seed is None else stream.describe(seed) for seed in (*seeds, 0, 1)]
