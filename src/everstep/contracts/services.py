@@ -355,7 +355,7 @@ class Service:
     """Schedule of a service that was given none."""
     window: Literal["saved", "unsaved", "none"] = "saved"
     """Metric window: saved in checkpoints (unless the schedule depends on the clock), not saved, or none."""
-    last: ClassVar[bool] = False
+    runs_last: ClassVar[bool] = False
     """Whether the service runs after all others of its stage."""
     guards_saves: ClassVar[bool] = False
     """Whether the service runs before each save, where its window has values, and acts on `bad_state`."""
@@ -415,7 +415,7 @@ class Service:
         """Decide, as a service that guards saves, about NaN or infinity in a state of `step`."""
         raise NotImplementedError(f"{type(self).__name__}.bad_state")
 
-    def keeps(self) -> Mapping[str, Sequence[str]]:
+    def best_to_keep(self) -> Mapping[str, Sequence[str]]:
         """Return the names of the best weights that must stay on the disk, by metric, the best first."""
         return {}
 

@@ -43,7 +43,7 @@ class Checkpoints(Service):
     """
 
     stage = Stage.SAVE
-    last = True
+    runs_last = True
     isolate = False
     measured = True
     window = "none"

@@ -60,7 +60,7 @@ class ServiceBoard:
         """Add a service; services run by stage, then in the order in which they were added."""
         require_service(service, self._services)
         self._services.append(service)
-        self._services.sort(key=lambda s: (s.stage, s.last))
+        self._services.sort(key=lambda s: (s.stage, s.runs_last))
         reader = Reader()
         if service.window != "none" and self._runs(service):
             saved = service.window == "saved" and not service.schedule.wall

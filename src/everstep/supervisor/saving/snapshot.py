@@ -91,7 +91,7 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
         "journal": list(position),
         "metrics": {n: v for n, v in values.items() if math.isfinite(v)},
         "metric_steps": dict(engine.recording.last_steps),
-        "kept": {metric: list(names) for s in board for metric, names in s.keeps().items()},
+        "kept": {metric: list(names) for s in board for metric, names in s.best_to_keep().items()},
         "open": engine.boundaries.left_open,
         "rollbacks": [rollback.stored() for rollback in engine.rollbacks.decided],
         "fingerprint": recovered.fingerprint,
