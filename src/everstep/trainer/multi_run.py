@@ -177,6 +177,8 @@ class SharedStream:
         self._batch: Any = _END
         self._here: _Place | None = None
         """Place of the cursor."""
+        self._end: _Place | None = None
+        """Place at which a pass was found to end."""
 
     def open(self, at: tuple[str, int, Any], seed: int) -> _Place:
         """Return a place by its purpose, pass and position; the cursor goes there unless it is known."""
@@ -190,17 +192,19 @@ class SharedStream:
 
     def after(self, place: _Place, seed: int) -> tuple[Any, _Place]:
         """Return the batch after a place, or `_END`, and the place after the batch."""
+        if self._end is not None and self._end.at == place.at:
+            return _END, self._end
         if self._before is None or self._before.at != place.at:
             if self._here is None or self._here.at != place.at:
                 self.open(place.at, seed)
-            cursor, self._before, self._here = self.cursor, place, None
+            cursor, self._here = self.cursor, None
             assert cursor is not None
             if (batch := next(cursor, _END)) is _END:
-                self._here = place._replace(left=0)
-            else:
-                at = (*place.at[:2], cursor.position())
-                self._here = _Place(at, cursor.done, cursor.remaining(), cursor.passed_over())
-            self._batch = batch
+                self._end = self._here = place._replace(left=0)
+                return _END, place
+            self._before, self._batch = place, batch
+            at = (*place.at[:2], cursor.position())
+            self._here = _Place(at, cursor.done, cursor.remaining(), cursor.passed_over())
         assert self._here is not None
         return self._batch, self._here
 
