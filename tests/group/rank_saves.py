@@ -14,7 +14,6 @@ from everstep.checkpoint import (
     Commit,
     CommittedCheckpoint,
     RankExchange,
-    RankStore,
     Retention,
     Store,
     WriterExchange,
@@ -42,7 +41,7 @@ class Rank:
     def __init__(self, run_dir: Path, group: Group, limit: float | None = None) -> None:
         self.group, self.run_dir = group, run_dir
         run_dir.mkdir(exist_ok=True)
-        self.store = Store(run_dir, 1) if group.writer else RankStore(run_dir)
+        self.store = Store(run_dir, 1)
         self.exchange: Any = (WriterExchange if group.writer else RankExchange)(group, limit)
         self.begun, self.saved = -1, -1
         """The last step of which a save has begun, and has ended well."""
@@ -56,8 +55,8 @@ class Rank:
         commit = Commit(CheckpointName(step), common, **told)
         with self.exchange.save():
             before()
-            if isinstance(self.store, RankStore):
-                return self.store.write_part(commit, self.exchange)
+            if isinstance(self.exchange, RankExchange):
+                return self.exchange.write_part(self.store.folder, commit)
             return self.store.commit(commit, self.exchange)
 
     def attempt(self, step: int, before: Callable[[], object] = lambda: None, **more: Any) -> str:
@@ -71,7 +70,7 @@ class Rank:
         return f"saved {done.bytes} {done.kept} {done.digest}"
 
     def retain(self) -> None:
-        if isinstance(self.store, Store):
+        if self.group.writer:
             self.store.retain(Retention(keep_last=2))
 
 

@@ -10,7 +10,7 @@ from everstep.checkpoint.commit import (
     retire_others,
     save_apart,
 )
-from everstep.checkpoint.exchange import RankExchange, RankStore, WriterExchange, first_error
+from everstep.checkpoint.exchange import RankExchange, WriterExchange, first_error
 from everstep.checkpoint.files import forecast, trial_write
 from everstep.checkpoint.format import Checkpoint, Phase
 from everstep.checkpoint.manifest import FORMAT
@@ -31,7 +31,6 @@ __all__ = [
     "CommittedCheckpoint",
     "Phase",
     "RankExchange",
-    "RankStore",
     "Retention",
     "Store",
     "Writer",

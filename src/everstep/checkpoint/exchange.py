@@ -285,15 +285,23 @@ class RankExchange(Exchange):
                 return ended.error
         return error
 
-    def folder(self) -> str:
-        """Return the name of the new folder, once the writer has made it."""
+    def write_part(self, folder: Path, commit: Commit) -> CommittedCheckpoint:
+        """Write this rank's part of a checkpoint, inside `save`, once the writer has made its folder.
+
+        Args:
+            folder: the folder of the checkpoints, or of best weights.
+            commit: of its common tree only what the ranks hold together is written here.
+        """
+        held = {name: array for name, array in commit.common.arrays.items() if array.region is not None}
+        require_finite(commit.name, {**commit.own.arrays, **held}, commit.guarded)
         (name,) = self._heard(["folder"], "did not begin the save")
         self._forget()
-        return str(name)
-
-    def report(self, part: Part) -> None:
-        """Tell the writer that this rank's part is written."""
+        part = Part.write(folder / str(name), self.rank, commit)
+        if part.files:
+            files.fsync_folder(folder / str(name))
         self._tell(f"part/{self.rank}", part)
+        self.outcome()
+        return self.committed(commit, folder)
 
     def outcome(self, own: Exception | None = None) -> None:
         """Hear what was committed, once it is.
@@ -323,34 +331,6 @@ class RankExchange(Exchange):
             told = f"the writer began to commit a checkpoint, and did not end within {self._limit:g} s"
             raise _EndedError(MissingRankError(told + advice, ranks=[0]))
         (self._done,) = self._heard(["done"], "")
-
-
-class RankStore:
-    """Checkpoints of a run for a rank that is not the writer, which owns them.
-
-    Args:
-        run_dir: the run directory, which the writer has opened.
-        apart: the folder of best weights that are written; None for checkpoints.
-    """
-
-    def __init__(self, run_dir: Path, apart: Path | None = None) -> None:
-        self._folder = Path(run_dir) / "checkpoints" if apart is None else apart
-
-    def write_part(self, commit: Commit, ranks: RankExchange) -> CommittedCheckpoint:
-        """Write this rank's part of a checkpoint, inside `ranks.save()`.
-
-        Args:
-            commit: of its common tree only what the ranks hold together is written here.
-        """
-        held = {name: array for name, array in commit.common.arrays.items() if array.region is not None}
-        require_finite(commit.name, {**commit.own.arrays, **held}, commit.guarded)
-        folder = self._folder / ranks.folder()
-        part = Part.write(folder, ranks.rank, commit)
-        if part.files:
-            files.fsync_folder(folder)
-        ranks.report(part)
-        ranks.outcome()
-        return ranks.committed(commit, self._folder)
 
 
 def _require_replicas(ranks: Sequence[Mapping[str, str]]) -> None:

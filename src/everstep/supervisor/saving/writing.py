@@ -11,7 +11,6 @@ from everstep.checkpoint import (
     Commit,
     CommittedCheckpoint,
     RankExchange,
-    RankStore,
     Retention,
     WriterExchange,
     disk_failed,
@@ -55,7 +54,6 @@ class Writing:
         self._exchange: WriterExchange | RankExchange | None = None
         if group.size > 1:
             self._exchange = WriterExchange(group) if group.writer else RankExchange(group)
-        self._part = RankStore(opening.run_dir.path)
         self.digest: str | None = None
 
     def write(self, snapshot: Snapshot, best: Sequence[SaveBest], whole: bool) -> CommittedCheckpoint | None:
@@ -135,7 +133,7 @@ class Writing:
             {} if exchange is None else digests(common, own, self._together_with),
         )
         if isinstance(exchange, RankExchange):
-            return self._part.write_part(commit, exchange)
+            return exchange.write_part(self._opening.store.folder, commit)
         return self._opening.store.commit(commit, exchange)
 
     def _write_best(self, snapshot: Snapshot, action: SaveBest, spread: bool) -> None:
@@ -155,7 +153,7 @@ class Writing:
             guarded=snapshot.guarded,
         )
         if isinstance(exchange, RankExchange):
-            RankStore(self._opening.run_dir.path, folder).write_part(commit, exchange)
+            exchange.write_part(folder, commit)
             return
         together: dict[str, Any] = {}
         if spread and exchange is not None:
