@@ -6,6 +6,7 @@ See `format` for what is in it.
 from __future__ import annotations
 
 import json
+import math
 import platform
 import re
 import sys
@@ -112,6 +113,9 @@ def _oddities(body: Mapping[str, Any]) -> Iterator[str]:
     if wrong:
         yield from wrong
         return
+    meta = body["meta"] or {}
+    facts = ((name, shape) for name, shape in _META.items() if name in meta)
+    yield from (f"meta/{name}" for name, shape in facts if not _fits(meta[name], shape))
     if not _is_time(body["created"]):
         yield "created"
     if body["phase"] not in ("step", "epoch"):
@@ -161,6 +165,49 @@ def check_sizes(folder: Path, body: Mapping[str, Any]) -> None:
 def size(body: Mapping[str, Any]) -> int:
     """Number of bytes of the files of a checkpoint, without the manifest."""
     return sum(record["bytes"] for record in body["files"].values())
+
+
+_META: dict[str, Any] = {
+    "run": (str, None),
+    "controllers": dict,
+    "options": {"*": {"*": str}},
+    "config": (dict, None),
+    "journal": ([int, int], None),
+    "metrics": {"*": float},
+    "metric_steps": ({"*": int}, None),
+    "kept": {"*": [str]},
+    "open": ([str], None),
+    "rollbacks": ([[dict, int]], None),
+    "fingerprint": ({"*": {"*": str}}, None),
+    "one_fingerprint": bool,
+    "data_ranks": ([int], None),
+    "interim": bool,
+    "metric": str,
+    "value": float,
+}
+"""Shapes of the facts in `meta`, see `_fits`.  A fact may be missing; others may be anything."""
+
+
+def _fits(value: Any, shape: Any) -> bool:
+    """Whether a value of JSON has a shape.
+
+    Args:
+        shape: a type (int: from 0; float: a finite number), None, a tuple of alternatives, {"*": of each
+            value}, [of each item], or [of the first item, of the second].
+    """
+    if isinstance(shape, tuple):
+        return any(_fits(value, each) for each in shape)
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(_fits(each, shape["*"]) for each in value.values())
+    if isinstance(shape, list):
+        items = isinstance(value, list) and (shape * len(value) if len(shape) == 1 else shape)
+        return isinstance(items, list) and len(items) == len(value) and all(map(_fits, value, items))
+    if shape is int:
+        return is_count(value)
+    if shape is float:
+        whole = type(value) is int and abs(value) < 1 << 63
+        return whole or (isinstance(value, float) and math.isfinite(value))
+    return value is None if shape is None else isinstance(value, shape)
 
 
 def checked(described: dict[str, Any]) -> dict[str, Any]:

@@ -201,13 +201,13 @@ def saved_meta(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return a run's `meta` in a checkpoint, with the facts that every reader needs.
 
     Raises:
-        RestoreError: names a fact that is missing, or no object.
+        RestoreError: names a fact that is missing.
     """
     meta = checkpoint.meta if isinstance(checkpoint.meta, dict) else {}
     for name in _NEEDED:
         with reading(checkpoint.path, f"meta/{name}"):
-            if not isinstance(meta.get(name), dict):
-                raise ValueError(f"it is {meta.get(name)!r:.100}")
+            if name not in meta:
+                raise ValueError("it is missing")
     return meta
 
 
@@ -227,7 +227,7 @@ def saved_data(checkpoint: Checkpoint) -> DataRanks:
 
 
 _NEEDED = ("controllers", "options", "metrics")
-"""Objects in `meta` that every checkpoint of a run has."""
+"""Facts in `meta` that every checkpoint of a run has; their types are checked with the manifest's."""
 
 
 def _missing(tree: Mapping[str, Any], branches: tuple[str, ...], rank: int) -> Iterator[str]:
