@@ -413,7 +413,7 @@ class Service:
 
     def bad_state(self, message: str, step: int | None) -> Outcome:
         """Decide, as a service that guards saves, about NaN or infinity in a state of `step`."""
-        raise NotImplementedError(f"{type(self).__name__}.bad_state")
+        return Outcome(actions=(Stop(message, failed=True, step=step),))
 
     def best_to_keep(self) -> Mapping[str, Sequence[str]]:
         """Return the names of the best weights that must stay on the disk, by metric, the best first."""
