@@ -278,7 +278,7 @@ class Evaluations:
                 return
 
     def all(self, *, newest: bool, asked: str | Path | None) -> dict[str, float]:
-        """Evaluate each stream of `names`; what the loop has just found on these weights is not found again.
+        """Evaluate each stream of `names`; known metrics of the same weights are not found again.
 
         Args:
             newest: whether to load the newest checkpoint.
@@ -289,15 +289,32 @@ class Evaluations:
         else:
             self._require_weights(asked)
         assert self.weights is not None
-        if newest or asked is not None:
-            self._found.clear()
+        loaded = newest or asked is not None
         metrics: dict[str, float] = {}
-        for name in self.names():
-            how = self.service_of(name)
-            step, known = (-1, {}) if how is None else self._found.get(how.name, (-1, {}))
-            again = step != self.weights.step
-            metrics |= self.evaluate(name, self._num_steps(name), None) if again else known
+        names = self.names()
+        with self._together() as group:
+            # the writer's: the others may have read the record before its last pages
+            known = group.share(
+                [{} if loaded else self._known(name) for name in names], "earlier evaluations"
+            )
+        for name, earlier in zip(names, known, strict=True):
+            metrics |= earlier or self.evaluate(name, self._num_steps(name), None)
         return metrics
+
+    def _known(self, stream: str) -> dict[str, float]:
+        """Find the metrics of these weights by the loop's last evaluation or a recorded one; else empty."""
+        how, weights = self.service_of(stream), self.weights
+        assert weights is not None
+        step, metrics = (-1, {}) if how is None else self._found.get(how.name, (-1, {}))
+        if step == weights.step:
+            return metrics
+        stats = {} if how is None else how.stats
+        wanted = {f"{stream}/{metric}/{name}" for metric, names in stats.items() for name in names}
+        meant = stream, self._num_steps(stream), weights.digest
+        for each in reversed(evaluations(to_read(self.run_dir))):
+            if (each.stream, each.num_steps, each.digest) == meant and wanted <= each.metrics.keys():
+                return each.metrics
+        return {}
 
     def _num_steps(self, stream: str) -> int:
         how = self.service_of(stream)

@@ -443,8 +443,8 @@ class Trainer:
     def evaluate_all(self, *, newest: bool = False, weights: str | Path | None = None) -> dict[str, float]:
         """Evaluate each stream that has an `Evaluate`, else "valid".
 
-        Unless weights are loaded for this call, metrics that this Trainer's loop found at its last step are
-        returned again without a new evaluation.
+        Unless weights are loaded for this call, metrics that this Trainer's loop found at its last step, or
+        that are recorded of the same weights, are returned again without a new evaluation.
 
         Args:
             newest: whether to load the newest checkpoint.
