@@ -141,6 +141,14 @@ def test_all_streams_of_the_services_are_evaluated(tmp_path: Path) -> None:
     ]
 
 
+def test_one_service_may_be_given_to_several_trainers(tmp_path: Path) -> None:
+    services = [everstep.Evaluate("valid")]
+    first = trainer(tmp_path / "first", services=services)
+    trainer(tmp_path / "second", services=services)
+    first.run_training()
+    assert evaluated(tmp_path / "first") == [4, 8]
+
+
 # ---------------------------------------------------------------------------------- the record
 
 

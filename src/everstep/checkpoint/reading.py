@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from everstep.checkpoint.array_file import ALL, damaged, read_arrays, verify_file
+from everstep.checkpoint.array_file import ALL, damaged, read_arrays, verified_chunks
 from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.format import OWN, Checkpoint
 from everstep.checkpoint.manifest import ARRAYS, FORMAT, MANIFEST, check_sizes, checked, read_body
@@ -88,7 +88,8 @@ def verify(folder: Path) -> None:
     if body["name"] != folder.name:
         damaged(folder / MANIFEST, f"belongs to {body['name']}")
     for name, record in body["files"].items():
-        verify_file(folder / name, record)
+        for _ in verified_chunks(folder / name, record):
+            pass
 
 
 def _odd(folder: Path, error: Exception) -> NoReturn:

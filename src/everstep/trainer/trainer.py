@@ -101,6 +101,8 @@ class Trainer:
         self.task.is_built = True
 
     def _with_evaluation(self, services: list[Service], defaults: bool) -> list[Service]:
+        # copies: each evaluates for one Trainer
+        services = [copy.copy(each) if isinstance(each, Evaluate) else each for each in services]
         given = evaluates(services)
         can = type(self.task).eval_step is not Task.eval_step
         if "train" in self.streams:
