@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import everstep
@@ -18,14 +17,10 @@ from everstep.labels import add_tags, set_note
 from everstep.record.evaluation_record import Evaluation, record_evaluation
 from tiny_runs import Boom, LoopHook, Tiny, boom_at
 
-FIXED = 1 << 13
-"""Elements that no step changes: as few as checkpoints share."""
-
 KINDS = {
     "best/*/manifest.json": "manifest of best weights",
     "best/*": "best weights",
     "checkpoints/*/manifest.json": "manifest",
-    "checkpoints/*/*step-*.safetensors": "shared file",
     "checkpoints/*/*.safetensors": "arrays",
     "damaged/*": "damaged checkpoint",
     "evaluations/*.json": "evaluation",
@@ -74,9 +69,7 @@ def make(run: Path, **more: Any) -> Tiny:
         everstep.services.JSONLines(),
         everstep.services.Export(Every(epochs=1), entry="w"),
     ]
-    # content that no step changes, and as little of it as checkpoints share
-    also = {"fixed": np.arange(FIXED, dtype=np.float64)}
-    return Tiny(run, services=services, also=also, **{"max_epoch": 3, **more})
+    return Tiny(run, services=services, **{"max_epoch": 3, **more})
 
 
 def train(program: Tiny, inside: LoopHook = lambda loop, step: None) -> Tiny:

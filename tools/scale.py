@@ -31,7 +31,6 @@ from everstep.checkpoint import (
     CheckpointName,
     Commit,
     RankExchange,
-    RankStore,
     Store,
     WriterExchange,
     read_checkpoint,
@@ -191,7 +190,7 @@ def together(size: int, work: Callable[[int], object]) -> float:
 def save(size: int, run_dir: Path) -> dict[str, Any]:
     """Make two saves of `size` ranks, and count what the second one needs."""
     store, trees = CountingStore(), held(size)
-    writer, others = Store(run_dir, 1), [RankStore(run_dir) for _ in range(1, size)]
+    writer = Store(run_dir, 1)
     kinds: list[type[WriterExchange | RankExchange]] = [WriterExchange, *[RankExchange] * (size - 1)]
     exchanges = [kind(Group(rank, size, store), 300.0) for rank, kind in enumerate(kinds)]
 
@@ -203,13 +202,13 @@ def save(size: int, run_dir: Path) -> dict[str, Any]:
         exchange = exchanges[rank]
         with exchange.save():
             if isinstance(exchange, RankExchange):
-                others[rank - 1].write_part(commit, exchange)
+                exchange.write_part(writer.folder, commit)
             else:
                 writer.commit(commit, exchange)
 
     together(size, lambda rank: save_on(rank, 1))
     first, store.counts, store.moved = store.counts, Counter(), 0
-    for tree in trees:  # all weights change, as in training: nothing is shared with the first save
+    for tree in trees:  # all weights change, as in training
         for array in tree.arrays.values():
             array.data[:1] += 1
             array.xxh3_128 = None

@@ -45,19 +45,9 @@ def logging_to(path: Path) -> Log:
     return log
 
 
-FROZEN = 2**13
-"""Elements of the weights that do not change: as few as are shared."""
-
-
-def frozen_of(seed: int) -> np.ndarray[Any, Any]:
-    """Weights that are the same at all saves but the last, which is that of step 500."""
-    return np.arange(FROZEN) + 7 * (seed == 500)
-
-
 def arrays_of(seed: int) -> dict[str, HostArray]:
     rng = np.random.default_rng(seed)
     return {
-        "user/base/weight": host(frozen_of(seed)),
         "user/model/weight": host(rng.standard_normal((3, 4)).astype(np.float32) + 9),
         "user/model/mask": host(rng.random(5) < 2),
         "user/optimizer/step": host(np.int64(seed + 1)),
@@ -185,52 +175,15 @@ def act_supersede_all(run_dir: Path, log: Log) -> None:
     store_in(run_dir).supersede_all()
 
 
-def act_forget(run_dir: Path, log: Log) -> None:
-    """What the checkpoints of steps 10 to 30 share is not in the last one."""
-    store = store_in(run_dir)
-    log("begin 500")
-    commit(store, at(500))
-    log("end 500")
-    store.retain(Retention(keep_last=1))
-
-
-def act_heal(run_dir: Path, log: Log) -> None:
-    store = store_in(run_dir)
-    assert "made again" in store.find(True)[1][0]
-    store.check_shared()
-
-
-def prepare_flaw(run_dir: Path) -> None:
-    """The first copy of what two checkpoints share is damaged."""
-    prepare_three(run_dir)
-    damage(shared_files(store_in(run_dir))[0])
-
-
-def shared_files(store: Store, step: int = 30) -> list[Path]:
-    """The copies of the one shared file of a checkpoint: the first, then the second."""
-    folder = store.path(at(step))
-    return sorted(folder.glob("step-*"), key=lambda path: ".copy." in path.name)
-
-
 def act_pin(run_dir: Path, log: Log) -> None:
     store = store_in(run_dir)
     store.pin(at(10))
     store.unpin(at(10))
 
 
-def prepare_linked(run_dir: Path) -> None:
-    prepare_three(run_dir)
-    act_linked(run_dir, lambda line: None, step=1)
-
-
-def act_linked(run_dir: Path, log: Log, step: int = 2, metric: str = "valid/loss") -> None:
-    """Best weights get links to what the checkpoints share."""
-    act_best(run_dir, log, step, metric, writing=store_in(run_dir).writing_best)
-
-
-def act_best(run_dir: Path, log: Log, step: int = 2, metric: str = "valid/loss", **more: Any) -> None:
+def act_best(run_dir: Path, log: Log, step: int = 2) -> None:
     commit = Commit(at(step), state_of(step), f"digest {step}", 1)
-    save_apart(run_dir / "best" / metric, commit, top=run_dir, **more)
+    save_apart(run_dir / "best" / "valid/loss", commit, top=run_dir)
 
 
 SCENARIOS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Log], None]]] = {
@@ -242,9 +195,6 @@ SCENARIOS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Log], None]]]
     "supersede": (prepare_edited, act_supersede),
     "choose": (prepare_three, act_supersede),
     "start_over": (prepare_three, act_supersede_all),
-    "forget": (prepare_three, act_forget),
-    "heal": (prepare_flaw, act_heal),
     "pin": (prepare_one, act_pin),
     "best": (prepare_best, act_best),
-    "linked": (prepare_linked, act_linked),
 }

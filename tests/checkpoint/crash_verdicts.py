@@ -12,8 +12,6 @@ from everstep.checkpoint.reading import read
 BEFORE = {
     **dict.fromkeys(("save_twice", "replace_damaged", "replace_whole"), 10),
     "interim": 19,
-    "forget": 30,
-    "heal": 30,
 }
 """Seed of the newest checkpoint before a scenario that saves."""
 
@@ -42,7 +40,7 @@ def require_sound(scenario: str, folder: Path, *, refused: bool = False) -> int:
         refused: whether the save that was begun has ended with an error: then the one before is the newest.
     """
     run_dir = folder / "run"
-    if scenario in ("best", "linked"):
+    if scenario == "best":
         seed = _require_best(run_dir)
     elif scenario == "start_over":
         seed = _require_emptied(run_dir)

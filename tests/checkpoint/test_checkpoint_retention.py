@@ -17,7 +17,7 @@ from everstep.schedule import At, Every
 
 
 def facts(*names: CheckpointName, **more: Any) -> list[Facts]:
-    return [Facts(name, False, 60.0 * name.step, more, {}, {}) for name in names]
+    return [Facts(name, False, 60.0 * name.step, more, {}) for name in names]
 
 
 def kept(
@@ -56,15 +56,13 @@ def test_every_n_seconds_by_the_time_of_creation() -> None:
 @pytest.mark.parametrize(("mode", "best"), [("min", [1, 3, 5]), ("max", [0, 4, 5])])
 def test_the_best(mode: str, best: list[int]) -> None:
     values: list[Any] = [9.0, 1.0, None, 1.0, float("inf"), 5.0]
-    present = [
-        Facts(at(n), False, 0.0, {} if v is None else {"loss": v}, {}, {}) for n, v in enumerate(values)
-    ]
-    present[2] = Facts(at(2), False, 0.0, {"loss": float("nan")}, {}, {})
+    present = [Facts(at(n), False, 0.0, {} if v is None else {"loss": v}, {}) for n, v in enumerate(values)]
+    present[2] = Facts(at(2), False, 0.0, {"loss": float("nan")}, {})
     assert kept(Retention(1, keep_best=("loss", mode, 2)), present) == best
 
 
 def test_the_partner_of_a_partial_one_stays_with_it() -> None:
-    present = [*facts(at(10), at(20)), Facts(at(20, 1), True, 0.0, {}, {}, {})]
+    present = [*facts(at(10), at(20)), Facts(at(20, 1), True, 0.0, {}, {})]
     assert kept(Retention(1), present) == [20, str(at(20, 1))]
     assert kept(Retention(1), [*present, *facts(at(30))]) == [30]
 

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 from checkpoint_samples import at, commit, damage, seed_of, store_in
 
-from everstep.checkpoint import Commit, Retention, Store, save_apart
+from everstep.checkpoint import (
+    Commit,
+    Retention,
+    Store,
+    find_checkpoint,
+    read_checkpoint,
+    save_apart,
+    verify_checkpoint,
+)
 from everstep.checkpoint.manifest import ARRAYS
 from everstep.errors import CheckpointError, ConfigError, DamagedCheckpointError, NoCheckpointError
 from everstep.state import Encoded
@@ -33,11 +41,33 @@ def test_an_equal_one_is_kept_and_another_one_superseded(store: Store, tmp_path:
     assert (store.path(at(20)) / ARRAYS).stat().st_ino == before
 
     other = commit(store, at(20), seed=7)
-    own = [path for path in other.path.iterdir() if not path.name.startswith("step-")]
-    assert not other.kept and other.bytes == sum(path.stat().st_size for path in own)
+    assert not other.kept and other.bytes == sum(path.stat().st_size for path in other.path.iterdir())
     assert seed_of(store.read(at(20))) == 7
     old = store.find(tmp_path / f"superseded/{at(20)}.segment-1")[0]
     assert seed_of(old) == 20
+
+
+def test_a_copy_out_of_the_run_is_complete_in_itself(store: Store, tmp_path: Path) -> None:
+    copied = store.copy(at(20), tmp_path / "new" / "folder")
+    with pytest.raises(CheckpointError, match="exists already: choose another folder"):
+        store.copy(at(20), tmp_path / "new" / "folder")
+    damage(store.path(at(10)) / ARRAYS)
+    with pytest.raises(DamagedCheckpointError, match="has changed"):
+        store.copy(at(10), tmp_path / "new" / "folder")
+    shutil.rmtree(store.folder)
+    assert seed_of(read_checkpoint(copied)) == 20
+    verify_checkpoint(copied)
+    assert list((tmp_path / "new" / "folder").iterdir()) == [copied]
+
+
+def test_a_run_directory_can_be_moved_and_reached_through_links(tmp_path: Path) -> None:
+    commit(store_in(tmp_path / "run"), at(10))
+    (tmp_path / "run").rename(tmp_path / "moved")
+    (tmp_path / "link").symlink_to(tmp_path / "moved")
+    (tmp_path / "one").symlink_to(tmp_path / "link" / "checkpoints" / str(at(10)))
+    (tmp_path / "all").symlink_to(tmp_path / "link" / "checkpoints")
+    for path in (tmp_path / "link", tmp_path / "one", tmp_path / "all" / str(at(10))):
+        assert seed_of(find_checkpoint(path, print)) == 10
 
 
 def test_nothing_exists_before_the_first_commit(tmp_path: Path) -> None:

@@ -137,5 +137,4 @@ def test_best_weights_that_cannot_be_copied_are_said(tmp_path: Path) -> None:
 def test_names_of_best_weights_that_are_no_such_names_lead_nowhere(tmp_path: Path) -> None:
     kept = {"loss": ["../../x", "step-00000001"], "..": ["step-00000001"], "": ["step-00000001"]}
     assert kept_best({"kept": kept}) == {"loss": ["step-00000001"]}
-    assert kept_best({"best": {"loss": "step-00000002"}}) == {"loss": ["step-00000002"]}
     assert kept_best(None) == {}

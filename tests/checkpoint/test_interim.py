@@ -127,7 +127,6 @@ def facts(*steps: int | tuple[int, int], interim: Sequence[int] = (), partial: b
             0.0,
             {"loss": -name.step},
             {},
-            {},
             1,
             name.step in interim,
         )

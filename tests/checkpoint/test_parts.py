@@ -160,7 +160,7 @@ def test_a_manifest_of_odd_content_is_one_error(
     three: Path, what: str, change: Callable[[Any], object]
 ) -> None:
     rewrite(three, change)
-    with pytest.raises(DamagedCheckpointError, match=f"does not have the content of format 8.*({what})"):
+    with pytest.raises(DamagedCheckpointError, match=f"does not have the content of format 9.*({what})"):
         read_checkpoint(three)
 
 
@@ -226,7 +226,7 @@ def test_an_array_in_pieces_is_put_together(three: Path, cuts: list[tuple[slice,
 def test_pieces_that_do_not_make_the_array_are_refused(three: Path, change: Callable[[Any], object]) -> None:
     in_pieces(three, WHOLE, HALVES)
     rewrite(three, lambda body: change(body["arrays"]["user/w"]["pieces"]))
-    with pytest.raises(DamagedCheckpointError, match="does not have the content of format 8"):
+    with pytest.raises(DamagedCheckpointError, match="does not have the content of format 9"):
         read_checkpoint(three)
 
 

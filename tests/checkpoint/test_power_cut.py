@@ -25,7 +25,7 @@ EACH = 128
 """States of each instant that are drawn from."""
 Tally = Callable[..., None]
 
-WHOLE = tuple(name for name in SCENARIOS if name not in ("replace_damaged", "heal"))
+WHOLE = tuple(name for name in SCENARIOS if name != "replace_damaged")
 """Scenarios without a damaged checkpoint: there, each that has its name is whole."""
 
 

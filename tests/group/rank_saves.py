@@ -14,7 +14,6 @@ from everstep.checkpoint import (
     Commit,
     CommittedCheckpoint,
     RankExchange,
-    RankStore,
     Retention,
     Store,
     WriterExchange,
@@ -22,18 +21,16 @@ from everstep.checkpoint import (
 from everstep.contracts.group import Group
 from everstep.state import Encoded, decode, encode
 
-BASE, MEMORY = np.arange(9_000), np.arange(10_000)
-"""What does not change: of all ranks, and of each rank."""
 STEPS = (20, 30, 40)
 
 
 def common_of(seed: int) -> Encoded:
-    return encode({"user": {"w": np.full(1000, seed), "base": BASE}, "progress": {"step": seed}})
+    return encode({"user": {"w": np.full(1000, seed)}, "progress": {"step": seed}})
 
 
 def own_of(seed: int, rank: int) -> Encoded:
     new = {f"rank{rank}": np.arange(5) + 10 * seed + rank}
-    return encode({"rng": new, "memory": {f"rank{rank}": MEMORY + rank}})
+    return encode({"rng": new})
 
 
 class Rank:
@@ -42,7 +39,7 @@ class Rank:
     def __init__(self, run_dir: Path, group: Group, limit: float | None = None) -> None:
         self.group, self.run_dir = group, run_dir
         run_dir.mkdir(exist_ok=True)
-        self.store = Store(run_dir, 1) if group.writer else RankStore(run_dir)
+        self.store = Store(run_dir, 1)
         self.exchange: Any = (WriterExchange if group.writer else RankExchange)(group, limit)
         self.begun, self.saved = -1, -1
         """The last step of which a save has begun, and has ended well."""
@@ -56,8 +53,8 @@ class Rank:
         commit = Commit(CheckpointName(step), common, **told)
         with self.exchange.save():
             before()
-            if isinstance(self.store, RankStore):
-                return self.store.write_part(commit, self.exchange)
+            if isinstance(self.exchange, RankExchange):
+                return self.exchange.write_part(self.store.folder, commit)
             return self.store.commit(commit, self.exchange)
 
     def attempt(self, step: int, before: Callable[[], object] = lambda: None, **more: Any) -> str:
@@ -71,7 +68,7 @@ class Rank:
         return f"saved {done.bytes} {done.kept} {done.digest}"
 
     def retain(self) -> None:
-        if isinstance(self.store, Store):
+        if self.group.writer:
             self.store.retain(Retention(keep_last=2))
 
 
@@ -84,9 +81,6 @@ def step_of(found: Checkpoint | None, size: int) -> int:
         mine = found if rank == 0 else Store(found.path.parent.parent).read(found.name, rank)
         tree = decode(Encoded(mine.structure, mine.arrays))
         assert (tree["user"]["w"] == found.step).all() and tree["progress"] == {"step": found.step}
-        assert (tree["user"]["base"] == BASE).all()
-        if rank < size:
-            assert (tree["memory"][f"rank{rank}"] == MEMORY + rank).all()
         own = {f"rank{rank}": list(np.arange(5) + 10 * found.step + rank)} if rank < size else {}
         assert {name: list(value) for name, value in tree.get("rng", {}).items()} == own
     return found.step

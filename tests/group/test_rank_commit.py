@@ -183,8 +183,6 @@ def places(
 
     with Simulation(seed, size) as simulation:
         simulated(simulation, run_dir, played, 5)
-        # of the common tree and of each rank's own, in two copies
-        assert len(list(run_dir.glob("checkpoints/step-00000040/step-*"))) == 2 * (1 + size)
         return [
             (size, rank, number, simulation.places[rank][number].removeprefix("checkpoint."))
             for rank in range(size)
@@ -290,7 +288,7 @@ def test_killed_anywhere_in_a_save_it_is_the_newest_or_the_previous_whole(tmp_pa
         (0, "kill:checkpoint.heard_part:2"),
         (0, "kill:checkpoint.rename:2"),
         (0, "kill:checkpoint.tell_done:2"),
-        (1, "kill:checkpoint.write:5"),
+        (1, "kill:checkpoint.write:4"),
         (1, "kill:checkpoint.tell_part:2"),
     ],
 )

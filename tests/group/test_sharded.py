@@ -79,34 +79,6 @@ def test_a_damaged_or_missing_shard_is_named_and_the_checkpoint_before_is_used(t
     assert "resuming epoch 3, step 14, from" in said
 
 
-FROZEN = """
-def frozen(run, epochs):
-    model = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.Linear(128, 1)).double()
-    model[0].requires_grad_(False)
-    fully_shard(model)
-    optimizer = torch.optim.SGD(model[1].parameters(), 0.01)
-    data = everstep.data.arrays(numpy.ones((40, 128)), batch_size=8)
-    each = [everstep.Checkpoints(Every(steps=2))]
-    state = {"model": model, "optimizer": optimizer}
-    with everstep.TrainLoop(run, state, max_epoch=epochs, services=each) as loop:
-        for epoch in loop.iter_epochs():
-            for step, (b,) in loop.iter_steps(data):
-                optimizer.zero_grad()
-                model(torch.as_tensor(b)).mean().backward()
-                optimizer.step()
-"""
-
-
-def test_frozen_shards_are_not_written_again_after_a_restart(tmp_path: Path) -> None:
-    run, shared = tmp_path / "run", []
-    for epochs in (1, 2):
-        outputs(f"{HEAD}\n{FROZEN}\nfrozen({str(run)!r}, {epochs})", 2)
-        newest = run / f"checkpoints/epoch-000{epochs}-step-000000{5 * epochs:02d}"
-        shared.append({path.stat().st_ino for path in newest.glob("*step-*")})
-    assert len(shared[0]) == 4 and shared[1] == shared[0]  # two copies of a file of each rank
-    assert all((newest / f"pieces-0000{rank}.safetensors").stat().st_size < 10_000 for rank in range(2))
-
-
 REFUSED = """
 def refused(state, **given):
     try:

@@ -26,7 +26,7 @@ from everstep.record import RunJournal
 from everstep.services import SetValue
 from everstep.services.when import FunctionService
 from gate import share
-from tiny_runs import Boom, rows
+from tiny_runs import rows
 
 BAD = {(2, 5), (3, 2)}
 """(epoch, sample) of the batches that spoil their step."""
@@ -219,36 +219,3 @@ def test_killed_at_random_times(whole: Path, tmp_path: Path) -> None:
 def test_their_order_is_irrelevant(whole: Path, tmp_path: Path) -> None:
     program(tmp_path / "run", order=-1)
     assert compare_runs(whole, tmp_path / "run") == []
-
-
-def supervised(run_dir: Path, crash: int = 0) -> tuple[str | None, dict[str, float], list[Any]]:
-    """A loop without epochs, whose loss stands still."""
-    settings = {"rate": 1.0, "noise": 0.0, "sum": 0.0}
-    lower = everstep.services.SetValue("settings.rate", times=0.5, least=0.2)
-    listed = [
-        services.Plateau("loss", then=lower, long=3, short=1, cooldown=2, every=Every(steps=1)),
-        services.Scheduled("settings.noise", services.Annealing(1.0, 0.5, every=4)),
-        services.LogVariables(every=Every(steps=3)),
-        services.FinalValues(lambda: {"final": settings["sum"]}),
-        everstep.Checkpoints(Every(steps=4)),
-    ]
-    with everstep.Supervisor(run_dir, {"settings": settings}, services=listed, max_step=10, seed=1) as sv:
-        sv.stream(None)
-        while not sv.should_stop():
-            settings["sum"] += settings["rate"] + settings["noise"]
-            if sv.step + 1 == crash:
-                raise Boom
-            sv.advance(loss=1.0)
-    return sv.ending.digest, dict(settings), rows(run_dir)
-
-
-@pytest.mark.campaign("long", gate="share")
-def test_in_a_supervisor_crashed_in_any_step(tmp_path: Path) -> None:
-    whole = supervised(tmp_path / "whole")
-    assert whole[1]["rate"] == 0.2
-    assert {row[3] for row in whole[2]} == {"loss", "settings.rate", "settings.noise", "final"}
-    for crash in share(range(1, 11), 2):
-        run_dir = tmp_path / str(crash)
-        with pytest.raises(Boom):
-            supervised(run_dir, crash)
-        assert supervised(run_dir) == whole

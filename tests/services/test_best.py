@@ -87,29 +87,6 @@ def test_the_best_of_several_is_the_one_that_is_loaded(tmp_path: Path) -> None:
     assert everstep.runs.best(tmp_path)["valid_loss"].value == 0.05
 
 
-def test_a_frozen_base_is_not_written_again_for_each_best(tmp_path: Path) -> None:
-    base, weights = np.arange(50_000.0), np.zeros(2)
-    run_dir, written, inodes = tmp_path / "run", [], dict[int, int]()
-    best = everstep.Best("valid_loss", save=True)
-    state = {"base": base, "w": weights}
-    with everstep.TrainLoop(run_dir, state, max_epoch=8, seed=1, services=[best]) as loop:
-        for epoch in loop.iter_epochs():
-            for _ in loop.iter_steps(range(2)):
-                weights += 1
-            loop.collect_metrics(valid_loss=1 / epoch)
-            loop.make_checkpoint()
-            found = {each.stat().st_ino: each.stat().st_size for each in run_dir.glob("best/*/*/*")}
-            written.append(sum(size for inode, size in found.items() if inode not in inodes))
-            inodes |= {each.stat().st_ino: 0 for each in run_dir.rglob("*") if each.is_file()}
-    # first each writes it, then there are two copies that all share
-    assert max(written) > base.nbytes and max(written[-3:]) < 20_000, written
-    alone = Path(shutil.copytree(run_dir / "best", tmp_path / "best"))
-    loaded = {"base": np.zeros_like(base), "w": np.zeros(2)}
-    everstep.load(next((alone / "valid_loss").iterdir()), loaded)
-    np.testing.assert_array_equal(loaded["base"], base)
-    everstep.export(run_dir / "best/valid_loss", tmp_path / "exported", entry="base")
-
-
 def test_two_evaluations_of_one_state_take_one_place(tmp_path: Path) -> None:
     def tail(loop: Any, epoch: int) -> None:
         loop.collect_metrics(valid_loss=1 / epoch)

@@ -96,7 +96,7 @@ def test_the_end_is_evaluated_in_the_loop_so_that_every_sink_has_it(tmp_path: Pa
         with pytest.raises((OSError, SystemExit)):
             train_and_evaluate(door(cut))
         hazard.arm(None)
-        assert train_and_evaluate(door(cut))[1] == metrics and evaluated(cut) == [6, 10] and apart(cut) == []
+        assert train_and_evaluate(door(cut))[1] == metrics and evaluated(cut) == [6, 10]
 
 
 def watched(door: everstep.Trainer) -> dict[str, float]:
@@ -141,35 +141,12 @@ def test_all_streams_of_the_services_are_evaluated(tmp_path: Path) -> None:
     ]
 
 
-def test_rows_of_the_loop_answer_for_their_stream_and_run_alone(tmp_path: Path) -> None:
-    trainer(tmp_path / "run", services=[everstep.Evaluate("valid", name="test")]).run_training()
-    other = trainer(tmp_path / "other", seed=8)
-    other.run_training()
-    (newest,) = (tmp_path / "other" / "checkpoints").glob("epoch-0002-*")
-    door = trainer(tmp_path / "run", services=[everstep.Evaluate("test"), everstep.Evaluate("valid")])
-    door.evaluate("test", weights=newest)
-    # each run evaluates with its own seed, which "noise" depends on
-    assert door.evaluate_all()["valid/loss"] == other.evaluate("valid")["valid/loss"]
-    assert trainer(tmp_path / "run", services=[everstep.Evaluate("test")]).evaluate_all().keys() == {
-        "test/loss",
-        "test/noise",
-    }
-
-
-def test_rows_of_the_loop_answer_only_for_the_same_evaluation(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-
-    def door(**how: Any) -> everstep.Trainer:
-        return trainer(run_dir, services=[everstep.Evaluate("valid", **how)])
-
-    door(num_steps=1, name="part").run_training()
-    part = door(num_steps=1).evaluate_all()
-    assert apart(run_dir) == [] and part["valid/loss"].hex() in str(rows(run_dir, "eval/part"))
-    whole = door().evaluate_all()
-    assert apart(run_dir) == [8] and whole == door().evaluate("valid") != part
-    more = door(num_steps=1, stats={"loss": ["max"]}).evaluate_all()
-    assert more.keys() - part.keys() == {"valid/loss/max"}
-    assert len(apart(run_dir)) == 3 and door(num_steps=1, stats={"loss": ["max"]}).evaluate_all() == more
+def test_one_service_may_be_given_to_several_trainers(tmp_path: Path) -> None:
+    services = [everstep.Evaluate("valid")]
+    first = trainer(tmp_path / "first", services=services)
+    trainer(tmp_path / "second", services=services)
+    first.run_training()
+    assert evaluated(tmp_path / "first") == [4, 8]
 
 
 # ---------------------------------------------------------------------------------- the record

@@ -116,11 +116,8 @@ def test_methods_by_the_names_of_other_libraries(tmp_path: Path, theirs: str, ou
     assert trainer(tmp_path, both).task is both
 
 
-def test_attributes_by_the_names_of_other_libraries(tmp_path: Path) -> None:
+def test_services_where_they_are_not() -> None:
     for owner, name, message in (
-        (trainer(tmp_path), "fit", r"no attribute 'fit'; it is trainer\.run_training\(\)$"),
-        (trainer(tmp_path), "run", r"no attribute 'run'; it is trainer\.run_training\(\)$"),
-        (trainer(tmp_path), "run_trainig", r"no attribute 'run_trainig'; did you mean 'run_training'\?$"),
         (everstep, "LogVariables", r"'LogVariables'; it is everstep\.services\.LogVariables$"),
         (everstep.services, "Evaluate", r"'Evaluate'; it is everstep\.Evaluate$"),
         (everstep.services, "Plateu", r"'Plateu'; did you mean 'Plateau'\? known: Annealing, "),

@@ -14,9 +14,8 @@ import pytest
 from tiny_task import TinyTask, numbers, trainer
 
 import everstep
-from everstep import Best, Boundary, EarlyStop, Evaluate, Every, Outcome, Service, services
+from everstep import Best, Boundary, EarlyStop, Evaluate, Every, Outcome, Service
 from everstep.errors import ConfigError, MetricError, UsageError
-from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 from everstep.services import Moment, Recovery, Stage, StopAfter
 from everstep.testing import ManualClock
@@ -489,77 +488,3 @@ def test_observers_of_an_evaluation_only_look(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="observer"):
         program()
-
-
-class Traced(Service):
-    """Notes when it runs."""
-
-    def __init__(self, name: str, stage: Stage, trace: Trace) -> None:
-        super().__init__(name, everstep.Every(steps=1) | everstep.Every(epochs=1))
-        self.stage, self.trace = stage, trace
-
-    def run(self, boundary: Boundary) -> None:
-        self.trace.append((self.name, boundary.epoch, boundary.step))
-
-
-def listed(trace: Trace) -> list[Service]:
-    """Every service that a run on NumPy can have, and two of each stage that note when they run."""
-    lower = everstep.services.SetValue("rate.value", times=0.5, least=0.1)
-    return [
-        *(Traced(f"{stage.name} {n}", stage, trace) for stage in Stage for n in (1, 2)),
-        everstep.Evaluate("valid", validate_first=True),
-        everstep.Evaluate("test", everstep.Every(steps=3), num_steps=1),
-        everstep.services.NaNGuard(),
-        everstep.EarlyStop("valid/loss", patience=2, min_delta=1e3, name="stop"),
-        everstep.Best("valid/loss"),
-        everstep.Best("test/noise", "max"),
-        everstep.services.StopAfter(epochs=9),
-        everstep.Checkpoints(everstep.Every(steps=3) | everstep.Every(epochs=1), keep_last=2),
-        services.LossBound(bound=1e9, times=1e9, last=3),
-        services.Plateau("loss", then=lower, long=3, short=2, cooldown=1, every=everstep.Every(steps=2)),
-        services.Require("valid/loss", 1e9, epoch=2),
-        services.Scheduled("rate.noise", services.Annealing(0.1, 0.8, every=2)),
-        services.Throughput(2, every=everstep.Every(steps=3)),
-        services.JSONLines(),
-    ]
-
-
-class Rated(TinyTask):
-    """Its noise and its rate are set by services."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rate = {"value": 1.0, "noise": 0.0}
-
-    def state(self) -> Mapping[str, Any]:
-        return {**super().state(), "rate": self.rate}
-
-    def train_step(self, batch: Any) -> Mapping[str, Any]:
-        return super().train_step((batch[0] * self.rate["value"] + self.rate["noise"],))
-
-
-def run_with(run_dir: Path, turned: bool) -> list[Any]:
-    """What came when: which service or moment; the rows, the decisions, and the weights.
-
-    Args:
-        turned: whether the services of the last stage are listed first; inside a stage their order is kept.
-    """
-    trace: Trace = []
-    chosen = listed(trace)
-    if turned:
-        chosen.sort(key=lambda service: -[*Stage].index(service.stage))
-    task = Rated()
-    door = trainer(run_dir, task, services=chosen, max_epoch=4)
-    with door.open() as loop:
-        for moment in (Moment.BEFORE_STEP, Moment.AFTER_EVAL_STEP, Moment.AFTER_EVALUATION):
-            loop.on(moment, lambda b: trace.append((b.moment.value, b.epoch, b.step)))
-        for _ in loop.iter_epochs():
-            door.epoch()
-    decided = [event.data for event in RunJournal(run_dir).events("stop")]
-    assert decided[0]["kind"] == "service"
-    return [trace, rows(run_dir), decided, task.w.tobytes()]
-
-
-def test_the_order_of_services_of_different_stages_is_no_matter(tmp_path: Path) -> None:
-    assert run_with(tmp_path / "listed", False) == run_with(tmp_path / "turned", True)
-    assert compare_runs(tmp_path / "listed", tmp_path / "turned") == []

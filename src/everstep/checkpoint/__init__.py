@@ -10,7 +10,7 @@ from everstep.checkpoint.commit import (
     retire_others,
     save_apart,
 )
-from everstep.checkpoint.exchange import RankExchange, RankStore, WriterExchange, first_error
+from everstep.checkpoint.exchange import RankExchange, WriterExchange, first_error
 from everstep.checkpoint.files import forecast, trial_write
 from everstep.checkpoint.format import Checkpoint, Phase
 from everstep.checkpoint.manifest import FORMAT
@@ -20,8 +20,7 @@ from everstep.checkpoint.reading import read_all_own as read_own_trees
 from everstep.checkpoint.reading import read_own as read_own_tree
 from everstep.checkpoint.reading import verify as verify_checkpoint
 from everstep.checkpoint.retention import Retention, is_interim, names_inside
-from everstep.checkpoint.saved_checkpoints import find_checkpoint
-from everstep.checkpoint.store import Store
+from everstep.checkpoint.store import Store, find_checkpoint
 from everstep.checkpoint.writer import Writer, disk_failed
 
 __all__ = [
@@ -32,7 +31,6 @@ __all__ = [
     "CommittedCheckpoint",
     "Phase",
     "RankExchange",
-    "RankStore",
     "Retention",
     "Store",
     "Writer",

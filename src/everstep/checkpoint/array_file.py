@@ -234,14 +234,15 @@ def _fill(file: FileIO, chunk: memoryview, digest: xxhash.xxh3_128) -> None:
     digest.update(chunk)
 
 
-def verify_file(path: Path, record: Record) -> None:
-    """Verify every byte of a file, in little memory."""
-    digest = xxhash.xxh3_128()
+def verified_chunks(path: Path, record: Record) -> Iterator[memoryview]:
+    """Yield the bytes of a file, each chunk in the same memory; at their end raise unless they are right."""
+    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(_CHUNK))
     try:
         with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            check_size(path, size, record)
-            _pass_over(file, size, digest)
+            check_size(path, os.fstat(file.fileno()).st_size, record)
+            while count := file.readinto(buffer):
+                digest.update(buffer[:count])
+                yield buffer[:count]
     except OSError as error:
         unreadable(path, error)
     check_digest(path, digest, record)
@@ -249,29 +250,9 @@ def verify_file(path: Path, record: Record) -> None:
 
 def copy_file(source: Path, target: Path, record: Record) -> None:
     """Copy a file durably, and verify the bytes that are copied."""
-    digest = xxhash.xxh3_128()
-    try:
-        file = open_regular(source)
-    except OSError as error:
-        unreadable(source, error)
-    with file, files.create(target) as out:
-        for chunk in _chunks_of(file, source):
-            digest.update(chunk)
+    with files.create(target) as out:
+        for chunk in verified_chunks(source, record):
             files.write(out, chunk)
-    check_digest(source, digest, record)
-
-
-def _chunks_of(file: FileIO, source: Path) -> Iterator[memoryview]:
-    """Yield the bytes of a file, each chunk in the same memory."""
-    buffer = memoryview(bytearray(_CHUNK))
-    while True:
-        try:
-            count = file.readinto(buffer)
-        except OSError as error:
-            unreadable(source, error)
-        if not count:
-            return
-        yield buffer[:count]
 
 
 def check_size(path: Path, found: int, record: Record) -> None:

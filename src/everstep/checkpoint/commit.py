@@ -15,7 +15,6 @@ from everstep.checkpoint.array_file import chunks
 from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.format import Checkpoint, Phase
 from everstep.checkpoint.manifest import read_body
-from everstep.checkpoint.shared import Sharing
 from everstep.contracts.state import HostArray, Json
 from everstep.durable import require_no_link, temporary
 from everstep.errors import CheckpointError, NonFiniteError
@@ -208,9 +207,9 @@ Writing: TypeAlias = Callable[[Commit], Callable[[Path], int]]
 """Maker of the function that fills a checkpoint's folder, and returns the number of bytes."""
 
 
-def writing(commit: Commit, segment: int = 0, sharing: Sharing | None = None) -> Callable[[Path], int]:
+def writing(commit: Commit, segment: int = 0) -> Callable[[Path], int]:
     """Make the function that fills a folder on one process."""
-    return lambda folder: format.write(folder, commit.body(segment), commit.common, commit.own, sharing)
+    return lambda folder: format.write(folder, commit.body(segment), commit.common, commit.own)
 
 
 def copying(checkpoint: Checkpoint, segment: int, meta: Json) -> Callable[[Path], int]:
@@ -248,10 +247,6 @@ def save_apart(
         keep: names of older weights in `folder` that stay; all others are deleted after the commit.
         top: the run directory; no link below it is followed.
         token: as in `place`.
-
-    Raises:
-        NonFiniteError, CheckpointError, OSError: as `Store.commit`.
-        RunDirError: a link below `top` leads to the folder.
     """
     require_finite(commit.name, commit.common.arrays, commit.guarded)
     target = folder / str(commit.name)

@@ -23,19 +23,17 @@ import errno
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import xxhash
 
-from everstep.checkpoint import files, format, reading
+from everstep.checkpoint import files, format
 from everstep.checkpoint.array_file import Record
-from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.commit import Commit, CommittedCheckpoint, require_finite
 from everstep.checkpoint.format import Checkpoint
 from everstep.checkpoint.pieces import RankPiece, write_pieces
-from everstep.checkpoint.shared import Known, Sharing
 from everstep.checkpoint.writer import disk_failed
 from everstep.contracts.group import Group, named
 from everstep.durable import remedy
@@ -72,10 +70,10 @@ class Part(NamedTuple):
     pieces: dict[str, Any]
 
     @classmethod
-    def write(cls, folder: Path, rank: int, commit: Commit, sharing: Sharing | None) -> Part:
+    def write(cls, folder: Path, rank: int, commit: Commit) -> Part:
         """Write a rank's files."""
-        written = format.write_own(folder, rank, commit.own, commit.common, sharing)
-        more, pieces = write_pieces(folder, rank, commit.common.arrays, sharing)
+        written = format.write_own(folder, rank, commit.own, commit.common)
+        more, pieces = write_pieces(folder, rank, commit.common.arrays)
         return cls(written | more, commit.digest, dict(commit.replicated), pieces)
 
 
@@ -223,25 +221,20 @@ class WriterExchange(Exchange):
         return error
 
     def leading(
-        self,
-        commit: Commit,
-        segment: int = 0,
-        held: Checkpoint | None = None,
-        sharing: Sharing | None = None,
+        self, commit: Commit, segment: int = 0, held: Checkpoint | None = None
     ) -> Callable[[Path], int]:
         """Make the function by which the writer fills a folder together with all ranks.
 
         Args:
             segment: number of this start; 0 for best weights.
             held: the whole checkpoint that has the name; an equal one is kept, and the function returns 0.
-            sharing: what this save may share with the one before; None to share nothing.
         """
 
         def write(folder: Path) -> int:
             self._tell("folder", folder.name)
             self._announced = True
-            written = format.write_common(folder, commit.common, sharing)
-            parts = self._collect(Part.write(folder, 0, commit, sharing))
+            written = format.write_common(folder, commit.common)
+            parts = self._collect(Part.write(folder, 0, commit))
             digest = xxhash.xxh3_128_hexdigest("\n".join(part.digest for part in parts).encode())
             size = 0
             if held is None or held.digest != digest:
@@ -292,15 +285,23 @@ class RankExchange(Exchange):
                 return ended.error
         return error
 
-    def folder(self) -> str:
-        """Return the name of the new folder, once the writer has made it."""
+    def write_part(self, folder: Path, commit: Commit) -> CommittedCheckpoint:
+        """Write this rank's part of a checkpoint, inside `save`, once the writer has made its folder.
+
+        Args:
+            folder: the folder of the checkpoints, or of best weights.
+            commit: of its common tree only what the ranks hold together is written here.
+        """
+        held = {name: array for name, array in commit.common.arrays.items() if array.region is not None}
+        require_finite(commit.name, {**commit.own.arrays, **held}, commit.guarded)
         (name,) = self._heard(["folder"], "did not begin the save")
         self._forget()
-        return str(name)
-
-    def report(self, part: Part) -> None:
-        """Tell the writer that this rank's part is written."""
+        part = Part.write(folder / str(name), self.rank, commit)
+        if part.files:
+            files.fsync_folder(folder / str(name))
         self._tell(f"part/{self.rank}", part)
+        self.outcome()
+        return self.committed(commit, folder)
 
     def outcome(self, own: Exception | None = None) -> None:
         """Hear what was committed, once it is.
@@ -330,45 +331,6 @@ class RankExchange(Exchange):
             told = f"the writer began to commit a checkpoint, and did not end within {self._limit:g} s"
             raise _EndedError(MissingRankError(told + advice, ranks=[0]))
         (self._done,) = self._heard(["done"], "")
-
-
-class RankStore:
-    """Checkpoints of a run for a rank that is not the writer, which owns them.
-
-    Args:
-        run_dir: the run directory, which the writer has opened.
-        apart: the folder of best weights that are written; None for checkpoints.
-    """
-
-    def __init__(self, run_dir: Path, apart: Path | None = None) -> None:
-        self._folder = Path(run_dir) / "checkpoints" if apart is None else apart
-        self._sharing = Sharing(self._known) if apart is None else None
-
-    def _known(self, file: str) -> Known | None:
-        names = (path.name for path in self._folder.iterdir() if CheckpointName.matches(path.name))
-        newest = max(names, key=CheckpointName.parse, default=None)
-        return None if newest is None else reading.known_in(self._folder / newest, file)
-
-    def write_part(self, commit: Commit, ranks: RankExchange) -> CommittedCheckpoint:
-        """Write this rank's part of a checkpoint, inside `ranks.save()`.
-
-        Args:
-            commit: of its common tree only what the ranks hold together is written here.
-        """
-        sharing = self._sharing
-        held = {name: array for name, array in commit.common.arrays.items() if array.region is not None}
-        require_finite(commit.name, {**commit.own.arrays, **held}, commit.guarded)
-        folder = self._folder / ranks.folder()
-        with nullcontext() if sharing is None else sharing.save(self._folder / str(commit.name)):
-            part = Part.write(folder, ranks.rank, commit, sharing)
-        if part.files:
-            files.fsync_folder(folder)
-        ranks.report(part)
-        ranks.outcome()
-        committed = ranks.committed(commit, self._folder)
-        if sharing is not None and not committed.kept:
-            sharing.committed()
-        return committed
 
 
 def _require_replicas(ranks: Sequence[Mapping[str, str]]) -> None:

@@ -68,12 +68,6 @@ def put_back(moved: Path, source: Path) -> None:
         rename(moved, source)
 
 
-def link(source: Path, target: Path) -> None:
-    """Give a file a second name on the same file system."""
-    reach("checkpoint.link")
-    target.hardlink_to(source)
-
-
 def unlink(path: Path) -> None:
     """Delete a file."""
     reach("checkpoint.unlink")
@@ -81,12 +75,7 @@ def unlink(path: Path) -> None:
 
 
 def retire(folder: Path, *, top: Path) -> None:
-    """Delete a checkpoint's folder; as long as the folder has its name, it is whole.
-
-    Raises:
-        RunDirError: a link below `top` leads to the folder.
-        NotADirectoryError: the path is not a folder; deleting a pipe as a folder would hang.
-    """
+    """Delete a checkpoint's folder; as long as the folder has its name, it is whole."""
     require_no_link(folder, top)
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))

@@ -32,13 +32,8 @@ An array lies whole, under its own name, in the file of its tree.  Or it lies in
 have written: its description then has "pieces", a list of {"file", "key", "offset", "shape"}.  A piece is the
 array `key` of `file`; its first element is the element at index `offset` of the whole array.
 
-An array from 4 KiB on that is equal to another one (tied weights) is written once: the description of the
-second name has one piece, which is the whole array of the first name.
-
-An array from 4 KiB on that has not changed since the checkpoint before lies in a file X.safetensors, as one
-piece, which is a whole array.  The record of that file has "copy": "X.copy.safetensors", a second physical
-copy with the same bytes, which may be missing; either is enough.  Other checkpoints of the run, and its best
-weights, have names (hard links) of the same two files.
+An array from 4 KiB on that is equal to another one of its tree (tied weights) is written once: the
+description of the second name has one piece, which is the whole array of the first name.
 """
 
 from __future__ import annotations
@@ -50,7 +45,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from everstep.checkpoint import files
-from everstep.checkpoint.array_file import Record, write_arrays
+from everstep.checkpoint.array_file import Record, copy_file, write_arrays
 from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.manifest import (
     ARRAYS,
@@ -62,8 +57,7 @@ from everstep.checkpoint.manifest import (
     size,
     versions,
 )
-from everstep.checkpoint.pieces import RankPiece, described
-from everstep.checkpoint.shared import Flaw, Sharing, copy_here, lay_out
+from everstep.checkpoint.pieces import RankPiece, described, lay_out
 from everstep.contracts.state import HostArray, Json
 from everstep.errors import CheckpointError, RestoreError
 from everstep.state import Encoded, merge
@@ -100,7 +94,6 @@ class Checkpoint:
         created: time of the commit, in ISO form with zone.
         segment: number of the start that wrote the checkpoint, from 1.
         meta: further facts given to the commit.
-        flaws: what is wrong with copies of shared files, where the other copy was read instead.
     """
 
     path: Path
@@ -118,65 +111,54 @@ class Checkpoint:
     created: str
     segment: int
     meta: Json
-    flaws: tuple[Flaw, ...] = ()
 
     @property
     def step(self) -> int:
         return self.name.step
 
 
-def write(
-    folder: Path,
-    facts: Mapping[str, Json],
-    common: Encoded,
-    own: Encoded | None = None,
-    sharing: Sharing | None = None,
-) -> int:
+def write(folder: Path, facts: Mapping[str, Json], common: Encoded, own: Encoded | None = None) -> int:
     """Write all files of a checkpoint into an existing folder, in one process; sync the files and the folder.
 
     Args:
         facts: the manifest's body without what this module adds.
         own: the own tree of rank 0.
-        sharing: None to write a checkpoint that is complete in itself.
 
     Returns:
         Number of bytes of the files in the folder.
     """
-    written = write_common(folder, common, sharing)
-    ranks = [write_own(folder, 0, own or Encoded({}), common, sharing)]
+    written = write_common(folder, common)
+    ranks = [write_own(folder, 0, own or Encoded({}), common)]
     return write_manifest(folder, facts, common, written, ranks)
 
 
 def copy(source: Path, folder: Path, facts: Mapping[str, Json] | None = None) -> int:
-    """Copy all files of a checkpoint into an existing folder, shared files too; returns the number of bytes.
+    """Copy all files of a checkpoint into an existing folder; returns the number of bytes.
 
     Args:
         facts: values of the manifest that replace those of the same name.
     """
     body = read_body(source)
-    listed = body["files"].items()
-    body["files"] = {name: copy_here(source, name, record, folder / name) for name, record in listed}
+    for name, record in body["files"].items():
+        copy_file(source / name, folder / name, record)
     return _finish(folder, {**body, **(facts or {})})
 
 
 class Written(NamedTuple):
-    """What the manifest says of the arrays of the common tree, and of the files that have them."""
+    """What the manifest says of the arrays of the common tree, and of the file that has them."""
 
     described: dict[str, dict[str, Json]]
-    files: dict[str, Record]
+    record: Record
 
 
-def write_common(folder: Path, common: Encoded, sharing: Sharing | None = None) -> Written:
+def write_common(folder: Path, common: Encoded) -> Written:
     """Write the arrays of the common tree that are whole."""
-    whole = {name: array for name, array in common.arrays.items() if array.region is None}
-    layout = lay_out(folder, ARRAYS, whole, sharing)
-    return Written(layout.described, {ARRAYS: write_arrays(folder / ARRAYS, layout.here), **layout.files})
+    here, described = lay_out(ARRAYS, {n: a for n, a in common.arrays.items() if a.region is None})
+    return Written(described, write_arrays(folder / ARRAYS, here))
 
 
-def write_own(
-    folder: Path, rank: int, own: Encoded, common: Encoded, sharing: Sharing | None = None
-) -> dict[str, Record]:
-    """Write the file of a rank's own tree, unless the tree is empty; returns the records of its files."""
+def write_own(folder: Path, rank: int, own: Encoded, common: Encoded) -> dict[str, Record]:
+    """Write the file of a rank's own tree, unless the tree is empty; returns its record by its name."""
     if own.structure == {}:
         return {}
     try:
@@ -186,11 +168,9 @@ def write_own(
             f"a rank cannot save as its own what all ranks have in common ({error}); give each path to one"
         ) from None
     file = rank_file(rank)
-    layout = lay_out(folder, file, own.arrays, sharing)
-    tree = json_bytes(
-        {"structure": own.structure, "arrays": layout.described}, f"the tree of rank {rank}"
-    ).decode()
-    return {file: write_arrays(folder / file, layout.here, {OWN: tree}), **layout.files}
+    here, arrays = lay_out(file, own.arrays)
+    tree = json_bytes({"structure": own.structure, "arrays": arrays}, f"the tree of rank {rank}").decode()
+    return {file: write_arrays(folder / file, here, {OWN: tree})}
 
 
 def write_manifest(
@@ -219,7 +199,7 @@ def write_manifest(
         "structure": common.structure,
         "arrays": written.described | described(common.arrays, pieces),
         "ranks": [name if (name := rank_file(rank)) in own else None for rank, own in enumerate(ranks)],
-        "files": written.files | {name: record for own in ranks for name, record in own.items()},
+        "files": {ARRAYS: written.record} | {n: record for own in ranks for n, record in own.items()},
     }
     return _finish(folder, body)
 

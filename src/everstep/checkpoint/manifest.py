@@ -10,22 +10,21 @@ import math
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import xxhash
 
-from everstep.checkpoint.array_file import damaged, is_record, unreadable
-from everstep.checkpoint.shared import COPY, check_there
+from everstep.checkpoint.array_file import check_size, damaged, is_record, unreadable
 from everstep.errors import CheckpointError, CheckpointVersionError
 from everstep.untrusted_files import is_count, is_file_name, parse_json, read_regular
 
-FORMAT = 8
+FORMAT = 9
 """Version of these files and of the state tree in them, as written; raised with every change of the tree's
 shape (tests/supervisor/test_forged_checkpoints.py).  No other is read."""
 
@@ -115,18 +114,15 @@ def _oddities(body: Mapping[str, Any]) -> Iterator[str]:
         yield from wrong
         return
     meta = body["meta"] or {}
-    yield from (f"meta/{name}" for name, fits in _FACTS.items() if name in meta and not fits(meta[name]))
+    facts = ((name, shape) for name, shape in _META.items() if name in meta)
+    yield from (f"meta/{name}" for name, shape in facts if not _fits(meta[name], shape))
     if not _is_time(body["created"]):
         yield "created"
     if body["phase"] not in ("step", "epoch"):
         yield "phase"
     listed = body["files"]
     # a name with a folder in it could lead anywhere
-    yield from (
-        name
-        for name, record in listed.items()
-        if not is_record(record) or not is_file_name(name) or not is_file_name(record.get(COPY, name))
-    )
+    yield from (name for name, record in listed.items() if not is_record(record) or not is_file_name(name))
     own = body["ranks"]
     if not own or not all(name is None or isinstance(name, str) for name in own):
         yield "ranks"
@@ -159,72 +155,59 @@ def _require_version(folder: Path, body: Mapping[str, Any]) -> None:
 def check_sizes(folder: Path, body: Mapping[str, Any]) -> None:
     """Verify the cheap half: all files are there and have their sizes."""
     for name, record in body["files"].items():
-        check_there(folder, name, record)
+        try:
+            found = (folder / name).stat().st_size
+        except OSError as error:
+            unreadable(folder / name, error)
+        check_size(folder / name, found, record)
 
 
 def size(body: Mapping[str, Any]) -> int:
-    """Number of bytes of the files that a checkpoint has alone, without the manifest."""
-    return sum(record["bytes"] for record in body["files"].values() if COPY not in record)
+    """Number of bytes of the files of a checkpoint, without the manifest."""
+    return sum(record["bytes"] for record in body["files"].values())
 
 
-def shared_size(body: Mapping[str, Any]) -> int:
-    """Number of bytes of the files that a checkpoint shares with others, each counted once."""
-    return sum(record["bytes"] for record in body["files"].values() if COPY in record)
-
-
-# ------------------------------------------------------------------------------------ types of `meta`
-
-_Fits: TypeAlias = Callable[[Any], bool]
-
-
-def _is(kind: type) -> _Fits:
-    return lambda value: isinstance(value, kind)
-
-
-def _list_of(fits: _Fits) -> _Fits:
-    return lambda value: isinstance(value, list) and all(map(fits, value))
-
-
-def _object_of(fits: _Fits) -> _Fits:
-    return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
-
-
-def _or_none(fits: _Fits) -> _Fits:
-    return lambda value: value is None or fits(value)
-
-
-def _is_number(value: Any) -> bool:
-    return abs(value) < 1 << 63 if type(value) is int else isinstance(value, float) and math.isfinite(value)
-
-
-def _is_position(value: Any) -> bool:
-    return _list_of(is_count)(value) and len(value) == 2
-
-
-def _is_decision(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], dict) and is_count(value[1])
-
-
-_FACTS: dict[str, _Fits] = {
-    "run": _or_none(_is(str)),
-    "controllers": _is(dict),
-    "options": _object_of(_object_of(_is(str))),
-    "config": _or_none(_is(dict)),
-    "journal": _or_none(_is_position),
-    "metrics": _object_of(_is_number),
-    "metric_steps": _or_none(_object_of(is_count)),
-    "best": _object_of(_is(str)),
-    "kept": _object_of(_list_of(_is(str))),
-    "open": _or_none(_list_of(_is(str))),
-    "rollbacks": _or_none(_list_of(_is_decision)),
-    "fingerprint": _or_none(_object_of(_object_of(_is(str)))),
-    "one_fingerprint": _is(bool),
-    "data_ranks": _or_none(_list_of(is_count)),
-    "interim": _is(bool),
-    "metric": _is(str),
-    "value": _is_number,
+_META: dict[str, Any] = {
+    "run": (str, None),
+    "controllers": dict,
+    "options": {"*": {"*": str}},
+    "config": (dict, None),
+    "journal": ([int, int], None),
+    "metrics": {"*": float},
+    "metric_steps": ({"*": int}, None),
+    "kept": {"*": [str]},
+    "open": ([str], None),
+    "rollbacks": ([[dict, int]], None),
+    "fingerprint": ({"*": {"*": str}}, None),
+    "one_fingerprint": bool,
+    "data_ranks": ([int], None),
+    "interim": bool,
+    "metric": str,
+    "value": float,
 }
-"""Types of the facts in `meta`.  A fact may be missing; one that is not named here may be anything."""
+"""Shapes of the facts in `meta`, see `_fits`.  A fact may be missing; others may be anything."""
+
+
+def _fits(value: Any, shape: Any) -> bool:
+    """Whether a value of JSON has a shape.
+
+    Args:
+        shape: a type (int: from 0; float: a finite number), None, a tuple of alternatives, {"*": of each
+            value}, [of each item], or [of the first item, of the second].
+    """
+    if isinstance(shape, tuple):
+        return any(_fits(value, each) for each in shape)
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(_fits(each, shape["*"]) for each in value.values())
+    if isinstance(shape, list):
+        items = isinstance(value, list) and (shape * len(value) if len(shape) == 1 else shape)
+        return isinstance(items, list) and len(items) == len(value) and all(map(_fits, value, items))
+    if shape is int:
+        return is_count(value)
+    if shape is float:
+        whole = type(value) is int and abs(value) < 1 << 63
+        return whole or (isinstance(value, float) and math.isfinite(value))
+    return value is None if shape is None else isinstance(value, shape)
 
 
 def checked(described: dict[str, Any]) -> dict[str, Any]:

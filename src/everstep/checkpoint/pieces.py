@@ -11,19 +11,82 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import xxhash
 
-from everstep.checkpoint.array_file import ITEM_BYTES, Bytes, Record, write_arrays
-from everstep.checkpoint.shared import Piece, Sharing, describe, lay_out, pieces_of
-from everstep.contracts.state import HostArray, Region, Regions
+from everstep.checkpoint.array_file import ITEM_BYTES, Bytes, Record, ordered, write_arrays
+from everstep.contracts.state import HostArray, Json, Region, Regions
 from everstep.errors import CheckpointError
+from everstep.state import content_digest
+
+LEAST = 4096
+"""Bytes from which on equal arrays are written once: for less, a reference costs more than the content."""
+
+Piece: TypeAlias = Mapping[str, Any]
+"""{"file", "key", "offset", "shape", "xxh3_128"}, see `format`."""
+
+
+# ------------------------------------------------------------------------------- descriptions of arrays
+
+
+def lay_out(
+    file: str, arrays: Mapping[str, HostArray]
+) -> tuple[dict[str, HostArray], dict[str, dict[str, Json]]]:
+    """Return which arrays of a tree are written, equal ones once, and the description of each.
+
+    Args:
+        file: name of the file that has the arrays.
+    """
+    here, described = {}, {}
+    first: dict[tuple[str, str, tuple[int, ...]], str] = {}
+    """Name of the first array of each content: digest of the bytes, element type and shape."""
+    for name in ordered(arrays):
+        array, digest = arrays[name], content_digest(arrays[name])
+        described[name] = describe(array, array.shape, array.nbytes, xxh3_128=digest)
+        large = array.nbytes >= LEAST
+        key = first.setdefault((digest, array.dtype, array.shape), name) if large else name
+        if key == name:
+            here[name] = array
+        else:
+            whole: dict[str, Json] = {"offset": [0] * len(array.shape), "shape": list(array.shape)}
+            described[name]["pieces"] = [{"file": file, "key": key, **whole}]
+    return here, described
+
+
+def describe(array: HostArray, shape: Sequence[int], size: int, **more: Json) -> dict[str, Json]:
+    """Describe an array.
+
+    Args:
+        array: the array, or a box of it.
+        shape, size: shape and number of bytes of the whole array.
+        more: "xxh3_128", "pieces" or both.
+    """
+    return {
+        "dtype": array.dtype,
+        "shape": list(shape),
+        "backend": array.backend,
+        "extra": array.extra,
+        "bytes": size,
+        **more,
+    }
+
+
+def pieces_of(name: str, facts: Mapping[str, Any], file: str) -> list[Piece]:
+    """List the pieces of a described array, each with its checksum.
+
+    Args:
+        file: the file of the array's tree.  An array that lies whole in it is one piece.
+    """
+    shape = facts["shape"]
+    whole = {"file": file, "key": name, "offset": [0] * len(shape), "shape": shape}
+    pieces: list[Piece] = facts.get("pieces", [whole])
+    return [{"xxh3_128": facts.get("xxh3_128"), **pieces[0]}] if len(pieces) == 1 else pieces
 
 
 class RankPiece(NamedTuple):
-    """Piece that a rank wrote of an array, or found in a shared file.
+    """Piece that a rank wrote of an array.
 
     Attributes:
         offset: index, in the whole array, of the first element.
@@ -62,28 +125,28 @@ def _writer(name: str, region: Region) -> int:
 
 
 def write_pieces(
-    folder: Path, rank: int, arrays: Mapping[str, HostArray], sharing: Sharing | None = None
+    folder: Path, rank: int, arrays: Mapping[str, HostArray]
 ) -> tuple[dict[str, Record], dict[str, RankPiece]]:
     """Write the file of a rank's pieces, unless the rank has none.
 
     Returns:
-        The records of its files by their names, and its pieces by the names of the arrays.
+        The record of the file by its name, and the pieces by the names of the arrays.
     """
     mine, file = written_by(rank, arrays), piece_file(rank)
     if not mine:
         return {}, {}
-    layout = lay_out(folder, file, mine, sharing)
+    here, described = lay_out(file, mine)
     pieces = {
-        name: _piece(name, file, array.region, layout.described[name])
+        name: _piece(name, file, array.region, described[name])
         for name, array in mine.items()
         if array.region is not None
     }
-    return {file: write_arrays(folder / file, layout.here), **layout.files}, pieces
+    return {file: write_arrays(folder / file, here)}, pieces
 
 
 def _piece(name: str, file: str, region: Region, facts: Mapping[str, Any]) -> RankPiece:
-    place = facts.get("pieces", [{"file": file, "key": name}])[0]
-    return RankPiece(region.offset, region.shape, place["file"], place["key"], facts["xxh3_128"])
+    (piece,) = pieces_of(name, facts, file)
+    return RankPiece(region.offset, region.shape, file, piece["key"], piece["xxh3_128"])
 
 
 def described(
@@ -181,7 +244,7 @@ class Assembly:
         return wanted
 
     def put(self, file: str, key: str, data: Bytes) -> None:
-        """Take an array of a file, also again, from a second copy; what is not wanted takes no memory."""
+        """Take an array of a file; what is not wanted takes no memory."""
         for number, (made, piece) in enumerate(self._users.get((file, key), ())):
             # copies: arrays do not share memory
             made.places[file, key] = made.put(piece, data.copy() if number else data)

@@ -7,12 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from everstep.checkpoint.array_file import ALL, ArrayFile, damaged, read_arrays
+from everstep.checkpoint.array_file import ALL, damaged, read_arrays, verified_chunks
 from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.format import OWN, Checkpoint
 from everstep.checkpoint.manifest import ARRAYS, FORMAT, MANIFEST, check_sizes, checked, read_body
 from everstep.checkpoint.pieces import Assembly, Made
-from everstep.checkpoint.shared import COPY, Flaw, Known, either, verify_copies
 from everstep.contracts.state import HostArray, Json, Regions
 from everstep.errors import CheckpointError
 from everstep.state import Encoded, merge
@@ -49,8 +48,7 @@ def read(
     body = read_body(folder)
     check_sizes(folder, body)
     try:
-        reader = _Reader(folder, body, rank, wanted)
-        common, own = reader.trees(regions)
+        common, own = _Reader(folder, body, rank, wanted).trees(regions)
         whole = merge(common, own) if own.structure else common
         return Checkpoint(
             path=folder,
@@ -60,7 +58,6 @@ def read(
             common=common,
             own=own,
             ranks=len(body["ranks"]),
-            flaws=tuple(reader.flaws),
             **{key: body[key] for key in _PLAIN},
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -85,37 +82,14 @@ def _own(folder: Path, body: dict[str, Any], rank: int) -> Encoded:
         _odd(folder, error)
 
 
-def verify(folder: Path, *, shared: bool = False) -> list[Flaw]:
-    """Verify every byte of a checkpoint, in little memory.
-
-    Args:
-        shared: look only at files that other checkpoints may have, too.
-
-    Returns:
-        What is wrong with copies of shared files, where the other copy is whole.
-    """
+def verify(folder: Path) -> None:
+    """Verify every byte of a checkpoint, in little memory."""
     body = read_body(folder)
     if body["name"] != folder.name:
         damaged(folder / MANIFEST, f"belongs to {body['name']}")
-    listed = [(name, record) for name, record in body["files"].items() if COPY in record or not shared]
-    return [flaw for name, record in listed for flaw in verify_copies(folder, name, record)]
-
-
-def known_in(folder: Path, file: str) -> Known | None:
-    """Return what later saves can share with a tree of a checkpoint; None if that is not known.
-
-    Args:
-        file: the tree's own file.
-    """
-    try:
-        body = read_body(folder)
-        arrays = body["arrays"]
-        if file in body["ranks"]:
-            tree = read_arrays(folder / file, body["files"][file], ()).metadata[OWN]
-            arrays = parse_json(tree)["arrays"]
-        return Known.of(folder, file, arrays, body["files"])
-    except (CheckpointError, KeyError, TypeError, ValueError):
-        return None
+    for name, record in body["files"].items():
+        for _ in verified_chunks(folder / name, record):
+            pass
 
 
 def _odd(folder: Path, error: Exception) -> NoReturn:
@@ -133,9 +107,6 @@ class _Reader:
         body: the body of its manifest.
         rank: the rank.
         wanted: as in `read`.
-
-    Attributes:
-        flaws: as in `Checkpoint`, of the files read so far.
     """
 
     def __init__(
@@ -144,24 +115,23 @@ class _Reader:
         self._folder, self._body, self._rank, self._wanted = folder, body, rank, wanted
         self._mine: str | None = body["ranks"][rank] if rank < len(body["ranks"]) else None
         self._assembly = Assembly()
-        self.flaws: list[Flaw] = []
 
     def trees(self, regions: Regions | None) -> tuple[Encoded, Encoded]:
         """Read the common tree and the rank's own."""
         common = self._assembly.add(self._described(self._body["arrays"]), ARRAYS, regions)
         structure, own = self._read_own_file()
-        for name in self._body["files"]:
+        for name, record in self._body["files"].items():
+            keys = self._assembly.keys[name]
             # of the other ranks' files one rank verifies all
             all_of_it = self._wanted is every and (self._rank == 0 or name == ARRAYS)
-            self._read_file(name, all_of_it=all_of_it)
+            if name != self._mine and (keys or all_of_it):
+                put = partial(self._assembly.put, name)
+                read_arrays(self._folder / name, record, keys, put, None if all_of_it else keys)
         return Encoded(self._body["structure"], _arrays(common)), Encoded(structure, _arrays(own))
 
     def own_tree(self) -> Encoded:
         """Read the rank's own tree alone."""
         structure, own = self._read_own_file()
-        # not each file of the checkpoint, of which there may be thousands for each rank
-        for name in [name for name in self._assembly.keys if name in self._body["files"]]:
-            self._read_file(name, all_of_it=False)
         return Encoded(structure, _arrays(own))
 
     def _described(self, arrays: dict[str, Any]) -> dict[str, Any]:
@@ -169,10 +139,7 @@ class _Reader:
         return {name: facts for name, facts in checked(arrays).items() if self._wanted(name)}
 
     def _read_own_file(self) -> tuple[Json, list[Made]]:
-        """Read the file of the rank's own tree; returns the structure, and what the assembly is told of it.
-
-        This file comes first: only its tree says which of its arrays are in shared files.
-        """
+        """Read the file of the rank's own tree; returns the structure, and its arrays to be made."""
         if self._mine is None:
             return {}, []
         found = read_arrays(self._folder / self._mine, self._body["files"][self._mine], ALL)
@@ -181,18 +148,6 @@ class _Reader:
         for key, data in found.arrays.items():
             self._assembly.put(self._mine, key, data)
         return tree["structure"], own
-
-    def _read_file(self, name: str, *, all_of_it: bool) -> None:
-        """Read the wanted arrays of a file; verify `all_of_it`, or these arrays."""
-        keys = self._assembly.keys[name]
-        if name == self._mine or not (keys or all_of_it):
-            return
-        record, put = self._body["files"][name], partial(self._assembly.put, name)
-
-        def use(path: Path) -> ArrayFile:
-            return read_arrays(path, record, keys, put, None if all_of_it else keys)
-
-        either(self._folder, name, record, use, self.flaws)
 
 
 def _arrays(wanted: list[Made]) -> dict[str, HostArray]:

@@ -22,7 +22,6 @@ class Facts(NamedTuple):
         partial: whether its epoch was cut short, so that the checkpoint inside that epoch is needed, too.
         created: time of the commit, in seconds since 1970.
         metrics: values in `meta["metrics"]` of the checkpoint's own step, for `keep_best`.
-        best: name of the best weights, by metric.
         kept: names of all best weights that are kept, by metric, the best first.
         segment: number of the start that wrote the checkpoint.
         interim: whether the checkpoint is only used until the end of its epoch is saved.
@@ -32,7 +31,6 @@ class Facts(NamedTuple):
     partial: bool
     created: float
     metrics: dict[str, float]
-    best: dict[str, str]
     kept: dict[str, list[str]]
     segment: int = 0
     interim: bool = False
@@ -46,8 +44,7 @@ class Facts(NamedTuple):
             n: v for n, v in (meta.get("metrics") or {}).items() if steps.get(n, name.step) == name.step
         }
         kept = kept_best(meta)
-        best = {metric: names[0] for metric, names in kept.items() if names}
-        return cls(name, body["partial"], created, metrics, best, kept, body["segment"], is_interim(body))
+        return cls(name, body["partial"], created, metrics, kept, body["segment"], is_interim(body))
 
 
 def kept_best(meta: Any) -> dict[str, list[str]]:
@@ -57,10 +54,9 @@ def kept_best(meta: Any) -> dict[str, list[str]]:
     """
     if not isinstance(meta, dict):
         return {}
-    named = meta.get("kept") or {metric: [one] for metric, one in (meta.get("best") or {}).items()}
     return {
         metric: [name for name in names if CheckpointName.matches(name)]
-        for metric, names in named.items()
+        for metric, names in (meta.get("kept") or {}).items()
         if metric not in ("", ".", "..")
     }
 
@@ -85,9 +81,6 @@ class Retention:
         keep_every: an `Every`; also one checkpoint at each multiple of n steps or epochs, or per n seconds.
         keep_best: (metric, "min" or "max", m); also the m best by the metric's value at their own step.
             Of equal values the older checkpoint stays; a checkpoint without a value does not count.
-
-    Raises:
-        ConfigError: an argument has a wrong type or value.
     """
 
     keep_last: int | None = 3

@@ -1,8 +1,9 @@
-"""Store of the checkpoints in one run directory: commit, set aside, retain; `SavedCheckpoints` reads them.
+"""Store of the checkpoints in one run directory: choice, names, facts, content; commit, set aside, retain.
 
 checkpoints/NAME/       the checkpoints; the newest whole one wins
 checkpoint              a person's choice of another one, followed once; see `supersede_after`
 damaged/, superseded/   NAME.segment-N: set aside by the run's N-th start, never resumed from
+best/METRIC/NAME/       the best weights
 pins.json               names that retention never deletes
 """
 
@@ -17,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from everstep.checkpoint import files, format, reading
-from everstep.checkpoint.best_weights import BestWeights
 from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.commit import (
     Commit,
     CommittedCheckpoint,
-    Writing,
     copying,
+    is_equal,
     place,
     place_apart,
     require_finite,
@@ -31,26 +31,29 @@ from everstep.checkpoint.commit import (
 )
 from everstep.checkpoint.exchange import WriterExchange
 from everstep.checkpoint.format import Checkpoint
-from everstep.checkpoint.retention import Retention, expendable
-from everstep.checkpoint.saved_checkpoints import SavedCheckpoints
-from everstep.checkpoint.shared import Flaw, Known, Sharing, heal
-from everstep.contracts.state import Json
+from everstep.checkpoint.manifest import MANIFEST, check_sizes, read_body
+from everstep.checkpoint.retention import Facts, Retention, expendable, kept_best
+from everstep.contracts.state import Json, Regions
 from everstep.durable import TMP, remedy, require_no_link
 from everstep.errors import (
     CheckpointError,
+    CheckpointVersionError,
+    ConfigError,
     DamagedCheckpointError,
     ForeignCheckpointError,
     NoCheckpointError,
     nearest,
 )
+from everstep.untrusted_files import open_regular, read_note
 
+_LONGEST = 4096  # bytes of the file `checkpoint` that are read: more than the longest path
 _REPLACED = ".replaced"
 
 
-class Store(SavedCheckpoints):
-    """Checkpoints of a run that this process trains, each whole or absent at any instant.
+class Store:
+    """Checkpoints of a run, each whole or absent at any instant.
 
-    Its user holds the run's lock.  Methods may run on a worker thread, one at a time.  Nothing is
+    Who changes them holds the run's lock.  Methods may run on a worker thread, one at a time.  Nothing is
     created before the first commit.
 
     Args:
@@ -59,10 +62,17 @@ class Store(SavedCheckpoints):
         say: takes sentences for the user; by default nobody reads them.
         run: the run's id, which each checkpoint must have; None reads checkpoints of any run.
         require_newest: raises if a later start has taken over the run; called before each rename of a commit.
+        wanted: whether an array of a checkpoint is read, by its name; see `reading.read`.
 
     Attributes:
-        best_weights: the run's best weights.
+        folder: the folder of the checkpoints.
+        choice_file: the file `checkpoint`, in which a person names the checkpoint to resume from.
+        pins_file: the file of the pinned names.
+        regions: which part of each array is kept in memory; see `reading.read`.
+        damaged: names that were found damaged, and have not moved to damaged/ yet.
     """
+
+    regions: Regions | None = None
 
     def __init__(
         self,
@@ -71,27 +81,312 @@ class Store(SavedCheckpoints):
         say: Callable[[str], None] = lambda text: None,
         run: str | None = None,
         require_newest: Callable[[], None] = lambda: None,
+        wanted: Callable[[str], bool] = reading.every,
     ) -> None:
-        super().__init__(run_dir, run)
-        self.segment = segment
+        self.run_dir, self.run, self.segment, self.wanted = Path(run_dir), run, segment, wanted
         self._say, self._require_newest = say, require_newest
-        self._sharing = Sharing(self._known)
-        self.best_weights = BestWeights(self, segment, say)
+        self.folder = self.run_dir / "checkpoints"
+        self.choice_file = self.run_dir / "checkpoint"
+        self.pins_file = self.run_dir / "pins.json"
+        self.damaged: set[CheckpointName] = set()
+        self._facts: dict[CheckpointName, Facts] = {}
         self._chosen: Checkpoint | None = None
+        self._left: frozenset[CheckpointName] = frozenset()
+        """Checkpoints on disk that this start does not continue from, and has not set aside yet."""
+
+    def path(self, name: CheckpointName) -> Path:
+        """Folder of a checkpoint, whether it exists or not."""
+        return self.folder / str(name)
+
+    def names(self) -> list[CheckpointName]:
+        """List the names on disk, whole or not, oldest first, without those that this start leaves."""
+        return [name for name in self._on_disk() if name not in self._left]
+
+    def _on_disk(self) -> list[CheckpointName]:
+        try:
+            entries = [path.name for path in self.folder.iterdir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            told = f"{self.folder} cannot be read ({error.strerror}); move it away or restore it"
+            raise CheckpointError(told) from error
+        return sorted(CheckpointName.parse(entry) for entry in entries if CheckpointName.matches(entry))
+
+    # ------------------------------------------------------------------------------ where to resume from
 
     def find(
         self, which: bool | int | str | Path, *, interim: bool = True
     ) -> tuple[Checkpoint | None, list[str]]:
-        """Find the checkpoint to resume from, and repair what a kill left unfinished; see the base class.
+        """Find the checkpoint to resume from; returns it with notes on the choice, for the user.
 
-        After a resume from it, call `continue_from`: a later checkpoint must not win at the next start.
+        A start repairs what a kill left unfinished.  After a resume from the checkpoint, call
+        `continue_from`: a later one must not win at the next start.
+
+        Args:
+            which: True for the newest whole checkpoint, or the one that the file `checkpoint` names; a step
+                (of two at one step, the checkpoint after the epoch); a name; or the path of a checkpoint's
+                folder anywhere.
+            interim: with `which=True`, whether the checkpoint may be an interim one.
+
+        Returns:
+            None for the checkpoint only if the run has none.
         """
+        if which is False:
+            raise ConfigError("which=False finds nothing: give True, a step, a name or a path")
         if self.segment:
             self._finish_replacements()
-        return super().find(which, interim=interim)
+        notes: list[str] = []
+        found: Checkpoint | None
+        if isinstance(which, Path):
+            found = self._elsewhere(which)
+        elif which is not True:
+            found = self._read_chosen(self.at_step(which) if isinstance(which, int) else self.named(which))
+        elif chosen := self.chosen_by_hand():
+            found = self._by_hand(chosen, notes)
+        else:
+            found = self._newest_whole(interim, notes)
+        return found, notes
 
-    def _treat(self, flaw: Flaw) -> str:
-        return heal(flaw) if self.segment else flaw.how
+    def _elsewhere(self, path: Path) -> Checkpoint:
+        if not (path / MANIFEST).exists():
+            around = [path.parent, path, path / "checkpoints"]
+            known = [other.parent for folder in around for other in folder.glob(f"*/{MANIFEST}")]
+            raise NoCheckpointError(
+                f"no checkpoint in {path} (it has no {MANIFEST}): {nearest(str(path), map(str, known))}"
+            )
+        return reading.read(path, regions=self.regions)
+
+    def _read_chosen(self, name: CheckpointName) -> Checkpoint:
+        """Read the checkpoint that a person chose; an error lists the others, and none takes its place."""
+        try:
+            return self.read(name)
+        except DamagedCheckpointError as error:
+            others = ", ".join(str(other) for other in self.names() if other != name)
+            raise DamagedCheckpointError(
+                f"{error}; choose another one: {others or 'there is no other'}"
+            ) from error
+
+    def _by_hand(self, chosen: str, notes: list[str]) -> Checkpoint:
+        names = self.names()
+        if chosen not in map(str, names):
+            raise NoCheckpointError(
+                f"{self.choice_file} names {chosen!r:.1000}, which is not in {self.folder}: name another one "
+                f"in its first line, or delete the file for the newest "
+                f"({nearest(chosen[:100], map(str, names))})"
+            )
+        notes.append(f"resuming from {chosen}, as {self.choice_file} says (the newest is {names[-1]})")
+        return self._read_chosen(CheckpointName.parse(chosen))
+
+    def _newest_whole(self, interim: bool, notes: list[str]) -> Checkpoint | None:
+        there = self.names()
+        # where there is no other, an interim checkpoint is better than none
+        names = [name for name in there if interim or not self.is_interim(name)] or there
+        wrong: list[str] = []
+        for name in reversed(names):
+            try:
+                newest = self.read(name)
+            except DamagedCheckpointError as error:
+                self.damaged.add(name)  # supersede_after moves it to damaged/, not to superseded/
+                wrong.append(str(error))
+                continue
+            notes += [f"{problem}; passed over" for problem in wrong]
+            return newest
+        if not wrong:
+            return None
+        raise CheckpointError(
+            f"all {len(names)} checkpoints in {self.folder} are damaged: restore them from a copy, or move "
+            "them away to start from nothing\n  " + "\n  ".join(wrong)
+        )
+
+    def read(self, name: CheckpointName, rank: int = 0) -> Checkpoint:
+        """Read and verify a checkpoint, as `rank` resumes from it; rank 0 verifies the bytes of all ranks."""
+        self._require(name)
+        found = reading.read(self.path(name), rank, self.wanted, self.regions)
+        if found.name != name:
+            raise DamagedCheckpointError(
+                f"checkpoint {name} is damaged: {self.path(name) / MANIFEST} belongs to {found.name}"
+            )
+        self.require_own(found.meta, found.path)
+        return found
+
+    def require_own(self, meta: Json, path: Path) -> None:
+        """Refuse a checkpoint that was copied from another run: its rows are in another journal."""
+        run = meta.get("run") if isinstance(meta, dict) else None
+        if self.run is not None and run is not None and run != self.run:
+            raise ForeignCheckpointError(
+                f"{path} belongs to the run {run}, not to {self.run} in {self.run_dir}: move it away; to "
+                "continue from it here, give resume= its new path, or init_from= for its weights alone"
+            )
+
+    def _require(self, name: CheckpointName) -> None:
+        if not self.path(name).exists():
+            self.named(str(name))
+
+    # ---------------------------------------------------------------------------- choosing by a word
+
+    def newest(self) -> CheckpointName:
+        """Name of the newest checkpoint with a whole manifest, interim checkpoints left out."""
+        whole = [facts for facts in self.facts() if not facts.interim]
+        if not whole:
+            raise NoCheckpointError(f"{self.folder} has no whole checkpoint; train first")
+        return whole[-1].name
+
+    def at_step(self, step: int) -> CheckpointName:
+        """Name of the checkpoint of a step; of two at one step, that after the epoch."""
+        names = self.names()
+        found = [name for name in names if name.step == step]
+        if not found:
+            near = min(names, key=lambda name: abs(name.step - step), default=None)
+            hint = "there is no checkpoint at all" if near is None else f"the nearest is {near}"
+            raise NoCheckpointError(
+                f"no checkpoint of step {step} in {self.folder}: {hint}; "
+                f"known: {', '.join(map(str, names)) or 'none'}"
+            )
+        return found[-1]
+
+    def named(self, text: str) -> CheckpointName:
+        """Parse the name of a checkpoint on disk."""
+        known = {str(name): name for name in self.names()}
+        if text not in known:
+            raise NoCheckpointError(f"no checkpoint {text!r} in {self.folder}: {nearest(text, known)}")
+        return known[text]
+
+    # ------------------------------------------------------------------------- what is known of them
+
+    def facts(self) -> list[Facts]:
+        """List the facts of all whole manifests, oldest first; each manifest is read once."""
+        return [facts for name in self.names() if (facts := self._facts_of(name)) is not None]
+
+    def _facts_of(self, name: CheckpointName) -> Facts | None:
+        """Read the facts from the manifest, once; None where the manifest or sizes are damaged."""
+        if name not in self._facts and name not in self.damaged:
+            try:
+                body = read_body(self.path(name))
+                check_sizes(self.path(name), body)
+            except CheckpointError:
+                return None
+            try:
+                self._facts[name] = Facts.of(name, body)
+            except (TypeError, ValueError, AttributeError):  # forged: the checksum is right
+                return None
+        return self._facts.get(name)
+
+    def is_interim(self, name: CheckpointName) -> bool:
+        facts = self._facts_of(name)
+        return facts is not None and facts.interim
+
+    def pins(self) -> set[CheckpointName]:
+        """Return the pinned names."""
+        try:
+            return {CheckpointName.parse(text) for text in read_note(self.pins_file)}
+        except FileNotFoundError:
+            return set()
+        except (ValueError, TypeError, OSError) as error:
+            raise CheckpointError(
+                f"{self.pins_file} is not a JSON list of checkpoint names ({error}): correct or delete it"
+            ) from error
+
+    def chosen_by_hand(self) -> str:
+        """Return the name in the first line of the file `checkpoint`; "" without a file or a line.
+
+        Who wrote the path of a checkpoint's folder there means its name.
+        """
+        try:
+            with open_regular(self.choice_file) as file:
+                raw = file.read(_LONGEST).removeprefix(b"\xef\xbb\xbf")  # some editors put this mark first
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.choice_file} cannot be read ({error.strerror}): delete it, or name a checkpoint there"
+            ) from error
+        text = raw.split(b"\n")[0].decode("utf-8", "replace").strip()
+        folder, name = os.path.split(text.rstrip("/"))
+        here = not folder or (
+            "\0" not in folder and (self.run_dir / folder).resolve() == self.folder.resolve()
+        )
+        return name if here else text
+
+    # ---------------------------------------------------------------------------------- best weights
+
+    def best_folder(self, metric: str) -> Path:
+        """Folder of the best weights by `metric`."""
+        return best_folder(self.run_dir, metric)
+
+    def best(self) -> dict[str, Path]:
+        """Return the folder of the best weights by metric, as the newest checkpoint names them."""
+        return {m: paths[0] for m, paths in self._named_best().items() if paths and paths[0].exists()}
+
+    def kept_best(self) -> dict[str, list[Path]]:
+        """Return the folders of all kept best weights by metric, the best first."""
+        return {m: [path for path in paths if path.exists()] for m, paths in self._named_best().items()}
+
+    def _named_best(self) -> dict[str, list[Path]]:
+        kept = {metric: names for facts in self.facts()[-1:] for metric, names in facts.kept.items()}
+        return {metric: [self.best_folder(metric) / name for name in names] for metric, names in kept.items()}
+
+    def best_folders(self) -> list[Path]:
+        """All folders of best weights, also of those that only an older checkpoint names."""
+        there = (self.run_dir / "best").glob("*/*")
+        return sorted(path for path in there if CheckpointName.matches(path.name))
+
+    def set_best_aside(self, path: Path) -> str:
+        """Move a folder of damaged best weights to `damaged/`; returns a clause that says where it is now."""
+        name = f"best.{path.parent.name}.{path.name}.segment-{self.segment}"
+        try:
+            return f"the folder is now {self._move(path, 'damaged', name)}"
+        except OSError as error:
+            return f"the folder cannot be moved to damaged/ ({error.strerror})"
+
+    def has_best(self, metric: str, name: str, value: float) -> bool:
+        """Whether the weights of a value are there; a name may have those of an earlier timeline."""
+        try:
+            meta = read_body(self.best_folder(metric) / name)["meta"]
+        except CheckpointError:
+            return False
+        return isinstance(meta, dict) and meta.get("value") == value
+
+    def check_best(self) -> list[str]:
+        """Read every byte of the best weights.
+
+        Damaged ones and those of another run move to `damaged/`, each with a sentence.
+        """
+        problems = []
+        for path in self.best_folders():
+            try:
+                reading.verify(path)
+                self.require_own(read_body(path)["meta"], path)
+            except (DamagedCheckpointError, ForeignCheckpointError) as error:
+                problems.append(f"best weights in {path.parent.name}: {error}; {self.set_best_aside(path)}")
+            except CheckpointVersionError as error:
+                problems.append(f"best weights in {path.parent.name}: {error}")
+        return problems
+
+    def _adopt_best(self, checkpoint: Checkpoint) -> None:
+        """Copy the best weights that another run's checkpoint names, if they are there and whole."""
+        top = checkpoint.path.parent.parent
+        for metric, names in kept_best(checkpoint.meta).items():
+            for name in names:
+                source = best_folder(top, metric) / name
+                if not source.exists():
+                    continue
+                try:
+                    best = reading.read(source, regions=self.regions)
+                except CheckpointError as error:
+                    self._say(f"best weights by {metric} are not copied: {error}")
+                    continue
+                self._take_best(best, self.best_folder(metric) / name)
+
+    def _take_best(self, best: Checkpoint, target: Path) -> None:
+        """Copy best weights to `target`, unless their equal is there; others move to superseded/."""
+        about: Any = best.meta
+        meta = {**about, "run": self.run}
+        if is_equal(target, best.digest, meta):
+            return
+        if target.exists():
+            aside = f"best.{target.parent.name}.{target.name}.segment-{self.segment}"
+            self._move(target, "superseded", aside)
+        place_apart(target, copying(best, best.segment, meta), top=self.run_dir)
 
     def _finish_replacements(self) -> None:
         """Give checkpoints their names back that a kill caught while they were replaced, see `_put`."""
@@ -109,18 +404,9 @@ class Store(SavedCheckpoints):
 
     def clean(self) -> None:
         """Delete unfinished files of dead processes; to be called before the first commit."""
-        apart = [
-            path.parent
-            for top in ("best", "exports", "dumps")
-            for path in (self.run_dir / top).rglob(f"{TMP}*")
-        ]
-        for folder in (
-            self.run_dir,
-            self.folder,
-            self.run_dir / "superseded",
-            self.run_dir / "best",
-            *apart,
-        ):
+        tops = [self.run_dir / name for name in ("best", "exports", "dumps")]
+        apart = [path.parent for top in tops for path in top.rglob(f"{TMP}*")]
+        for folder in (self.run_dir, self.folder, self.run_dir / "superseded", tops[0], *apart):
             require_no_link(folder, self.run_dir)
             files.discard_leftovers(folder)
 
@@ -145,28 +431,13 @@ class Store(SavedCheckpoints):
         # first: a bad state leaves the directory as it was
         require_finite(name, {**commit.common.arrays, **commit.own.arrays}, commit.guarded)
         held = self._held(name)
-        with self._sharing.save(self.path(name)):
-            if ranks is None:
-                size = self._put(name, held, digest, writing(commit, self.segment, self._sharing))
-            else:
-                write = ranks.leading(commit, self.segment, held, self._sharing)
-                # a rank that was stopped must find no folder of a later save under the name that it has heard
-                size = self._put(name, held, None, write, token=secrets.token_hex(4))
-            if size:
-                self._sharing.committed()
         if ranks is not None:
+            # a rank that was stopped must find no folder of a later save under the name that it has heard
+            write = ranks.leading(commit, self.segment, held)
+            self._put(name, held, None, write, token=secrets.token_hex(4))
             return ranks.committed(commit, self.folder)
+        size = self._put(name, held, digest, writing(commit, self.segment))
         return CommittedCheckpoint(name, self.path(name), size, size == 0, digest)
-
-    @property
-    def writing_best(self) -> Writing:
-        """`writing` of `save_apart` for best weights of this run, on one process."""
-        return lambda commit: writing(commit, sharing=self._sharing)
-
-    def _known(self, file: str) -> Known | None:
-        """Return what the newest checkpoint has in common with others, by a tree's own file."""
-        newest = self.facts()[-1:]
-        return reading.known_in(self.path(newest[0].name), file) if newest else None
 
     def _put(
         self,
@@ -191,7 +462,7 @@ class Store(SavedCheckpoints):
                 self._set_aside(name, "damaged")
             elif held is not None:
                 # a kill here leaves it where the next start finds it: it may be the only checkpoint
-                moved = files.move(self.path(name), self.folder, f"{name}{_REPLACED}", top=self.run_dir)
+                moved = self._move(self.path(name), self.folder.name, f"{name}{_REPLACED}")
             return moved
 
         size = 0
@@ -230,13 +501,13 @@ class Store(SavedCheckpoints):
         foreign: Any = checkpoint.meta
         meta: dict[str, Json] = {**foreign, **facts, "run": self.run}
         # weights first: after a kill in between, no checkpoint here names weights that are missing
-        self.best_weights.adopt(checkpoint)
+        self._adopt_best(checkpoint)
         write = copying(checkpoint, self.segment, meta)
         self._put(checkpoint.name, self._held(checkpoint.name), checkpoint.digest, write)
         return meta
 
     def copy(self, name: CheckpointName, folder: Path) -> Path:
-        """Copy a checkpoint out of the run, with what it shares with others; returns the new folder.
+        """Copy a checkpoint out of the run; returns the new folder.
 
         Args:
             folder: the folder to be made is `folder/NAME`; `folder` is made, too, if it is missing.
@@ -249,12 +520,14 @@ class Store(SavedCheckpoints):
         return target
 
     def _set_aside(self, name: CheckpointName, where: str) -> None:
-        target = f"{name}.segment-{self.segment}"
-        files.move(self.path(name), self.run_dir / where, target, top=self.run_dir)
+        self._move(self.path(name), where, f"{name}.segment-{self.segment}")
         self._forget(name)
 
     def _supersede(self, folder: Path, name: CheckpointName) -> None:
-        files.move(folder, self.run_dir / "superseded", f"{name}.segment-{self.segment}", top=self.run_dir)
+        self._move(folder, "superseded", f"{name}.segment-{self.segment}")
+
+    def _move(self, folder: Path, where: str, name: str) -> Path:
+        return files.move(folder, self.run_dir / where, name, top=self.run_dir)
 
     def _forget(self, name: CheckpointName) -> None:
         self._facts.pop(name, None)
@@ -371,19 +644,6 @@ class Store(SavedCheckpoints):
             deleted.append(name)
         return deleted
 
-    def check_shared(self) -> list[str]:
-        """Read every byte of the shared files of the newest checkpoint; damaged ones are made again.
-
-        Returns:
-            A sentence about each damage.
-        """
-        found = self.facts()[-1:]
-        try:
-            flaws = reading.verify(self.path(found[0].name), shared=True) if found else []
-        except CheckpointError as error:
-            return [str(error)]
-        return [heal(flaw) for flaw in flaws]
-
     def expendable(self, policy: Retention) -> list[CheckpointName]:
         """List the names that `retain` would delete now, oldest first."""
         present = self.facts()
@@ -413,6 +673,61 @@ class Store(SavedCheckpoints):
     def _write_pins(self, names: Collection[CheckpointName]) -> None:
         text = json.dumps(sorted(map(str, names)), indent=1)
         files.write_whole(self.pins_file, text.encode() + b"\n")
+
+
+def best_folder(run_dir: Path, metric: str) -> Path:
+    """Folder of a run's best weights by `metric`."""
+    return run_dir / "best" / metric.replace("/", ".")
+
+
+def find_checkpoint(
+    path: Path,
+    say: Callable[[str], None],
+    *,
+    interim: bool = True,
+    wanted: Callable[[str], bool] = reading.every,
+) -> Checkpoint | None:
+    """Read the checkpoint that `path` means, without changing anything there; None if there is none.
+
+    Args:
+        path: a checkpoint's folder, `RUN/best/METRIC`, or a run directory for its newest whole checkpoint.
+        say: takes notes on the choice, for the user.
+        interim: whether the newest checkpoint of a run may be an interim one.
+        wanted: whether an array is read, by its name; see `reading.read`.
+    """
+    if not path.is_dir():
+        path = _of_metric(path)
+    if not path.is_dir():
+        return None
+    if not (path / MANIFEST).exists() and path.absolute().parent.name == "best":
+        path = _best_in(path.absolute())
+    if (path / MANIFEST).exists():
+        return reading.read(path, wanted=wanted)
+    found, notes = Store(path, wanted=wanted).find(True, interim=interim)
+    for note in notes:
+        say(note)
+    return found
+
+
+def _of_metric(path: Path) -> Path:
+    """Return the folder of best weights by their metric: `RUN/best/valid.loss` for `RUN/best/valid/loss`."""
+    run_dir, best, metric = path.as_posix().rpartition("/best/")
+    return Path(f"{run_dir}{best}{metric.replace('/', '.')}") if best else path
+
+
+def _best_in(folder: Path) -> Path:
+    """Find the weights in `RUN/best/METRIC` that the run's newest checkpoint names as the best."""
+    run_dir = folder.parent.parent
+    saved = Store(run_dir)
+    for metric, path in saved.best().items():
+        if saved.best_folder(metric) == folder:
+            return path
+    there = sorted(str(path.parent) for path in folder.glob(f"*/{MANIFEST}"))
+    raise NoCheckpointError(
+        f"the newest checkpoint of the run in {run_dir} names the best of the weights in {folder}, and none "
+        f"of those that it names is there; give the folder of the weights that you want: "
+        f"{', '.join(there) or 'the folder has none'}"
+    )
 
 
 def _is_open(checkpoint: Checkpoint) -> bool:

@@ -51,9 +51,6 @@ class Writer:
         Args:
             done: called in the background thread with the job's result.
             failed: called there with the error of a failed save; None: `say` gets a sentence.
-
-        Raises:
-            UsageError: the writer is closed.
         """
         if self._closed:
             raise UsageError("the writer is closed: submit before close()")

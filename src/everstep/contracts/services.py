@@ -254,7 +254,10 @@ class Boundary:
 
 
 class RunView(Protocol):
-    """View of the run for a service that opens: read-only facts, ways to speak, and a few requests."""
+    """View of the run for a service that opens: read-only facts, ways to speak, and a few requests.
+
+    The loop's own members, see `everstep.Supervisor`.
+    """
 
     @property
     def run_dir(self) -> Any: ...
@@ -263,23 +266,13 @@ class RunView(Protocol):
     def segment(self) -> int: ...
 
     @property
-    def rank(self) -> int:
-        """Number of this process among those that train together, from 0; the writer is rank 0."""
+    def rank(self) -> int: ...
 
     @property
-    def interrupted(self) -> bool:
-        """Whether a signal asks the run to end: a service that waits should stop waiting."""
+    def interrupted(self) -> bool: ...
 
     @property
-    def tainted(self) -> bool:
-        """Whether a guard has found the state bad: such a state is not saved."""
-
-    def live_object(self, entry: str) -> Any:
-        """Return the live object of a state entry, to look at.
-
-        Raises:
-            ConfigError: no entry has this name; names the nearest.
-        """
+    def tainted(self) -> bool: ...
 
     @property
     def step(self) -> int: ...
@@ -292,6 +285,8 @@ class RunView(Protocol):
 
     @property
     def max_epoch(self) -> int | None: ...
+
+    def live_object(self, entry: str) -> Any: ...
 
     def get_progress(self) -> float | None: ...
 
@@ -309,26 +304,19 @@ class RunView(Protocol):
         the program's own lines, and the device's work for them).
         """
 
-    def call_soon(self, action: Action) -> None:
-        """Apply `action` at the next boundary; may be called from any thread."""
+    def call_soon(self, action: Action) -> None: ...
 
-    def watch(self, metric: str, seen: Callable[[float], None]) -> None:
-        """Call `seen` with each value of `metric` collected outside steps, at once."""
+    def watch(self, metric: str, seen: Callable[[float], None]) -> None: ...
 
-    def flush(self) -> object:
-        """Hand every row and event so far to the journal's file."""
+    def flush(self) -> object: ...
 
-    def is_watched(self) -> bool:
-        """Whether somebody looks at the run now, and waits for rows to reach the journal's file."""
+    def is_watched(self) -> bool: ...
 
-    def add_summary(self, summary: Any) -> None:
-        """Hand a summary to the services that asked for SUMMARY_ADDED, such as `services.TensorBoard`."""
+    def add_summary(self, summary: Any) -> None: ...
 
-    def note(self, kind: str, data: dict[str, Any], wall: bool = False) -> None:
-        """Add an event to the journal; `data` is JSON.  `wall`: it depends on the clock or on the start."""
+    def note(self, kind: str, data: dict[str, Any], wall: bool = False) -> None: ...
 
-    def listen(self, heard: Callable[[str, Mapping[str, Any]], None]) -> None:
-        """Call `heard` with kind and data of each event of the journal, in the thread that adds it."""
+    def listen(self, heard: Callable[[str, Mapping[str, Any]], None]) -> None: ...
 
 
 class Service:
@@ -367,6 +355,12 @@ class Service:
     """Schedule of a service that was given none."""
     window: Literal["saved", "unsaved", "none"] = "saved"
     """Metric window: saved in checkpoints (unless the schedule depends on the clock), not saved, or none."""
+    runs_last: ClassVar[bool] = False
+    """Whether the service runs after all others of its stage."""
+    guards_saves: ClassVar[bool] = False
+    """Whether the service runs before each save, where its window has values, and acts on `bad_state`."""
+    guards_state: bool = False
+    """Whether parameters and optimizer moments must be finite to be saved."""
 
     @property
     def output_names(self) -> Sequence[str]:
@@ -412,6 +406,18 @@ class Service:
     def run(self, boundary: Boundary) -> Outcome | None:
         """Do the work of one boundary.  Never mutates training: return an `Outcome` for that."""
         raise NotImplementedError(f"{type(self).__name__}.run")
+
+    def overtime(self) -> Interrupt | None:
+        """Return the interruption that is due by now, also asked for inside an evaluation; None for none."""
+        return None
+
+    def bad_state(self, message: str, step: int | None) -> Outcome:
+        """Decide, as a service that guards saves, about NaN or infinity in a state of `step`."""
+        return Outcome(actions=(Stop(message, failed=True, step=step),))
+
+    def best_to_keep(self) -> Mapping[str, Sequence[str]]:
+        """Return the names of the best weights that must stay on the disk, by metric, the best first."""
+        return {}
 
     def finish(self, boundary: Boundary) -> Outcome | None:
         """Do the last work after a clean end, with the last state committed; called once.

@@ -1,4 +1,4 @@
-"""Replay memory of fixed capacity, of which a save copies and writes only what was written since the last."""
+"""Replay memory of fixed capacity, of which a save copies only what was written since the last."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ class TrainLoop(Door):
             lines = self._epoch_lines
             lines.add_outside("epoch_time", self.step, self._epochs.epoch_seconds)
         stats = all_stats(lines)
-        new = {best.metric for best in self._engine.board.all(Best) if best.is_on_line(lines)}
+        new = {best.metric for best in self._engine.board.bests if best.is_on_line(lines)}
         lines.clear()
         tag, eta = self._epochs.tag(with_eta=False), self._epochs.shown_eta
         self.println(log_line(tag, stats, new, self._formatter, eta), shorten=True)

@@ -28,13 +28,11 @@ class Source(NamedTuple):
         path: the local file.
         bytes: how many bytes of it belong to what is committed.
         digest: their xxh3_128; None for a journal, which grows and is cut into parts.
-        copy: a second physical copy of the file, which may be missing; None where there is never any.
     """
 
     path: Path
     bytes: int
     digest: str | None
-    copy: Path | None = None
 
 
 class Committed(NamedTuple):
@@ -44,7 +42,7 @@ class Committed(NamedTuple):
         files: by path, relative to the run directory.
         notes: content of the small files by path, each byte as a character.
         ended: whether the start says that it ended.
-        wholes: for each checkpoint the paths of its files, with those that it shares with others.
+        wholes: for each checkpoint the paths of its files.
     """
 
     files: Mapping[str, Source]
@@ -232,13 +230,7 @@ class Mirror:
         if source.digest is not None:
             if len(held) == 1 and held[0][1:] == (source.bytes, source.digest):
                 return held
-            key = f"files/{number:08d}/{path}"
-            try:
-                return (self._put_whole(key, source, go_on),)
-            except (DamagedCheckpointError, FileNotFoundError):
-                if source.copy is None or not source.copy.exists():
-                    raise
-            return (self._put_whole(key, source._replace(path=source.copy), go_on),)
+            return (self._put_whole(f"files/{number:08d}/{path}", source, go_on),)
         kept, at = _kept(held, source.bytes)
         while at < source.bytes:
             end = min(at + PART_BYTES, source.bytes)

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import xxhash
 
 from everstep.checkpoint import CheckpointName, Store, read_manifest
-from everstep.checkpoint.shared import copies_of
 from everstep.errors import CheckpointError, ConfigError, EverstepError, MirrorError, RunLockedError
 from everstep.mirror.contents import NOTES
 from everstep.mirror.mirror import Committed, Mirror, Source
@@ -322,8 +321,8 @@ def _listed(folder: Path, top: Path) -> dict[str, Source]:
         return {}
     sources = {}
     for name, record in files.items():
-        path, *copy = copies_of(folder, name, record)
-        sources[path.relative_to(top).as_posix()] = Source(path, record["bytes"], record["xxh3_128"], *copy)
+        path = folder / name
+        sources[path.relative_to(top).as_posix()] = Source(path, record["bytes"], record["xxh3_128"])
     data = read_regular(manifest)
     sources[manifest.relative_to(top).as_posix()] = Source(
         manifest, len(data), xxhash.xxh3_128_hexdigest(data)

@@ -101,7 +101,7 @@ def _rows(run_dir: Path) -> _Facts:
 def _best(run_dir: Path, last: Checkpoint) -> _Facts:
     meta: Any = last.meta
     facts: _Facts = {}
-    for metric, names in meta.get("kept", {m: [name] for m, name in meta["best"].items()}).items():
+    for metric, names in meta["kept"].items():
         for rank, name in enumerate(names, 1):
             place = f"best/{metric}" + (f" ({rank})" if rank > 1 else "")
             saved = read_checkpoint(run_dir / "best" / metric.replace("/", ".") / name)

@@ -151,6 +151,9 @@ class Best(Service):
         """Names of all folders with kept weights, the best first."""
         return [place.name for place in self._top if place.name is not None]
 
+    def best_to_keep(self) -> dict[str, list[str]]:
+        return {self.metric: self.kept} if self.kept else {}
+
     def open(self, run: RunView) -> None:
         self._run = run
         run.watch(self.metric, self._came)

@@ -43,6 +43,7 @@ class Checkpoints(Service):
     """
 
     stage = Stage.SAVE
+    runs_last = True
     isolate = False
     measured = True
     window = "none"

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from everstep.checkpoint import (
 )
 from everstep.contracts.services import Boundary, Moment, RunView, Stage
 from everstep.contracts.state import BESIDE, HostArray
-from everstep.errors import CheckpointError, ConfigError, NoCheckpointError, nearest
+from everstep.errors import ConfigError, NoCheckpointError, nearest
 from everstep.formats import byte_count, write_shards
 from everstep.metrics.collector import is_wall
 from everstep.record import RunDir, to_read, user_path
@@ -316,25 +316,14 @@ def _arrays(checkpoint: Checkpoint, entry: str) -> dict[str, HostArray]:
     entries = children(structure["user"]) or {}
     if entry not in entries:
         raise ConfigError(f"the state of the run has no {entry!r}; {nearest(entry, entries)}")
-    whole = array_name(["user", entry])
-    names = [name for name in _references(entries[entry]) if not BESIDE & {*name.split("/")}]
-    if odd := [name for name in names if name not in checkpoint.arrays]:
-        raise CheckpointError(f"{checkpoint.path} lacks the array {odd[0]!r}; choose another checkpoint")
+    whole = array_name(["user", entry])  # no other arrays were read
     named = {
-        name.removeprefix(f"{whole}/") if name != whole else array_name([]): checkpoint.arrays[name]
-        for name in names
+        name.removeprefix(f"{whole}/") if name != whole else array_name([]): array
+        for name, array in checkpoint.arrays.items()
+        if not BESIDE & {*name.split("/")}
     }
     if not named:
         raise ConfigError(f"{entry!r} has no arrays; give another entry: {', '.join(entries)}")
     if "n_averaged" in named:
         return {n.removeprefix("module."): a for n, a in named.items() if n != "n_averaged"}
     return named
-
-
-def _references(node: Any) -> Iterator[str]:
-    """Yield the names of the arrays in an encoded tree, in its order."""
-    if isinstance(node, dict) and isinstance(node.get("$array"), str):
-        yield node["$array"]
-    elif isinstance(node, dict | list):
-        for part in node.values() if isinstance(node, dict) else node:
-            yield from _references(part)

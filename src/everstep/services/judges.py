@@ -420,6 +420,7 @@ class NaNGuard(Service):
     controller = True
     isolate = False
     window = "unsaved"
+    guards_saves = True
 
     def __init__(
         self,
@@ -431,7 +432,11 @@ class NaNGuard(Service):
         super().__init__("nan_guard")
         if isinstance(metrics, str):
             raise ConfigError(f"NaNGuard(metrics={metrics!r}): give a list of names, [{metrics!r}]")
-        self.policy, self.metrics, self.parameters = _checked("NaNGuard", policy), tuple(metrics), parameters
+        self.policy, self.metrics, self.guards_state = (
+            _checked("NaNGuard", policy),
+            tuple(metrics),
+            parameters,
+        )
 
     def due(self, when: Instant) -> bool:
         return True
@@ -444,15 +449,14 @@ class NaNGuard(Service):
         if not bad:
             return None
         step, value, name = min(bad)
-        return self.tripped(
+        return self.bad_state(
             f"metric {name!r} is {value} at step {step}; nothing after the last checkpoint is saved. "
             "Lower the learning rate or look at that step's batch; the run resumes from the last good "
             "checkpoint",
             step,
         )
 
-    def tripped(self, message: str, step: int | None) -> Outcome:
-        """Act on a finding at a step by the policy."""
+    def bad_state(self, message: str, step: int | None) -> Outcome:
         return _failed(self.policy, NonFiniteError, message, step)
 
 
@@ -512,7 +516,6 @@ class StopAfter(Judge):
         return None if action is None else Outcome(actions=(action,))
 
     def overtime(self) -> Interrupt | None:
-        """Return an interrupt if the time is used up by now, else None."""
         return None if self._ends is None else self._late(self._run.clock())
 
     def _late(self, now: float) -> Interrupt | None:

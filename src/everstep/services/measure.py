@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -173,7 +173,8 @@ class System(Service):
     | process_cpus | processors that this process kept busy since the last look |
     | memory_share | part of the machine's memory that is in use (Linux) |
     | process_memory_gb | memory of this process (Linux) |
-    | gpu0_share, gpu0_memory_share | busy part and used memory of each visible NVIDIA GPU |
+    | gpu_memory_share | used part of the memory of this process's GPU |
+    | gpu_share | busy part of that GPU, where the package nvidia-ml-py is installed |
     | disk_free_gb | free space of the disk with the run directory |
 
     A figure that the system does not give is left out.  Several ranks: the machine of rank 0.
@@ -188,11 +189,9 @@ class System(Service):
 
     def __init__(self, *, every: Schedule | None = None, name: str | None = None) -> None:
         super().__init__(name or "system", every)
-        self._gpus: _Gpus | None = None
 
     def open(self, run: RunView) -> None:
         self._run_dir = Path(run.run_dir).absolute()
-        self._gpus = _Gpus()
         self._last = _times()
 
     def run(self, boundary: Boundary) -> Outcome:
@@ -206,14 +205,9 @@ class System(Service):
             # the kernel's count of idle ticks may fall back a little
             metrics["cpu_share"] = min(max(0.0, 1 - idle / ticks), 1.0)
         metrics["disk_free_gb"] = shutil.disk_usage(self._run_dir).free / 1e9
-        if self._gpus is not None:
-            metrics |= dict(self._gpus.read())
+        if "torch" in sys.modules:
+            metrics |= importlib.import_module("everstep.backends.torch.saved_files").gpu_load()
         return Outcome(metrics, wall=True)
-
-    def close(self) -> None:
-        if self._gpus is not None:
-            self._gpus.close()
-            self._gpus = None
 
 
 def _text(path: str) -> str:
@@ -241,46 +235,3 @@ def _memory() -> Iterator[tuple[str, float]]:
     with suppress(*_UNREADABLE):
         pages = int(_text("/proc/self/statm").split()[1])
         yield "process_memory_gb", pages * os.sysconf("SC_PAGE_SIZE") / 1e9
-
-
-class _Gpus:
-    """The NVIDIA GPUs that this process may use, by the driver's library (NVML); none without a driver.
-
-    Numbers are those of the bus, which are CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID.
-    """
-
-    def __init__(self) -> None:
-        self._handles: list[ctypes.c_void_p] = []
-        self._nvml: ctypes.CDLL | None = None
-        with suppress(OSError, AttributeError):
-            nvml = ctypes.CDLL("libnvidia-ml.so.1")
-            if nvml.nvmlInit_v2():
-                return
-            self._nvml, count = nvml, ctypes.c_uint()
-            nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            for name in map(str, range(count.value)) if visible is None else visible.split(","):
-                name, handle = name.strip(), ctypes.c_void_p()
-                if name.isdecimal():
-                    failed = nvml.nvmlDeviceGetHandleByIndex_v2(
-                        ctypes.c_uint(int(name)), ctypes.byref(handle)
-                    )
-                else:
-                    failed = nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
-                if failed:  # as CUDA does: the first name that is none ends the list
-                    break
-                self._handles.append(handle)
-
-    def read(self) -> Iterator[tuple[str, float]]:
-        """Yield the shares of each GPU that its driver gives."""
-        busy, memory = (ctypes.c_uint * 2)(), (ctypes.c_ulonglong * 3)()  # gpu, memory; total, free, used
-        for number, handle in enumerate(self._handles):
-            assert self._nvml is not None
-            if self._nvml.nvmlDeviceGetUtilizationRates(handle, busy) == 0:
-                yield f"gpu{number}_share", busy[0] / 100
-            if self._nvml.nvmlDeviceGetMemoryInfo(handle, memory) == 0 and memory[0]:
-                yield f"gpu{number}_memory_share", memory[2] / memory[0]
-
-    def close(self) -> None:
-        if self._nvml is not None:
-            self._nvml.nvmlShutdown()

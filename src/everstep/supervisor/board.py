@@ -27,8 +27,7 @@ from everstep.errors import ConfigError, ServiceError, UsageError
 from everstep.metrics.collector import Collector, Reader, is_scalar, to_scalar
 from everstep.redaction import redacted
 from everstep.schedule import NEVER, Instant, Schedule, earliest
-from everstep.services.checkpoints import Checkpoints
-from everstep.services.console import Console
+from everstep.services.best import Best
 from everstep.state import isolated
 from everstep.supervisor.saving.state_tree import Progress, reading
 from everstep.supervisor.voice import Voice
@@ -61,7 +60,7 @@ class ServiceBoard:
         """Add a service; services run by stage, then in the order in which they were added."""
         require_service(service, self._services)
         self._services.append(service)
-        self._services.sort(key=lambda s: (s.stage, isinstance(s, Checkpoints)))
+        self._services.sort(key=lambda s: (s.stage, s.runs_last))
         reader = Reader()
         if service.window != "none" and self._runs(service):
             saved = service.window == "saved" and not service.schedule.wall
@@ -79,17 +78,14 @@ class ServiceBoard:
         """The service's own metric window."""
         return self._readers[service.name]
 
-    def all(self, kind: type[S]) -> list[S]:
-        """The services of one type, in order."""
-        return [service for service in self._services if isinstance(service, kind)]
+    @property
+    def bests(self) -> list[Best]:
+        """The services that track a best value, in order."""
+        return [service for service in self._services if isinstance(service, Best)]
 
     def find(self, kind: type[S]) -> S | None:
         """The first service of one type."""
-        return next(iter(self.all(kind)), None)
-
-    def need(self, kind: type[S]) -> S:
-        """Return the first service of a type that every run has."""
-        return self.all(kind)[0]
+        return next((service for service in self._services if isinstance(service, kind)), None)
 
     def wanting(self, moment: Moment) -> list[Service]:
         """The services that asked for `moment`."""
@@ -97,7 +93,7 @@ class ServiceBoard:
 
     def open(self, run: RunView, now: float) -> None:
         """Open all services, after their state is restored; the console first, so that others can print."""
-        for service in sorted(self._services, key=lambda s: not isinstance(s, Console)):
+        for service in sorted(self._services, key=lambda s: s is not self._voice.console):
             self.open_one(service, run, now)
 
     def open_one(self, service: Service, run: RunView, now: float) -> None:
@@ -136,9 +132,6 @@ class ServiceBoard:
 
         Args:
             finish: call `finish`, not `run`.
-
-        Raises:
-            Exception: the error of a service outside stage REPORT, with a note that names the service.
         """
         actions: list[tuple[Service | None, Action]] = []
         for service in services:

@@ -12,8 +12,6 @@ from everstep.contracts.services import Action, Interrupt, Moment, Save, Service
 from everstep.errors import UsageError
 from everstep.redaction import without_credentials
 from everstep.schedule import NEVER, Instant
-from everstep.services.best import Best
-from everstep.services.judges import StopAfter
 from everstep.supervisor.ranks import Pending
 from everstep.supervisor.saving.state_tree import StopRecord
 from everstep.supervisor.threads.signals import describe
@@ -113,7 +111,7 @@ class Decisions:
             return  # the other ranks are inside the same evaluation, and know nothing of it
         self.notice_signal()
         asked = [action for _, action in engine.wakeups.actions if isinstance(action, Interrupt)]
-        asked += [late for s in engine.board.all(StopAfter) if (late := s.overtime()) is not None]
+        asked += [late for s in engine.board if (late := s.overtime()) is not None]
         self.interruption = self.interruption or next(iter(asked), None)
 
     def _set_value(self, service: Service, action: SetValue) -> None:
@@ -303,7 +301,7 @@ class Boundaries:
         """Mark the best value so far in the live line."""
         engine = self._engine
         if (console := engine.voice.console) is not None:
-            for best in engine.board.all(Best):
+            for best in engine.board.bests:
                 if best.value is not None:
                     console.mark_best(best.metric, best.value)
 
@@ -333,11 +331,7 @@ class Boundaries:
         engine.spent.end_boundary()
 
     def poll_evaluation(self) -> None:
-        """Look for an interruption between two batches of a service's evaluation.
-
-        Raises:
-            EvaluationInterrupted: a signal has come, or the time is used up.
-        """
+        """Look for an interruption between two batches of a service's evaluation."""
         engine = self._engine
         engine.note_poll()
         if not self._may_abandon:

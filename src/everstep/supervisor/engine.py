@@ -14,8 +14,6 @@ from everstep.errors import ProgressError, ServiceError, UsageError
 from everstep.metrics.across_ranks import AcrossRanks
 from everstep.metrics.collector import Collector
 from everstep.record import CHOSEN, EarlierSteps, FailurePages, StepComparison, traceback_lines
-from everstep.services.console import Console
-from everstep.services.recovery import HangWatch, Recovery, Retry
 from everstep.services.replayed import Replayed, StepParts
 from everstep.services.witness import Witness, drill_services
 from everstep.state import Encoded, decode, restore
@@ -85,7 +83,7 @@ class Engine:
             self.board.add(Replayed(plan, user.objects, self._tree, self.board.left_out))
             if plan.parts:
                 self.board.add(StepParts(plan, user.objects, user.save))
-        self.voice.console = self.board.find(Console)
+        self.voice.console = settings.console
         self.estimator, self.spent = Estimator(clock), TimeSpent(clock)
         self.wakeups = Wakeups(clock)
         self.signals = SignalWatch(self.wakeups.wish)
@@ -123,7 +121,7 @@ class Engine:
             with ExitStack() as stack:
                 stack.callback(self.mark_closed)  # if it fails to open
                 self.ranks.join(stack)
-                self.ranks.require_supported(self.board)
+                self.ranks.require_supported(self.settings.retry)
                 with self.ranks.telling():
                     self.ranks.divide(self.settings.data_ranks)
                     self._open(stack)
@@ -195,7 +193,7 @@ class Engine:
         self.status = "open"
         self._rounds = Rounds(lambda: Work(self.user.updates, self.loop.batches()[0]))
         self.spent.begin()
-        if (watch := self.board.find(HangWatch)) is not None:
+        if (watch := self.settings.hang_watch) is not None:
             marks = {"the loop has not moved": self._moved, "a save has not ended": lambda: self.saver.job}
             hangs = HangThread(watch, marks, self.ranks.group, self.reporter, self.journal, self.voice)
             stack.callback(hangs.close)
@@ -252,7 +250,7 @@ class Engine:
 
     def _open_recovery(self) -> None:
         """Make what goes back, and what tries again, after a failed step."""
-        recovery = self.board.find(Recovery)
+        recovery = self.settings.recovery
         self.rollbacks = Rollbacks(
             self.opening.rollbacks,
             recovery,
@@ -263,7 +261,7 @@ class Engine:
             self.ranks.group,
         )
         self.retries = Retries(
-            self.board.find(Retry),
+            self.settings.retry,
             str(self.opening.run_dir.path),
             self.streams,
             self.journal,

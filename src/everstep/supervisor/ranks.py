@@ -76,13 +76,13 @@ class Ranks:
         """
         divide(self.group, said)
 
-    def require_supported(self, services: Iterable[Service]) -> None:
+    def require_supported(self, retry: Retry | None) -> None:
         """Refuse a service that acts on this rank alone, before anything is opened; all ranks raise.
 
         Raises:
             ConfigError: names the service, and what to do.
         """
-        if self.several and any(isinstance(service, Retry) for service in services):
+        if self.several and retry is not None:
             raise ConfigError(
                 f"Retry tries again in one process, and the other {self.group.size - 1} of {self.group.size} "
                 "ranks would wait for it for ever; leave it out, and let the launcher start all ranks again: "

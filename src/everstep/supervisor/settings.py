@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
 
 from everstep.arguments import integer, number, plain
 from everstep.contracts.data import Share, Uneven
@@ -21,7 +21,7 @@ from everstep.services.best import Best
 from everstep.services.checkpoints import Checkpoints, Index, JournalFlush
 from everstep.services.console import Console
 from everstep.services.judges import NaNGuard, StopAfter
-from everstep.services.recovery import HangWatch
+from everstep.services.recovery import HangWatch, Recovery, Retry
 from everstep.services.replayed import plan_of_process
 from everstep.supervisor.board import require_service
 from everstep.supervisor.checks.verification import OnDivergence
@@ -30,6 +30,8 @@ from everstep.supervisor.opening.configuration import Configuration
 from everstep.supervisor.opening.init_from import InitFrom
 from everstep.supervisor.saving.state_tree import Limits
 from everstep.supervisor.saving.user_state import UserState
+
+S = TypeVar("S", bound=Service)
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ class Settings:
         data_ranks: what this rank says of the data that it reads; None: a part of its own.
         replay: what this process executes again; None in a training.
         mirror, mirror_wait: of the `Checkpoints` among the services.
+        checkpoints, recovery, retry, hang_watch, console: services that say how the engine works; None for
+            one that is not there.
 
     Raises:
         ConfigError: an argument is out of range, or contradicts another.
@@ -167,10 +171,12 @@ class Settings:
         self.streams = {} if streams is None else named(streams)
         given = listed(services)
         _require_one_each(given)
-        saves = next((each for each in given if isinstance(each, Checkpoints)), Checkpoints())
-        self.mirror = saves.mirror if self.replay is None else None
-        self.mirror_wait = saves.mirror_wait
         self.services: Sequence[Service] = _completed(given, options.get("default_services", True), max_time)
+        self.checkpoints = _first(Checkpoints, self.services) or Checkpoints()
+        self.recovery, self.retry = _first(Recovery, self.services), _first(Retry, self.services)
+        self.hang_watch, self.console = _first(HangWatch, self.services), _first(Console, self.services)
+        self.mirror = self.checkpoints.mirror if self.replay is None else None
+        self.mirror_wait = self.checkpoints.mirror_wait
         for index, service in enumerate(self.services):
             require_service(service, self.services[:index])
             kind.require(service.moments, f"service {service.name!r}", service.schedule)
@@ -205,20 +211,18 @@ def _require_one_each(services: Sequence[Service]) -> None:
         )
 
 
+def _first(kind: type[S], services: Iterable[Service]) -> S | None:
+    return next((service for service in services if isinstance(service, kind)), None)
+
+
 def _completed(given: Sequence[Service], defaults: bool, max_time: float | None) -> list[Service]:
     """Add the services of every run and, if `defaults`, the default services."""
     services = list(given)
 
-    def lacks(kind: type[Service]) -> bool:
-        return not any(isinstance(service, kind) for service in services)
-
     if max_time is not None:
         services.append(StopAfter(seconds=max_time, name="max_time"))
     if defaults:
-        services += [kind() for kind in (NaNGuard, Console, HangWatch) if lacks(kind)]
-    if lacks(Checkpoints):
-        services.append(Checkpoints())
-    if lacks(Index):
-        services.append(Index())
+        services += [kind() for kind in (NaNGuard, Console, HangWatch) if _first(kind, services) is None]
+    services += [kind() for kind in (Checkpoints, Index) if _first(kind, services) is None]
     services.append(JournalFlush())
     return services

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from copy import copy
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,12 @@ from everstep.group import find_group
 from everstep.record import (
     Evaluation,
     RunDir,
-    RunJournal,
     evaluations,
     located,
     record_evaluation,
     to_read,
 )
+from everstep.schedule import Every
 from everstep.services.evaluate import Evaluate, steps
 from everstep.supervisor import Loaded, best, load
 from everstep.supervisor.data_ranks import divide, said
@@ -289,34 +290,31 @@ class Evaluations:
             self._require_weights(asked)
         assert self.weights is not None
         loaded = newest or asked is not None
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         names = self.names()
         with self._together() as group:
-            # the writer's: the others may have read the record before its last rows
+            # the writer's: the others may have read the record before its last pages
             known = group.share(
                 [{} if loaded else self._known(name) for name in names], "earlier evaluations"
             )
-        for name, metrics in zip(names, known, strict=True):
-            found |= metrics or self.evaluate(name, self._num_steps(name), None)
-        return found
+        for name, earlier in zip(names, known, strict=True):
+            metrics |= earlier or self.evaluate(name, self._num_steps(name), None)
+        return metrics
 
     def _known(self, stream: str) -> dict[str, float]:
-        """Find the metrics of an earlier evaluation of these weights, in the loop or outside; else empty."""
+        """Find the metrics of these weights by the loop's last evaluation or a recorded one; else empty."""
         how, weights = self.service_of(stream), self.weights
         assert weights is not None
-        at, metrics = (-1, {}) if how is None else self._found.get(how.name, (-1, {}))
-        if at == weights.step:
+        step, metrics = (-1, {}) if how is None else self._found.get(how.name, (-1, {}))
+        if step == weights.step:
             return metrics
-        num_steps = self._num_steps(stream)
         stats = {} if how is None else how.stats
         wanted = {f"{stream}/{metric}/{name}" for metric, names in stats.items() for name in names}
-        run_dir = to_read(self.run_dir)
-        for each in reversed(evaluations(run_dir)):
-            same = (each.stream, each.num_steps, each.digest) == (stream, num_steps, weights.digest)
-            if same and wanted <= each.metrics.keys():
+        meant = stream, self._num_steps(stream), weights.digest
+        for each in reversed(evaluations(to_read(self.run_dir))):
+            if (each.stream, each.num_steps, each.digest) == meant and wanted <= each.metrics.keys():
                 return each.metrics
-        metrics = _in_the_loop(run_dir, {"stream": stream, "num_steps": num_steps}, weights)
-        return metrics if wanted <= metrics.keys() else {}
+        return {}
 
     def _num_steps(self, stream: str) -> int:
         how = self.service_of(stream)
@@ -330,14 +328,9 @@ def evaluates(services: Sequence[Service]) -> list[Evaluate]:
 
 def one_batch(service: Evaluate) -> Evaluate:
     """Copy a service for a smoke test: the same statistics and functions, of the first batch."""
-    return Evaluate(
-        service.stream,
-        num_steps=1,
-        stats=service.stats,
-        online_agg_func=service.online_agg_func,
-        agg_func=service.agg_func,
-        name=service.name,
-    )
+    one = copy(service)
+    one.num_steps, one.schedule = 1, Every(epochs=1)
+    return one
 
 
 def require_one_each(services: Sequence[Evaluate]) -> None:
@@ -351,22 +344,6 @@ def require_one_each(services: Sequence[Evaluate]) -> None:
                 "would write the same metrics; give one of them both schedules, as in Every(steps=100) | "
                 "Every(epochs=1), or give the data a second name as a stream"
             )
-
-
-def _in_the_loop(run_dir: Path, asked: Mapping[str, Any], weights: Loaded) -> dict[str, float]:
-    """Find the metrics that a service with these settings wrote in the loop at the step of a checkpoint."""
-    if Path(weights.path).resolve().parent != (run_dir / "checkpoints").resolve():
-        return {}
-    journal = RunJournal(run_dir)
-    # per start: settings may have changed since a row was written
-    phases = {
-        (event.segment, f"eval/{name}")
-        for event in journal.events("segment")
-        for name, settings in event.data.get("facts", {}).get("observers", {}).items()
-        if settings == asked
-    }
-    rows = (row for row in journal.rows() if row.step == weights.step and not row.wall)
-    return {row.name: row.value for row in rows if (row.segment, row.phase) in phases}
 
 
 def weights_of(run_dir: str | Path, asked: str | Path) -> Path:

@@ -21,6 +21,8 @@ from everstep.trainer.eval_ranks import refuse_several
 from everstep.trainer.trainer import Trainer
 from everstep.trainer.trainer_loop import TrainerLoop
 
+_END = object()
+
 
 class MultiRun:
     """Several Trainers that train together: each batch is read once, for all of them.
@@ -30,10 +32,8 @@ class MultiRun:
         large = everstep.Trainer(Digits(64), {"train": data}, "runs/large", max_step=1000, seed=7)
         everstep.trainer.MultiRun([small, large]).run_training()
 
-    Each Trainer makes a run of its own, in its own run directory, equal to the bit to a run alone: with its
-    own random state, its own copy of each batch, its own evaluations and its own end.  Killed, all of them
-    resume; a run behind the others reads alone until it has reached them.  A failed run does not end the
-    others.  After tfutils' lists of params.
+    Each Trainer makes a run of its own, equal to the bit to a run alone.  Killed, all of them resume; a run
+    behind the others reads alone until it has reached them.  A failed run does not end the others.
 
     Args:
         trainers: one or more, with the same object as stream "train": everstep's own, or a `Stream`; its
@@ -58,8 +58,8 @@ class MultiRun:
             Exception: the first failure of a run, raised after the others have ended.
         """
         refuse_several("a MultiRun", "train each model by a Trainer of its own")
-        with isolated(), closing(SharedStream(self._stream)) as shared:
-            runs = [_Turns(trainer, Tap(shared)) for trainer in self.trainers]
+        with isolated(), closing(SharedStream(self._stream)) as reading:
+            runs = [_Turns(trainer, Tap(reading)) for trainer in self.trainers]
             try:
                 while going := [run for run in runs if not run.over]:
                     # the run that is farthest behind in the data: only the last batch has to be kept
@@ -71,17 +71,44 @@ class MultiRun:
             finally:
                 for run in runs:
                     run.close()
-        _raise(runs)
+        failed = [(run.error, run.trainer.run_dir) for run in runs if run.error is not None]
+        failed.sort(key=lambda each: isinstance(each[0], Interrupted))
+        for error, run_dir in failed:
+            if error is failed[0][0]:
+                error.add_note(f"in {run_dir}")
+            elif not isinstance(error, Interrupted):
+                failed[0][0].add_note(f"and in {run_dir}: {type(error).__name__}: {error}")
+        if failed:
+            raise failed[0][0]
         return [run.ending for run in runs if run.ending is not None]
 
 
-class _Turns:
-    """The training of one Trainer, a step at a time.
+def _shared_by(trainers: Sequence[Trainer]) -> Stream:
+    """Return the stream that all Trainers train on, each in the same order."""
+    stream = trainers[0].streams.get("train")
+    if stream is None or any(each.streams.get("train") is not stream for each in trainers):
+        raise ConfigError(
+            'the Trainers of a MultiRun read one stream; give each of them the same object as "train": '
+            "everstep.data.arrays(...), loader(...) or as_stream(batches)"
+        )
+    if not stream.shareable:
+        raise ConfigError(
+            f"{stream!r:.80} keeps its own place, or draws from the random state of the run that reads it: "
+            "several runs cannot share it; give everstep.data.arrays(...), loader(...) or another Stream"
+        )
+    seeds = [trainer.seed for trainer in trainers]
+    described = [None if seed is None else stream.describe(seed) for seed in (*seeds, 0, 1)]
+    own_seed = described[-1] is not None and all(each in (None, described[-1]) for each in described)
+    if not own_seed and (None in seeds or len(set(seeds)) > 1):
+        raise ConfigError(
+            f"the order of the data follows from the seed of the run, and the runs have the seeds {seeds}; "
+            "give all Trainers one seed, or the stream a seed of its own"
+        )
+    return stream
 
-    Attributes:
-        over: whether the training has come to its end.
-        ending, error: how it ended: one of them is set then.
-    """
+
+class _Turns:
+    """The training of one Trainer, a step at a time; `ending` or `error` is set when it is `over`."""
 
     def __init__(self, trainer: Trainer, tap: Tap) -> None:
         self.trainer, self.tap = trainer, tap
@@ -110,9 +137,9 @@ class _Turns:
 
     def interrupt(self, error: Interrupted) -> None:
         """Interrupt the run, too: one that was opened after the signal has not seen it."""
-        if not self.over and self._loop is None:
+        if self._loop is None:
             self.over = True  # not begun
-        elif not self.over and self._loop is not None:
+        elif not self.over:
             assert isinstance(error.code, int)
             self._loop.call_soon(Interrupt(error.reason, error.code))
 
@@ -123,145 +150,84 @@ class _Turns:
             self._program.close()
 
 
-def _raise(runs: Sequence[_Turns]) -> None:
-    """Raise the first failure, else the first interruption, with notes on the others."""
-    ended = [run for run in runs if run.error is not None]
-    ended.sort(key=lambda run: isinstance(run.error, Interrupted))
-    if not ended:
-        return
-    first = ended[0].error
-    assert first is not None
-    first.add_note(f"in {ended[0].trainer.run_dir}")
-    for run in ended[1:]:
-        if not isinstance(run.error, Interrupted):
-            first.add_note(f"and in {run.trainer.run_dir}: {type(run.error).__name__}: {run.error}")
-    raise first
-
-
-def _shared_by(trainers: Sequence[Trainer]) -> Stream:
-    """Return the stream that all Trainers train on."""
-    streams = [trainer.streams.get("train") for trainer in trainers]
-    stream = streams[0]
-    for each in streams:
-        if each is not None and not each.shareable:
-            raise ConfigError(
-                f"{each!r:.80} keeps its own place, or draws from the random state of the run that reads it: "
-                "several runs cannot share it; give everstep.data.arrays(...), loader(...) or another Stream"
-            )
-    if stream is None or any(each is not stream for each in streams):
-        raise ConfigError(
-            'the Trainers of a MultiRun read one stream; give each of them the same object as "train" (of a '
-            "list of batches everstep.data.as_stream(batches))"
-        )
-    seeds = [trainer.seed for trainer in trainers]
-    described = [None if seed is None else stream.describe(seed) for seed in (*seeds, 0, 1)]
-    own_seed = described[-1] is not None and all(each in (None, described[-1]) for each in described)
-    if not own_seed and (None in seeds or len(set(seeds)) > 1):
-        raise ConfigError(
-            f"the order of the data follows from the seed of the run, and the runs have the seeds {seeds}; "
-            "give all Trainers one seed, or the stream a seed of its own"
-        )
-    return stream
-
-
 # ------------------------------------------------------------------------------------- one reading
 
-Place = tuple[str, int, Any]
-"""Purpose, pass, and position in the pass."""
 
+class _Place(NamedTuple):
+    """Place in the data, and what the cursor tells there."""
 
-class _Batch(NamedTuple):
-    """The batch after a place, the place after it, and what its cursor tells there."""
-
-    before: Place
-    batch: Any
-    after: Place
-    left: int | None
+    at: tuple[str, int, Any]
+    """Purpose, pass, and position in the pass: None at its start."""
     done: int | None
-    passed_over: list[int]
-    done_before: int | None
+    left: int | None
+    passed_over: Sequence[int] = ()
 
 
 class SharedStream:
-    """A stream that several runs read by one cursor, through taps; the batch read last is kept for all.
+    """A stream that several runs read by one cursor; the batch read last is kept for all.
 
     A run that stands elsewhere, as after a resume from another step, takes the cursor to its own place.
-
-    Args:
-        stream: everstep's own or a user's: which batches come must follow from the seed, the pass and the
-            position alone.
     """
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        self._cursor: Cursor | None = None
-        self._head: Place | None = None
-        """Place of the cursor; None while it is not known."""
-        self._last: _Batch | None = None
-        self._end: Place | None = None
+        self.cursor: Cursor | None = None
+        self._before: _Place | None = None
+        """Place before the batch read last."""
+        self._batch: Any = _END
+        self._here: _Place | None = None
+        """Place of the cursor."""
+        self._end: _Place | None = None
         """Place at which a pass was found to end."""
 
-    def after(self, place: Place, seed: int) -> _Batch:
-        """Return the batch that follows a place."""
-        if self._last is not None and place == self._last.before:
-            return self._last
-        if place == self._end:
-            raise StopIteration
-        cursor, self._head = self.cursor_at(place, seed), None
-        done = cursor.done
-        try:
-            batch = next(cursor)
-        except StopIteration:
-            self._end = place
-            raise
-        self._head = (*place[:2], cursor.position())
-        now = cursor.remaining(), cursor.done, cursor.passed_over()
-        self._last = _Batch(place, batch, self._head, *now, done)
-        return self._last
+    def open(self, at: tuple[str, int, Any], seed: int) -> _Place:
+        """Return a place by its purpose, pass and position; the cursor goes there unless it is known."""
+        for known in (self._before, self._here):
+            if known is not None and known.at == at:
+                return known
+        self.close()
+        self.cursor = self.stream.open(*at, seed=seed)
+        self._here = _Place(at, self.cursor.done, self.cursor.remaining())
+        return self._here
 
-    def left(self, place: Place, seed: int) -> int | None:
-        """Number of batches left in the pass after a place; None if unknown."""
-        if self._last is not None and place == self._last.before:
-            return None if self._last.left is None else self._last.left + 1
-        return 0 if place == self._end else self.cursor_at(place, seed).remaining()
-
-    def done_at(self, place: Place, seed: int) -> int | None:
-        """Number of batches handed out before a place; None if unknown."""
-        if self._last is not None and place == self._last.before:
-            return self._last.done_before
-        return self.cursor_at(place, seed).done
-
-    def cursor_at(self, place: Place, seed: int) -> Cursor:
-        """Return the cursor, opened anew where it stands neither at a place nor behind its batch."""
-        known = self._last is not None and place == self._last.before
-        if self._cursor is None or not (known or place == self._head):
-            self.close()
-            purpose, pass_index, position = place
-            self._cursor = self.stream.open(purpose, pass_index, position, seed=seed)
-            self._head, self._last = place, None
-        return self._cursor
+    def after(self, place: _Place, seed: int) -> tuple[Any, _Place]:
+        """Return the batch after a place, or `_END`, and the place after the batch."""
+        if self._end is not None and self._end.at == place.at:
+            return _END, self._end
+        if self._before is None or self._before.at != place.at:
+            if self._here is None or self._here.at != place.at:
+                self.open(place.at, seed)
+            cursor, self._here = self.cursor, None
+            assert cursor is not None
+            if (batch := next(cursor, _END)) is _END:
+                self._end = self._here = place._replace(left=0)
+                return _END, place
+            self._before, self._batch = place, batch
+            at = (*place.at[:2], cursor.position())
+            self._here = _Place(at, cursor.done, cursor.remaining(), cursor.passed_over())
+        assert self._here is not None
+        return self._batch, self._here
 
     def close(self) -> None:
         """Close the cursor."""
-        if self._cursor is not None:
-            self._cursor.close()
-        self._cursor = self._head = None
+        if self.cursor is not None:
+            self.cursor.close()
+        self.cursor = self._before = self._here = None
 
 
 class Tap(StreamWrapper):
     """The shared stream, as one run reads it."""
 
-    def __init__(self, shared: SharedStream) -> None:
-        super().__init__(shared.stream)
-        self._shared = shared
+    def __init__(self, reading: SharedStream) -> None:
+        super().__init__(reading.stream)
+        self._reading = reading
         self.place = (0, 0)
         """Pass, and number of batches taken from it: how far this run has come."""
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        return _TapCursor(self, self._shared, (purpose, pass_index, position), seed)
+        return _TapCursor(self, self._reading, (purpose, pass_index, position), seed)
 
     def split(self, share: Share) -> Stream:
-        """Return the stream on one rank; refused on several, where each run would need a part of its own."""
         if share.size == 1:
             return self
         raise DataError(
@@ -277,50 +243,42 @@ class Tap(StreamWrapper):
 class _TapCursor(Cursor):
     """A run's pass over a shared stream."""
 
-    def __init__(self, tap: Tap, shared: SharedStream, place: Place, seed: int) -> None:
-        self._tap, self._shared, self._place, self._seed = tap, shared, place, seed
-        self._opened = shared.cursor_at(place, seed)
+    def __init__(self, tap: Tap, reading: SharedStream, at: tuple[str, int, Any], seed: int) -> None:
+        self._tap, self._reading, self._seed = tap, reading, seed
         self._passed_over: list[int] = []
-        done = shared.done_at(place, seed)
-        self._took(done or 0, done is not None)
+        self._go(reading.open(at, seed), 0)
+        assert reading.cursor is not None
+        self.sample_numbers = reading.cursor.sample_numbers  # type: ignore[method-assign]
+
+    def _go(self, place: _Place, count: int) -> None:
+        self._place, self.done = place, place.done
+        self._tap.place = place.at[1], count if place.done is None else place.done
 
     def __next__(self) -> Any:
-        if self.ended:
-            raise StopIteration
-        try:
-            found = self._shared.after(self._place, self._seed)
-        except StopIteration:
+        batch, after = (_END, self._place) if self.ended else self._reading.after(self._place, self._seed)
+        if batch is _END:
             self.ended = True
-            raise
-        self._place = found.after
-        self._passed_over += found.passed_over
-        counts = found.done is not None
-        self._took(self._tap.place[1] + 1 if found.done is None else found.done, counts)
-        return copied(found.batch)  # a copy: the step of one run may change its batch in place
-
-    def _took(self, count: int, counts: bool) -> None:
-        self.done = count if counts else None
-        self._tap.place = (self._place[1], count)
-
-    def sample_numbers(self, first: int, end: int) -> Sequence[Any] | None:
-        return self._opened.sample_numbers(first, end)
+            raise StopIteration
+        self._passed_over += after.passed_over
+        self._go(after, self._tap.place[1] + 1)
+        return copied(batch)  # the step of one run may change its batch in place
 
     def passed_over(self) -> list[int]:
-        found, self._passed_over = self._passed_over, []
-        return found
+        batches, self._passed_over = self._passed_over, []
+        return batches
 
     def position(self) -> Any:
-        return self._place[2]
+        return self._place.at[2]
 
     def remaining(self) -> int | None:
-        return 0 if self.ended else self._shared.left(self._place, self._seed)
+        return 0 if self.ended else self._place.left
 
 
 def copied(batch: Any) -> Any:
     """Copy a batch into memory of its own; arrays keep their strides, because bits can depend on them."""
     kind = type(batch)
-    if kind is np.ndarray and not batch.dtype.hasobject:
-        return _array(batch)
+    if kind is np.ndarray and batch.size and not batch.dtype.hasobject:
+        return _copied_array(batch)
     if kind in (tuple, list):
         return kind(map(copied, batch))
     if isinstance(batch, tuple) and hasattr(batch, "_make"):
@@ -330,9 +288,7 @@ def copied(batch: Any) -> Any:
     return copy.deepcopy(batch)
 
 
-def _array(array: NDArray[Any]) -> NDArray[Any]:
-    if not array.size:
-        return array.copy()
+def _copied_array(array: NDArray[Any]) -> NDArray[Any]:
     spans = [(count - 1) * stride for count, stride in zip(array.shape, array.strides, strict=True)]
     begin = -sum(span for span in spans if span < 0)
     memory = np.empty(begin + sum(span for span in spans if span > 0) + array.itemsize, np.uint8)

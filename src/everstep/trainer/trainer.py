@@ -9,14 +9,14 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from everstep.arguments import checked_keywords, integer
 from everstep.contracts.data import Stream
 from everstep.contracts.services import Service
 from everstep.contracts.tasks import Task
 from everstep.drilled import seed_or_drilled
-from everstep.errors import ConfigError, RolledBack, UsageError, alike
+from everstep.errors import ConfigError, RolledBack, UsageError
 from everstep.group import group_size
 from everstep.loop.train_loop import loop_settings
 from everstep.record import Evaluation, located, values_line
@@ -101,6 +101,8 @@ class Trainer:
         self.task.is_built = True
 
     def _with_evaluation(self, services: list[Service], defaults: bool) -> list[Service]:
+        # copies: each evaluates for one Trainer
+        services = [copy.copy(each) if isinstance(each, Evaluate) else each for each in services]
         given = evaluates(services)
         can = type(self.task).eval_step is not Task.eval_step
         if "train" in self.streams:
@@ -113,11 +115,6 @@ class Trainer:
         for service in given:
             self._streams.require_apart(service.stream, self._streams.get(service.stream), "evaluation")
         return [*services, self._line] if defaults else services
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise no_attribute(self, name)
 
     @property
     def _loop(self) -> TrainerLoop | None:
@@ -448,8 +445,8 @@ class Trainer:
     def evaluate_all(self, *, newest: bool = False, weights: str | Path | None = None) -> dict[str, float]:
         """Evaluate each stream that has an `Evaluate`, else "valid".
 
-        Unless weights are loaded for this call, metrics that were found on the same weights before, in the
-        loop or outside, are returned again without a new evaluation.
+        Unless weights are loaded for this call, metrics that this Trainer's loop found at its last step, or
+        that are recorded of the same weights, are returned again without a new evaluation.
 
         Args:
             newest: whether to load the newest checkpoint.
@@ -486,26 +483,12 @@ def scratch() -> Iterator[Path]:
 
 # ------------------------------------------------------------------------- names of other libraries
 
-_TRAINER = {
-    "fit": "run_training()",
-    "run": "run_training()",
-    "train": "run_training()",
-    "test": 'evaluate("test")',
-    "validate": 'evaluate("valid")',
-}
 _TASK = {
     "training_step": "train_step",
     "validation_step": "eval_step",
     "predict_step": "inference_step",
     "configure_optimizers": "build_optimizer",
 }
-
-
-def no_attribute(trainer: object, name: str) -> AttributeError:
-    """Make the error for a name that a Trainer lacks."""
-    known = (each for each in dir(type(trainer)) if not each.startswith("_"))
-    hint = f"it is trainer.{_TRAINER[name]}" if name in _TRAINER else alike(name, known).rstrip()
-    return AttributeError(f"'Trainer' object has no attribute {name!r}{hint and '; '}{hint}")
 
 
 def require_our_names(task: Task) -> None:

@@ -73,7 +73,7 @@ class TrainerLoop(TrainLoop):
     @property
     def bests(self) -> list[Best]:
         """The services that track a best value, the default one included."""
-        return self._engine.board.all(Best)
+        return self._engine.board.bests
 
     @property
     def settled(self) -> bool:

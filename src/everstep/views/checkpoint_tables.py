@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from everstep.checkpoint import CheckpointName, Store, is_interim, read_manifest
-from everstep.checkpoint.manifest import check_sizes, shared_size, size
+from everstep.checkpoint.manifest import check_sizes, size
 from everstep.contracts.metrics import better_when
 from everstep.errors import CheckpointError
 from everstep.index.run_queries import extreme, metric_names
@@ -59,7 +59,6 @@ def _describe(store: Store, name: CheckpointName, pinned: bool) -> dict[str, Any
         "interim": is_interim(body),
         "digest": body["digest"],
         "bytes": size(body),
-        "shared": shared_size(body),
         "ranks": len(body["ranks"]),
         "created": _timestamp(body["created"]),
         "metrics": (body["meta"] or {}).get("metrics", {}),

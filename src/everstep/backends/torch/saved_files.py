@@ -9,7 +9,7 @@ import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import length_hint
 from pathlib import Path
 from pickle import UnpicklingError
@@ -120,7 +120,7 @@ def _of_host(array: HostArray) -> Unread:
     return Unread(array.extra.get("dtype", array.dtype), array.shape, lambda: array)
 
 
-# ------------------------------------------------------- for the services Export and Profile
+# ------------------------------------------------------- for the services Export, Profile and System
 
 
 def unwrapped(obj: Any) -> Any:
@@ -171,6 +171,17 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         del os.environ[_LEVEL]
+
+
+def gpu_load() -> dict[str, float]:
+    """Return how full and how busy this process's GPU is, from 0 to 1; nothing before torch has used one."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return {}
+    free, total = torch.cuda.mem_get_info()
+    load = {"gpu_memory_share": 1 - free / total}
+    with suppress(ImportError, RuntimeError):  # without nvidia-ml-py, or its driver
+        load["gpu_share"] = torch.cuda.utilization() / 100
+    return load
 
 
 class Trace:

@@ -18,10 +18,7 @@ from everstep.errors import ConfigError, StateError
 
 _BUFFERS = "_buffers"
 _Mark: TypeAlias = tuple[int, int, int]
-_WHOLE = (
-    "the digest of a part belongs to one layout; give the model itself in state=, whose frozen pieces are "
-    "written once for all checkpoints"
-)
+_WHOLE = "the digest of a part belongs to one layout; give the model itself in state="
 
 
 def trainable(model: torch.nn.Module) -> Trainable:

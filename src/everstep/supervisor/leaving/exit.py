@@ -21,7 +21,6 @@ from everstep.errors import (
     RolledBack,
 )
 from everstep.services.best import Best, Place
-from everstep.services.recovery import Recovery
 from everstep.supervisor.leaving.ending import BestRecord, Ending, end_status
 from everstep.supervisor.saving.state_tree import reading, saved_tree
 from everstep.supervisor.saving.user_state import UserState
@@ -121,7 +120,7 @@ class Exit:
         # services at a boundary judge values that are equal on all ranks
         if not engine.ranks.several or engine.boundaries.inside:
             return True
-        if engine.board.find(Recovery) is None:
+        if engine.settings.recovery is None:
             return False
         try:
             engine.ranks.group.barrier(f"the failure of step {step}", ALIKE)
@@ -196,7 +195,7 @@ class Exit:
 
     def _restore_best(self) -> None:
         engine = self._engine
-        for service in engine.board.all(Best):
+        for service in engine.board.bests:
             if service.restore_at_end:
                 engine.restored = restore_best(service, engine.opening.store, engine.user, engine.voice)
 
@@ -252,7 +251,7 @@ class Exit:
 
 def best_record(engine: Engine) -> BestRecord | None:
     """Return the best value of the first `Best` service; None before its first value."""
-    service = engine.board.find(Best)
+    service = next(iter(engine.board.bests), None)
     if service is None or service.value is None:
         return None
     folder = engine.opening.store.best_folder(service.metric) / (service.saved_as or "")
@@ -315,7 +314,7 @@ def _load(service: Best, place: Place, store: Store, user: UserState) -> BestRec
     try:
         saved = read_checkpoint(path, regions=store.regions)
     except DamagedCheckpointError as error:
-        raise DamagedCheckpointError(f"{error}; {store.best_weights.set_aside(path)}") from error
+        raise DamagedCheckpointError(f"{error}; {store.set_best_aside(path)}") from error
     about: Any = saved.meta
     if about.get("value", place.value) != place.value:
         raise NoCheckpointError(

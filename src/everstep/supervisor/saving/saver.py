@@ -23,8 +23,6 @@ from everstep.errors import (
     RunDirError,
 )
 from everstep.services.best import Best
-from everstep.services.checkpoints import Checkpoints
-from everstep.services.judges import NaNGuard
 from everstep.state import Buffers, Encoded, encode, split
 from everstep.supervisor.saving.cadence import Cadence
 from everstep.supervisor.saving.memory_left import memory_left, too_large
@@ -55,7 +53,7 @@ class Saver:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        rule, opening, voice = engine.board.need(Checkpoints), engine.opening, engine.voice
+        rule, opening, voice = engine.settings.checkpoints, engine.opening, engine.voice
         self.writing = Writing(opening, engine.journal, rule.retention, engine.ranks.group, voice.warn)
         self._buffers = Buffers(rule.copy)
         self._spill = Spill(opening.run_dir.path)
@@ -180,10 +178,9 @@ class Saver:
         """Whether the state may be saved; the kept buffers are free once that is known."""
         # first: the guard, or an earlier write, may find that the state is bad
         engine = self._engine
-        guard = engine.board.find(NaNGuard)
-        # at most boundaries the guard has run before, and nothing was collected since
-        if guard is not None and engine.board.reader(guard).names():
-            engine.decisions.apply(engine.board.run([guard], engine.announcer.view(Moment.AFTER_STEP)))
+        # at most boundaries the guards have run before, and nothing was collected since
+        guards = [s for s in engine.board if s.guards_saves and engine.board.reader(s).names()]
+        engine.decisions.apply(engine.board.run(guards, engine.announcer.view(Moment.AFTER_STEP)))
         self.settle(wait=True)
         return not engine.user.tainted
 
@@ -375,8 +372,8 @@ class Saver:
             self._writer.poll()
         except NonFiniteError as error:
             # found in the bytes to be committed: the guard decides, as for a value of a step
-            guard = engine.board.need(NaNGuard)
-            actions = guard.tripped(str(error), error.step).actions
+            guard = next(service for service in engine.board if service.guards_state)
+            actions = guard.bad_state(str(error), error.step).actions
             engine.decisions.apply([(guard, action) for action in actions])
         except DivergedRanksError as error:
             raise self._difference(error) from None
@@ -397,11 +394,11 @@ class Saver:
         tried, self._in_doubt = self._in_doubt, []
         if not tried:
             return
-        kept = engine.opening.store.best_weights.has
+        kept = engine.opening.store.has_best
         lost = [[metric, name] for metric, name, value in tried if not kept(metric, name, value)]
         # the writer's view: what it deletes depends on these names, and all ranks must ask for the same
         for metric, name in engine.ranks.group.share(lost, "best weights of a failed save"):
-            for service in engine.board.all(Best):
+            for service in engine.board.bests:
                 if service.metric == metric:
                     service.not_kept(name)
             engine.voice.warn(

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.checkpoint import CheckpointName, Phase
 from everstep.record import Position
-from everstep.services.best import Best
-from everstep.services.judges import NaNGuard
 from everstep.state import Encoded
 from everstep.supervisor.saving.rank_parts import own_paths
 from everstep.supervisor.saving.state_tree import whole_tree
@@ -77,7 +75,6 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
         wall=wall,
         rank=rank,
     )
-    guard = board.find(NaNGuard)
     own = frozenset[tuple[str, ...]]()
     if engine.ranks.several:
         own = own_paths(rank, engine.user.rank_paths(), engine.streams.rank_paths())
@@ -94,8 +91,7 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
         "journal": list(position),
         "metrics": {n: v for n, v in values.items() if math.isfinite(v)},
         "metric_steps": dict(engine.recording.last_steps),
-        "best": {b.metric: b.saved_as for b in board.all(Best) if b.saved_as is not None},
-        "kept": {b.metric: b.kept for b in board.all(Best) if b.kept},
+        "kept": {metric: list(names) for s in board for metric, names in s.best_to_keep().items()},
         "open": engine.boundaries.left_open,
         "rollbacks": [rollback.stored() for rollback in engine.rollbacks.decided],
         "fingerprint": recovered.fingerprint,
@@ -107,7 +103,7 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
         encoded=encoded,
         own=own,
         guarded=engine.user.guarded(user["user"], encoded.arrays)
-        if guard and guard.parameters
+        if any(service.guards_state for service in board)
         else frozenset(),
         prove=engine.user.prove(),
         phase=phase,

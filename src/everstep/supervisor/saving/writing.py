@@ -11,7 +11,6 @@ from everstep.checkpoint import (
     Commit,
     CommittedCheckpoint,
     RankExchange,
-    RankStore,
     Retention,
     WriterExchange,
     disk_failed,
@@ -55,7 +54,6 @@ class Writing:
         self._exchange: WriterExchange | RankExchange | None = None
         if group.size > 1:
             self._exchange = WriterExchange(group) if group.writer else RankExchange(group)
-        self._part = RankStore(opening.run_dir.path)
         self.digest: str | None = None
 
     def write(self, snapshot: Snapshot, best: Sequence[SaveBest], whole: bool) -> CommittedCheckpoint | None:
@@ -97,7 +95,7 @@ class Writing:
         """Tidy up after earlier starts, before anything is saved."""
         store = self._opening.store
         self._opening.mirror.committed(0, lambda: self._retain(Retention(keep_last=None)))
-        for problem in (*store.best_weights.check(), *store.check_shared()):
+        for problem in store.check_best():
             self._warn(problem)
 
     def retain(self) -> None:
@@ -135,7 +133,7 @@ class Writing:
             {} if exchange is None else digests(common, own, self._together_with),
         )
         if isinstance(exchange, RankExchange):
-            return self._part.write_part(commit, exchange)
+            return exchange.write_part(self._opening.store.folder, commit)
         return self._opening.store.commit(commit, exchange)
 
     def _write_best(self, snapshot: Snapshot, action: SaveBest, spread: bool) -> None:
@@ -155,12 +153,12 @@ class Writing:
             guarded=snapshot.guarded,
         )
         if isinstance(exchange, RankExchange):
-            RankStore(self._opening.run_dir.path, folder).write_part(commit, exchange)
+            exchange.write_part(folder, commit)
             return
-        writing, token = store.writing_best, ""
+        together: dict[str, Any] = {}
         if spread and exchange is not None:
-            writing, token = exchange.leading, secrets.token_hex(4)
+            together = {"writing": exchange.leading, "token": secrets.token_hex(4)}
         # a resume from a checkpoint on disk needs the best weights that it names
         needed = {name for facts in store.facts() for name in facts.kept.get(action.metric, ())}
         keep, top = {*needed, *action.beside}, self._opening.run_dir.path
-        save_apart(folder, commit, keep=keep, top=top, writing=writing, token=token)
+        save_apart(folder, commit, keep=keep, top=top, **together)
