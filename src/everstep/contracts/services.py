@@ -318,9 +318,6 @@ class RunView(Protocol):
     def flush(self) -> object:
         """Hand every row and event so far to the journal's file."""
 
-    def is_watched(self) -> bool:
-        """Whether somebody looks at the run now, and waits for rows to reach the journal's file."""
-
     def add_summary(self, summary: Any) -> None:
         """Hand a summary to the services that asked for SUMMARY_ADDED, such as `services.TensorBoard`."""
 
