@@ -25,11 +25,11 @@ from pathlib import Path
 
 import timeline
 
-from everstep.drill.divergence import DrillDivergence, Undisturbed
+from everstep.drill.divergence import Undisturbed, cause
 from everstep.drill.program import INDEX, Program, ProgramStart, Strike, WitnessLine
 from everstep.drill.report import draw_timeline
 from everstep.proof.compare import compare_runs
-from everstep.record import RunJournal
+from everstep.record import Difference, RunJournal
 from everstep.services.witness import FILE
 
 STEPS = 45
@@ -193,7 +193,7 @@ def half(twin: Twin, epoch: int) -> str:
 # ----------------------------------------------------------------------------------------- the verdict
 
 
-def verdict(calm: Twin, struck: Twin) -> DrillDivergence | None:
+def verdict(calm: Twin, struck: Twin) -> Difference | None:
     """The first thing that differs, in the steps, the rows or the end; None if nothing does."""
     return Undisturbed(calm).first_divergence(struck)
 
@@ -220,13 +220,13 @@ def state_digest(twin: Twin) -> str:
     return found[1]
 
 
-def say_different(calm: Twin, struck: Twin, found: DrillDivergence) -> None:
+def say_different(calm: Twin, struck: Twin, found: Difference) -> None:
     print("\n" + "!" * 80)
     print(f"DIFFERENT: killed at {' and '.join(map(str, struck.killed))}, the run ended as another one.")
-    print(f"first: {found}: {found.expected} undisturbed, {found.found} here")
-    print(f"likely: {found.cause}")
-    for path, left, right in compare_runs(calm.run_dir, struck.run_dir)[:5]:
-        print(f"at the end: {path}: {left} undisturbed, {right} here")
+    print(f"first: {found}: {found.expected} undisturbed, {found.actual} here")
+    print(f"likely: {cause(found)}")
+    for one in compare_runs(calm.run_dir, struck.run_dir)[:5]:
+        print(f"at the end: {one.path}: {one.expected} undisturbed, {one.actual} here")
     print("!" * 80)
 
 

@@ -37,7 +37,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from everstep.drilled import note_files
 from everstep.lazy import exports
 from everstep.unattended import tell_of_errors
 
@@ -88,6 +87,5 @@ else:
     __getattr__, __dir__, __all__ = exports(__name__, beside="everstep.services")
 
 tell_of_errors()
-note_files()
 
 __version__ = "0.1.0"

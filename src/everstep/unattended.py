@@ -1,8 +1,16 @@
-"""Words of a program to the `everstep run` that has started it: its runs, and the error that ends it.
+"""What a program and the command that has started it tell each other: `everstep run`, or a drill.
 
-The words go through a named pipe, whose path is in EVERSTEP_RUN_PIPE: one JSON object a line.  Without that
-variable nothing is done.  A word that nobody hears (`everstep run` has ended, the pipe is full, the program
-is on another machine) is dropped.
+A program tells `everstep run` its runs, and the error that ends it.  The words go through a named pipe, whose
+path is in EVERSTEP_RUN_PIPE: one JSON object a line.  Without that variable nothing is done.  A word that
+nobody hears (`everstep run` has ended, the pipe is full, the program is on another machine) is dropped.
+
+A drill tells the processes that it starts, through their environment:
+
+| variable | meaning |
+|---|---|
+| EVERSTEP_DRILL | file that a witness of each run writes, see `everstep.services.witness` |
+| EVERSTEP_DRILL_SEED | seed of a run that was given none |
+| EVERSTEP_DRILL_LIMIT | steps after which a run is left, see `everstep.services.witness` |
 """
 
 from __future__ import annotations
@@ -11,14 +19,17 @@ import os
 import sys
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
+SEED, LIMIT = "EVERSTEP_DRILL_SEED", "EVERSTEP_DRILL_LIMIT"
 PIPE = "EVERSTEP_RUN_PIPE"
 """Environment variable with the path of the pipe."""
 STARTED = os.getpid(), os.getppid()
 """This process and its parent, as everstep is imported: where the parent dies, the number becomes another."""
 _LONGEST = 4096
 """Bytes that a pipe takes at once, so that the words of several processes do not mix."""
+
+S = TypeVar("S")
 
 
 def tell(word: str, **told: Any) -> None:
@@ -58,3 +69,18 @@ def tell_of_errors() -> None:
         before(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def seed_or_drilled(seed: S) -> S | int:
+    """Return a `seed=` argument; where none was given the drill's, so that two programs are comparable."""
+    drawn = os.environ.get(SEED)
+    return int(drawn) if seed is None and drawn else seed
+
+
+def append_line(path: str, line: bytes) -> None:
+    """Append a line by a single write, which survives SIGKILL and which no second process can tear."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        os.write(descriptor, line + b"\n")
+    finally:
+        os.close(descriptor)

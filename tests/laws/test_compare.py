@@ -128,7 +128,7 @@ def test_one_bit_of_a_leaf_is_a_difference_and_the_clock_is_none(
 def test_a_leaf_that_is_gone(run: Path, copied: Path) -> None:
     tampered(copied, lambda arrays, structure: str(structure["user"]["notes"].pop("seen")))
     [found] = compare_runs(run, copied)
-    assert (found.path, found.b) == ("leaf/user/notes/seen", "absent")
+    assert (found.path, found.actual) == ("leaf/user/notes/seen", "absent")
     assert compare_runs(run, copied, shared=True) == []
 
 
@@ -207,14 +207,14 @@ def test_one_row(run: Path, copied: Path, phase: str, change: Any) -> None:
     rewritten(copied, first(phase, change))
     [found] = compare_runs(run, copied)
     assert found.path.startswith("row/") and f"/{phase}/" in found.path
-    assert (found.b == "absent") == (change is drop_first)
-    assert ("2 times" in found.b) == (change is twice)
+    assert (found.actual == "absent") == (change is drop_first)
+    assert ("2 times" in found.actual) == (change is twice)
 
 
 def test_a_row_that_both_have_twice_is_a_difference(run: Path, copied: Path, tmp_path: Path) -> None:
     rewritten(copied, first("step", twice))
     [found] = compare_runs(copied, Path(shutil.copytree(copied, tmp_path / "c")))
-    assert "2 times" in found.a and "2 times" in found.b
+    assert "2 times" in found.expected and "2 times" in found.actual
 
 
 def test_rows_of_the_clock_may_differ(run: Path, copied: Path) -> None:

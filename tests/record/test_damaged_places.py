@@ -156,28 +156,6 @@ def while_training(run: Path, harm: Callable[[Path], object], **more: Any) -> Ti
     return program
 
 
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("place", ["journal", "journal/segment-0001.evj"])
-@pytest.mark.parametrize("gone", [is_gone, lambda path: path.rename(path.with_name("away"))])
-def test_a_journal_that_is_removed_while_the_run_trains_is_written_again(
-    tmp_path: Path, place: str, gone: Callable[[Path], object]
-) -> None:
-    said: list[str] = []
-    whole = while_training(tmp_path / "whole", lambda run: None)
-    program = while_training(tmp_path / "run", lambda run: gone(run / place), say=said.append)
-    assert program.result() == whole.result()
-    assert any("written again, and nothing is lost" in line for line in said), said
-
-
-def test_what_stands_in_the_journals_place_is_said_and_stays(tmp_path: Path) -> None:
-    said: list[str] = []
-    place = tmp_path / "run" / "journal" / "segment-0001.evj"
-    with pytest.raises(CheckpointError, match="something else has the name: move it away and start again"):
-        while_training(tmp_path / "run", lambda run: becomes_file(place), say=said.append)
-    assert place.read_text() == "of somebody"
-    assert any("the previous checkpoint is intact" in line for line in said), said
-
-
 def test_a_lock_that_is_removed_while_the_run_trains_is_made_again(tmp_path: Path) -> None:
     lock, before = tmp_path / "run" / "lock", 0
 

@@ -151,7 +151,7 @@ def test_a_batch_or_a_row_more_or_less_is_a_difference(tmp_path, now, what):
         assert comparison.difference is None  # a metric that is collected no more
     else:
         assert comparison.report().startswith(f"resume differs: {what}")
-        assert comparison.difference.in_data == ("batch" in what)
+        assert (comparison.difference.component == "samples") == ("batch" in what)
 
 
 def test_a_metric_that_is_new_in_the_program_is_not_compared(tmp_path):
@@ -188,7 +188,7 @@ def test_a_pass_that_ends_elsewhere_is_a_difference(reference, ended, what):
     comparison = StepComparison(reference)
     comparison.pass_ended(ended, "train", 0)
     assert what in comparison.report()
-    assert comparison.difference.in_data
+    assert comparison.difference.component == "samples"
 
 
 def test_a_pass_that_goes_on_beyond_its_end_is_a_difference():

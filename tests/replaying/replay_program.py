@@ -59,13 +59,8 @@ def faulty(name: str, step: int) -> bool:
 
 def update(step: int, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     bx, by = batch
-    if faulty("swapped batch", step):
-        bx, by = bx.flip(0) + 1, by.flip(0)
     if faulty("draw", step):
         torch.rand(1)
-    if faulty("weight before", step):
-        with torch.no_grad():
-            model[0].weight[0, 0] += 1e-3
     loss = (model(bx) - by).square().mean()
     optimizer.zero_grad()
     loss.backward()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import sys
 import tempfile
@@ -177,17 +176,16 @@ def audit_command(run: str, index: str | None, as_json: bool) -> None:
 
     Read are the ledger that each start keeps of the batches in its complete steps, and the newest
     checkpoint.  The order of the samples is computed again for everstep.data.arrays and
-    everstep.data.loader; of other data an audit knows batches, and not samples.  The resumes are listed:
-    which were verified, and by what.
+    everstep.data.loader; of other data an audit knows batches, and not samples.
 
     Exit status: 0 "proven" or "not provable", 1 "wrong".
     """
     from everstep.proof.audit import audit
 
     found = audit(find(run, index).path)
-    passes, resumes = [each._asdict() for each in found.passes], [each._asdict() for each in found.resumes]
+    passes = [each._asdict() for each in found.passes]
     if as_json:
-        print_json({**found._asdict(), "passes": passes, "resumes": resumes})
+        print_json({**found._asdict(), "passes": passes})
     else:
         state = "finished" if found.finished else "not finished"
         starts = f"{found.starts} start{'s' * (found.starts != 1)}"
@@ -198,10 +196,6 @@ def audit_command(run: str, index: str | None, as_json: bool) -> None:
         for row, one in zip(passes, found.passes, strict=True):
             row["passes"] = one.passes
         _section("passes", passes, "stream passes verdict found")
-        for row, resume in zip(resumes, found.resumes, strict=True):
-            by = re.sub("^resume (not )?verified: ", "", resume.by)  # the badge beside it says the result
-            row |= {"from": resume.checkpoint, "by": by if resume.stands else f"{by} (superseded)".strip()}
-        _section("resumes", resumes, "start from verification by data")
     if found.verdict == "wrong":
         sys.exit(1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import runpy
 import shlex
 import sys
@@ -41,8 +40,7 @@ SCRIPT is a Python script, or a config file for `everstep train`.  First it runs
 two runs differ, the difference is reported and nothing is killed.  Then it is killed at random instants and
 at every hazard, and last, its disk is made full.  All runs are written to a folder of the drill.
 
-A script that takes hours: --budget 10m ends the drill in time, and leaves each run after the steps that fit;
---max-steps N leaves each run at step N.  What was not reached is named.
+A script that takes hours: --max-steps N leaves each run at step N.
 
 With --ranks N, torchrun starts SCRIPT as N processes on this machine.  Each hazard strikes one of them,
 chosen by the seed; then all of them, and torchrun itself.  All ranks are compared.
@@ -57,31 +55,6 @@ Exit status:
 """
 
 
-class Duration(click.ParamType[float]):
-    """A time as 90, 90s, 10m or 2h, in seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value))
-        if found is None or not float(found[1]):
-            self.fail(f"{value!r} is not a time; give seconds, minutes or hours, as 90s, 10m or 2h")
-        return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
-
-
-class NewFile(click.Path):
-    """A file to write at the end; refused at once where it could not be made."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = Path(str(super().convert(value, param, ctx)))
-        if not path.absolute().parent.is_dir():
-            self.fail(f"{path} cannot be written: its folder does not exist; make the folder first")
-        return path
-
-
-_NEW_FILE = NewFile(dir_okay=False, path_type=Path)
-
-
 @click.command("drill", help=_DRILL, context_settings={"allow_interspersed_args": False})
 @click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -93,35 +66,27 @@ _NEW_FILE = NewFile(dir_okay=False, path_type=Path)
 )
 @click.option("--kills", type=click.IntRange(0), default=3, help="Number of kills at random instants.")
 @click.option("--seed", type=int, default=0, help="Seed of the instants; the same seed aims the same kills.")
-@click.option("--budget", type=Duration(), metavar="TIME", help="Most time for the drill: 90s, 10m, 2h.")
 @click.option("--max-steps", type=click.IntRange(1), help="Step at which the drill leaves each run.")
-@click.option("--fail-fast", is_flag=True, help="End at the first resume that differs or fails.")
 @click.option("--hazard", "hazards", multiple=True, metavar="NAME", help="Only this hazard; may be repeated.")
 @click.option("--timeout", type=float, default=600.0, help="Seconds that one start may take.")
 @keep_option
-@click.option("--json", "json_file", type=_NEW_FILE, help="File to write the report to, as JSON.")
-@click.option("--junit", "junit_file", type=_NEW_FILE, help="File to write a case per hazard to, for CI.")
-def drill_command(
-    script: Path, args: tuple[str, ...], json_file: Path | None, junit_file: Path | None, **options: Any
-) -> None:
+@json_file_option
+def drill_command(script: Path, args: tuple[str, ...], json_file: Path | None, **options: Any) -> None:
     from everstep.drill import campaign
-    from everstep.drill.report import NOT_DRILLED, DrillReport, write_junit
+    from everstep.drill.report import NOT_DRILLED
     from everstep.errors import DrillError
 
     leave_in_order()
-    outcome: DrillReport | str
     try:
-        outcome = report = campaign.drill(script, args, say=say, **options)
+        report = campaign.drill(script, args, say=say, **options)
         result, status = report.as_dict(), report.exit_code
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     except DrillError as error:
         say(f"error: {error}", err=True)
         status = NOT_DRILLED
-        outcome, result = str(error), {"error": str(error), "exit_code": status}
+        result = {"error": str(error), "exit_code": status}
     _write_json(json_file, result)
-    if junit_file is not None:
-        write_junit(junit_file, str(script), outcome)
     sys.exit(status)
 
 
@@ -133,23 +98,18 @@ _CANNOT = 4
 _REPLAY = """Execute steps of RUN again, exactly, in a copy of it; RUN itself is only read.
 
 \b
-  everstep replay digits --step 4711
-  everstep replay digits --step 4711 --pdb
-  everstep replay digits --step 4711 --call inspect_step:look
   everstep replay digits --verify 4000:5000
+  everstep replay digits --step 4711
   everstep replay digits --step 4711 -- train.py --lr 0.1
 
---step N starts the program that the run has recorded, from the nearest checkpoint before step N, and stops
-just before the step: at a prompt with the batch, the state and the loop; with --pdb in the debugger; or a
-function is called with all that.
-
---verify A:B executes these steps, and compares every value that was recorded of them.  A: goes on to the
-last step, : is all that can be executed again.  Nothing is saved, and no service reports.
+The program that the run has recorded is started from the nearest checkpoint before the steps, and every
+value that was recorded of them is compared.  A: goes on to the last step, : is all that can be executed.
+--step N also prints the batch and the metrics of step N.  Nothing is saved, and no service reports.
 
 \b
 Exit status:
-  0  the prompt was left; every recorded value was found again
-  1  a recorded value was not found again, or none is recorded; the function has failed
+  0  every recorded value was found again
+  1  a recorded value was not found again, or none is recorded
   2  wrong usage
   4  the steps cannot be executed again
 """
@@ -157,12 +117,8 @@ Exit status:
 
 @click.command("replay", help=_REPLAY)
 @run_argument
-@click.option("--step", type=click.IntRange(1), metavar="N", help="Stop just before this step.")
+@click.option("--step", type=click.IntRange(1), metavar="N", help="Print the batch and metrics of this step.")
 @click.option("--verify", "steps", metavar="A:B", help="Execute these steps, and compare.")
-@click.option("--pdb", is_flag=True, help="Stop in the debugger.")
-@click.option(
-    "--call", metavar="MODULE:FUNCTION", help="Call a function with the step, in place of a prompt."
-)
 @click.option(
     "--opened-as",
     type=click.Path(path_type=Path),
@@ -178,8 +134,6 @@ def replay_command(
     run: str,
     step: int | None,
     steps: str | None,
-    pdb: bool,
-    call: str | None,
     opened_as: Path | None,
     keep: Path | None,
     json_file: Path | None,
@@ -188,41 +142,26 @@ def replay_command(
     program: tuple[str, ...],
 ) -> None:
     from everstep.errors import ReplayError
-    from everstep.replaying import execution, recorded_program, run_copy, verify
+    from everstep.replaying.execution import folder_for
+    from everstep.replaying.recorded_program import program_of
+    from everstep.replaying.verify import parse_steps, verify
 
     if (step is None) == (steps is None):
         raise click.UsageError("give one of --step N and --verify A:B")
-    if step is None and (pdb or call):
-        raise click.UsageError("--pdb and --call stop before a step; give --step N")
-    if pdb and call:
-        raise click.UsageError("give one of --pdb and --call")
-    if call is not None and ":" not in call:
-        raise click.UsageError(f"--call {call}: give MODULE:FUNCTION, such as inspect_step:look")
     leave_in_order()
     run_dir = find(run, index).path.absolute()
-    asked = range(step, step + 1) if step is not None else verify.asked_steps(steps or ":", run_dir)
+    wanted = parse_steps(steps or f"{step}:{step}", run_dir)
     try:
-        recorded = recorded_program.program_of(run_dir, asked[-1], program, trust=trust)
-        with execution.folder_for(keep) as folder:
-            if step is None:
-                result = verify.verify(run_dir, asked, recorded, folder, opened_as)
-                note(result.notes)
-                say(str(result))
-                _write_json(json_file, result.as_json())
-                status = int(not result.verified)
-            else:
-                run_copy.require_step(run_dir, step)
-                copy = run_copy.copy_run(run_dir, folder, step - 1, opened_as)
-                note([*copy.notes, *recorded.notes])
-                say(f"replaying {run_dir} from {copy.origin} to just before step {step}", err=True)
-                plan = execution.plan_for(copy, step - 1, "debugger" if pdb else call or "shell")
-                executed = execution.execute(recorded, copy, plan, interactive=True)
-                note(executed.warnings)
-                status = executed.status
+        recorded = program_of(run_dir, wanted[-1], program, trust=trust)
+        with folder_for(keep) as folder:
+            result = verify(run_dir, wanted, recorded, folder, opened_as, shown=step or 0)
     except ReplayError as error:
         say(f"everstep replay: {error}", err=True)
         sys.exit(_CANNOT)
-    sys.exit(status)
+    note(result.notes)
+    say(str(result))
+    _write_json(json_file, result.as_json())
+    sys.exit(int(not result.verified))
 
 
 # ---------------------------------------------------------------------------------------- diverge
@@ -234,8 +173,8 @@ _DIVERGE = """Find where two runs part: the first step, and the first component 
   everstep diverge digits-3 digits-4 --script-b "train.py --lr 0.1"
 
 First the records are compared.  Then both programs execute the steps between the last equal checkpoint and
-the first difference again, in copies, and each part of each step is compared: data, random state, weights,
-loss, gradient, optimizer, update.  Nothing is written into a run.
+the first difference again, in copies, and the parts of each step are compared: samples, random state, loss,
+weights, optimizer, state.  Nothing is written into a run.
 
 \b
 Exit status:
@@ -277,7 +216,7 @@ def diverge_command(
     paths = [found.path.absolute() for found in find_all(runs, index)]
     subjects = [
         room.Subject(name, path, tuple(shlex.split(script)))
-        for name, path, script in zip("AB", paths, (script_a, script_b), strict=False)
+        for name, path, script in zip("AB", paths, (script_a, script_b), strict=True)
     ]
     try:
         with folder_for(keep) as folder:
@@ -290,7 +229,7 @@ def diverge_command(
         sys.exit(_CANNOT)
     say(str(report))
     _write_json(json_file, report.as_json())
-    sys.exit(int(report.step is not None) if report.compared else _CANNOT)
+    sys.exit(int(report.first is not None) if report.compared else _CANNOT)
 
 
 # --------------------------------------------------------------------------------- check, accept

@@ -1,15 +1,15 @@
 """Drill: prove the promise on your own script.  Kill it at every hazard, resume it, compare."""
 
 from everstep.drill.campaign import drill
-from everstep.drill.divergence import COMPONENTS, DrillDivergence
 from everstep.drill.report import DrillReport, Ordeal, StartSummary
 from everstep.drill.strike_plans import HAZARDS, RANK_HAZARDS
+from everstep.record import COMPONENTS, Difference
 
 __all__ = [
     "COMPONENTS",
     "HAZARDS",
     "RANK_HAZARDS",
-    "DrillDivergence",
+    "Difference",
     "DrillReport",
     "Ordeal",
     "StartSummary",

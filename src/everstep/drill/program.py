@@ -13,10 +13,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from everstep.drill.processes import kill_marked, with_environment, with_parent
-from everstep.drilled import FILES
 from everstep.errors import DrillError
 from everstep.record import RunJournal
 from everstep.record.rundir import ROOT
@@ -85,6 +84,11 @@ class WitnessLine(NamedTuple):
     step: int
     parts: dict[str, str]
 
+    @property
+    def place(self) -> tuple[str, int, str, int, int]:
+        """What it tells of, to be found in another execution."""
+        return self.run, self.rank, self.at, self.epoch, self.step
+
 
 @dataclass(frozen=True)
 class ProgramStart:
@@ -97,7 +101,6 @@ class ProgramStart:
         began, seconds: time of the start (seconds since 1970), and its duration.
         witnessed: lines of the witness, of all ranks.
         log: file with the output.
-        wrote: paths of the files that its processes opened for writing, as far as Python was asked.
     """
 
     strike: Strike | None
@@ -106,7 +109,6 @@ class ProgramStart:
     seconds: float
     witnessed: list[WitnessLine]
     log: Path
-    wrote: tuple[str, ...] = ()
 
     @property
     def records(self) -> list[WitnessLine]:
@@ -165,8 +167,7 @@ class Program:
         """
         number = len(self.starts) + 1
         log, witness = self.folder / f"start-{number}.log", self.folder / f"start-{number}.jsonl"
-        files = self.folder / f"start-{number}.files"
-        env = {**os.environ, **self.env, ROOT: str(self.root), FILE: str(witness), FILES: str(files)}
+        env = {**os.environ, **self.env, ROOT: str(self.root), FILE: str(witness)}
         spec = f"trace:{trace}" if trace else strike.hazard if strike else ""
         env[INDEX] = "off"  # drilled runs do not belong in the user's index
         env.pop(HAZARD, None)
@@ -191,11 +192,12 @@ class Program:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # also loader workers that outlived the process
                 process.wait()
-                _end_all(witness)
+                # also what it left in other sessions, where /proc exists
+                kill_marked(os.fsencode(f"{FILE}={witness}"))
         self.__dict__.pop("runs", None)
         status = status if self.ranks == 1 else self._of_ranks(status, strike, began)
-        seconds, wrote = time.monotonic() - clock, _lines(files)
-        start = ProgramStart(strike, status, began, seconds, self._read(witness), log, wrote)
+        seconds = time.monotonic() - clock
+        start = ProgramStart(strike, status, began, seconds, self._read(witness), log)
         self.starts.append(start)
         return start
 
@@ -258,22 +260,21 @@ class Program:
         return status or next(stopped, 0)  # see `everstep.group.exit_status`
 
     def _read(self, witness: Path) -> list[WitnessLine]:
-        lines = witness.read_text().splitlines() if witness.exists() else []
-        records = []
-        for line in lines:
-            with suppress(ValueError):  # a kill may tear the last line
-                fields: dict[str, Any] = json.loads(line)
-                fields["run"] = os.path.relpath(fields["run"], self.root)
-                records.append(WitnessLine(**fields))
-        return records
+        return [line._replace(run=os.path.relpath(line.run, self.root)) for line in read_witness(witness)]
 
     def journal(self, run: str) -> RunJournal:
         """Read the journal of a run."""
         return RunJournal(self.root / run)
 
 
-def _lines(file: Path) -> tuple[str, ...]:
-    return tuple(file.read_text(errors="surrogateescape").splitlines()) if file.exists() else ()
+def read_witness(file: Path) -> list[WitnessLine]:
+    """Read the file of a witness; none if it is missing."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    found = []
+    for line in lines:
+        with suppress(ValueError):  # a kill may tear the last line
+            found.append(WitnessLine(**json.loads(line)))
+    return found
 
 
 def command(script: Path, args: tuple[str, ...], ranks: int = 1) -> tuple[str, ...]:
@@ -308,8 +309,3 @@ def _first(end_with_parent: Callable[[], None]) -> Callable[[], None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
     return prepare
-
-
-def _end_all(witness: Path) -> None:
-    """Kill the processes that a start left in other sessions; found by their environment, if /proc exists."""
-    kill_marked(os.fsencode(f"{FILE}={witness}"))

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
-from xml.etree import ElementTree
 
 from everstep.checkpoint import CheckpointName
-from everstep.drill.divergence import DrillDivergence, Undisturbed
+from everstep.drill.divergence import Undisturbed, as_json, cause
 from everstep.drill.program import Program, ProgramStart, Strike
-from everstep.drill.strike_plans import WINDOWS
+from everstep.record import Difference, first_difference
 
-Verdict = Literal["exact", "differs", "failed", "not hit", "no such place", "not reached"]
+Verdict = Literal["exact", "differs", "failed", "not hit", "no such place"]
 
 EXACT, NOT_EXACT, NONDETERMINISTIC, NOT_DRILLED = 0, 1, 3, 4
 """Exit statuses; 2 means a wrong command line."""
@@ -47,9 +44,6 @@ NOT_COVERED_ON_RANKS = (
 )
 
 _MARKS = {"exact": "✓", "differs": "✗", "failed": "✗"}
-_NEVER_STRUCK = ("not hit", "no such place", "not reached")
-_MOST_NAMED = 5
-"""Most files that the verdict names."""
 _HAZARD, _STRUCK, WIDTH = 16, 34, 32
 """Characters of the columns."""
 ONCE, AGAIN, STRUCK, NEVER = "━", "▓", "✗", "·"
@@ -83,26 +77,25 @@ class Ordeal:
     Attributes:
         hazard: name of the hazard.
         verdict: "exact"; "differs", with `divergence`; "failed": a start that was left alone did not end
-            with status 0; "not hit": the program ended before a strike; "no such place"; "not reached": the
-            drill ended before, for the reason in `message`.
+            with status 0; "not hit": the program ended before a strike; "no such place".
+        strikes: number of starts that were struck.
         struck: description of the place of the strike.
         again: number of steps that were executed again.
         timeline: a line of characters, steps from left to right.
         starts: summaries of the starts, in order.
         divergence: first difference from the undisturbed program.
         message: last lines of the output, if the program failed.
-        windows: the window (`everstep.drill.strike_plans.WINDOWS`) of each strike that hit.
     """
 
     hazard: str
     verdict: Verdict
+    strikes: int = 0
     struck: str = ""
     again: int = 0
     timeline: str = ""
     starts: list[StartSummary] = field(default_factory=list)
-    divergence: DrillDivergence | None = None
+    divergence: Difference | None = None
     message: str = ""
-    windows: list[str] = field(default_factory=list)
 
     @property
     def line(self) -> str:
@@ -116,8 +109,7 @@ class Ordeal:
 
     def as_dict(self) -> dict[str, Any]:
         """Convert to a dictionary for JSON."""
-        divergence = None if self.divergence is None else self.divergence.as_dict()
-        return {**asdict(self), "divergence": divergence}
+        return {**asdict(self), "divergence": as_json(self.divergence)}
 
 
 @dataclass
@@ -135,9 +127,7 @@ class DrillReport:
         undisturbed: number of programs that ran undisturbed and were compared.
         cut: step at which the drill left a run that would have gone on; None if all came to their end.
         save_every: number of steps between the checkpoints that the drill added; None if it added none.
-        budget: seconds that the drill was given; None for no limit.
         steps_again: the steps, by their number over all runs, that were executed again.
-        outside: files outside the run directories that an undisturbed start wrote.
     """
 
     script: str
@@ -147,21 +137,19 @@ class DrillReport:
     steps: int
     seconds: float
     ranks: int = 1
-    nondeterminism: DrillDivergence | None = None
+    nondeterminism: Difference | None = None
     seeded: bool = True
     ordeals: list[Ordeal] = field(default_factory=list)
     undisturbed: int = 2
     cut: int | None = None
     save_every: int | None = None
-    budget: float | None = None
     steps_again: set[int] = field(default_factory=set)
-    outside: list[str] = field(default_factory=list)
 
     @property
     def exact(self) -> bool:
         """Whether at least one program was struck, and all ended as the undisturbed program."""
-        struck = [one.verdict for one in self.ordeals if one.verdict not in _NEVER_STRUCK]
-        return self.nondeterminism is None and bool(struck) and set(struck) == {"exact"}
+        verdicts = {one.verdict for one in self.ordeals} - {"not hit", "no such place"}
+        return self.nondeterminism is None and verdicts == {"exact"}
 
     @property
     def kills_resumed(self) -> int:
@@ -181,15 +169,10 @@ class DrillReport:
         return EXACT if self.exact else NOT_EXACT
 
     @property
-    def first_divergence(self) -> DrillDivergence | None:
-        """Divergence of two undisturbed programs if they differ, else the earliest of all ordeals."""
+    def first_divergence(self) -> Difference | None:
+        """Difference of two undisturbed programs if they differ, else the earliest of all ordeals."""
         found = [one.divergence for one in self.ordeals if one.divergence is not None]
-        return self.nondeterminism or min(found, key=self._order, default=None)
-
-    def _order(self, one: DrillDivergence) -> tuple[int, ...]:
-        """Sort key: runs in the order in which the program opens them, then as `DrillDivergence.order`."""
-        run = f"/{one.run}"
-        return self.runs.index(run) if run in self.runs else len(self.runs), *one.order
+        return self.nondeterminism or first_difference(found, [run.removeprefix("/") for run in self.runs])
 
     def header(self) -> str:
         """Lines above the table."""
@@ -206,62 +189,31 @@ class DrillReport:
     def verdict(self) -> str:
         """Lines below the table."""
         if self.nondeterminism is not None:
-            return "\n".join([self._nondeterministic(self.nondeterminism), *self._outside()])
-        count = {
-            verdict: sum(one.verdict == verdict for one in self.ordeals)
-            for verdict in ("exact", "differs", "failed", "not hit")
-        }
+            return self._nondeterministic(self.nondeterminism)
+        count = Counter(one.verdict for one in self.ordeals)
         missed = f"; {count['not hit']} ended before they were struck" if count["not hit"] else ""
+        lines = []
         if self.exact:
             on = f" on {self.ranks} ranks" if self.ranks > 1 else ""
-            told = f"{count['exact']} of {count['exact']} ended as the run that nobody killed{on}{missed}"
-            lines = [f"exact: {told}", *self.covered(), *[NOT_RESUMED] * (not self.kills_resumed)]
-            return "\n".join([*lines, *[NOT_COVERED_ON_RANKS] * (self.ranks > 1), *self._notes()])
-        lines = []
+            total = f"{count['exact']} of {count['exact']}"
+            lines.append(f"exact: {total} ended as the run that nobody killed{on}{missed}")
         if count["failed"]:
             failed = next(one for one in self.ordeals if one.verdict == "failed")
             lines.append(f"{count['failed']} failed to resume; the first, after {failed.hazard!r}:")
             lines.append(textwrap.indent(failed.message, "    "))
         if count["differs"] and (first := self.first_divergence):
             lines.append(f"{count['differs']} of {count['differs'] + count['exact']} resumes differ{missed}")
-            lines.append(f"first: {first}: {first.expected} undisturbed, {first.found} here")
-            lines.append(f"likely: {first.cause}")
+            lines.append(f"first: {first}: {first.expected} undisturbed, {first.actual} here")
+            lines.append(f"likely: {cause(first)}")
             lines += [f"not chance: {self.undisturbed} undisturbed runs are equal"] * (self.undisturbed > 2)
         lines = lines or [f"nothing was struck{missed}"]
-        return "\n".join([*lines, *self.covered(), *self._notes()])
-
-    def covered(self) -> list[str]:
-        """Lines that say what was struck, how much ran again, and what was not reached, with the reason."""
-        struck = [one for ordeal in self.ordeals for one in ordeal.windows]
-        if not struck:
-            return []
-        part = 100 * len(self.steps_again) / max(1, self.steps)
-        seen = ", ".join(one for one in WINDOWS if one in struck)
-        strikes = f"{len(struck)} strike" + "s" * (len(struck) > 1)
-        lines = [f"covered: {strikes}, {part:.0f} % of the steps executed again; struck: {seen}"]
-        left = self.not_struck
-        for why in dict.fromkeys(left.values()):
-            ones = ", ".join(one for one in left if left[one] == why)
-            lines.append(f"not struck: {ones} ({why})")
-        untried = {one.hazard: one.message for one in self.ordeals if one.verdict == "not reached"}
-        if untried:
-            lines.append(f"not tried: {', '.join(untried)} ({next(iter(untried.values()))})")
-        return lines
-
-    @property
-    def not_struck(self) -> dict[str, str]:
-        """Window -> why it was not struck."""
-        struck = {one for ordeal in self.ordeals for one in ordeal.windows}
-        return {one: self._why_not(hazard) for one, hazard in WINDOWS.items() if one not in struck}
-
-    def _why_not(self, hazard: str) -> str:
-        """Say why the window of a hazard was not struck."""
-        one = next((one for one in self.ordeals if one.hazard == hazard), None)
-        if one is None:
-            return "not asked for"
-        if one.verdict == "no such place":
-            return "the script has none" if self.cut is None else "not reached before the drill left"
-        return one.message if one.verdict == "not reached" else "ended before the strike"
+        if strikes := sum(one.strikes for one in self.ordeals):
+            part = 100 * len(self.steps_again) / max(1, self.steps)
+            struck = f"{strikes} strike{'s' * (strikes > 1)}"
+            lines.append(f"covered: {struck}, {part:.0f} % of the steps executed again")
+        lines += [NOT_RESUMED] * (self.exact and not self.kills_resumed)
+        lines += [NOT_COVERED_ON_RANKS] * (self.exact and self.ranks > 1)
+        return "\n".join([*lines, *self._notes()])
 
     def _notes(self) -> list[str]:
         """Lines about the limits of what was found."""
@@ -281,24 +233,14 @@ class DrillReport:
                 "no seed=: the drill gave each run the same seed, where the script draws a new one. A resume "
                 "keeps the seed that was drawn; two runs of the script will not be equal without seed="
             )
-        return [*lines, *self._outside()]
+        return lines
 
-    def _outside(self) -> list[str]:
-        if not self.outside:
-            return []
-        more = len(self.outside) - _MOST_NAMED
-        named = ", ".join(self.outside[:_MOST_NAMED]) + f" and {more} more" * (more > 0)
-        return [
-            f"written outside the run directory: {named}: neither saved nor compared, so what a start reads "
-            "there is not what it was at the checkpoint"
-        ]
-
-    def _nondeterministic(self, where: DrillDivergence) -> str:
+    def _nondeterministic(self, where: Difference) -> str:
         likely = where.note or UNSEEDED * (not self.seeded) + UNSTABLE
         runs = "two of three" if self.undisturbed > 2 else "two"
         return (
             f"{runs} undisturbed runs of this script differ, so its resume cannot be judged\n"
-            f"first: {where}: {where.expected} in the first, {where.found} in the last\n"
+            f"first: {where}: {where.expected} in the first, {where.actual} in the last\n"
             f"likely: {likely}"
         )
 
@@ -308,18 +250,15 @@ class DrillReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Convert to a dictionary for JSON."""
-        nondeterminism = None if self.nondeterminism is None else self.nondeterminism.as_dict()
         return {
             **vars(self),
             "seconds": round(self.seconds, 3),
             "exact": self.exact,
             "exit_code": self.exit_code,
             "kills_resumed": self.kills_resumed,
-            "strikes": sum(len(one.windows) for one in self.ordeals),
+            "strikes": sum(one.strikes for one in self.ordeals),
             "steps_again": len(self.steps_again),
-            "struck": [one for one in WINDOWS if any(one in ordeal.windows for ordeal in self.ordeals)],
-            "not_struck": self.not_struck,
-            "nondeterminism": nondeterminism,
+            "nondeterminism": as_json(self.nondeterminism),
             "ordeals": [one.as_dict() for one in self.ordeals],
         }
 
@@ -333,10 +272,10 @@ def struck_at(starts: list[ProgramStart]) -> str:
         return ""
     more = f", and {len(starts) - 1} more" if len(starts) > 1 else ""
     target = "" if starts[0].strike is None else starts[0].strike.target
-    return f"{target} {where(starts[0])}{_operation(starts[0])}{more}".lstrip()
+    return f"{target} {_where(starts[0])}{_operation(starts[0])}{more}".lstrip()
 
 
-def where(start: ProgramStart) -> str:
+def _where(start: ProgramStart) -> str:
     """Name the place at which a start ended: its last complete step, or what came before or after."""
     strike = start.strike or Strike()
     records = [record for record in start.of_rank(strike.rank) if record.at != "before"]
@@ -362,22 +301,6 @@ def _operation(start: ProgramStart) -> str:
 
 
 _NAMES = {"loop.tail": "tail begins", "loop.tail_end": "tail ends", "loop.exit": "block ends"}
-
-
-_AT_ITS_NAME = ("start-up", "commit", "tail", "shutdown")
-"""Hazards that strike at a point of the window that has their name."""
-
-
-def window(start: ProgramStart, hazard: str, where: str) -> str:
-    """Name the window in which a start was struck."""
-    if hazard in _AT_ITS_NAME:
-        return hazard
-    point = "" if start.strike is None else start.strike.point
-    if hazard == "head":
-        return "tail" if point == "loop.tail_end" else "head"
-    if where in ("start-up", "shutdown"):
-        return where
-    return "commit" if point.startswith("checkpoint.") else "step"
 
 
 def summaries(program: Program) -> list[StartSummary]:
@@ -456,44 +379,3 @@ def draw_timeline(
 
 def _column(step: int, total: int, width: int) -> int:
     return min(width - 1, (step - 1) * width // total)
-
-
-_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-def write_junit(file: Path, script: str, result: DrillReport | str) -> None:
-    """Write a JUnit file: a case for the undisturbed runs, and one for each program that was struck.
-
-    Args:
-        result: the report; or the reason why there is none, which is an error of the first case.
-    """
-    suite = ElementTree.Element("testsuite", name=f"everstep drill {_NOT_XML.sub('?', script)}")
-
-    def add(name: str, seconds: float = 0.0, outcome: str = "", text: str = "") -> None:
-        case = ElementTree.SubElement(suite, "testcase", classname=script, name=name, time=f"{seconds:.3f}")
-        if outcome:
-            text = _NOT_XML.sub("?", text)
-            ElementTree.SubElement(case, outcome, message=text.partition("\n")[0]).text = text
-
-    if isinstance(result, str):
-        add("two undisturbed runs", 0.0, "error", result)
-    else:
-        differ = result.nondeterminism is not None
-        add("two undisturbed runs", 0.0, "failure" if differ else "", result.verdict() if differ else "")
-        turns: Counter[str] = Counter()
-        for one in result.ordeals:
-            turns[one.hazard] += 1
-            name = one.hazard if turns[one.hazard] == 1 else f"{one.hazard} {turns[one.hazard]}"
-            seconds = sum(start.seconds for start in one.starts)
-            if one.verdict == "exact":
-                add(name, seconds)
-            else:
-                failed = one.verdict in ("differs", "failed")
-                add(name, seconds, "failure" if failed else "skipped", f"{one.message}\n{one.line}".strip())
-    suite.set("tests", str(len(suite)))
-    for outcome, count in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
-        suite.set(count, str(len(suite.findall(f"testcase/{outcome}"))))
-    suites = ElementTree.Element("testsuites")
-    suites.append(suite)
-    ElementTree.indent(suites)
-    ElementTree.ElementTree(suites).write(file, encoding="utf-8", xml_declaration=True)

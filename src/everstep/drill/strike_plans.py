@@ -210,29 +210,6 @@ def aim(hazard: str, ranks: Sequence[Landmarks], draw: Random) -> list[Strike]:
     return HAZARDS[hazard](ranks[0], draw) if len(ranks) == 1 else RANK_HAZARDS[hazard](ranks, draw)
 
 
-WINDOWS = {
-    "start-up": "start-up",
-    "step": "last step",
-    "commit": "commit",
-    "tail": "tail",
-    "head": "head",
-    "shutdown": "shutdown",
-}
-"""Windows of a run, in the order of their time -> the hazard that aims at the window."""
-
-MOST_TELLING = (
-    *("SIGTERM", "last step", "head", "tail", "commit", "resume", "SIGTERM+SIGKILL", "start-up"),
-    *("shutdown", "disk full", "SIGINT"),
-)
-"""Hazards in the order in which a drill with a budget tries them; the others come after them."""
-
-
-def most_telling_first(names: Iterable[str]) -> list[str]:
-    """Sort hazards so that those which find most come first, and random instants last."""
-    order = [*MOST_TELLING, *(name for name in RANK_HAZARDS if name not in MOST_TELLING)]
-    return sorted(names, key=lambda name: (name == "random instant", order.index(name)))
-
-
 def chosen(names: Iterable[str], ranks: int = 1) -> list[str]:
     """Return the hazards that a user named; all of them if none is named."""
     names, known = list(names), list(HAZARDS if ranks == 1 else RANK_HAZARDS)

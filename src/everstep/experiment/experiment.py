@@ -13,7 +13,6 @@ from everstep.arguments import checked_keywords, integer, number
 from everstep.contracts.services import Service
 from everstep.contracts.tasks import Task
 from everstep.data.order import pass_key
-from everstep.drilled import seed_or_drilled
 from everstep.errors import ConfigError, UsageError, nearest
 from everstep.experiment.import_paths import imported
 from everstep.record.provenance import code_folder, git_facts
@@ -23,6 +22,7 @@ from everstep.supervisor import Ending
 from everstep.supervisor.settings import LoopOptions
 from everstep.trainer import Trainer
 from everstep.trainer.checkpoint_follower import Which
+from everstep.unattended import seed_or_drilled
 
 Maker = Callable[[], Any] | str
 """A function without arguments, or its import path `module:name`."""

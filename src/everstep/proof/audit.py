@@ -1,4 +1,4 @@
-"""Audit of a run: was each sample used once in each pass, over all crashes, and which resumes were verified?
+"""Audit of a run: was each sample used once in each pass, over all crashes?
 
 What is read is the record alone: the ledger and the links in the journal, and the newest checkpoint's account
 of the data.  Nothing is written, imported or called.
@@ -8,45 +8,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from everstep.checkpoint import Checkpoint, CheckpointName, Store, read_checkpoint
+import numpy as np
+
+from everstep.checkpoint import Store, read_checkpoint
+from everstep.contracts.data import Share
+from everstep.data.order import Plan, Sampling
 from everstep.errors import CheckpointError
-from everstep.proof.audited_stream import AuditedStream, Finding, Verdict
-from everstep.record import (
-    CHOSEN,
-    DIVERGED,
-    OTHER_DATA,
-    Event,
-    Position,
-    RunDir,
-    RunJournal,
-)
-from everstep.record.badges import Badge, badge_of, badges_in
-from everstep.record.ledger_format import Place, unpack_place
+from everstep.record import CHOSEN, OTHER_DATA, Position, RunDir, RunJournal
+from everstep.record.ledger_format import LEFT_OUT, Entry, Place, first_link, link, unpack, unpack_place
 
+Verdict: TypeAlias = Literal["proven", "not provable", "wrong"]
+
+LARGEST = 1 << 26
+"""Limit of the samples of a pass whose order is computed again: a record may claim any number."""
 _LONGEST = 100
 """Problems that are listed; a damaged journal may have any number."""
 
 
-class Resume(NamedTuple):
-    """A start that continued from a checkpoint.
+class Finding(NamedTuple):
+    """What is known of a pass, or of several passes in a row of which the same is known.
 
     Attributes:
-        start: its number.
-        checkpoint: the checkpoint's name.
-        verification: "verified", "not verified", "nothing to verify", or "diverged at N".
-        by: what was compared, in words.
-        data: where its data goes on, "" where no entry says so.
-        stands: whether steps of this start are part of the run's history.
+        stream: name of the stream.
+        first, last: numbers of the passes, from 1.
+        verdict: of all of them.
+        found: in words.
     """
 
-    start: int
-    checkpoint: str
-    verification: str
-    by: str
-    data: str
-    stands: bool
+    stream: str
+    first: int
+    last: int
+    verdict: Verdict
+    found: str
+
+    @property
+    def passes(self) -> str:
+        """The passes in words."""
+        return f"pass {self.first}" if self.first == self.last else f"passes {self.first} to {self.last}"
 
 
 class Audit(NamedTuple):
@@ -59,7 +59,6 @@ class Audit(NamedTuple):
         step: its last complete step, as the journal has it.
         starts: number of its starts.
         passes: what is known of the passes over each stream.
-        resumes: how the resume of each start was verified.
         problems: where the record is not what was written.
         notes: what else is to be known.
     """
@@ -70,13 +69,12 @@ class Audit(NamedTuple):
     step: int
     starts: int
     passes: list[Finding]
-    resumes: list[Resume]
     problems: list[str]
     notes: list[str]
 
 
 def audit(run_dir: str | Path) -> Audit:
-    """Audit a run: was each sample used once in each pass, and which resumes were verified?
+    """Audit a run: was each sample used once in each pass, over all crashes?
 
     Args:
         run_dir: directory of the run, which may train meanwhile; it is only read.
@@ -85,210 +83,366 @@ def audit(run_dir: str | Path) -> Audit:
         RunDirError: the path is not a run directory.
         JournalError: a newer everstep wrote the journal.
     """
-    return _Auditor(RunDir.open(run_dir, create=False)).audit()
+    run = RunDir.open(run_dir, create=False)
+    problems: list[str] = []
+    notes: list[str] = []
+    # before the journal: a run that trains meanwhile writes there first what its next checkpoint needs
+    position, accounts = _newest_checkpoint(run, notes)
+    journal = RunJournal(run.path)
+    status = journal.status()
+    # a torn end, or rows that a full disk cost, are no fault
+    torn = [segment.torn for segment in journal.segments() if segment.torn]
+    problems += [problem for problem in journal.problems if problem not in torn]
+    notes += torn
+    for gap in journal.events("gap", valid=False):
+        if rows := gap.data.get("rows"):
+            notes.append(f"start {gap.segment}: a full disk has cost {rows} rows")
+    if position is not None and (lost := journal.lacks(position)):
+        problems.append(f"the newest checkpoint: {lost}")
+    streams = _read_ledger(run, journal, position, accounts, problems)
+    findings = [finding for stream in streams.values() for finding in stream.findings]
+    if not findings:
+        none = "step has drawn a batch from a stream of the run" if status.step else "step is recorded"
+        notes.append(f"no ledger: no {none}")
+    verdicts = {finding.verdict for finding in findings}
+    verdict: Verdict = "proven" if verdicts == {"proven"} else "not provable"
+    return Audit(
+        run.id,
+        "wrong" if problems or "wrong" in verdicts else verdict,
+        status.ended is not None,
+        status.step,
+        sum(segment.started for segment in journal.segments()),
+        findings,
+        problems[:_LONGEST],
+        notes[:_LONGEST],
+    )
 
 
-class _Auditor:
-    def __init__(self, run: RunDir) -> None:
-        self._run = run
-        self._streams: dict[str, AuditedStream] = {}
-        self._problems: list[str] = []
-        self._notes: list[str] = []
-        # before the journal: a run that trains meanwhile writes there first what its next checkpoint needs
-        self._newest = self._newest_checkpoint()
-        self._journal = RunJournal(run.path)
-        self._quarantined: dict[str, dict[tuple[int, int], int]] = {}
-        for rollback in self._journal.rollbacks():
-            for batch in rollback.batches:
-                places = self._quarantined.setdefault(batch.stream, {})
-                places.setdefault((batch.pass_index, batch.batch_index), rollback.number)
+def _newest_checkpoint(run: RunDir, notes: list[str]) -> tuple[Position | None, dict[str, str]]:
+    """Return the newest checkpoint's place in the journal, and its account of each stream."""
+    store = Store(run.path)
+    names = store.names()
+    if not names:
+        return None, {}
+    try:
+        saved = read_checkpoint(store.path(names[-1]), wanted=lambda name: False)
+    except CheckpointError as error:
+        notes.append(f"the newest checkpoint is not compared with the ledger: {error}")
+        return None, {}
+    place = saved.meta.get("journal") if isinstance(saved.meta, dict) else None
+    if not (isinstance(place, list) and len(place) == 2 and all(type(n) is int for n in place)):
+        return None, {}  # a copy of another run's: its place is in that journal
+    structure: Any = saved.structure if isinstance(saved.structure, dict) else {}
+    streams = structure.get("streams")
+    accounts = {
+        name: f"{branch.get('pass')} {branch.get('ledger')}"
+        for name, branch in (streams.items() if isinstance(streams, dict) else ())
+        if isinstance(branch, dict)
+    }
+    return Position(*place), accounts
 
-    def audit(self) -> Audit:
-        """Read everything, in its order."""
-        status = self._journal.status()
-        self._check_files()
-        stands = {number for number, _ in self._journal.parts()}
-        self._read_ledger(stands)
-        findings = self._findings(status.step)
-        resumes = list(self._resumes(stands))
-        verdicts = {finding.verdict for finding in findings}
-        verdict: Verdict = "proven"
-        if self._problems or "wrong" in verdicts:
-            verdict = "wrong"
-        elif "not provable" in verdicts or not findings:
-            verdict = "not provable"
-        started = sum(segment.started for segment in self._journal.segments())
-        return Audit(
-            self._run.id,
-            verdict,
-            status.ended is not None,
-            status.step,
-            started,
-            findings,
-            resumes,
-            _short(self._problems),
-            _short(self._notes),
-        )
 
-    # ---------------------------------------------------------------------------------- the files
-
-    def _check_files(self) -> None:
-        """Take what the reader says of the files; a torn end, or rows that a full disk cost, are no fault."""
-        torn = [segment.torn for segment in self._journal.segments() if segment.torn]
-        self._problems += [problem for problem in self._journal.problems if problem not in torn]
-        self._notes += torn
-        for gap in self._journal.events("gap", valid=False):
-            if rows := gap.data.get("rows"):
-                self._notes.append(f"start {gap.segment}: a full disk has cost {rows} rows")
-
-    # --------------------------------------------------------------------------------- the ledger
-
-    def _read_ledger(self, stands: set[int]) -> None:
-        position, accounts = self._newest or (None, {})
-        lost = None if position is None else self._journal.lacks(position)
-        if lost:
-            self._problems.append(f"the newest checkpoint: {lost}")
-        chosen = {
-            event.segment
-            for event in self._journal.events("decision")
-            if event.data.get("what") == CHOSEN and event.data.get("why") == OTHER_DATA
-        }
-        compared = position is None or position.segment not in stands
-        for event in self._events():
-            if not compared and position is not None and (event.segment, event.offset) >= tuple(position):
-                compared = True
-                self._compare(accounts, position)
-            self._take(event, chosen=event.segment in chosen)
-        if not compared and position is not None:
-            self._compare(accounts, position)
-        for stream in self._streams.values():
-            stream.end()
-
-    def _events(self) -> Iterator[Event]:
-        """Yield the entries of the ledger that stand, oldest first."""
-        for _, items in self._journal.parts():
-            for item in items:
-                if isinstance(item, Event) and item.kind == "progress" and "ledger" in item.data:
-                    yield item
-
-    def _take(self, event: Event, *, chosen: bool) -> None:
-        streams = event.data["ledger"]
-        for name, told in streams.items() if isinstance(streams, dict) else ():
-            if name not in self._streams:
-                own = self._quarantined.get(name, {})
-                self._streams[name] = AuditedStream(name, own)
+def _read_ledger(
+    run: RunDir,
+    journal: RunJournal,
+    position: Position | None,
+    accounts: Mapping[str, str],
+    problems: list[str],
+) -> dict[str, _Stream]:
+    """Check the entries of the ledger that stand, oldest first, and the newest checkpoint's account."""
+    parent = run.facts.get("parent")
+    earlier = "no entry of it is in this journal"
+    if isinstance(parent, Mapping):
+        earlier = f"in the journal of {str(parent.get('run'))[:80]}, of which this run is a fork"
+    why_out = {
+        (batch.stream, batch.pass_index, batch.batch_index): f"rollback {rollback.number}"
+        for rollback in reversed(journal.rollbacks())
+        for batch in rollback.batches
+    }
+    chosen = {
+        event.segment
+        for event in journal.events("decision")
+        if event.data.get("what") == CHOSEN and event.data.get("why") == OTHER_DATA
+    }
+    streams: dict[str, _Stream] = {}
+    # the checkpoint of a start that does not stand is not compared
+    stands = position is not None and position.segment in {number for number, _ in journal.parts()}
+    due = position if stands else None
+    for event in journal.events("progress"):
+        if due is not None and (event.segment, event.offset) >= tuple(due):
+            due = None
+            problems += _compare(streams, accounts)
+        ledger = event.data.get("ledger", {})
+        for name, facts in ledger.items() if isinstance(ledger, dict) else ():
+            stream = streams.setdefault(name, _Stream(name, why_out, earlier))
             try:
-                if not isinstance(told, Mapping):
-                    raise ValueError(f"stream {name!r:.60} has {told!r:.60}")
-                self._streams[name].event(told, event.segment, earlier=self._earlier(), chosen=chosen)
+                if not isinstance(facts, Mapping):
+                    raise ValueError(f"stream {name!r:.60} has {facts!r:.60}")
+                stream.take(facts, event.segment, chosen=event.segment in chosen)
             except ValueError as error:
-                self._problems.append(
+                problems.append(
                     f"segment {event.segment}: the ledger's entry at {event.offset} cannot be read: {error}"
                 )
+    if due is not None:
+        problems += _compare(streams, accounts)
+    for stream in streams.values():
+        stream.close("so far")
+    return streams
 
-    def _earlier(self) -> str:
-        """Say where the entries before the first one may be."""
-        parent = self._run.facts.get("parent")
-        if isinstance(parent, Mapping):
-            return f"in the journal of {str(parent.get('run'))[:80]}, of which this run is a fork"
-        return "no entry of it is in this journal"
 
-    def _findings(self, step: int) -> list[Finding]:
-        findings = [finding for stream in self._streams.values() for finding in stream.findings]
-        if findings:
-            return findings
-        if step:
-            self._notes.append("no ledger: no step has drawn a batch from a stream of the run")
-        else:
-            self._notes.append("no ledger: no step is recorded")
-        return []
-
-    # ----------------------------------------------------------------------------- the checkpoint
-
-    def _newest_checkpoint(self) -> tuple[Position, dict[str, Any]] | None:
-        """Return the newest checkpoint's place in the journal, and its account of each stream."""
-        store = Store(self._run.path)
-        names = store.names()
-        if not names:
-            return None
+def _compare(streams: Mapping[str, _Stream], accounts: Mapping[str, str]) -> Iterator[str]:
+    """Compare the newest checkpoint's account of each stream with the entries up to its place."""
+    for name, account in accounts.items():
+        place = streams[name].place if name in streams else None
         try:
-            saved = read_checkpoint(store.path(names[-1]), wanted=lambda name: False)
-        except CheckpointError as error:
-            self._notes.append(f"the newest checkpoint is not compared with the ledger: {error}")
-            return None
-        place = saved.meta.get("journal") if isinstance(saved.meta, dict) else None
-        if not (isinstance(place, list) and len(place) == 2 and all(type(n) is int for n in place)):
-            return None  # a copy of another run's: its place is in that journal
-        return Position(*place), _accounts(saved)
-
-    def _compare(self, accounts: Mapping[str, Any], position: Position) -> None:
-        """Compare the newest checkpoint's account of each stream with the entries up to its place."""
-        for name, (pass_index, account) in accounts.items():
-            stream = self._streams.get(name)
-            place = None if stream is None else stream.place
-            try:
-                wanted = unpack_place(f"{pass_index} {account}")
-            except ValueError as error:
-                self._problems.append(f"stream {name!r}: the newest checkpoint has no account: {error}")
-                continue
-            if place == wanted or (place is None and wanted[:2] == (0, 0)):
-                continue
-            told = "no entry" if place is None else _where(place)
-            other = " with other samples" if place is not None and place[:2] == wanted[:2] else ""
-            self._problems.append(
-                f"stream {name!r}: the newest checkpoint stands at {_where(wanted)}, and the entries of "
-                f"the ledger up to it end at {told}{other}"
-            )
-
-    # -------------------------------------------------------------------------------- the resumes
-
-    def _resumes(self, stands: set[int]) -> Iterator[Resume]:
-        noted = [
-            (event.segment, event.kind, event.data)
-            for event in self._journal.events(valid=False)
-            if event.kind in ("verified", DIVERGED)
-        ]
-        reported = badges_in(noted)
-        reached: dict[int, int] = {}
-        for event in self._journal.events(valid=False):
-            reached[event.segment] = max(event.completed[0], reached.get(event.segment, 0))
-        for start in self._journal.events("segment", valid=False):
-            name = start.data["facts"].get("resumed_from")
-            if not isinstance(name, str):
-                continue
-            badge = self._badge(reported.get(start.segment), name, reached.get(start.segment, 0))
-            data = [
-                f"{stream.name}: {stream.goes_on[start.segment]}"
-                for stream in self._streams.values()
-                if start.segment in stream.goes_on
-            ]
-            stands_here = start.segment in stands
-            yield Resume(start.segment, name, str(badge), badge.report, ", ".join(data), stands_here)
-
-    def _badge(self, reported: Badge | None, name: str, reached: int) -> Badge:
-        try:
-            began = CheckpointName.parse(name).step
-        except (CheckpointError, ValueError):
-            began = 0
-        return badge_of(reported, began, reached, running=False)
-
-
-def _accounts(saved: Checkpoint) -> dict[str, Any]:
-    """Return (pass, account) of each stream in a checkpoint, by name."""
-    structure = saved.structure if isinstance(saved.structure, dict) else {}
-    streams = structure.get("streams")
-    found: dict[str, Any] = {}
-    for name, branch in streams.items() if isinstance(streams, dict) else ():
-        if isinstance(branch, dict):
-            found[name] = branch.get("pass"), branch.get("ledger")
-    return found
+            wanted = unpack_place(account)
+        except ValueError as error:
+            yield f"stream {name!r}: the newest checkpoint has no account: {error}"
+            continue
+        if place == wanted or (place is None and wanted[:2] == (0, 0)):
+            continue
+        end = "no entry" if place is None else _where(place)
+        other = " with other samples" if place is not None and place[:2] == wanted[:2] else ""
+        yield (
+            f"stream {name!r}: the newest checkpoint stands at {_where(wanted)}, and the entries of "
+            f"the ledger up to it end at {end}{other}"
+        )
 
 
 def _where(place: Place) -> str:
     return f"batch {place.batches} of pass {place.pass_index + 1}"
 
 
-def _short(told: list[str]) -> list[str]:
-    """Return the first of many messages."""
-    more = len(told) - _LONGEST
-    return told if more <= 0 else [*told[:_LONGEST], f"and {more} more"]
+# ------------------------------------------------------------------------------------ one stream
+
+
+class _Pass:
+    """Account of one pass, from the entries so far."""
+
+    def __init__(self, number: int, plan: Plan | str, chain: int | None) -> None:
+        self.number = number
+        self.plan = plan
+        """Its order, computed again; or why it cannot be."""
+        self.place = self.used = self.dropped = 0
+        """Batches so far; samples that steps got, and samples of the batches that no step got."""
+        self.left_out: list[int] = []
+        self.before = 0
+        """Batches at the beginning for which there is no entry and no chain."""
+        self.wrong: list[str] = []
+        self.chain = chain
+        """The chain of the entries so far; None where it is not known."""
+        self.unknown = ""
+        """Why nothing is known of the contents of the batches; "" where something is."""
+
+    def add(self, end: int, left_out: frozenset[int] = frozenset()) -> int | None:
+        """Go on to a batch; return the chain of the samples up to it, None where they are not known."""
+        chain, first = self.chain, self.place
+        self.place = end
+        if isinstance(self.plan, str) or end > len(self.plan):
+            return None
+        for batch in range(first, end):
+            samples, is_out = self.plan.used(batch), batch in left_out
+            self.used += 0 if is_out else len(samples)
+            self.dropped += len(samples) if is_out else 0
+            if chain is not None:
+                chain = link(LEFT_OUT if is_out else samples, chain)
+        return chain
+
+
+class _Stream:
+    """A stream whose entries are read in the order of the steps that stand.
+
+    Args:
+        name: the stream's name.
+        why_out: (stream, pass, batch) -> why no step got the batch.
+        earlier: why entries before the first may be missing.
+
+    Attributes:
+        findings: what is known of the passes that are over.
+        place: where the entries so far end; None before the first.
+    """
+
+    def __init__(self, name: str, why_out: Mapping[tuple[str, int, int], str], earlier: str) -> None:
+        self.name, self._why_out, self._earlier = name, why_out, earlier
+        self.findings: list[Finding] = []
+        self.place: Place | None = None
+        self._described: tuple[Any, Any, Share] = ({}, None, Share())
+        """The data, what its chains are of, and the share of each rank."""
+        self._pass: _Pass | None = None
+
+    def take(self, facts: Mapping[str, Any], start: int, *, chosen: bool) -> None:
+        """Take what an event says of this stream.
+
+        Args:
+            start: number of the start that wrote the event.
+            chosen: whether a person has chosen other data for this start.
+        """
+        entries = list(unpack(facts.get("entries")))
+        place, here = unpack_place(facts["from"]) if "from" in facts else None, self.place
+        begins = chosen and here is not None and place is not None and place[:2] == (here.pass_index, 0)
+        if begins and here is not None and here.batches:
+            self.close("left for other data, as a person chose")
+            self.place = place
+        if "data" in facts:
+            self._describe(facts)
+        if place is None and self.place is None and entries:
+            place = Place(entries[0].pass_index, entries[0].first, None)
+        if self.place is None and place is not None:
+            self._begin_at(place)
+        elif place is not None and place != self.place:
+            self._jump(place, f"start {start} continues")
+        for entry in entries:
+            self._add(entry, start)
+
+    def _describe(self, facts: Mapping[str, Any]) -> None:
+        data, share, of = facts["data"], facts.get("share", [1, None]), facts.get("of")
+        if not isinstance(data, dict) or not (isinstance(share, list) and len(share) == 2):
+            raise ValueError(f"its data is {data!r:.60}")
+        size, rule = share
+        if not (type(size) is int and 0 < size < 1 << 20 and rule in (None, "weight", "drop", "pad")):
+            raise ValueError(f"its share is {share!r:.60}")
+        if of not in (None, "samples", "digests"):
+            raise ValueError(f"its chains are of {of!r:.60}")
+        before, self._described = self._described, (data, of, Share(0, size, rule))
+        if self._described != before and self._pass is not None:
+            self._pass.plan = self._plan(self._pass.number)
+
+    def _plan(self, pass_index: int) -> Plan | str:
+        """Compute the order of a pass again, or say why it cannot be computed."""
+        data, of, share = self._described
+        kind, length, size = data.get("kind"), data.get("length"), data.get("batch_size")
+        # a stream of the user's may have the name of our kind: then the entries have digests
+        if kind not in ("arrays", "loader") or of == "digests":
+            return f"data of kind {str(kind)!r:.40} does not tell the numbers of its samples"
+        if not all(type(number) is int and number > 0 for number in (length, size)) or length > LARGEST:
+            return "its description is not that of everstep's own data, or has too many samples"
+        try:
+            shuffle, drop_last = bool(data.get("shuffle")), bool(data.get("drop_last"))
+            sampling = Sampling(kind, length, size, shuffle, data.get("seed"), drop_last, share=share)
+            return sampling.plan(self.name, pass_index, 0)
+        except Exception as error:  # whatever odd values do: the run's own start would have refused them
+            return f"its order cannot be computed again ({error})"
+
+    def _open(self, pass_index: int) -> _Pass:
+        self._pass = _Pass(pass_index, self._plan(pass_index), first_link(self.name, pass_index))
+        return self._pass
+
+    def _begin_at(self, place: Place) -> None:
+        """Begin with the first entry that there is."""
+        if place.pass_index:
+            self._note(0, place.pass_index - 1, "not provable", self._earlier)
+        own, self.place = self._open(place.pass_index), place
+        chain = own.add(place.batches)
+        if place.chain is None or (place.batches and chain != place.chain):
+            own.before, own.unknown = place.batches, self._earlier
+        own.chain = place.chain
+
+    def _add(self, entry: Entry, start: int) -> None:
+        inside = all(entry.first <= each < entry.end for each in entry.left_out)
+        if not (inside and entry.first <= entry.end):
+            raise ValueError(f"an entry is {str(entry)!r:.60}")
+        assert self.place is not None
+        if entry[:2] != self.place[:2]:
+            self._jump(Place(entry.pass_index, entry.first, None), f"an entry of start {start} begins")
+        own = self._pass
+        if own is None or own.number != entry.pass_index:
+            self.close("")
+            own = self._open(entry.pass_index)
+        batches = _batches(own.place, entry.end)
+        chain = own.add(entry.end, frozenset(entry.left_out))
+        if not isinstance(own.plan, str) and entry.end > len(own.plan):
+            own.wrong.append(f"start {start} used batches up to {entry.end} of {len(own.plan)}")
+        elif isinstance(own.plan, str) and entry.chain is None:
+            own.unknown = "their contents are not digested (several ranks, or nothing to digest)"
+        elif chain not in (None, entry.chain) and not own.wrong:
+            own.wrong.append(
+                f"the chain differs in {batches} (start {start}): these are not the samples of the pass"
+            )
+        own.chain = entry.chain
+        own.left_out += entry.left_out
+        self.place = Place(entry.pass_index, entry.end, entry.chain)
+        if entry.over:
+            self.close("")
+            following = entry.pass_index + 1
+            self.place = Place(following, 0, first_link(self.name, following))
+
+    def _jump(self, to: Place, what: str) -> None:
+        """Note that batches come twice, or are missing, before a place; go on there."""
+        here = self.place
+        assert here is not None
+        own = self._pass or self._open(here.pass_index)
+        at = f"{what} at batch {to.batches + 1} of pass {to.pass_index + 1}"
+        if to.pass_index != here.pass_index:
+            own.wrong.append(f"from batch {here.batches + 1} on nothing follows ({at})")
+            self.close("")
+            if to.pass_index > here.pass_index + 1:
+                self._note(here.pass_index + 1, to.pass_index - 1, "wrong", "no entry of it is left")
+            own = self._open(to.pass_index)
+        elif to.batches == here.batches:
+            own.wrong.append(f"{at}, after other samples than those recorded before")
+        if own.place != to.batches:
+            is_missing = own.place < to.batches
+            first, end = sorted((own.place, to.batches))
+            sample = f"batch {first + 1}"
+            if not isinstance(own.plan, str) and first < len(own.plan):
+                sample = f"sample {int(own.plan.used(first)[0])}"
+            how = "are missing" if is_missing else "were used twice"
+            own.wrong.append(f"{_batches(first, end)} {how} ({at}); the first: {sample}")
+        own.place, own.chain, self.place = to.batches, to.chain, to
+
+    # ---------------------------------------------------------------------------------- the findings
+
+    def close(self, how: str) -> None:
+        """Note what is known of the open pass; `how`: why it is not whole, where that is no choice."""
+        own, self._pass = self._pass, None
+        if own is None or (how == "so far" and not (own.place or own.wrong)):
+            return
+        verdict: Verdict = "not provable"
+        once = f"{own.place:,} batches, each once"
+        if own.before:
+            once = f"batches {own.before + 1} to {own.place}, each once"
+        if own.wrong:
+            verdict, found = "wrong", "; ".join(own.wrong)
+        elif isinstance(own.plan, str):
+            why = own.unknown or f"by one chain of their digests; {own.plan}"
+            found = " ".join(filter(None, [how, f"{once}, {why}"]))
+        elif own.unknown:
+            found = f"{once}; {own.unknown}"
+        elif not np.array_equal(np.sort(own.plan.order), np.arange(len(own.plan.order))):
+            verdict, found = "wrong", "its order does not have each sample once"
+        else:
+            verdict, found = "proven", self._samples(own, own.plan, how)
+        self._note(own.number, own.number, verdict, found)
+
+    def _samples(self, own: _Pass, plan: Plan, how: str) -> str:
+        """Say what is known of a pass whose samples are known."""
+        why = "by everstep.data.checked"
+        reasons = [
+            f"batch {batch + 1} ({self._why_out.get((self.name, own.number, batch), why)})"
+            for batch in own.left_out
+        ]
+        more = [f"{len(reasons) - 8} more"] if len(reasons) > 8 else []
+        out = f"; left out: {', '.join([*reasons[:8], *more])}" if reasons else ""
+        batches, length = own.place - len(reasons), len(plan.order)
+        used = f"{own.used:,} of {length:,} samples"
+        if own.place < len(plan):
+            what = how or "left early"
+            return f"{what}: {used}, each once, in {batches:,} of {len(plan):,} batches{out}"
+        if own.used == length:
+            return f"each sample of {length:,} exactly once, in {batches:,} batches{out}"
+        rule = "drop_last" if self._described[0].get("drop_last") else 'uneven="drop"'
+        fewer = length - own.used - own.dropped
+        by_rule = f", {fewer:,} left out by {rule}" if fewer else ""
+        return f"{used}, each exactly once, in {batches:,} batches{by_rule}{out}"
+
+    def _note(self, first: int, last: int, verdict: Verdict, found: str) -> None:
+        """Note a finding, together with the passes before of which the same is known."""
+        before = self.findings[-1] if self.findings else None
+        if before is not None and (before.last, before.verdict, before.found) == (first, verdict, found):
+            self.findings[-1] = before._replace(last=last + 1)
+        else:
+            self.findings.append(Finding(self.name, first + 1, last + 1, verdict, found))
+
+
+def _batches(first: int, end: int) -> str:
+    return f"batch {first + 1}" if end == first + 1 else f"batches {first + 1} to {end}"

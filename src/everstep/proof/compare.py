@@ -4,35 +4,18 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from everstep.checkpoint import Checkpoint, Store, read_checkpoint
-from everstep.record import RunDir, RunJournal
+from everstep.record import ABSENT, Difference, RunDir, RunJournal
 from everstep.state import Encoded, leaves
-
-ABSENT = "absent"
 
 _Facts: TypeAlias = dict[str, list[bytes]]
 """Facts of a run by path; a second value under a path is a difference."""
 
 
-class RunDifference(NamedTuple):
-    """A thing that differs between two runs, or that a run has twice.
-
-    Attributes:
-        path: what it is: "leaf/PATH" (of another rank than 0 "rank R/leaf/PATH"), "checkpoint",
-            "ranks", "row/EPOCH/STEP/PHASE/NAME/SEQ", "best/METRIC/PATH" or "ended".
-        a, b: short description of the value in each run; "absent" if a run lacks the value.
-    """
-
-    path: str
-    a: str
-    b: str
-
-
-def compare_runs(a: Path, b: Path, *, shared: bool = False) -> list[RunDifference]:
+def compare_runs(a: Path, b: Path, *, shared: bool = False) -> list[Difference]:
     """Compare two runs bit for bit; an empty list says that they are the same run.
 
     Compared are the newest checkpoint's state tree outside `wall/`, the valid journal rows that do
@@ -43,25 +26,50 @@ def compare_runs(a: Path, b: Path, *, shared: bool = False) -> list[RunDifferenc
         a, b: run directories; only read.
         shared: leave out values that only one run has, as for runs with different services.
 
+    Returns:
+        The differences, sorted by their paths: "leaf/PATH" (of another rank than 0 "rank R/leaf/PATH"),
+        "checkpoint", "ranks", "row/EPOCH/STEP/PHASE/NAME/SEQ", "best/METRIC/PATH" or "ended".
+
     Raises:
         RunDirError: a path is not a run directory.
         DamagedCheckpointError: the newest checkpoint, or the best weights, are damaged.
     """
-    found = list(_differences(_facts(Path(a)), _facts(Path(b))))
-    return [one for one in found if ABSENT not in (one.a, one.b)] if shared else found
+    left, right = _facts(Path(a)), _facts(Path(b))
+    found = []
+    for path in sorted(left.keys() | right.keys()):
+        one, other = left.get(path, []), right.get(path, [])
+        if (one != other or len(one) > 1) and not (shared and [] in (one, other)):
+            head, _, rest = path.partition("/")
+            own = head.startswith("rank ")
+            rank = int(head.removeprefix("rank ")) if own else 0
+            component, name = _of_path(rest if own else path)
+            values = _shown(one, other), _shown(other, one)
+            found.append(Difference(component, name, *values, place="end", rank=rank, path=path))
+    return found
+
+
+def _of_path(path: str) -> tuple[str, str]:
+    """Return the component of a path, and the name in it."""
+    kind, _, rest = path.partition("/")
+    branch, _, name = rest.partition("/")
+    name = name.removesuffix("#") or path
+    if kind == "best":
+        return "service", f"best {rest}"
+    if kind != "leaf" or branch == "progress":
+        return "journal", path
+    if branch == "services":
+        return "service", name.partition("/")[0]
+    if branch == "streams":
+        return "samples", name.partition("/")[0]
+    if branch == "rng":
+        return "random state", name
+    return ("optimizer" if branch == "gradients" else "state"), name
 
 
 def state_leaves(checkpoint: Checkpoint) -> dict[str, bytes]:
     """Path -> bytes of every leaf of a checkpoint's state tree, `wall/` included."""
     encoded = Encoded(checkpoint.structure, checkpoint.arrays)
     return {path: bytes(data) for path, data in leaves(encoded)}
-
-
-def _differences(a: _Facts, b: _Facts) -> Iterator[RunDifference]:
-    for path in sorted(a.keys() | b.keys()):
-        left, right = a.get(path, []), b.get(path, [])
-        if left != right or len(left) > 1:
-            yield RunDifference(path, _shown(left, right), _shown(right, left))
 
 
 def _facts(run_dir: Path) -> _Facts:

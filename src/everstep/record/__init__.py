@@ -2,6 +2,7 @@
 
 from everstep.contracts.metrics import Block
 from everstep.record.batch_digest import array_digest, batch_digest
+from everstep.record.difference import ABSENT, COMPONENTS, Difference, first_difference
 from everstep.record.evaluation_record import (
     Evaluation,
     evaluation_segment,
@@ -22,14 +23,13 @@ from everstep.record.journal_reader import (
     Row,
     RunJournal,
 )
-from everstep.record.lock import RunLock, Watch, is_held
+from everstep.record.lock import RunLock, is_held
 from everstep.record.provenance import facts, machine
 from everstep.record.remove_run import remove, why_stays
 from everstep.record.rollback import Batch, Rollback, shared_samples
 from everstep.record.rundir import RunDir, located, new_id, to_read, user_path
 from everstep.record.segment_file import Event, Item, read_segment, segment_number
 from everstep.record.step_comparison import (
-    Divergence,
     EarlierSteps,
     StepComparison,
     accept,

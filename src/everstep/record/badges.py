@@ -80,27 +80,19 @@ def judged(starts: Iterable[Start], reported: Mapping[int, Badge]) -> list[tuple
         reached, told = start.reached, reported.get(following.number) if following else None
         if following is not None and told is not None and told.steps:
             reached = max(reached or 0, (following.began or 0) + told.steps)
-        badge = badge_of(reported.get(start.number), start.began, reached, running=start.running)
+        badge = _badge(start, reached, reported.get(start.number))
         found.append((reached, badge))
     return found
 
 
-def badge_of(reported: Badge | None, began: int | None, reached: int | None, *, running: bool) -> Badge:
-    """Return the badge of any start.
-
-    Args:
-        reported: what the start has reported.
-        began: the step that the start resumed from; None if it began from nothing.
-        reached: its last complete step; None if that is not known.
-        running: whether it may still report.
-    """
+def _badge(start: Start, reached: int | None, reported: Badge | None) -> Badge:
     if reported is not None and reported.kind == "diverged":
         return reported
-    if began is None:
+    if start.began is None:
         return Badge("first")
     if reported is not None and reported.report:
         return reported
-    if not running and reached is not None and reached <= began:
+    if not start.running and reached is not None and reached <= start.began:
         return Badge("nothing to verify", None, "this start executed no step")
     return Badge(
         "not verified", None, "this start ended before its steps were compared with the earlier ones"

@@ -33,7 +33,6 @@ from everstep.record.journal_format import (
     pack_header,
     require_equal_columns,
 )
-from everstep.record.lock import is_watched
 from everstep.record.rundir import certain_id
 from everstep.record.segment_file import segment_path
 from everstep.redaction import redacted, without_credentials
@@ -118,7 +117,7 @@ class Journal:
             require_no_link(path.parent, run_dir)
             hazard.reach("journal.create")
             path.parent.mkdir(exist_ok=True)
-            descriptor = _create(path)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except FileExistsError as error:
             raise JournalError(f"{path} exists; open the next segment, RunDir.next_segment()") from error
         except RunDirError:
@@ -216,10 +215,6 @@ class Journal:
         with self._lock:
             return self._durable
 
-    def is_watched(self) -> bool:
-        """Whether somebody looks at the run: `everstep.record.lock.Watch` holds a lock on the file."""
-        return is_watched(self._fd)
-
     def close(self) -> None:
         """Write all that the disk takes and close the file.  May be called twice; never raises OSError."""
         if self._fd < 0:
@@ -311,7 +306,6 @@ class Journal:
         with self._syncing:
             with self._lock:
                 self._require_open()
-                self._stay()
                 if self._durable + self._written < needed:
                     code = errno.ENOSPC if self._why is None else self._why.errno or errno.ENOSPC
                     raise OSError(
@@ -341,29 +335,6 @@ class Journal:
                 self._accepted("fsync")
             self._tell()
 
-    def _stay(self) -> None:
-        """Write the file again where its name was taken away: without one it dies with this process."""
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(self._fd), os.lstat(self.path)):
-                return
-        require_no_link(self.path.parent, self.path.parent.parent)
-        self.path.parent.mkdir(exist_ok=True)
-        made = _create(self.path)
-        try:
-            size = self._durable + self._written
-            for at in range(0, size, _CHUNK):
-                os.pwrite(made, os.pread(self._fd, min(_CHUNK, size - at), at), at)
-            os.fsync(made)
-            # dup2 keeps the descriptor's number, so no other thread ever sees a closed file.
-            os.dup2(made, self._fd, inheritable=False)
-        except BaseException:
-            self.path.unlink()
-            raise
-        finally:
-            os.close(made)
-        self._named = False
-        self._messages.append(f"{self.path} was removed or moved; it is written again, and nothing is lost")
-
     def _tell(self) -> None:
         """Pass the messages on while no lock is held: `warn` may use this journal, and may raise."""
         while self._messages:
@@ -377,33 +348,13 @@ class NoJournal(Journal):
         self.segment = segment
         self.listeners = []
 
-    def append(self, block: Block) -> None:
-        pass
-
-    def event(self, kind: str, data: dict[str, Any], wall: bool = False, *, plain: bool = False) -> None:
-        pass
-
-    def decide(self, data: dict[str, Any]) -> None:
-        pass
-
     def flush(self) -> Position:
         return Position(self.segment, 0)
 
-    def sync(self) -> None:
+    def _nothing(self, *args: Any, **options: Any) -> None:
         pass
 
-    def fsync_only(self, position: Position) -> None:
-        pass
-
-    def is_watched(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
-
-
-def _create(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    append = event = decide = sync = fsync_only = close = _nothing
 
 
 def _recordable(data: dict[str, Any]) -> dict[str, Any]:

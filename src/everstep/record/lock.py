@@ -18,7 +18,6 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from everstep import hazard
 from everstep.durable import remedy, write_whole
 from everstep.errors import RunDirError, RunLockedError
 from everstep.polling import wait_until
-from everstep.record.segment_file import newest_segment
 from everstep.untrusted_files import open_regular, read_note
 
 _HELD: dict[tuple[int, int], int] = {}
@@ -196,22 +194,14 @@ def is_held(run_dir: Path) -> bool:
         if _HELD.get((status.st_dev, status.st_ino)) == os.getpid():
             return True  # without opening the file: closing it again would drop the lock
         with open_regular(path) as file:
-            answer = fcntl.fcntl(file, fcntl.F_GETLK, packed_lock(fcntl.F_WRLCK))
+            # a `struct flock` on the whole file
+            if sys.platform == "darwin":
+                layout, fields, at = "qqihh", (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET), 20
+            else:
+                layout, fields, at = "hhqqi4x", (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0), 0
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(layout, *fields))
     except FileNotFoundError:
         return False
-    return is_taken(answer)
-
-
-def packed_lock(kind: int, start: int = 0, length: int = 0) -> bytes:
-    """Pack a `struct flock` on some bytes of a file; length 0: up to its end, however it grows."""
-    if sys.platform == "darwin":
-        return struct.pack("qqihh", start, length, 0, kind, os.SEEK_SET)
-    return struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)
-
-
-def is_taken(answer: bytes) -> bool:
-    """Whether the kernel, asked for a lock, answered with one that stands in the way."""
-    at = 20 if sys.platform == "darwin" else 0
     return bool(struct.unpack_from("h", answer, at)[0] != fcntl.F_UNLCK)
 
 
@@ -222,98 +212,3 @@ def _who(holder: dict[str, Any]) -> str:
     except (KeyError, TypeError, ValueError, OverflowError, OSError):  # a damaged note
         since = ""
     return f"process {pid!s:.80} on host {host!s:.80}{since}"
-
-
-# ------------------------------------------------------------------------------------------- watching
-#
-# Watch over runs: while somebody looks at a run, its training hands each row to the journal's file at once.
-#
-# Whoever looks holds a shared lock on the newest file of the journal.  Such a lock changes no file, needs no
-# right to write, hinders no training, and is gone when its holder is, however that ends.  The training asks
-# once a second whether there is such a lock (`Journal.is_watched`).
-#
-# The lock is on a single byte far beyond the file's end.  On an SMB share Linux makes any lock mandatory: a
-# `flock`, which covers all bytes, would fail each write of the training, and with it the next checkpoint.
-
-_PLACE = 1 << 62
-"""Offset of the byte that is locked."""
-
-
-class Watch:
-    """Locks of the runs that somebody looks at; used by one thread."""
-
-    def __init__(self) -> None:
-        self._held: dict[str, int] = {}
-        """Run directory -> descriptor of its newest file."""
-
-    def over(self, run_dirs: Iterable[str]) -> None:
-        """Watch these runs, and no others; called again and again, since a new start makes a new file."""
-        newest = {run_dir: _newest(run_dir) for run_dir in run_dirs}
-        for run_dir, descriptor in list(self._held.items()):
-            if not _is_at(descriptor, newest.get(run_dir, "")):
-                self._release(run_dir)
-        for run_dir in newest.keys() - self._held.keys():
-            with contextlib.suppress(OSError):  # no lock, or the training is just asking: the next call tries
-                self._hold(run_dir, newest[run_dir])
-
-    def close(self) -> None:
-        """Watch nothing more."""
-        for run_dir in list(self._held):
-            self._release(run_dir)
-
-    def _hold(self, run_dir: str, path: str) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            _set(descriptor, fcntl.F_RDLCK)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        self._held[run_dir] = descriptor
-
-    def _release(self, run_dir: str) -> None:
-        descriptor = self._held.pop(run_dir)
-        with contextlib.suppress(OSError):
-            # A forked loader worker has the descriptor, too: a close alone would leave it the lock.
-            _set(descriptor, fcntl.F_UNLCK)
-        os.close(descriptor)
-
-
-def is_watched(descriptor: int) -> bool:
-    """Whether somebody else holds the lock of a journal's file; False where the file system has no locks."""
-    try:
-        if sys.platform == "linux":
-            return is_taken(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _byte(fcntl.F_WRLCK)))
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-def _set(descriptor: int, kind: int) -> None:
-    if sys.platform == "linux":
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _byte(kind))
-    else:  # Python knows no lock of an open file on some bytes there
-        fcntl.flock(descriptor, fcntl.LOCK_UN if kind == fcntl.F_UNLCK else fcntl.LOCK_SH | fcntl.LOCK_NB)
-
-
-def _byte(kind: int) -> bytes:
-    return packed_lock(kind, _PLACE, 1)
-
-
-def _is_at(descriptor: int, path: str) -> bool:
-    """Whether a file is the one at a path: a journal that was moved away is written again under its name."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except OSError:
-        return False
-
-
-def _newest(run_dir: str) -> str:
-    """Return the path of the newest file of a run's journal; "" if there is none, or no folder."""
-    try:
-        return newest_segment(os.path.join(run_dir, "journal"))
-    except OSError:
-        return ""

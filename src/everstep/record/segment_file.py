@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,13 +119,6 @@ def segment_number(path: Path) -> int | None:
     match = _FILE_NAME.fullmatch(path.name)
     number = int(match[1]) if match else 0
     return number if number and segment_path(Path(), number).name == path.name else None
-
-
-def newest_segment(journal: str) -> str:
-    """Return the path of the newest file in a folder of a journal; "" if there is none."""
-    with os.scandir(journal) as entries:
-        numbers = {segment_number(Path(entry.name)) or 0: entry.path for entry in entries}
-    return numbers[max(numbers)] if max(numbers, default=0) else ""
 
 
 def read_segment(path: Path, start: int = 0, run: str | None = None) -> Segment:

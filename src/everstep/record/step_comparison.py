@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from everstep.arguments import integer
 from everstep.contracts.metrics import Block
 from everstep.errors import ConfigError, RunDirError
+from everstep.record.difference import Difference
 from everstep.record.event_fields import ACCEPTED
 from everstep.record.journal import Journal
 from everstep.record.journal_format import Position, bits_float, float_bits
@@ -161,26 +162,6 @@ def _folded(marks: list[Mark]) -> Iterator[tuple[Key, Found | None]]:
 BATCHES, RANDOM, STATE = "batch digest", "random state", "state digest"
 
 
-class Divergence(NamedTuple):
-    """Difference between two executions of a step.
-
-    Attributes:
-        step: the step that differs.
-        component: "batch of STREAM", "pass of STREAM", "random state", "state 'PART'", or a metric's name.
-        old, new: the component's value before and now.
-        in_data: whether the steps got other batches.
-    """
-
-    step: int
-    component: str
-    old: str
-    new: str
-    in_data: bool = False
-
-    def __str__(self) -> str:
-        return f"step {self.step} {self.component} was {self.old} and is {self.new} now"
-
-
 class StepComparison:
     """Comparison, bit for bit, of the steps that a start executes again with their earlier executions.
 
@@ -210,7 +191,7 @@ class StepComparison:
         self.equal: Counter[str] = Counter()
         self.uncompared: Counter[str] = Counter()
         self.differing = 0
-        self.difference: Divergence | None = None
+        self.difference: Difference | None = None
         self.done = reference.last == reference.first and not reference.rows
 
     @property
@@ -232,7 +213,7 @@ class StepComparison:
         if end is not None and end < step:
             del was.ends[stream, pass_index]
             self._differs(
-                step, f"pass of {stream}", f"at its end after step {end}", "not at its end", in_data=True
+                step, "samples", f"pass of {stream}", f"at its end after step {end}", "not at its end"
             )
         elif step in was.traced:
             old = was.batches.get(step, {}).pop((stream, seq), None)
@@ -242,7 +223,7 @@ class StepComparison:
                 self._drawn[0] += 1
             else:
                 words = batch_words(old, (pass_index, digest))
-                self._differs(step, f"batch of {stream}", *words, in_data=True)
+                self._differs(step, "samples", f"batch of {stream}", *words)
         elif was.first < step <= was.last:
             self._drawn[1] += 1
 
@@ -256,7 +237,7 @@ class StepComparison:
         end, last = was.ends.pop((stream, pass_index), None), was.lasts.get((stream, pass_index), 0)
         old = f"at its end after step {end}" if end is not None else f"not at its end until step {last}"
         if end not in (None, step) or (end is None and last > step):
-            self._differs(step, f"pass of {stream}", old, "at its end", in_data=True)
+            self._differs(step, "samples", f"pass of {stream}", old, "at its end")
 
     def step_done(self, step: int) -> None:
         """Count a complete step, and compare its batches that were not drawn."""
@@ -268,7 +249,7 @@ class StepComparison:
             self.uncompared[BATCHES] += uncompared
             self._drawn = [0, 0]
             for stream, _ in was.batches.pop(step, {}):
-                self._differs(step, f"batch of {stream}", "drawn", "not drawn", in_data=True)
+                self._differs(step, "samples", f"batch of {stream}", "drawn", "not drawn")
 
     def copied(self, step: int, phase: str, part: str, digest: int) -> None:
         """Compare a part of a snapshot: "random state", or an entry of the user's state."""
@@ -281,8 +262,8 @@ class StepComparison:
         elif old == digest:
             self.equal[kind] += 1
         else:
-            component = part if kind == RANDOM else f"state {part!r}"
-            self._differs(step, component, f"{old:016x}", f"{digest:016x}")
+            component, name = (RANDOM, part) if kind == RANDOM else ("state", f"state {part!r}")
+            self._differs(step, component, name, f"{old:016x}", f"{digest:016x}")
 
     def _why_not(self) -> str:
         """Say why numbers are not compared; "" if they are."""
@@ -305,7 +286,7 @@ class StepComparison:
                 self._compare(key, was.rows.pop(key), new)
             elif in_steps and was.first < step <= was.last:
                 if step in was.traced and block.name in was.names and not self._why:
-                    self._differs(step, block.name, *row_words(None, new))
+                    self._differs(step, "loss", block.name, *row_words(None, new))
                 else:
                     self.uncompared[block.name] += 1
 
@@ -324,7 +305,7 @@ class StepComparison:
         for (_, step, phase, name, _), old in self._was.rows.items():
             missing = phase == "step" and step <= last and step in self._was.traced and name in self._seen
             if missing and old is not None and not self._why:
-                self._differs(step, name, *row_words(old, None))
+                self._differs(step, "loss", name, *row_words(old, None))
 
     def _compare(self, key: Key, old: Found | None, new: Found) -> None:
         _, step, _, name, _ = key
@@ -333,12 +314,12 @@ class StepComparison:
         elif old == new:
             self.equal[name] += 1
         else:
-            self._differs(step, name, *row_words(old, new))
+            self._differs(step, "loss", name, *row_words(old, new))
 
-    def _differs(self, step: int, component: str, old: str, new: str, *, in_data: bool = False) -> None:
+    def _differs(self, step: int, component: str, name: str, old: str, new: str) -> None:
         self.differing += 1
         if self.difference is None or step < self.difference.step:
-            self.difference = Divergence(step, component, old, new, in_data)
+            self.difference = Difference(component, name, old, new, step)
 
     # -------------------------------------------------------------------------------------- the report
 
@@ -347,7 +328,9 @@ class StepComparison:
         equal = _counted(self.equal)
         if self.difference is not None:
             total = self.equal.total() + self.differing
-            return f"resume differs: {self.difference} ({self.differing} of {total} compared differ)"
+            return (
+                f"resume differs: {in_words(self.difference)} ({self.differing} of {total} compared differ)"
+            )
         aside = self._aside()
         if not self.steps and not equal:
             return f"resume not verified: {aside or 'nothing was executed again'}"
@@ -388,6 +371,13 @@ def batch_words(old: Batch | None, new: Batch | None) -> tuple[str, str]:
     if old[0] != new[0]:
         return f"of pass {old[0] + 1}", f"of pass {new[0] + 1}"
     return f"the batch with digest {old[1]:016x}", f"the batch with digest {new[1]:016x}"
+
+
+def in_words(difference: Difference) -> str:
+    """Describe a difference between an earlier execution and this one."""
+    return (
+        f"step {difference.step} {difference.name} was {difference.expected} and is {difference.actual} now"
+    )
 
 
 def _counted(found: Counter[str]) -> str:
@@ -447,19 +437,18 @@ def accept(run_dir: Path, step: int) -> None:
             known = f"it has at {', '.join(map(str, sorted(found)))}" if found else "it has not diverged"
             raise ConfigError(f"{run.path} has no divergence at step {step} to accept; {known}")
         newest = [segment for segment in journal.segments() if segment.started][-1]
-        _decide(run, Position(newest.number, newest.end), step)
+        # The decision gets a segment of its own: no file of a journal is appended to by another process.
+        parent = Position(newest.number, newest.end)
+        decision = Journal.open(run.path, run.next_segment(), parent, None, warn=lambda message: None)
+        try:
+            decision.decide({"what": ACCEPTED, "step": step})
+        except OSError as error:
+            raise RunDirError(
+                error.errno,
+                f"the decision cannot be recorded: {error.strerror}; check the disk",
+                str(run.path),
+            ) from error
+        finally:
+            decision.close()
     finally:
         lock.release()
-
-
-def _decide(run: RunDir, parent: Position, step: int) -> None:
-    # The decision gets a segment of its own: no file of a journal is appended to by another process.
-    decision = Journal.open(run.path, run.next_segment(), parent, None, warn=lambda message: None)
-    try:
-        decision.decide({"what": ACCEPTED, "step": step})
-    except OSError as error:
-        raise RunDirError(
-            error.errno, f"the decision cannot be recorded: {error.strerror}; check the disk", str(run.path)
-        ) from error
-    finally:
-        decision.close()

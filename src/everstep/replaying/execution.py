@@ -13,16 +13,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from everstep.arguments import checked_keywords, integer
 from everstep.drill.processes import kill_marked, owned_folder, with_parent
+from everstep.drill.program import WitnessLine, read_witness
 from everstep.errors import ReplayError, UsageError
-from everstep.record import RunDir, user_path
+from everstep.record import Difference, RunDir, user_path
 from everstep.record.rundir import ROOT
 from everstep.replaying.recorded_program import RecordedProgram
 from everstep.replaying.run_copy import RunCopy, copy_run
-from everstep.services.replayed import LEAVE, RAISE, VARIABLE, ReplayedStep, ReplayLeft, ReplayPlan
+from everstep.services.replayed import VARIABLE, ReplayLeft, ReplayPlan
 from everstep.services.witness import FILE
 from everstep.state import restore
 from everstep.unattended import PIPE
@@ -30,35 +31,37 @@ from everstep.unattended import PIPE
 FOLDER = "everstep-replay-"
 """Beginning of the names of temporary folders with copies."""
 
-_OTHERS = ("EVERSTEP_HAZARD", FILE, PIPE)
-"""Variables of drills and of `everstep run`, which are not meant for a replay."""
-
 
 class Executed(NamedTuple):
     """What an execution has left.
 
     Attributes:
-        status: exit status of the program.
+        copy: the copy, with the journal of this execution.
         found: the lines of the plan's file.
-        copy: the copy, with the journal and the trail of this execution.
-        log: its output, "" where that went to the terminal.
+        witnessed: what a witness has seen of the steps, where one was asked for.
     """
 
-    status: int
-    found: list[dict[str, Any]]
     copy: RunCopy
-    log: str
+    found: list[dict[str, Any]]
+    witnessed: list[WitnessLine]
 
-    def told(self, at: str) -> dict[str, Any] | None:
-        """Return the last line of a kind."""
-        return next((line for line in reversed(self.found) if line["at"] == at), None)
+    def told(self, at: str) -> dict[str, Any]:
+        """Return the last line of a kind; empty if there is none."""
+        return next((line for line in reversed(self.found) if line["at"] == at), {})
+
+    @property
+    def difference(self) -> Difference | None:
+        """First value of the record that was not found again."""
+        first = self.told("left")["difference"]
+        return None if first is None else Difference(**first)
 
     @property
     def warnings(self) -> list[str]:
         """Warnings of the loop, such as one of another processor."""
         path = self.copy.place / "logs" / "replay.log"
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-        return [line.partition("warning: ")[2] for line in lines if "warning: " in line]
+        warnings = [line.partition("warning: ")[2] for line in lines if "warning: " in line]
+        return [one for one in warnings if not one.startswith("resume differs")]
 
 
 @contextmanager
@@ -73,42 +76,51 @@ def folder_for(keep: Path | None) -> Iterator[Path]:
         yield folder
 
 
-def plan_for(copy: RunCopy, last: int, then: str = LEAVE, **more: Any) -> ReplayPlan:
-    """Make the plan of an execution in a copy, up to its last step."""
+def environment(copy: RunCopy, last: int, **more: Any) -> tuple[dict[str, str], Path]:
+    """Write the plan of an execution up to a step.
+
+    Args:
+        more: further attributes of the `ReplayPlan`.
+
+    Returns:
+        The variables by which a process follows it, and the file for what is found.
+    """
     run = RunDir.open(copy.run_dir, create=False).id
-    out = str(copy.root.parent / "found.jsonl")
-    return ReplayPlan(run, str(copy.run_dir.absolute()), last, then, out, **more)
-
-
-def environment(copy: RunCopy, plan: ReplayPlan) -> dict[str, str]:
-    """Write a plan; return the variables by which a process follows it."""
-    path = copy.root.parent / "plan.json"
-    plan.write(path)
-    return {ROOT: str(copy.root), VARIABLE: str(path), "EVERSTEP_INDEX": "off"}
+    path, out = copy.root.parent / "plan.json", copy.root.parent / "found.jsonl"
+    ReplayPlan(run, str(copy.run_dir.absolute()), last, str(out), **more).write(path)
+    return {ROOT: str(copy.root), VARIABLE: str(path), "EVERSTEP_INDEX": "off"}, out
 
 
 def execute(
-    program: RecordedProgram, copy: RunCopy, plan: ReplayPlan, *, interactive: bool = False
+    program: RecordedProgram, copy: RunCopy, last: int, *, witness: bool = False, **more: Any
 ) -> Executed:
-    """Start a program, and wait until it leaves.
+    """Start a program, and wait until it leaves behind a step.
 
     Args:
-        interactive: whether a person is at its prompt; else its output is kept in a file.
+        witness: whether a witness notes the parts of each step, as in a drill.
+        more: further attributes of the `ReplayPlan`.
     """
-    log = copy.root.parent / "output.log"
-    env = {**os.environ, **program.environment, **environment(copy, plan)}
-    for name in _OTHERS:
+    log, seen = copy.root.parent / "output.log", copy.root.parent / "witness.jsonl"
+    variables, out = environment(copy, last, **more)
+    env = {**os.environ, **program.environment, **variables}
+    for name in ("EVERSTEP_HAZARD", FILE, PIPE):  # of drills and of `everstep run`
         env.pop(name, None)
-    with open(log, "wb") as output, _left_to_the_program():
-        files: dict[str, Any] = (
-            {} if interactive else {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-        )
+    if witness:
+        env[FILE] = str(seen)
+    command = [*program.command, *([str(copy.place)] if program.takes_run else [])]
+    with open(log, "wb") as output:
         try:
-            command = [*program.command, *([str(copy.place)] if program.takes_run else [])]
-            with_this = with_parent(signal.SIGKILL)
-            process = subprocess.Popen(command, cwd=program.folder, env=env, preexec_fn=with_this, **files)
+            process = subprocess.Popen(
+                command,
+                cwd=program.folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                preexec_fn=with_parent(signal.SIGKILL),
+            )
         except OSError as error:
-            raise ReplayError(f"{program.command[0]} cannot be started: {error.strerror}") from error
+            raise ReplayError(f"{command[0]} cannot be started: {error.strerror}") from error
         try:
             status = process.wait()
         finally:
@@ -116,48 +128,20 @@ def execute(
             process.wait()
             # loader workers outlive a process that leaves at once
             kill_marked(os.fsencode(f"{VARIABLE}={env[VARIABLE]}"))
-    found = _read(Path(plan.out))
-    executed = Executed(status, found, copy, log.read_text(errors="replace"))
-    _require_arrival(program, executed, plan)
-    return executed
-
-
-@contextmanager
-def _left_to_the_program() -> Iterator[None]:
-    """Leave Ctrl-C to the program, which the terminal interrupts, too."""
-    before = signal.signal(signal.SIGINT, lambda number, frame: None)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
     found = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in out.read_text().splitlines() if out.exists() else []:
         with suppress(ValueError):  # a kill may tear the last line
             found.append(json.loads(line))
-    return found
-
-
-def _require_arrival(program: RecordedProgram, executed: Executed, plan: ReplayPlan) -> None:
-    """Refuse an execution that did not come to the place of its plan."""
-    ended = executed.told("ended")
-    if executed.told("arrived") is not None or (
-        plan.then == LEAVE and ended is not None and ended["finished"]
-    ):
-        return
-    tail = "\n".join(executed.log.splitlines()[-15:])
-    if executed.told("opened") is None:
-        raise ReplayError(f"{_shown(program)} did not open the run (exit status {executed.status}):\n{tail}")
-    where = (
-        f"after step {ended['step']} ({ended['reason']})" if ended else f"with exit status {executed.status}"
-    )
-    raise ReplayError(f"{_shown(program)} ended {where}, before step {plan.last + 1}:\n{tail}")
-
-
-def _shown(program: RecordedProgram) -> str:
-    return " ".join(program.command[1:])
+    lines = [line._replace(run="") for line in read_witness(seen)]
+    executed = Executed(copy, found, lines)
+    if not executed.told("left"):
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+        shown, ended = " ".join(program.command[1:]), executed.told("ended")
+        if not executed.told("opened"):
+            raise ReplayError(f"{shown} did not open the run (exit status {status}):\n{tail}")
+        where = f"after step {ended['step']} ({ended['reason']})" if ended else f"with exit status {status}"
+        raise ReplayError(f"{shown} ended {where}, before step {last + 1}:\n{tail}")
+    return executed
 
 
 # ------------------------------------------------------------------------------------ in this process
@@ -200,40 +184,28 @@ class Replay:
         random: the random state, as `everstep.state.capture` returns it.
     """
 
+    if TYPE_CHECKING:
+        epoch: int
+        batch: Any
+        state: Mapping[str, Any]
+        random: Any
+
     def __init__(self, run_dir: Path, step: int, opened_as: Path | None) -> None:
         self._run_dir, self.step, self._opened_as = run_dir, step, opened_as
-        self._found: ReplayedStep | None = None
         self._before: dict[str, str | None] = {}
 
-    @property
-    def epoch(self) -> int:
-        return self._at.epoch
-
-    @property
-    def batch(self) -> Any:
-        return self._at.batch
-
-    @property
-    def state(self) -> Mapping[str, Any]:
-        return self._at.state
-
-    @property
-    def random(self) -> Any:
-        return self._at.random
-
-    @property
-    def _at(self) -> ReplayedStep:
-        if self._found is None:
-            raise UsageError(
-                "what is at hand before the step is known after the block; ask behind the with statement"
-            )
-        return self._found
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("epoch", "batch", "state", "random"):
+            raise AttributeError(f"a Replay has no {name!r}")
+        raise UsageError(
+            f"{name}: what is at hand before the step is known after the block; ask behind the with statement"
+        )
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             folder = stack.enter_context(owned_folder(FOLDER))
             copy = copy_run(self._run_dir, folder, self.step - 1, self._opened_as)
-            variables = environment(copy, plan_for(copy, self.step - 1, RAISE))
+            variables, _ = environment(copy, self.step - 1, in_process=True)
             self._held = stack.pop_all()
         self._before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
@@ -249,8 +221,8 @@ class Replay:
                 os.environ[name] = value
         self._held.close()
         if isinstance(error, ReplayLeft):
-            self._found = error.step
-            restore(self._found.random)
+            vars(self).update(vars(error.step))
+            restore(self.random)
             return True
         if error is None:
             raise ReplayError(

@@ -11,19 +11,12 @@ from typing import Any, NamedTuple
 
 from everstep.drill import program
 from everstep.errors import ConfigError, ReplayError, TrustError
-from everstep.record import RunJournal
+from everstep.record import Event, RunJournal
 from everstep.record.provenance import git_facts
+from everstep.record.segment_file import step_of
 from everstep.record.trust import COMMAND_MARK, TRUST_VARIABLE, distrust
 from everstep.redaction import HIDDEN
 from everstep.replaying.run_copy import resumed_from
-
-
-class RecordedStart(NamedTuple):
-    """Start of a run that recorded a step."""
-
-    number: int
-    time: float
-    facts: dict[str, Any]
 
 
 class RecordedProgram(NamedTuple):
@@ -44,18 +37,16 @@ class RecordedProgram(NamedTuple):
     takes_run: bool = False
 
 
-def start_of(run_dir: Path, step: int) -> RecordedStart:
+def start_of(run_dir: Path, step: int) -> Event:
     """Find the start whose execution of a step counts."""
-    journal = RunJournal(run_dir)
-    starts = {event.segment: event for event in journal.events("segment")}
     found = None
-    for event in starts.values():
-        began = resumed_from(event.data)
-        if found is None or began is None or began.step < step:
+    for event in RunJournal(run_dir).events("segment"):
+        began = resumed_from(event)
+        if found is None or not began or step_of(began) < step:
             found = event
     if found is None:
         raise ReplayError(f"the journal of {run_dir} has no start; give a run that everstep has trained")
-    return RecordedStart(found.segment, found.time, found.data.get("facts", {}))
+    return found
 
 
 def program_of(
@@ -69,22 +60,23 @@ def program_of(
         trust: start what the record names, also if the run is not marked as this user's.
     """
     start = start_of(run_dir, step)
-    if (ranks := start.facts.get("ranks", 1)) > 1:
+    facts = start.data.get("facts") or {}
+    if (ranks := facts.get("ranks", 1)) > 1:
         raise ReplayError(
             f"{run_dir} was trained by {ranks} ranks, and one process would have a part of the state, and "
             "other bits; give a run of one process"
         )
-    environment = _instructions(start.facts)
+    environment = _instructions(facts)
     if given:
         script = Path(given[0])
         if not script.is_file():
             raise ConfigError(f"{script} is not a file; give the path of the script after --")
         command = program.command(script, tuple(given[1:]))
         return RecordedProgram(command, Path.cwd(), environment, _changed(start, script.resolve()))
-    if _of_config(start.facts):
+    if _of_config(facts):
         command = (sys.executable, "-m", "everstep", "resume", *(["--trust"] if trust else []))
         return RecordedProgram(command, Path.cwd(), environment, _changed(start, None), takes_run=True)
-    command, folder, script = _recorded(run_dir, start, trust)
+    command, folder, script = _recorded(run_dir, start.segment, facts, trust)
     return RecordedProgram(command, folder, environment, _changed(start, script))
 
 
@@ -95,9 +87,11 @@ def _of_config(facts: Mapping[str, Any]) -> bool:
     return by_command and isinstance(config, dict) and {"task", "streams"} <= config.keys()
 
 
-def _recorded(run_dir: Path, start: RecordedStart, trust: bool) -> tuple[tuple[str, ...], Path, Path]:
+def _recorded(
+    run_dir: Path, number: int, facts: Mapping[str, Any], trust: bool
+) -> tuple[tuple[str, ...], Path, Path]:
     """Return the recorded command line, working directory and script."""
-    argv, folder = [str(each) for each in start.facts.get("argv") or [""]], Path(start.facts.get("cwd") or "")
+    argv, folder = [str(each) for each in facts.get("argv") or [""]], Path(facts.get("cwd") or "")
     script = folder / argv[0]
     again = (
         "name the program's script, as in: everstep replay RUN --step N -- train.py --lr 0.1, or "
@@ -105,14 +99,14 @@ def _recorded(run_dir: Path, start: RecordedStart, trust: bool) -> tuple[tuple[s
     )
     if argv[0] in ("", "-c") or script.name.startswith("ipykernel_launcher"):
         raise ReplayError(
-            f"start {start.number} of {run_dir} ran in a notebook or an interpreter, which cannot be started "
+            f"start {number} of {run_dir} ran in a notebook or an interpreter, which cannot be started "
             "again: call its code there, inside `with everstep.runs.replay(run, step) as at:`"
         )
     if HIDDEN in " ".join(argv):
         raise ReplayError(f"the recorded command line has a credential, which was not recorded: {again}")
     if not script.is_file():
         raise ReplayError(f"the recorded script {script} does not exist: {again}")
-    if not trust and (why := distrust(run_dir, start.facts, COMMAND_MARK)):
+    if not trust and (why := distrust(run_dir, facts, COMMAND_MARK)):
         raise TrustError(
             f"the record of {run_dir} names a command that would be started: {' '.join(argv)}, in {folder}. "
             f"It does not count as yours: {why}. If you trust whoever made it, pass --trust, or set "
@@ -150,11 +144,12 @@ def _instructions(facts: Mapping[str, Any]) -> dict[str, str]:
     return {"ATEN_CPU_CAPABILITY": recorded.lower()} if recorded == "DEFAULT" or " avx2 " in known else {}
 
 
-def _changed(start: RecordedStart, script: Path | None) -> tuple[str, ...]:
+def _changed(start: Event, script: Path | None) -> tuple[str, ...]:
     """Warn of code that is not what the start ran: by git, else by the time of the script."""
-    code = [Path(each) for each in start.facts.get("code") or [] if isinstance(each, str)]
+    facts = start.data.get("facts") or {}
+    code = [Path(each) for each in facts.get("code") or [] if isinstance(each, str)]
     folder = code[0] if code else (Path.cwd() if script is None else script.parent)
-    recorded, now = start.facts.get("git"), git_facts(folder)
+    recorded, now = facts.get("git"), git_facts(folder)
     if recorded:
         states = [str((git.get("commit"), git.get("diff"))) for git in (recorded, now or {})]
         changed = states[0] != states[1] and "problem" not in {*recorded, *(now or {"problem": ""})}
@@ -165,5 +160,5 @@ def _changed(start: RecordedStart, script: Path | None) -> tuple[str, ...]:
     if not changed:
         return ()
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start.time))
-    began = f"start {start.number} of the run ({when})"
+    began = f"start {start.segment} of the run ({when})"
     return (f"the code has changed since {began}: {what}; what differs may come from there",)

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from everstep.checkpoint import CheckpointName, Store
-from everstep.errors import (
-    CheckpointError,
-    ConfigError,
-    DamagedCheckpointError,
-    NoCheckpointError,
-    ReplayError,
-)
-from everstep.record import RunDir, RunJournal
+from everstep.errors import DamagedCheckpointError, NoCheckpointError, ReplayError
+from everstep.record import Event, RunDir, RunJournal
 
 
 class RunCopy(NamedTuple):
@@ -70,7 +63,8 @@ def copy_run(
     path = Path(os.path.abspath(run_dir if opened_as is None else opened_as))
     place = root.joinpath(*path.parts[1:])
     (place / "journal").mkdir(parents=True)
-    for file in (run_dir / "run.json", *sorted((run_dir / "journal").glob("*.evj"))):
+    journal = [*(run_dir / "journal").glob("*.evj"), *(run_dir / "journal").glob("*.trail")]
+    for file in (run_dir / "run.json", *journal):
         if file.exists():
             shutil.copyfile(file, place / file.relative_to(run_dir))
     chosen, notes = (None, []) if anew else _newest(run_dir, place, step)
@@ -109,31 +103,18 @@ def _require_seed(run_dir: Path, step: int) -> None:
 
 def can_begin_anew(run_dir: Path) -> bool:
     """Whether an execution from nothing is the run again: its seed was given, and it is not a fork."""
-    return bool(RunDir.open(run_dir, create=False).facts.get("seed_given")) and origin(run_dir) is None
+    return bool(RunDir.open(run_dir, create=False).facts.get("seed_given")) and not origin(run_dir)
 
 
-def origin(run_dir: Path) -> CheckpointName | None:
-    """Return the checkpoint of another run with which a run began; None: it began from nothing."""
+def origin(run_dir: Path) -> str:
+    """Return the checkpoint of another run with which a run began; "" if it began from nothing."""
     began = next(iter(RunJournal(run_dir).events("segment")), None)
-    return None if began is None else resumed_from(began.data)
+    return "" if began is None else resumed_from(began)
 
 
-def resumed_from(start: Mapping[str, Any]) -> CheckpointName | None:
-    """Return the checkpoint from which a start continued, by the data of its event; None: from nothing."""
-    name = (start.get("facts") or {}).get("resumed_from")
-    if not name:
-        return None
-    try:
-        return CheckpointName.parse(str(name))
-    except (CheckpointError, ValueError) as error:
-        raise ReplayError(f"a start is recorded to have continued from {name!r:.60}: {error}") from error
-
-
-def require_step(run_dir: Path, step: int) -> None:
-    """Refuse a step behind the one after the last."""
-    known = last_step(run_dir)
-    if step > known + 1:
-        raise ConfigError(f"--step {step}: {run_dir} has {known} steps; give 1 to {known + 1}")
+def resumed_from(start: Event) -> str:
+    """Return the checkpoint from which a start continued; "" if it began from nothing."""
+    return str((start.data.get("facts") or {}).get("resumed_from") or "")
 
 
 def last_step(run_dir: Path) -> int:

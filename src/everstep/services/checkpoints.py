@@ -18,7 +18,7 @@ from everstep.mirror import MirrorAt
 from everstep.record import user_path
 from everstep.schedule import Auto, Every, Schedule
 
-FLUSH_STEPS, FLUSH_SECONDS = 1000, 30.0
+FLUSH_STEPS, FLUSH_SECONDS = 1000, 10
 
 
 class Checkpoints(Service):
@@ -74,27 +74,22 @@ class Checkpoints(Service):
 class JournalFlush(Service):
     """Hand the rows that were read at boundaries to the operating system.
 
-    While somebody looks at the run, they are handed over each second.  Else they wait, since blocks of many
-    rows take a quarter of the space and are read thirty times as fast.  A boundary each second is nothing
-    new: the console asks for it, too.  The rows become durable inside the next checkpoint's commit.
+    They wait for some seconds, since blocks of many rows take less space and are read faster.  They become
+    durable inside the next checkpoint's commit.
     """
 
     isolate = False
     window = "none"
 
     def __init__(self) -> None:
-        super().__init__("journal flush", Every(steps=FLUSH_STEPS) | Every(epochs=1) | Every(seconds=1))
+        cadence = Every(steps=FLUSH_STEPS) | Every(epochs=1) | Every(seconds=FLUSH_SECONDS)
+        super().__init__("journal flush", cadence)
 
     def open(self, run: RunView) -> None:
         self._run = run
-        self._flushed = run.clock()
 
     def run(self, boundary: Boundary) -> None:
-        now = self._run.clock()
-        due = boundary.moment is Moment.AFTER_EPOCH or boundary.step % FLUSH_STEPS == 0
-        if due or now - self._flushed >= FLUSH_SECONDS or self._run.is_watched():
-            self._flushed = now
-            self._run.flush()
+        self._run.flush()
 
 
 class Index(Service):

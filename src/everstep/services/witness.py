@@ -1,4 +1,4 @@
-"""Services of a drilled run, which the environment of the process asks for (see `everstep.drilled`)."""
+"""Services of a drilled run, which the environment of the process asks for (see `everstep.unattended`)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from everstep import hazard
 from everstep.contracts.services import Boundary, Interrupt, Moment, Outcome, RunView, Save, Service, Stage
-from everstep.drilled import LIMIT, append_line
 from everstep.errors import Interrupted, StateError
 from everstep.group import exit_status
-from everstep.record import located
 from everstep.schedule import Every, Instant
 from everstep.state import capture, digest, encode
+from everstep.unattended import LIMIT, append_line
 
 FILE = "EVERSTEP_DRILL"
 """Environment variable that names the witness's file."""
@@ -123,16 +121,14 @@ def kind_of(tree: Any) -> str:
 
 
 class DrillLimit(Service):
-    """Leave the run after some steps, or at the first step after some seconds; the exit status is 0.
+    """Leave the run after some steps; the exit status is 0.
 
     So a script that takes hours can be drilled.  The run does not end there: it is interrupted, as by
     SIGTERM, with its state saved.  Its max_step, schedules and configuration are as the script gives them.
 
     Args:
-        steps: total of the run, 1 or more; None for no limit.
-        seconds: seconds since the run was opened; None for no limit.
+        steps: total of the run, 1 or more.
         save_every: number of steps between checkpoints that the drill adds; None for none.
-        run: the run directory that has the limit, as the script gives it, absolute; None for every run.
     """
 
     moments = frozenset({Moment.ENTER_LOOP, Moment.AFTER_STEP})
@@ -141,34 +137,20 @@ class DrillLimit(Service):
     window = "none"
     isolate = False
 
-    def __init__(
-        self,
-        *,
-        steps: int | None = None,
-        seconds: float | None = None,
-        save_every: int | None = None,
-        run: str | None = None,
-    ) -> None:
+    def __init__(self, *, steps: int, save_every: int | None = None) -> None:
         super().__init__("drill limit", Every(steps=1))
-        self._steps, self._seconds, self._save_every, self._run = steps, seconds, save_every, run
-        self._opened = 0.0
-
-    def open(self, run: RunView) -> None:
-        self._opened = time.monotonic()
-        if self._run is not None and located(self._run) != Path(run.run_dir):
-            self._steps = self._seconds = self._save_every = None
+        self._steps, self._save_every = steps, save_every
 
     def due(self, when: Instant) -> bool:
         return not when.at_epoch_end
 
     def run(self, boundary: Boundary) -> Outcome | None:
-        reached = self._steps is not None and boundary.step >= self._steps
-        if boundary.moment is Moment.ENTER_LOOP:
-            if reached:  # an earlier start has saved there: no step is left to run
-                raise Interrupted(exit_status(0), f"the drill ends at step {boundary.step}")
-            return None
-        if reached or (self._seconds is not None and time.monotonic() > self._opened + self._seconds):
-            return Outcome(actions=(Interrupt(f"the drill ends at step {boundary.step}", 0),))
-        if self._save_every is not None and boundary.step % self._save_every == 0:
+        why = f"the drill ends at step {boundary.step}"
+        if boundary.step >= self._steps:
+            if boundary.moment is Moment.ENTER_LOOP:  # an earlier start has saved there: no step is left
+                raise Interrupted(exit_status(0), why)
+            return Outcome(actions=(Interrupt(why, 0),))
+        is_save = self._save_every is not None and boundary.step % self._save_every == 0
+        if is_save and boundary.moment is Moment.AFTER_STEP:
             return Outcome(actions=(Save(),))
         return None

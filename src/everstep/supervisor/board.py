@@ -112,10 +112,6 @@ class ServiceBoard:
             if service.window != "none" and not self._runs(service):
                 self._collector.drop_reader(service.name)  # nobody would ever clear its window
 
-    def left_out(self) -> list[str]:
-        """Names of the services that `leave_reports_out` keeps from running."""
-        return [service.name for service in self._services if not self._runs(service)]
-
     def _runs(self, service: Service) -> bool:
         return self._reports or service.every_rank or service.stage is not Stage.REPORT
 

@@ -311,10 +311,6 @@ class Door:
         """Hand every row and event so far to the journal's file."""
         return self._engine.recording.flush()
 
-    def is_watched(self) -> bool:
-        """Whether somebody looks at the run now, and waits for rows to reach the journal's file."""
-        return self._engine.journal.is_watched()
-
     def note(self, kind: str, data: dict[str, Any], wall: bool = False) -> None:
         """Add an event to the journal; `data` is JSON.  `wall`: it depends on the clock or on the start.
 

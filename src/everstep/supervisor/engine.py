@@ -13,8 +13,8 @@ from everstep.contracts.services import Moment, RunView
 from everstep.errors import ProgressError, ServiceError, UsageError
 from everstep.metrics.across_ranks import AcrossRanks
 from everstep.metrics.collector import Collector
-from everstep.record import CHOSEN, EarlierSteps, FailurePages, StepComparison, traceback_lines
-from everstep.services.replayed import Replayed, StepParts
+from everstep.record import CHOSEN, FailurePages, StepComparison, read_earlier_steps, traceback_lines
+from everstep.services.replayed import Replayed
 from everstep.services.witness import Witness, drill_services
 from everstep.state import Encoded, decode, restore
 from everstep.supervisor.board import Announcer, ServiceBoard
@@ -80,9 +80,7 @@ class Engine:
         for service in (*settings.services, *drill_services(lambda: user.save()["user"])):
             self.board.add(service)
         if (plan := settings.replay) is not None:
-            self.board.add(Replayed(plan, user.objects, self._tree, self.board.left_out))
-            if plan.parts:
-                self.board.add(StepParts(plan, user.objects, user.save))
+            self.board.add(Replayed(plan, user.objects, self._tree, lambda: self.comparison))
         self.voice.console = settings.console
         self.estimator, self.spent = Estimator(clock), TimeSpent(clock)
         self.wakeups = Wakeups(clock)
@@ -224,9 +222,11 @@ class Engine:
         # by a drill or a replay, which find what differs and how far
         observed = self.board.find(Witness) is not None or self.settings.replay is not None
         on_divergence = "warn" if observed else self.settings.on_divergence
-        comparison = recovered.comparison
-        if self.settings.replay is not None:  # `everstep replay` compares with the rows that count
-            comparison = StepComparison(EarlierSteps(recovered.step))
+        self.comparison = comparison = recovered.comparison
+        if self.settings.replay is not None:  # also from nothing, and on another machine
+            tail = recovered.progress.phase == "step"
+            earlier = read_earlier_steps(self.opening.history, recovered.parent, recovered.step, tail=tail)
+            self.comparison = comparison = StepComparison(earlier)
         trail = self.opening.trail(recovered)
         stack.callback(trail.close)
         # a rank that was killed later has more to compare; the boundaries must be the same on all

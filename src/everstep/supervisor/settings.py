@@ -12,7 +12,6 @@ from everstep.arguments import integer, number, plain
 from everstep.contracts.data import Share, Uneven
 from everstep.contracts.services import Clock, Moment, Service
 from everstep.data.adapt import named
-from everstep.drilled import seed_or_drilled
 from everstep.errors import ConfigError
 from everstep.metrics import MetricFormatter
 from everstep.record import located, user_path
@@ -30,6 +29,7 @@ from everstep.supervisor.opening.configuration import Configuration
 from everstep.supervisor.opening.init_from import InitFrom
 from everstep.supervisor.saving.state_tree import Limits
 from everstep.supervisor.saving.user_state import UserState
+from everstep.unattended import seed_or_drilled
 
 S = TypeVar("S", bound=Service)
 

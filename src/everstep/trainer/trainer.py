@@ -15,7 +15,6 @@ from everstep.arguments import checked_keywords, integer
 from everstep.contracts.data import Stream
 from everstep.contracts.services import Service
 from everstep.contracts.tasks import Task
-from everstep.drilled import seed_or_drilled
 from everstep.errors import ConfigError, RolledBack, UsageError
 from everstep.group import group_size
 from everstep.loop.train_loop import loop_settings
@@ -33,6 +32,7 @@ from everstep.trainer.eval_ranks import refuse_several, whole
 from everstep.trainer.evaluations import Evaluations, evaluates, one_batch, require_one_each
 from everstep.trainer.named_streams import Data, NamedStreams
 from everstep.trainer.trainer_loop import TrainerLoop
+from everstep.unattended import seed_or_drilled
 
 
 class Trainer:

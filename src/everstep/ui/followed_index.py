@@ -15,7 +15,6 @@ from everstep.index.location import Location, runs_of
 from everstep.index.readers import is_run
 from everstep.index.run_facts import IndexBusyError, UnwritableIndexError
 from everstep.index.shipping import Journals, gone_runs, is_here
-from everstep.record import Watch
 from everstep.ui.runs_table import RunsTable, run_id
 
 PAUSE = 0.5
@@ -61,7 +60,6 @@ class FollowedIndex:
         self._gone: set[int] = set()
         """Keys of the runs whose directories do not exist any more."""
         self._seen: object = None
-        self._locks = Watch()
         self._glanced: object = None
         """State of the index at the newest look and glance."""
         self._is_whole = True
@@ -100,7 +98,6 @@ class FollowedIndex:
         """End the thread."""
         self._ending.set()
         self._thread.join()
-        self._locks.close()
 
     def _note(self, problems: list[str]) -> None:
         new = [problem for problem in dict.fromkeys(problems) if problem not in self._problems]
@@ -124,7 +121,6 @@ class FollowedIndex:
                 self._glance(watched)
                 continue
             self._look()
-            self._let_know(watched)
             now = time.monotonic()
             due = now + min(max(PAUSE, 9 * (now - begun)), _LONGEST)
 
@@ -132,12 +128,6 @@ class FollowedIndex:
         """List the runs whose points somebody waits for."""
         asked: set[str] = set().union(*(runs for _, runs in list(self._listeners)))
         return self.table.chosen(asked)
-
-    def _let_know(self, watched: list[dict[str, Any]]) -> None:
-        """Let the trainings know that somebody waits for their points."""
-        # A lock takes a descriptor: a comparison of a thousand runs, most of them over, would take them all.
-        running = (run for run in watched if run["status"] == "running")
-        self._locks.over(str(run["path"]) for run in running if is_here(self.database, run["host"]))
 
     def _glance(self, watched: list[dict[str, Any]]) -> None:
         """Tell of new points of some runs; the next look notes what else has changed."""

@@ -16,13 +16,14 @@ from everstep.record import (
     CHOSEN,
     DIVERGED,
     OTHER_DATA,
-    Divergence,
+    Difference,
     Journal,
     StepComparison,
     Trail,
     array_digest,
     batch_digest,
 )
+from everstep.record.step_comparison import in_words
 from everstep.schedule import NEVER
 from everstep.state import Encoded
 from everstep.supervisor.voice import Voice
@@ -62,7 +63,7 @@ class Verifier:
         self._collector, self._journal, self._voice = collector, journal, voice
         self.handed: int | None = None
         self.places: dict[str, int] = {}
-        self._noted: Divergence | None = None
+        self._noted: Difference | None = None
         self._error: DivergenceError | None = None
 
     def drew(self, step: int, stream: str, pass_index: int, batch: Any) -> None:
@@ -166,11 +167,13 @@ class Verifier:
         if new is None or new == self._noted:
             return
         self._noted = new
-        self._journal.event(DIVERGED, new._asdict())
+        in_data = new.component == "samples"
+        found = {"component": new.name, "old": new.expected, "new": new.actual}
+        self._journal.event(DIVERGED, {"step": new.step, **found, "in_data": in_data})
         self._journal.flush()
-        if self._on_divergence == "stop" or (self._on_divergence is None and new.in_data):
+        if self._on_divergence == "stop" or (self._on_divergence is None and in_data):
             self._error = DivergenceError(
-                f"resume differs: {new}; {_CAUSES[new.in_data]}. If the change is intended, run "
+                f"resume differs: {in_words(new)}; {_CAUSES[in_data]}. If the change is intended, run "
                 f"everstep accept RUN --divergence {new.step}, and start again; or continue with "
                 'on_divergence="warn"',
                 step=new.step,
