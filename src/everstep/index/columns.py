@@ -43,7 +43,7 @@ RECORDED = frozenset(
     (
         *("config", "sweep", "parent", "git", "argv", "cwd", "packages", "services", "code", "controllers"),
         *("host", "platform", "python", "pid", "fingerprint", "backends", "seed", "ranks", "ranks_before"),
-        *("data_ranks", "limits", "lock", "resume", "resumed_from", "imported", *LABELS),
+        *("data_ranks", "limits", "lock", "resume", "resumed_from", *LABELS),
     )
 )
 """Names with which the paths into a start's record begin: where a run has one, no metric hides it."""
