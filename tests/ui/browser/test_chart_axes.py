@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from everstep.ui.report_page import STATIC, bundle
+from everstep.ui import STATIC
+from everstep.ui.report import bundle
 
 pytestmark = pytest.mark.campaign("machine")
 
