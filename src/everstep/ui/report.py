@@ -40,7 +40,7 @@ _LOG_BYTES = 50_000
 _STYLES = ("vendor/uPlot.min.css", "charts.css", "style.css")
 _LIBRARIES = ("preact.umd.js", "hooks.umd.js", "htm.umd.js", "uPlot.iife.min.js")
 MODULES = (
-    *("preact", "words", "dom", "looks", "icons", "axes", "drawing", "chart_frame", "charts", "histogram"),
+    *("words", "preact", "dom", "looks", "icons", "axes", "drawing", "chart_frame", "charts", "histogram"),
     *("timeline_picture", "timeline", "api", "route", "parts", "chart_view", "runs", "compare", "run", "app"),
 )
 """Modules of the page in the order in which they need each other."""

@@ -95,8 +95,11 @@ export function useChanges(runs = []) {
   return found;
 }
 
-/** An answer of the server, asked again when path, parameters or `version` change; an older answer stays until then. */
-export function useAnswer(path, params = {}, version = 0) {
+/**
+ * An answer of the server, asked again when path, parameters or `version` change; an older answer stays until then.
+ * Nothing is asked without a version.
+ */
+export function useAnswer(path, params, version) {
   const [state, setState] = useState({ answer: null, error: null });
   const key = `${path}?${JSON.stringify(params)}`;
   useEffect(() => {
