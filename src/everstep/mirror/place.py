@@ -118,6 +118,20 @@ def _require_equal(key: str, stored: str, sent: str) -> None:
         )
 
 
+@contextlib.contextmanager
+def whole(target: Path) -> Iterator[Path]:
+    """Give a path at which a file is written; if the block ends well, it becomes `target`, durably."""
+    make_dirs(target.parent, ROOM)
+    new = temporary(target)
+    discard(new, ROOM)
+    try:
+        yield new
+        rename(new, target, ROOM)
+    finally:
+        discard(new, ROOM)
+    fsync_folder(target.parent, ROOM)
+
+
 class Folder:
     """Objects by key as files below `root`, which need not exist; "/" stands between the parts of a key.
 
@@ -149,18 +163,10 @@ class Folder:
     def put(self, key: str, source: Path, start: int, end: int) -> str:
         """Store bytes of a local file under a key, and verify them there; return their xxh3_128."""
         target, digest = self._root / key, xxhash.xxh3_128()
-        make_dirs(target.parent, ROOM)
-        new = temporary(target)
-        discard(new, ROOM)
-        try:
-            with create(new, ROOM) as file:
-                for block in blocks(source, start, end):
-                    digest.update(block)
-                    write(file, block, ROOM)
-            rename(new, target, ROOM)
-        finally:
-            discard(new, ROOM)
-        fsync_folder(target.parent, ROOM)
+        with whole(target) as new, create(new, ROOM) as file:
+            for block in blocks(source, start, end):
+                digest.update(block)
+                write(file, block, ROOM)
         reach("mirror.verify")
         _require_equal(key, digest_of(target), digest.hexdigest())
         return digest.hexdigest()

@@ -41,7 +41,7 @@ _STYLES = ("vendor/uPlot.min.css", "charts.css", "style.css")
 _LIBRARIES = ("preact.umd.js", "hooks.umd.js", "htm.umd.js", "uPlot.iife.min.js")
 MODULES = (
     *("words", "preact", "dom", "looks", "icons", "axes", "drawing", "chart_frame", "charts", "histogram"),
-    *("timeline_picture", "timeline", "api", "route", "parts", "chart_view", "runs", "compare", "run", "app"),
+    *("timeline", "api", "route", "parts", "chart_view", "runs", "compare", "run", "app"),
 )
 """Modules of the page in the order in which they need each other."""
 

@@ -51,9 +51,9 @@ export function leaves(tree, prefix = "") {
 }
 
 /** Buttons that save a drawing: {PNG: () => a promise of a blob, CSV: ...}, under the name of what is drawn. */
-export const Saves = ({ name, file, as, words, disabled }) =>
+export const Saves = ({ name, file, as, disabled }) =>
   Object.entries(as).map(
-    ([kind, make]) => html`<button key=${kind} disabled=${disabled} title=${`Save ${name} as ${kind}`} onClick=${async () => save(file ?? name, kind.toLowerCase(), await make())}>${words ?? kind}</button>`,
+    ([kind, make]) => html`<button key=${kind} disabled=${disabled} title=${`Save ${name} as ${kind}`} onClick=${async () => save(file ?? name, kind.toLowerCase(), await make())}>${kind}</button>`,
   );
 
 /** Whether an element has come near the visible part of the page. */

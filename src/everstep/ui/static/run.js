@@ -2,9 +2,9 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
 import { runPath, summaryAddress, summaryText, useAnswer, useChanges } from "./api.js";
-import { drawTimeline, marks, timelinePicture, zeroOf } from "./timeline.js";
+import { drawTimeline, marks, zeroOf } from "./timeline.js";
 import { link, setQuery } from "./route.js";
-import { Empty, Icon, Pairs, Problem, Saves, Status, Tabs, leaves } from "./parts.js";
+import { Empty, Icon, Pairs, Problem, Status, Tabs, leaves } from "./parts.js";
 import { bytes, clock, count, format, recorded, words } from "./words.js";
 import { enlarge, made } from "./dom.js";
 import { histogram } from "./histogram.js";
@@ -82,9 +82,7 @@ function Timeline({ run }) {
   const box = useRef(null);
   useEffect(() => drawTimeline(box.current, run), [run]);
   return html`
-    <section aria-label="Timeline"><div ref=${box}></div>
-      <div class="card-tools"><${Saves} name=${`${run.name} timeline`} as=${{ PNG: () => timelinePicture(run) }} words="Save the timeline as PNG" /></div>
-    </section>
+    <section aria-label="Timeline"><div ref=${box}></div></section>
   `;
 }
 
