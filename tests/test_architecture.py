@@ -41,7 +41,7 @@ FLOORS = (
     {"experiment"},
     {"compat"},
     {"testing", "proof", "torch", "views"},
-    {"drill", "importing", "ui"},
+    {"drill", "ui"},
     {"replaying"},
     {"runs"},
     {"cli"},

@@ -127,7 +127,6 @@ LOOKING: dict[str, list[tuple[str, ...]]] = {
     "note": [("RUN", "seen"), ("RUN",)],
     "accept": [("RUN", "--divergence", "1")],
     "audit": [("RUN",), ("RUN", "--json")],
-    "import": [("--help",)],  # it reads files of other trackers: tests/importing
     "sync": [("RUN",)],
     "prune": [("RUN",)],
 }

@@ -17,7 +17,7 @@ import everstep
 from everstep.index import query
 from everstep.index.database import Database
 from everstep.index.location import Location
-from everstep.index.shipping import Journals, sync
+from everstep.index.shipping import sync
 from everstep.labels import labels
 from everstep.views.checkpoint_tables import best_weights
 from postgres_server import Server
@@ -69,10 +69,8 @@ def test_a_row_ships_no_run(everywhere: Path, private: Path, name: str) -> None:
     insert(shared, private, name, "running")
     assert steps(shared) == 3
     database = Database(shared / "everstep.db")
-    journals = Journals([shared], named=False)
     for only in (None, [private]):
-        os.utime(private)
-        journals.ship(database, only=only)
+        sync(database, [shared], named=False, only=only)
     assert steps(shared) == 3
     assert names(shared / "everstep.db") == sorted([*before, name])
 

@@ -15,6 +15,7 @@ import gate
 from everstep.errors import ConfigError
 from everstep.index.database import Database
 from everstep.index.filters import (
+    CONTAINS,
     Group,
     Leaf,
     Not,
@@ -59,22 +60,17 @@ def holding(where: Any) -> str:
         ({"n": {"$gte": 1, "$lt": 3}}, "ab"),
         ({"n": {"$lte": math.inf}}, "abd"),
         ({"n": math.nan}, "c"),
-        ({"n": {"$gte": math.nan}}, "c"),
         ({"n": {"$gt": math.nan}}, ""),
         ({"n": {"$not": {"$lt": 2}}}, "bcde"),
         ({"z": {"$gt": 1e308}}, "e"),
         ({"z": {"$in": [-0.0, BIG]}}, "de"),
         ({"t": {"$gt": "B"}}, "ac"),
         ({"t": {"$lt": "a"}}, "bd"),
-        ({"t": {"$regex": "^a|B"}}, "ab"),
-        ({"n": {"$regex": ""}}, "e"),
         ({"b": {"$gt": False}}, "a"),
         ({"b": None}, "cde"),
         ({"b": {"$ne": None}}, "ab"),
-        ({"b": {"$gte": None}}, "cde"),
-        ({"b": {"$lt": None}}, ""),
         ({"b": {"$in": [None, True]}}, "acde"),
-        ({"b": {"$nin": [None, True]}}, "b"),
+        ({"b": {"$not": {"$in": [None, True]}}}, "b"),
         ({"b": {"$exists": True}}, "abc"),
         ({"b": {"$exists": False}}, "de"),
         ({"b": {"$not": {"$exists": False}}}, "abc"),
@@ -126,7 +122,10 @@ def test_which_documents_hold_in_words(text: str, names: str) -> None:
 
 
 def test_a_bare_word_is_a_part_of_a_name() -> None:
-    assert parse_words("loss<3 a.b").parts == (Leaf("loss", "$lt", 3.0), Leaf("name", "$regex", r"a\.b"))
+    assert parse_words("loss<3 a.b").parts == (Leaf("loss", "$lt", 3.0), Leaf("name", CONTAINS, "a.b"))
+    assert matcher(parse_words("a.b"))(lambda path: ["xa.by"]) and not matcher(parse_words("a.b"))(
+        lambda path: ["axb"]
+    )
     assert parse_words("name!=5").parts == (Not(Leaf("name", "$in", ["5"])),)
 
 
@@ -143,14 +142,12 @@ def test_what_is_no_comparison_is_an_error_that_shows_one(text: str) -> None:
         ({"$nor": []}, r"no operator \$nor; did you mean '\$or'"),
         ({"$gt": 1}, "belongs to a field"),
         ({"step": {"$gt": 1, "x": 2}}, "no operator x"),
-        ({"valid/loss": {"gt": 0.8, "lt": 1}}, "begin with \\$; give {'\\$gt': 0.8, '\\$lt': 1}"),
+        ({"valid/loss": {"gt": 0.8, "lt": 1}}, r"begin with \$"),
         ({"step": {"$gt": [1]}}, r"\$gt compares numbers, strings"),
-        ({"step": {"$in": 1}}, "take a list"),
-        ({"step": {"$nin": 1}}, "take a list"),
+        ({"step": {"$lt": None}}, r"\$lt compares numbers, strings"),
+        ({"step": {"$in": 1}}, "takes a list"),
         ({"step": {"$exists": 1}}, "true or false"),
         ({"step": {"$not": {}}}, "takes operators"),
-        ({"name": {"$regex": "("}}, "not a regular expression"),
-        ({"name": {"$regex": b"a"}}, "takes a string"),
         ({"$and": []}, "one or more filters"),
         ({"$or": [1]}, "a filter is an object"),
         ({"step": {1, 2}}, "not a JSON value"),
@@ -165,11 +162,10 @@ def test_what_is_no_filter_is_an_error(where: Any, words: str) -> None:
         parse(where)
 
 
-def test_json_is_an_object_with_each_key_once_and_not_too_deep() -> None:
+def test_json_is_an_object_that_is_not_too_deep() -> None:
     assert parse_json('{"step": {"$gt": 1}}') == parse({"step": {"$gt": 1}})
     for text, words in (
         ("{", "the filter is not JSON"),
-        ('{"step": 1, "step": 2}', "twice in one object"),
         ('{"step": %s}' % ("9" * 5000), "not JSON"),
         ('{"$and": [' * 5000 + "{}" + "]}" * 5000, "is not JSON|nested too deep"),
     ):
@@ -192,10 +188,14 @@ values = st.sampled_from(
 )
 conditions = st.one_of(
     values,
-    st.dictionaries(st.sampled_from(["$eq", "$ne", "$gt", "$gte", "$lt", "$lte"]), values, min_size=1),
-    st.lists(values, max_size=3).map(lambda several: {"$nin": several}),
+    st.dictionaries(st.sampled_from(["$eq", "$ne"]), values, min_size=1),
+    st.dictionaries(
+        st.sampled_from(["$gt", "$gte", "$lt", "$lte"]),
+        values.filter(lambda value: value is not None),
+        min_size=1,
+    ),
+    st.lists(values, max_size=3).map(lambda several: {"$not": {"$in": several}}),
     st.booleans().map(lambda there: {"$not": {"$exists": there}}),
-    st.sampled_from(["^s", "o", "'"]).map(lambda pattern: {"$regex": pattern}),
 )
 fields = st.dictionaries(st.sampled_from(ROW), conditions, min_size=1, max_size=2)
 filters = fields | st.lists(fields, min_size=1, max_size=2).map(lambda several: {"$or": several})

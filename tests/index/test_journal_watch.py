@@ -11,7 +11,7 @@ import pytest
 
 from everstep.index.database import Database
 from everstep.index.run_queries import find_run, newest_facts
-from everstep.index.shipping import Journals
+from everstep.index.shipping import sync
 from everstep.labels import NAMES as LABELS
 from everstep.labels import add_tags
 from everstep.record import Block, Journal, Position, RunDir, RunLock
@@ -32,11 +32,11 @@ def finished(tmp_path: Path) -> RunDir:
 @pytest.fixture
 def look(finished: RunDir) -> Look:
     """Look, and return what the index has."""
-    database, journals = Database(None), Journals([finished.path.parent], named=False)
+    database = Database(None)
 
     def looked() -> dict[str, Any]:
-        assert journals.ship(database, only=[]).runs == 0
-        assert journals.ship(database).problems == []
+        assert sync(database, [finished.path.parent], only=[]).runs == 0
+        assert sync(database, [finished.path.parent], named=False).problems == []
         with database.read() as connection:
             found = find_run(connection, finished.id)
             return {**found, "labels": newest_facts(connection, names=LABELS)}

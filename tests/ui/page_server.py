@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -74,22 +74,6 @@ class Page:
         """Ask with the cookie."""
         query = f"?{urlencode(parameters)}" if parameters else ""
         return self.ask(path + query, Cookie=self.cookie)
-
-    def events(self, path: str) -> Generator[tuple[str, Any], None, None]:
-        """Live events, as they come."""
-        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
-        with contextlib.closing(line):
-            line.request("GET", path, headers={"Cookie": self.cookie})
-            found = line.getresponse()
-            assert found.status == 200
-            name = ""
-            while text := found.readline():
-                key, _, value = text.decode().rstrip("\n").partition(": ")
-                name = value if key == "event" else name
-                if key == "retry":
-                    yield key, int(value)
-                if key == "data":
-                    yield name, json.loads(value)
 
     wait_for = staticmethod(until)
 

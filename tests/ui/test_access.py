@@ -22,7 +22,7 @@ SAFE = {
 
 def addresses() -> list[str]:
     """Every address that the page answers, those that are added later included."""
-    paths = [route.path for route in application(None, None).routes]  # type: ignore[arg-type, attr-defined]
+    paths = [route.path for route in application(None).routes]  # type: ignore[arg-type, attr-defined]
     return [path.replace("{run}", "good") for path in paths] + ["/nothing", "/static/index.html"]
 
 
@@ -54,7 +54,7 @@ def test_the_link_works_once_and_gives_a_cookie_that_scripts_cannot_read(begun: 
         assert page.ask(f"/?token={token}", "HEAD").status == 401  # a preview of the link does not use it up
         entered = page.ask(f"/?token={token}")
         name, *flags = entered.headers["set-cookie"].split("; ")
-        assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(flags) and "Domain" not in str(flags)
+        assert {"HttpOnly", "SameSite=lax", "Path=/"} <= set(flags) and "Domain" not in str(flags)
         assert entered.status == 303 and entered.headers["location"] == "/" and is_safe(entered)
         assert token not in name and name != page.cookie
         assert page.ask("/api/runs", Cookie=name).status == page.get("/api/runs").status == 200
@@ -105,20 +105,13 @@ def test_another_page_in_the_browser_gets_nothing(guarded: Page, site: str) -> N
 
 @pytest.mark.campaign("long")
 def test_a_link_in_another_page_leads_to_the_page(begun: Path) -> None:
-    """After a click elsewhere a browser withholds a strict cookie, also behind a redirect."""
     click = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}
     with running_page(begun) as page:
         token = page.line().rpartition("token=")[2].strip()
         entered = page.ask(f"/?token={token}", **click)
-        assert (
-            entered.status == 200 and "set-cookie" in entered.headers and b'content="0;url=/"' in entered.body
-        )
-        later = page.ask("/", **click)
-        assert (
-            later.status == 200 and b'content="0;url=/"' in later.body and "set-cookie" not in later.headers
-        )
-        stranger = page.ask("/", Sec_Fetch_Site="same-origin", Sec_Fetch_Mode="navigate")
-        assert stranger.status == 401  # so no browser goes round in circles
+        assert entered.status == 303 and "set-cookie" in entered.headers
+        assert page.ask("/", Cookie=page.cookie, **click).status == 200
+        assert page.ask("/", **click).status == 401
 
 
 UP = ("../", "..%2f", "%2e%2e/", "%2e%2e%2f", "..%5c", "....//", "..%252f", "%00../")
@@ -141,11 +134,8 @@ def test_it_listens_on_this_machine_alone(guarded: Page) -> None:
 
 
 @pytest.mark.campaign("long")
-def test_ctrl_c_ends_it_at_once_also_with_a_live_connection(begun: Path) -> None:
+def test_ctrl_c_ends_it_at_once_also_with_an_open_connection(begun: Path) -> None:
     with running_page(begun) as page:
         with socket.create_connection(("127.0.0.1", page.port), timeout=PATIENCE) as line:
-            line.sendall(
-                f"GET /api/live HTTP/1.1\r\nHost: localhost\r\nCookie: {page.cookie}\r\n\r\n".encode()
-            )
-            assert b"200" in line.recv(64)
+            line.sendall(b"GET / HT")
             assert page.end() == (0, "")

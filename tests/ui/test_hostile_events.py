@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,14 @@ from test_run_page import block, written, wrote
 
 import everstep
 from everstep.errors import ConfigError
-from everstep.index.columns import RunColumns
 from everstep.index.database import Database
 from everstep.index.shipping import sync
 from everstep.index.sql_tables import runs
 from everstep.record import RunDir
 from everstep.record.rundir import _encode
-from everstep.ui.connections import MOST, PATIENCE
-from everstep.ui.list_runs import Asked, list_runs, side_by_side
 from everstep.ui.one_run import one_run
-from everstep.ui.run_files import LONGEST_TEXT, MissingError, summary
-from everstep.ui.runs_table import RunsTable
+from everstep.ui.run_files import LONGEST_TEXT, MissingError, content_of, summaries_of
+from everstep.ui.runs_table import ListOptions, RunsTable
 from everstep.ui.server import Json
 from everstep.untrusted_files import LONGEST_ID
 
@@ -56,7 +52,7 @@ def test_events_of_wrong_types_are_told_and_shown_nowhere(tmp_path: Path) -> Non
     for number, (kind, _, told) in enumerate(WRONG):
         answer = found[str(number)]
         assert [told in one and kind in one for one in answer["problems"]] == [True]
-        assert (answer["rollbacks"], answer["summaries"], answer["times"]) == ([], [], {})
+        assert (answer["rollbacks"], answer["summaries"]) == ([], [])
         with pytest.warns(RuntimeWarning, match="is not an event"):
             assert everstep.runs.show(tmp_path / str(number)).facts["problems"] == answer["problems"]
 
@@ -86,22 +82,6 @@ def test_a_long_id_is_no_run_and_a_fault_is_told_in_short(tmp_path: Path) -> Non
         assert "long/run.json is damaged: its checksum is wrong, or a fact is missing or too long" in problems
 
 
-@pytest.mark.campaign("long")
-def test_half_requests_neither_hold_the_page_nor_stay(tmp_path: Path) -> None:
-    written(tmp_path / "good", wrote(block([1.0])))
-    with running_page(tmp_path) as page, contextlib.ExitStack() as stack:
-        lines = [socket.create_connection(("127.0.0.1", page.port)) for _ in range(4 * MOST)]
-        for line in lines:
-            stack.enter_context(line)
-            line.sendall(b"GET / HTTP/1.1\r\nHo")
-        assert page.get("/api/runs").status == 200
-        files = list(Path(f"/proc/{page.process.pid}/fd").iterdir())
-        assert len(files) < MOST + 60
-        lines[-1].settimeout(2 * PATIENCE)
-        lines[-1].sendall(b"st:")  # more of the head is no reason to wait longer
-        assert lines[-1].recv(1) == b""
-
-
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("ends", [b"", b"\r\n\r\n"])
 def test_a_head_of_a_request_has_a_limit(tmp_path: Path, ends: bytes) -> None:
@@ -121,14 +101,11 @@ def test_a_metric_hides_no_setting_of_other_runs(tmp_path: Path) -> None:
     written(tmp_path / "hostile", wrote(*odd))
     database = shipped(tmp_path)
     table = RunsTable(database)
-    with database.read() as connection:
-        table.update(connection, ())
-        assert sorted(RunColumns(connection).first("config.lr").values()) == [0.1, 0.2]
-    found = list_runs(table, Asked(filter="config.lr<0.15", columns=["config.lr", "sweep"]))
+    assert sorted(table.first("config.lr").values()) == [0.1, 0.2]
+    found = table.listed(ListOptions(filter="config.lr<0.15", columns=["config.lr", "sweep"]))
     assert [row["values"] for row in found["rows"]] == [{"config.lr": 0.1, "sweep": "s1"}]
-    compared = side_by_side(table, table.runs())
-    assert {"name": "config.lr", "values": [0.1, 0.2, None]} in compared["settings"]
-    assert "sweep" in {row["name"] for row in compared["facts"]}
+    by_path = sorted(table.rows.values(), key=lambda row: row["path"])
+    assert {"name": "config.lr", "values": [0.1, 0.2, None]} in table.compared(by_path)["settings"]
     assert len(everstep.query("runs", {"config.lr": {"$lt": 0.15}}, index=tmp_path)) == 1
 
 
@@ -140,43 +117,15 @@ def test_a_hundred_thousand_settings_are_no_answer(tmp_path: Path) -> None:
         written(tmp_path / str(number), wrote(block([1.0])), facts={"config": {"lr": number}})
     database = shipped(tmp_path)
     table = RunsTable(database)
-    with database.read() as connection:
-        table.update(connection, ())
-    answer = list_runs(table, Asked())
-    assert len(Json(answer).body) < 100_000 and "config.lr" in answer["choices"]
-    compared = side_by_side(table, table.runs())
+    answer = table.listed(ListOptions())
+    assert len(Json(answer).body) < 100_000
+    compared = table.compared(list(table.rows.values()))
     assert len(Json(compared).body) < 200_000
     assert "config.lr" in {row["name"] for row in compared["settings"]}
     begun = time.process_time()
     with pytest.raises(ConfigError, match=r"did you mean 'config.lr'\?.* more") as error:
-        list_runs(table, Asked(sort="config.lrr"))
+        table.listed(ListOptions(sort="config.lrr"))
     assert time.process_time() - begun < 1 and len(str(error.value)) < 20_000
-
-
-def png(width: int, height: int) -> bytes:
-    return b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", width, height)
-
-
-JPEG = b"\xff\xd8\xff\xe0\0\x04ab\xff\xc2\0\x11\x08" + struct.pack(">HH", 30_000, 30_000)
-
-
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize(
-    "picture",
-    [png(22_000, 22_000), JPEG + bytes(10), b"GIF89a" + struct.pack("<HH", 60_000, 60_000)],
-    ids=["png", "jpeg", "gif"],
-)
-def test_a_picture_of_too_many_pixels_is_not_served(tmp_path: Path, picture: bytes) -> None:
-    events = [("summary", {"name": "x", "step": 1, "image": {"file": f"{name}.bin"}}) for name in "a"]
-    run = written(tmp_path / "a", wrote(block([1.0]), events=events))
-    (run / "a.bin").write_bytes(picture)
-    database = shipped(tmp_path)
-    with database.read() as connection:
-        (row,) = connection.execute(select(runs)).mappings()
-    with pytest.raises(MissingError, match="pixels, 33,554,432 are shown"):
-        summary(database, row, "x", 1)
-    (run / "a.bin").write_bytes(png(2000, 2000))
-    assert summary(database, row, "x", 1)[1] == "image/png"
 
 
 def test_a_long_text_is_cut_and_odd_names_of_files_are_refused(tmp_path: Path) -> None:
@@ -185,13 +134,14 @@ def test_a_long_text_is_cut_and_odd_names_of_files_are_refused(tmp_path: Path) -
     events += [("summary", {"name": str(at), "step": 1, "image": {"file": odd[at]}}) for at in range(4)]
     run = written(tmp_path / "a", wrote(block([1.0]), events=events))
     (tmp_path / "secret").mkdir()
-    (tmp_path / "secret" / "x.png").write_bytes(png(2, 2))
+    (tmp_path / "secret" / "x.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     (run / "linked").symlink_to(tmp_path / "secret")
     database = shipped(tmp_path)
     with database.read() as connection:
         (row,) = connection.execute(select(runs)).mappings()
-    text, _ = summary(database, row, "text", 1)
+    summaries = summaries_of(database, row["id"])
+    text, _ = content_of(database, row, summaries["text", "text"][1])
     assert len(text) < LONGEST_TEXT + 100 and text.endswith(b"characters more")
     for at in range(4):
         with pytest.raises(MissingError, match=r"cannot be read|does not lie in the run"):
-            summary(database, row, str(at), 1)
+            content_of(database, row, summaries[str(at), "image"][1])

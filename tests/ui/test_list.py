@@ -94,8 +94,6 @@ def test_columns_pages_and_order(page: Page) -> None:
     assert found["rows"][0]["values"]["config.optimizer.betas"] == "[0.9, 0.99]"
     pages = [page.get("/api/runs", **asked, offset=at, limit=2).json for at in (0, 2, 4)]
     assert [row for one in pages for row in names(one["rows"])] == names(found["rows"])
-    assert {"loss", "step/loss", "config.optimizer.lr", "status"} <= set(found["choices"])
-    assert not {"mark"} & set(found["choices"])
     newest = page.get("/api/runs").json["rows"]
     assert [row["values"]["started"] for row in newest] == sorted(
         (r["values"]["started"] for r in newest), reverse=True
@@ -110,14 +108,11 @@ def test_the_columns_that_nobody_chose_tell_most(page: Page) -> None:
     assert [column["name"] for column in answer["columns"]] == [
         "name", "status", "verified", "best/valid_loss", "step", "epoch", "started"
     ]  # fmt: skip
-    assert {column["name"]: column["of"] for column in answer["columns"]}["best/valid_loss"] == "best"
     long = next(row["values"] for row in answer["rows"] if row["name"].startswith("long-"))
     assert (long["verified"], long["best/valid_loss"]) == ("verified", 0.25)
     asked = page.get("/api/runs", columns="starts,kills,verified,valid_loss,best/tail/valid_loss").json
-    assert [column["of"] for column in asked["columns"]] == ["fact", "fact", "fact", "last", "best"]
     long = next(row["values"] for row in asked["rows"] if row["name"].startswith("long-"))
     assert list(long.values()) == [2, 1, "verified", 0.25, 0.25]
-    assert {"starts", "kills", "verified", "best/valid_loss"} <= set(asked["choices"])
 
 
 @pytest.mark.campaign("long")
@@ -155,7 +150,7 @@ def test_an_empty_answer_says_what_the_filter_may_have_meant(page: Page) -> None
         ({"where": "optimizer.lr=1"}, "did you mean 'config.optimizer.lr'"),
         ({"where": "best/train_time<1"}, "no run has 'best/train_time'"),
         ({"where": "{"}, "is not JSON"),
-        ({"where": "a=" + "b" * 20000}, "give at most 10000"),
+        ({"where": "a=" + "b" * 20000}, "a filter of at most 10000"),
         ({"sort": "../../etc/passwd"}, "no run has"),
         ({"columns": "name,<script>"}, "no run has '<script>'"),
         ({"limit": "-1"}, "limit is an integer from 1 to 10000"),
@@ -227,17 +222,18 @@ def test_new_points_and_new_runs_are_live_within_two_seconds(tmp_path: Path) -> 
                 pass
             row = page.wait_for(lambda: page.get("/api/runs", where="name=second").json["rows"])[0]
             assert row["status"] == "running"
-            events = page.events(f"/api/live?runs={row['id']}")
-            assert next(events) == ("retry", 1000)
+            before = page.get("/api/changes", runs=row["id"]).json
             print(file=run.stdin, flush=True)
             while "asks at 5" not in run.stdout.readline():
                 pass
             written = time.time()
-            seen: dict[str, Any] = {}
-            while seen.keys() != {"points", "runs"}:
-                seen |= [next(events)]
+
+            def changed() -> bool:
+                now = page.get("/api/changes", runs=row["id"]).json
+                return bool(now["version"] > before["version"] and now["sizes"] != before["sizes"])
+
+            page.wait_for(changed)
             assert time.time() - written < 2.0
-            assert seen == {"runs": {"changed": [row["id"]]}, "points": {"run": row["id"], "step": 4}}
         finally:
             run.kill()
             run.communicate()
@@ -261,37 +257,3 @@ def test_faults_of_journals_and_index_are_told_until_they_are_mended(made: Path,
         index.rmdir()
         away.rename(index)
         page.wait_for(lambda: page.get("/api/runs").json["problems"] == [damage])
-
-
-@pytest.mark.campaign("long")
-def test_the_runs_of_a_sweep_stand_together_in_any_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, sweep, epochs in (("a", "x", 3), ("b", "y", 1), ("c", "x", 1), ("d", "", 2), ("e", "y", 4)):
-        monkeypatch.setenv("EVERSTEP_SWEEP", sweep)
-        Tiny(tmp_path / name, max_epoch=epochs).train()
-    with running_page(tmp_path) as page:
-
-        def found(**asked: Any) -> list[str]:
-            rows = page.get("/api/runs", grouped=1, **asked).json["rows"]
-            return [row["name"][0] for row in rows]
-
-        assert found(sort="step", desc=1) == ["e", "b", "a", "c", "d"]
-        assert found(sort="step") == ["b", "e", "c", "a", "d"]
-        assert found(sort="name", offset=1, limit=2) == ["c", "b"]
-
-
-@pytest.mark.campaign("long")
-def test_columns_with_numbers_of_the_runs_that_match(tmp_path: Path) -> None:
-    for name, rate in (("a", 0.1), ("b", 0.2), ("c", 0.2)):
-        Tiny(tmp_path / name, max_epoch=1, config={"lr": rate, "net": name, "wide": True}).train()
-    with running_page(tmp_path) as page:
-        found = page.get("/api/columns").json
-        assert found["settings"] == [{"name": "config.lr", "varied": True}]
-        assert {one["name"] for one in found["metrics"]} >= {"step/loss", "epoch/loss"}
-        assert {"name": "step", "varied": False} in found["facts"]
-        some = page.get("/api/columns", where="config.lr=0.2").json
-        assert some["settings"] == [{"name": "config.lr", "varied": False}]
-        as_json = page.get("/api/columns", where='{"config.lr": 0.2}').json
-        assert as_json == some
-        assert page.get("/api/columns", where="config.l=0.2").status == 400

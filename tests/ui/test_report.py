@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -18,8 +17,8 @@ from pictured_run import TEXT, pictured
 
 from everstep.cli.looking import report_command as command
 from everstep.errors import ConfigError
-from everstep.ui import report_summaries
-from everstep.ui.report_page import report_page
+from everstep.ui import report as report_module
+from everstep.ui.report import report_page
 from tiny_runs import Boom, Tiny, boom_at
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\u202e"
@@ -50,14 +49,8 @@ class Parsed(HTMLParser):
             self.contents[-1] = tag, before + data
 
     @property
-    def embedded(self) -> str:
-        """The data, as they stand in the file."""
-        at = [tag for tag, _ in self.elements].index("script")
-        return self.contents[at][1]
-
-    @property
     def data(self) -> Any:
-        return json.loads(self.embedded)
+        return json.loads(self.within("script")[0])
 
     def within(self, tag: str) -> list[str]:
         return [content for name, content in self.contents if name == tag]
@@ -88,8 +81,10 @@ def test_it_has_nothing_from_elsewhere(written: Parsed) -> None:
         assert not {"src", "href", "srcset", "action", "style", "data"} & attributes.keys()
         assert not [name for name in attributes if name.startswith("on")]
     hosts = set(re.findall(r"(?:https?|wss?|ftp):\\?/\\?/[^\s\"'`<)]+", written.text))
-    in_words = {"http://www.w3.org/2000/svg", "https://github.com/leeoniya/uPlot"}
-    assert hosts <= in_words, "the name of a format, and the licence of a library: nothing opens these"
+    in_words = {"http://www.w3.org/", "https://github.com/leeoniya/uPlot"}
+    assert all(host.startswith(tuple(in_words)) for host in hosts), (
+        "names of formats, a licence: none is opened"
+    )
     assert not re.search(r"@import|url\(", "".join(written.within("style")))
 
 
@@ -120,9 +115,8 @@ def test_it_tells_what_happened_to_each_run(written: Parsed) -> None:
     )
     assert second["from_step"] in (4, 8) and second["to_step"] == 16, "the newest save that the kill left"
     assert runs["failed"]["status"] == "failed" and runs["failed"]["failures"][0]["kind"] == "error"
-    assert {"name": "optimizer.lr", "values": [0.1, 0.1, 0.1]} in written.data["settings"]
-    facts = {row["name"] for row in written.data["facts"]}
-    assert {"python", "argv", "packages.numpy"} <= facts
+    assert written.data["settings"] == [], "they are equal"
+    assert runs["long"]["config"]["optimizer"]["lr"] == 0.1 and "numpy" in runs["long"]["code"]["packages"]
     assert all(one["checkpoints"] for one in runs.values())
 
 
@@ -134,8 +128,7 @@ def test_lines_keep_their_extremes(tmp_path: Path) -> None:
 
     def line(points: int) -> dict[str, Any]:
         report(tmp_path / "run", "--points", str(points), "-o", tmp_path / "report.html")
-        charts = Parsed(tmp_path / "report.html").data["charts"]
-        (found,) = next(chart for chart in charts if chart["title"] == "step/loss")["series"]
+        (found,) = Parsed(tmp_path / "report.html").data["series"]["step/loss"]
         return dict(found)
 
     whole, thin = line(1000), line(10)
@@ -145,45 +138,32 @@ def test_lines_keep_their_extremes(tmp_path: Path) -> None:
     assert [step for step, *_ in whole["superseded"]] == [5, 6], "of the start that failed in step 7"
     assert len(whole["times"]) == 16 and whole["times"] == sorted(whole["times"])
     replaced = [time for *_, time in whole["superseded"]]
-    assert 0 <= whole["times"][3] <= replaced[0] <= replaced[1] < whole["times"][4] < 60, "seconds"
+    assert whole["times"][3] <= replaced[0] <= replaced[1] < whole["times"][4]
     assert set(thin["times"]) <= set(whole["times"])
 
 
-def test_it_carries_pictures_texts_and_histograms(tmp_path: Path) -> None:
-    report(pictured(tmp_path / "run", epochs=25), "-o", tmp_path / "report.html")
-    data = Parsed(tmp_path / "report.html").data
-    assert [(one["name"], one["kind"], one["of"]) for one in data["summaries"]] == [
-        ("note", "text", 25),
-        ("seen/noise", "image", 25),
-        ("seen/weights", "histogram", 25),
+def test_it_carries_pictures_texts_histograms_and_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, out = pictured(tmp_path / "run", epochs=12), tmp_path / "report.html"
+    report(run, "-o", out)
+    data = Parsed(out).data
+    (told,), (contents,), (log,) = data["runs"], data["summaries"], data["logs"]
+    newest = list(range(12, 52, 4))
+    assert [(one["name"], one["kind"], one["steps"]) for one in told["summaries"]] == [
+        ("seen/noise", "image", newest),
+        ("seen/weights", "histogram", newest),
+        ("note", "text", newest),
     ]
-    text, image, histogram = (one["shown"] for one in data["summaries"])
-    steps = [each["step"] for each in text]
-    assert len(steps) == 10 and (steps[0], steps[-1]) == (4, 100)
-    assert {later - step for step, later in itertools.pairwise(steps)} == {8, 12}, "equal distances"
-    assert [each["step"] for each in image] == [each["step"] for each in histogram] == steps
-    assert data["summaries_left_out"] == 3 * 15
-    assert text[-1]["content"] == f"{TEXT}25"
-    assert json.loads(histogram[-1]["content"])["num"] == 1000
-    media, _, picture = image[-1]["content"].partition(",")
-    (file,) = (tmp_path / "run" / "logs" / "media").glob("*-00000100-*.png")
+    assert contents["text note 48"] == f"{TEXT}12"
+    assert json.loads(contents["histogram seen/weights 48"])["num"] == 1000
+    media, _, picture = contents["image seen/noise 48"].partition(",")
+    (file,) = (run / "logs" / "media").glob("*-00000048-*.png")
     assert media == "data:image/png;base64" and base64.b64decode(picture) == file.read_bytes()
-
-
-@pytest.mark.campaign("long")
-def test_what_does_not_fit_is_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = pictured(tmp_path / "run")
-    file = next((run / "logs" / "media").iterdir())
-    monkeypatch.setattr(report_summaries, "SUMMARY_BYTES", 4 * file.stat().st_size)  # for two pictures
-    monkeypatch.setattr(report_summaries, "LOG_BYTES", 90)
-    report(run, "-o", tmp_path / "report.html")
-    data = Parsed(tmp_path / "report.html").data
-    shown = {one["name"]: [each["step"] for each in one["shown"]] for one in data["summaries"]}
-    assert shown["seen/noise"] == [8, 12], "the newest first"
-    assert data["summaries_left_out"] == 9 - sum(map(len, shown.values())) > 0
-    ((log,), whole) = data["logs"], (run / "logs" / "run.log").read_text()
-    assert log["is_cut"] and whole.endswith(log["text"]) and 0 < len(log["text"]) <= 90
-    assert whole[-len(log["text"]) - 1] == "\n", "whole lines"
+    assert log == {"text": (run / "logs" / "run.log").read_text(), "is_cut": False}
+    monkeypatch.setattr(report_module, "_SUMMARY_BYTES", 3 * file.stat().st_size)  # for two pictures
+    report(run, "-o", out)
+    assert len(Parsed(out).data["runs"][0]["summaries"][0]["steps"]) == 2, "what does not fit is left out"
 
 
 def test_equal_runs_are_equal_files_but_for_the_time(made: Path, tmp_path: Path) -> None:
@@ -205,10 +185,10 @@ def test_names_are_data_never_markup(tmp_path: Path) -> None:
     report(tmp_path / "odd", "-o", tmp_path / "report.html", "--title", HOSTILE)
     parsed = Parsed(tmp_path / "report.html")
     tags = [tag for tag, _ in parsed.elements]
-    assert tags.count("script") == 3 and "img" not in tags and "\u202e" not in parsed.text
+    assert tags.count("script") == 6 and "img" not in tags and "\u202e" not in parsed.text
     shown = HOSTILE.replace("\u202e", "\\u202e")
-    assert {"name": shown, "values": [shown]} in parsed.data["settings"]
-    (line,) = next(one for one in parsed.data["charts"] if one["title"] == f"tail/{shown}")["series"]
+    assert parsed.data["runs"][0]["config"] == {shown: shown}
+    (line,) = parsed.data["series"][f"tail/{shown}"]
     assert line["last"] == ["NaN"]
 
 
@@ -229,11 +209,11 @@ def test_any_value_of_json_survives_the_embedding(tmp_path: Path) -> None:
         True,
         [],
     ]
-    page, digest = report_page({"values": values, "<b>": 1}, "t", "0", 0)
+    page = report_page({"values": values, "<b>": 1}, "t", "0", 0)
     (tmp_path / "page.html").write_bytes(page)
     parsed = Parsed(tmp_path / "page.html")
     assert parsed.data["values"] == [*values[:2], *("\\u2028", "\\x00", "\\ud800"), *values[5:]]
-    assert hashlib.sha256(parsed.embedded.encode()).hexdigest() == digest and parsed.data["<b>"] == 1
+    assert parsed.data["<b>"] == 1
 
 
 @pytest.mark.campaign("long", gate=1)

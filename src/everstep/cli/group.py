@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "experiments": ("train", "resume", "eval", "predict", "config", "data"),
     "looking": ("show", "compare", "tag", "note", "report", "ui", "audit"),
-    "keeping": ("checkpoints", "export", "prune", "import"),
+    "keeping": ("checkpoints", "export", "prune"),
     "runs": ("runs", "sync"),
     "proving": ("drill", "replay", "diverge", "check", "accept"),
 }
@@ -51,7 +51,6 @@ COMMANDS = {
     "replay": "Execute steps of a run again: look at a step, or verify a stretch.",
     "diverge": "Find where two runs, or a run and its replay, part.",
     "check": "Test whether an object comes back from what it saves.",
-    "import": "Bring runs of TensorBoard, MLflow or W&B into the index.",
     "sync": "Update the index from the journals, or make it.",
 }
 """Name -> help in one line."""

@@ -1,4 +1,4 @@
-"""Commands on what runs keep: `checkpoints`, `export`, `prune`, `import`."""
+"""Commands on what runs keep: `checkpoints`, `export`, `prune`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from everstep.errors import (
     RunIndexError,
     nearest,
 )
-from everstep.importing.sources import FORMATS
 from everstep.index.run_facts import GONE
 
 if TYPE_CHECKING:
@@ -334,60 +333,3 @@ def _pruned(database: Database, run: Mapping[str, Any], delete: bool, index: str
         except RunIndexError as error:
             note([f"the index still has {path}: {error}; everstep sync takes the run out"])
     return row | {"deleted": True}
-
-
-# ----------------------------------------------------------------------------------------- import
-
-
-@click.command("import")
-@click.argument("format", type=click.Choice(list(FORMATS)))
-@click.argument("path", type=click.Path(exists=True, path_type=Path))
-@click.option(
-    "--into",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("runs"),
-    help="Folder for the run directories.",
-)
-@index_option
-@json_option
-def import_command(format: str, path: Path, into: Path, index: str | None, as_json: bool) -> None:
-    """Bring runs of TensorBoard, MLflow or W&B (offline) into the index.
-
-    PATH is a file or a folder, searched with all folders below; nothing there is changed.  Brought are
-    metrics, settings, times and how each run ended; what is left out, such as images, is counted.  An import
-    can be repeated: only what is new is added.
-    """
-    from everstep.importing.foreign_run import bring
-    from everstep.importing.sources import found
-    from everstep.index.database import Database
-    from everstep.index.location import FILE, is_said
-    from everstep.index.query import index_place
-    from everstep.index.shipping import sync
-
-    problems: list[str] = []
-    brought: list[dict[str, Any]] = []
-    failed = False
-    for run in found(format, path, problems.append):
-        try:
-            place, is_new = bring(run, into)
-        except RunDirError as error:
-            failed = True
-            problems.append(f"{in_line(run.name)} is left out: {error}")
-            continue
-        left = {kind: count for kind, count in run.left_out.items() if count}
-        brought.append({"run": str(place), "is_new": is_new, "rows": run.rows, "left_out": left})
-    home = index_place(index)
-    if index is None and not is_said() and isinstance(home, Path) and not home.exists():
-        home = into.absolute() / FILE
-    problems += sync(Database(home), [into]).problems
-    if as_json:
-        print_json({"runs": brought, "problems": problems})
-    else:
-        note(problems)
-        for each in brought:
-            left_out = ", ".join(f"{count} {in_line(kind)}" for kind, count in each["left_out"].items())
-            state = "imported" if each["is_new"] else "is there"
-            end = f"; left out: {left_out}" if left_out else ""
-            say(f"{in_line(each['run'])}: {state}, values: {each['rows']}{end}")
-        say(f"runs: {len(brought)}, new: {sum(each['is_new'] for each in brought)}")
-    sys.exit(failed)

@@ -276,16 +276,14 @@ def report_command(
 ) -> None:
     """Write RUNS as one HTML file, to send, to attach, to keep: charts, timeline, images, config, log.
 
-    A browser opens the file from disk; nothing is loaded from a network or a server.  The file verifies the
-    SHA-256 of its data and shows the result; this command prints the same digest.  Equal runs give equal
-    files, but for the time in the headline (SOURCE_DATE_EPOCH sets this time).
+    A browser opens the file from disk, and shows what `everstep ui` shows; nothing is loaded from a network
+    or a server.  Equal runs give equal files, but for the time at its end (SOURCE_DATE_EPOCH sets this time).
 
     The file has what the runs recorded of themselves: also names of machines, paths, command lines, the log.
     """
     from importlib.metadata import version
 
-    from everstep.ui.report_data import report_data
-    from everstep.ui.report_page import report_page
+    from everstep.ui.report import report_data, report_page
 
     _require_free(out)
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
@@ -300,17 +298,17 @@ def report_command(
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     headline = names[0] if len(names) == 1 else f"{len(names)} runs: {', '.join(names[:3])}{more}"
     now = float(epoch) if epoch else time.time()
-    page, digest = report_page(data, title or headline, version("everstep"), now)
+    page = report_page(data, title or headline, version("everstep"), now)
     try:
         write_whole(out.absolute(), page, "report")
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}; give another file") from None
-    say(f"{out}: {len(once)} run{'s' * (len(once) > 1)}, {size(len(page))}, SHA-256 of the data {digest}")
+    say(f"{out}: {len(once)} run{'s' * (len(once) > 1)}, {size(len(page))}")
 
 
 def _require_free(out: Path) -> None:
     """Refuse to replace a file that is not a report."""
-    from everstep.ui.report_page import BEGIN
+    from everstep.ui.report import BEGIN
 
     if out.suffix not in (".html", ".htm"):
         raise ConfigError(f"--out {str(out)!r}: give a file that ends in .html")
@@ -350,7 +348,8 @@ def ui_command(index: str | None, port: int, hosts: tuple[str, ...], no_browser:
     # a browser in the terminal would take it away
     display = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     opens = sys.stdout.isatty() and display and not no_browser
-    with followed(index) as found, tempfile.TemporaryDirectory(prefix="everstep-link-") as folder:
+    found = followed(index)
+    with tempfile.TemporaryDirectory(prefix="everstep-link-") as folder:
         note(found.problems)
         names = [found.database.name]
 

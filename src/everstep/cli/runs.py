@@ -52,12 +52,12 @@ def search(
         telling: whether to add the metric that tells most, if no metric is named.
     """
     from everstep.index.columns import RunColumns
-    from everstep.index.filters import Group, leaves, parse_json, parse_words, why_none
+    from everstep.index.filters import CONTAINS, Group, leaves, parse_json, parse_words, why_none
     from everstep.index.shipping import gone_runs
 
     words = parse_words(" ".join(conditions))
     where = Group(True, (words, parse_json(filter_text or "{}")))
-    names = [leaf.path for leaf in leaves(where) if not (leaf.path == "name" and leaf.operator == "$regex")]
+    names = [leaf.path for leaf in leaves(where) if leaf.operator != CONTAINS]
     database = open_index(index)
     with database.read() as connection:
         columns = RunColumns(connection, gone_runs(database, connection))

@@ -10,51 +10,85 @@ from __future__ import annotations
 import base64
 import html
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from everstep.display.cells import cell, in_line, is_number_column
+from everstep.display.cells import cell, flat, in_line, is_number_column
 
-_MOST_ROWS = 25
-_LONGEST = 120
-"""Most rows of a table, and most characters of a cell."""
+_MOST_CHARTS, _MOST_ROWS, _MOST_COLUMNS, _LONGEST = 6, 25, 20, 120
+"""Most charts, most rows and columns of a table, most characters of a cell."""
+
+Rows = Sequence[Mapping[str, Any]]
 
 
-def escaped(text: str) -> str:
+def notebook_html(
+    title: str, charts: Iterable[Chart], tables: Iterable[tuple[str, Rows, Sequence[str]]]
+) -> str:
+    """Write what a notebook shows: a headline, charts beside each other, tables.
+
+    Args:
+        tables: caption, rows and columns of each table; those without rows are left out.
+    """
+    head = f"<p>{_escaped(title)}</p>" if title else ""
+    pictures = "".join(_picture(chart) for chart in list(charts)[:_MOST_CHARTS])
+    return head + pictures + "".join(_table(*table) for table in tables if table[1])
+
+
+def charts_of(rows: Rows, metric: str | None = None) -> list[Chart]:
+    """Draw the values of metrics over the steps: a chart for each metric, a line for each run.
+
+    Args:
+        rows: with "step", "value" and, where they are of several, "run", "phase" and "name".
+        metric: the metric of rows that do not name theirs; None: they may be of several, and are not drawn.
+    """
+    lines: dict[str, dict[str, Line]] = defaultdict(dict)
+    for row in rows:
+        name = row.get("name", metric)
+        if (
+            name is None
+            or not isinstance(row.get("value"), int | float)
+            or not isinstance(row.get("step"), int)
+        ):
+            return []
+        title = f"{row['phase']}/{name}" if "phase" in row else str(name)
+        run = str(row.get("run", title))
+        line = lines[title].setdefault(run, Line(run, [], []))
+        line.x.append(row["step"])
+        line.y.append(row["value"])
+    return [Chart(title, list(each.values())) for title, each in lines.items()]
+
+
+def _escaped(text: str) -> str:
     """Write any string as text of HTML: no markup, no control characters, in one line."""
     return html.escape(in_line(text))
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str = "") -> str:
-    """Write rows as a table: numbers to the right, the first 25 rows, long strings cut."""
-    right = {name for name in columns if is_number_column(name, rows)}
-    head = "".join(f"<th>{escaped(name)}</th>" for name in columns)
-    body = "".join(_row(row, columns, right) for row in rows[:_MOST_ROWS])
-    caption = f"<p><b>{escaped(title)}</b></p>" if title else ""
-    more = f"<p>... and {len(rows) - _MOST_ROWS} more rows</p>" if len(rows) > _MOST_ROWS else ""
-    return f"{caption}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+def _table(title: str, rows: Rows, columns: Sequence[str]) -> str:
+    """Write rows as a table: numbers to the right, the first rows and columns, long strings cut."""
+    rows, left_out = [dict(flat(row)) for row in rows], len(rows) - _MOST_ROWS
+    there = dict.fromkeys(name for row in rows for name in row)
+    columns = [name for name in columns if name in there] or list(there)
+    more = [f"{left_out} more rows"] if left_out > 0 else []
+    more += [f"{len(columns) - _MOST_COLUMNS} more columns"] if len(columns) > _MOST_COLUMNS else []
+    aligned = {name: "right" if is_number_column(name, rows) else "left" for name in columns[:_MOST_COLUMNS]}
+    head = "".join(f"<th>{_escaped(name)}</th>" for name in aligned)
+    body = "".join(f"<tr>{_cells(row, aligned)}</tr>" for row in rows[:_MOST_ROWS])
+    caption = f"<p><b>{_escaped(title)}</b></p>" if title else ""
+    end = f"<p>... and {' and '.join(more)}</p>" if more else ""
+    return f"{caption}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{end}"
 
 
-def _row(row: Mapping[str, Any], columns: Sequence[str], right: set[str]) -> str:
-    cells = (
-        f'<td align="{"right" if name in right else "left"}">{_cell(name, row)}</td>' for name in columns
-    )
-    return f"<tr>{''.join(cells)}</tr>"
-
-
-def _cell(name: str, row: Mapping[str, Any]) -> str:
-    text = cell(name, row.get(name))
-    return html.escape(text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…")
-
-
-def charts(of: Iterable[Chart]) -> str:
-    """Write charts beside each other, as pictures with their data in words for who cannot see them."""
-    return "".join(map(_picture, of))
+def _cells(row: Mapping[str, Any], aligned: Mapping[str, str]) -> str:
+    texts = ((side, cell(name, row.get(name))) for name, side in aligned.items())
+    cut = ((side, text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…") for side, text in texts)
+    return "".join(f'<td align="{side}">{html.escape(text)}</td>' for side, text in cut)
 
 
 def _picture(chart: Chart) -> str:
+    """Write a chart as a picture, with its data in words for who cannot see it."""
     data = base64.b64encode(drawn(chart).encode()).decode()
-    return f'<img align="top" alt="{escaped(chart.words())}" src="data:image/svg+xml;base64,{data}">'
+    return f'<img align="top" alt="{_escaped(chart.words())}" src="data:image/svg+xml;base64,{data}">'
 
 
 WIDTH, HEIGHT = 420, 240
@@ -160,14 +194,14 @@ def _plot(chart: Chart, finite: Sequence[Points]) -> Iterator[str]:
         yield _text(across.place(value), HEIGHT - _BOTTOM + 15, f"{value:.6g}", 'text-anchor="middle"')
     yield _text(WIDTH - _RIGHT, HEIGHT - 6, chart.axis, 'text-anchor="end"')
     for points, mark in zip(finite, _marks(), strict=False):
-        places = [(across.place(x), up.place(y)) for x, y in thinned(points, WIDTH - _LEFT - _RIGHT)]
+        places = [(across.place(x), up.place(y)) for x, y in _thinned(points, WIDTH - _LEFT - _RIGHT)]
         if len(places) == 1:
             yield f'<circle cx="{places[0][0]:.1f}" cy="{places[0][1]:.1f}" r="2.5" {mark}/>'
         elif places:
             yield f'<path d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in places)}" {mark}/>'
 
 
-def thinned(points: Points, columns: int) -> Points:
+def _thinned(points: Points, columns: int) -> Points:
     """Keep of each column of pixels the first, least, largest and last point, in their order."""
     if len(points) <= 4 * columns:
         return points
@@ -177,16 +211,6 @@ def thinned(points: Points, columns: int) -> Points:
         by_value = sorted(range(start, end), key=lambda at: points[at][1])
         left += [points[at] for at in sorted({start, by_value[0], by_value[-1], end - 1})]
     return left
-
-
-def round_numbers(least: float, most: float) -> list[float]:
-    """List round numbers, one to six, from the least to the largest value."""
-    span = most / 2 - least / 2
-    if span < _FLAT:
-        return [least]
-    unit = 10.0 ** math.floor(math.log10(span))
-    step = next(unit * part for part in (0.5, 1, 2, 5) if span / (unit * part) <= 2.5)
-    return [at * step for at in range(math.ceil(least / step), math.floor(most / step) + 1)]
 
 
 class _Axis:
@@ -205,7 +229,12 @@ class _Axis:
 
     def ticks(self) -> list[float]:
         """List round numbers, one to six, between the ends."""
-        return round_numbers(self._least, self._most)
+        span = self._most / 2 - self._least / 2
+        if span < _FLAT:
+            return [self._least]
+        unit = 10.0 ** math.floor(math.log10(span))
+        step = next(unit * part for part in (0.5, 1, 2, 5) if span / (unit * part) <= 2.5)
+        return [at * step for at in range(math.ceil(self._least / step), math.floor(self._most / step) + 1)]
 
 
 def _text(x: float, y: float, text: str, extra: str = "") -> str:

@@ -10,7 +10,7 @@ import importlib
 import io
 import math
 import pickle
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -82,15 +82,8 @@ class _Chunk(NamedTuple):
     size: int
 
 
-class Distributed(NamedTuple):
-    """Content of a folder: the tree of its arrays, and the names of its objects that are not arrays."""
-
-    tree: dict[str, Any]
-    others: list[str]
-
-
-def open_folder(folder: Path) -> Distributed:
-    """List the arrays of a folder; each is read when it is needed."""
+def open_folder(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """List the arrays of a folder, each read when it is needed, and the names of its other objects."""
     path = folder / METADATA
     try:
         raw = read_regular(path, LARGEST_METADATA)
@@ -106,52 +99,40 @@ def open_folder(folder: Path) -> Distributed:
         )
 
 
-def _content(folder: Path, path: Path, root: Any) -> Distributed:
-    about, places = _facts(root, "metadata.Metadata"), _Places(folder, path)
+def _content(folder: Path, path: Path, root: Any) -> tuple[dict[str, Any], list[str]]:
+    about, places, sizes = _facts(root, "metadata.Metadata"), {}, dict[Path, int]()
     for index, found in about["storage_data"].items():
         key, place = _facts(index, "metadata.MetadataIndex"), _facts(found, "filesystem._StorageInfo")
-        places.add(key["fqn"], () if key.get("offset") is None else _size(key["offset"]), place)
+        offset = () if key.get("offset") is None else _size(key["offset"])
+        places[key["fqn"], offset] = _place(folder, path, key["fqn"], place, sizes)
     named = about.get("planner_data")
     arrays, others = {}, []
     for name, facts in about["state_dict_metadata"].items():
         if _kind(facts) == f"{_ROOM}metadata.TensorStorageMetadata":
-            arrays[_path(named, name)] = _array(path, name, facts.state, places)
+            arrays[_path(named, name)] = _array(name, facts.state, places)
         else:
             others.append(str(name))
-    return Distributed(_tree(arrays), others)
+    return _tree(arrays), others
 
 
-class _Places(dict[tuple[str, tuple[int, ...]], tuple[Path, int, int]]):
-    """File, first byte and number of bytes of each chunk, by its name and offset; all are in the files."""
-
-    def __init__(self, folder: Path, whose: Path) -> None:
-        super().__init__()
-        self._folder, self._whose = folder, whose
-        self._sizes: dict[Path, int] = {}
-
-    def add(self, name: str, offset: tuple[int, ...], place: dict[str, Any]) -> None:
-        if place.get("transform_descriptors"):
-            refuse(
-                self._whose,
-                f"has {name!r} in an encoding of another program",
-                remedy="save without extensions",
-            )
-        file = inside(self._folder, place["relative_path"], self._whose)
-        start, size = _lengths((place["offset"], place["length"]))
-        if start + size > self._size(file):
-            refuse(file, f"has {self._size(file):,} bytes, and {name!r} should end at {start + size:,}")
-        self[name, offset] = (file, start, size)
-
-    def _size(self, file: Path) -> int:
-        if file not in self._sizes:
-            try:
-                self._sizes[file] = file.stat().st_size
-            except OSError as error:
-                unreadable(file, error)
-        return self._sizes[file]
+def _place(
+    folder: Path, whose: Path, name: str, place: dict[str, Any], sizes: dict[Path, int]
+) -> tuple[Path, int, int]:
+    """Return file, first byte and number of bytes of a chunk, which are in the file."""
+    if place.get("transform_descriptors"):
+        refuse(whose, f"has {name!r} in an encoding of another program", remedy="save without extensions")
+    file = inside(folder, place["relative_path"], whose)
+    start, size = _lengths((place["offset"], place["length"]))
+    try:
+        length = sizes[file] = sizes.get(file) or file.stat().st_size
+    except OSError as error:
+        unreadable(file, error)
+    if start + size > length:
+        refuse(file, f"has {length:,} bytes, and {name!r} should end at {start + size:,}")
+    return file, start, size
 
 
-def _array(path: Path, name: str, facts: dict[str, Any], places: _Places) -> Unread:
+def _array(name: str, facts: dict[str, Any], places: dict[Any, tuple[Path, int, int]]) -> Unread:
     properties, shape = facts["properties"].state, _size(facts["size"])
     dtype = properties["dtype"] if isinstance(properties, dict) else properties[0]
     if not (isinstance(dtype, type) and issubclass(dtype, Made)):
@@ -163,49 +144,39 @@ def _array(path: Path, name: str, facts: dict[str, Any], places: _Places) -> Unr
         chunks.append(_Chunk(offset, sizes, *places[name, offset]))
     if not tile([{"offset": each.offset, "shape": each.shape} for each in chunks], shape):
         raise ValueError(f"the chunks of {name!r} are not the whole of {shape}")
-    array = _Chunked(name, _torch().dtype_name(dtype.kind), shape, tuple(chunks))
-    return Unread(array.dtype, shape, array.read)
+    element = _torch().dtype_name(dtype.kind)
+    return Unread(element, shape, partial(_read, name, element, shape, chunks))
 
 
-@dataclass(frozen=True)
-class _Chunked:
-    """Array that lies in chunks."""
+def _read(name: str, dtype: str, shape: tuple[int, ...], chunks: list[_Chunk]) -> HostArray:
+    """Read all chunks of an array, one at a time, into one array."""
+    whole: NDArray[np.uint8] | None = None
+    extra: dict[str, Any] = {}
+    for chunk in chunks:
+        part = _read_chunk(name, chunk)
+        if part.extra.get("dtype", part.dtype) != dtype or part.shape != chunk.shape:
+            refuse(chunk.file, f"has {part.dtype} {part.shape} for the chunk {chunk.offset} of {name!r}")
+        extra = {key: value for key, value in part.extra.items() if key == "dtype"}
+        item = part.data.nbytes // max(1, math.prod(part.shape))
+        if whole is None:
+            whole = np.zeros((*shape, item), np.uint8)
+        place = tuple(slice(at, at + count) for at, count in zip(chunk.offset, chunk.shape, strict=True))
+        whole[place] = part.data.reshape(*part.shape, item)
+    data = np.empty(0, np.uint8) if whole is None else whole.reshape(-1)
+    return HostArray("U8" if extra else dtype, shape, data, "torch", extra)
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    chunks: tuple[_Chunk, ...]
 
-    def read(self) -> HostArray:
-        """Read all chunks, one at a time, into one array."""
-        whole: NDArray[np.uint8] | None = None
-        extra: dict[str, Any] = {}
-        for chunk in self.chunks:
-            part = self._read(chunk)
-            if part.extra.get("dtype", part.dtype) != self.dtype or part.shape != chunk.shape:
-                refuse(
-                    chunk.file, f"has {part.dtype} {part.shape} for the chunk {chunk.offset} of {self.name!r}"
-                )
-            extra = {key: value for key, value in part.extra.items() if key == "dtype"}
-            item = part.data.nbytes // max(1, math.prod(part.shape))
-            if whole is None:
-                whole = np.zeros((*self.shape, item), np.uint8)
-            place = tuple(slice(at, at + count) for at, count in zip(chunk.offset, chunk.shape, strict=True))
-            whole[place] = part.data.reshape(*part.shape, item)
-        data = np.empty(0, np.uint8) if whole is None else whole.reshape(-1)
-        return HostArray("U8" if extra else self.dtype, self.shape, data, "torch", extra)
-
-    def _read(self, chunk: _Chunk) -> HostArray:
-        try:
-            with open_regular(chunk.file) as file:
-                file.seek(chunk.start)
-                raw = file.read(chunk.size)
-        except OSError as error:
-            unreadable(chunk.file, error)
-        tensor = _torch().read_saved(io.BytesIO(raw), f"{chunk.file} (at byte {chunk.start:,})")
-        if not isinstance(tensor, Unread):
-            refuse(chunk.file, f"has a {type(tensor).__name__} for {self.name!r}, which should be a tensor")
-        return tensor.read()
+def _read_chunk(name: str, chunk: _Chunk) -> HostArray:
+    try:
+        with open_regular(chunk.file) as file:
+            file.seek(chunk.start)
+            raw = file.read(chunk.size)
+    except OSError as error:
+        unreadable(chunk.file, error)
+    tensor = _torch().read_saved(io.BytesIO(raw), f"{chunk.file} (at byte {chunk.start:,})")
+    if not isinstance(tensor, Unread):
+        refuse(chunk.file, f"has a {type(tensor).__name__} for {name!r}, which should be a tensor")
+    return tensor.read()
 
 
 def _path(named: Any, name: str) -> tuple[str, ...]:

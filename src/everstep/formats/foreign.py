@@ -57,11 +57,11 @@ def open_foreign(path: Path, say: Callable[[str], None]) -> Foreign | None:
 
 def _open_folder(path: Path, say: Callable[[str], None]) -> Foreign | None:
     if (path / distributed.METADATA).exists():
-        found = distributed.open_folder(path)
-        if found.others:
-            count, some = len(found.others), ", ".join(found.others[:5])
-            say(f"{path}: {count} values that are not tensors are pickles, and are not read: {some}")
-        return Foreign(path, "torch.distributed.checkpoint", found.tree)
+        tree, others = distributed.open_folder(path)
+        if others:
+            some = ", ".join(others[:5])
+            say(f"{path}: {len(others)} values that are not tensors are pickles, and are not read: {some}")
+        return Foreign(path, "torch.distributed.checkpoint", tree)
     for name in _INDICES:
         if (path / name).exists():
             return Foreign(path, "shards with an index", _open_shards(path / name))

@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, func, select, tuple_
 
 from everstep.contracts.metrics import better_when, phases_and_names
 from everstep.display.cells import flat
 from everstep.errors import ConfigError, nearest
-from everstep.index.filters import Leaf, Node, kind_of, matcher, values_at
+from everstep.index.filters import CONTAINS, Leaf, Node, kind_of, matcher, values_at
 from everstep.index.run_facts import COUNTS, FACTS, STATUSES
 from everstep.index.run_queries import (
     badges_of,
@@ -43,7 +42,7 @@ RECORDED = frozenset(
     (
         *("config", "sweep", "parent", "git", "argv", "cwd", "packages", "services", "code", "controllers"),
         *("host", "platform", "python", "pid", "fingerprint", "backends", "seed", "ranks", "ranks_before"),
-        *("data_ranks", "limits", "lock", "resume", "resumed_from", "imported", *LABELS),
+        *("data_ranks", "limits", "lock", "resume", "resumed_from", *LABELS),
     )
 )
 """Names with which the paths into a start's record begin: where a run has one, no metric hides it."""
@@ -57,7 +56,7 @@ ByMetric = dict[int, dict[tuple[str, str], float]]
 
 
 class RunColumns:
-    """Columns of all runs: each is read when it is first needed, and kept up to date by `refresh`.
+    """Columns of all runs; each is read when it is first needed.
 
     Args:
         index: a connection with its transaction, or the database, of which each column is read by itself.
@@ -67,19 +66,14 @@ class RunColumns:
         rows: key of a run -> its row in the table `runs`, the newest start last.
     """
 
-    _of_records: ClassVar[tuple[str, ...]] = ("paths",)
-    """Cached properties that follow from the records of the runs."""
-
     def __init__(self, index: Connection | Database, gone: Collection[int] = ()) -> None:
         self._index = index
-        self._lock = threading.RLock()
         self._columns: dict[str, dict[int, list[Any]]] = {}
         self._sources: dict[str, str] = {}
         """Name of a column -> "recorded", "last", "count" or "best"."""
         self._facts: dict[str, dict[int, dict[str, Any]]] = {}
-        self._sizes: dict[int, int] = {}
-        self._labels: dict[int, dict[str, Any]] = {}
-        self.rows = run_rows(index, gone) if isinstance(index, Connection) else {}
+        with self._reading() as connection:
+            self.rows = run_rows(connection, gone)
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Connection]:
@@ -104,11 +98,10 @@ class RunColumns:
             return {run: names_of(row["name"]) for run, row in self.rows.items()}
         if name in FACTS:
             return {run: [row[name]] for run, row in self.rows.items()}
-        with self._lock:
-            if name not in self._columns:
-                with self._reading() as connection:
-                    self._columns[name], self._sources[name] = self._read(connection, name)
-            return self._columns[name]
+        if name not in self._columns:
+            with self._reading() as connection:
+                self._columns[name], self._sources[name] = self._read(connection, name)
+        return self._columns[name]
 
     def first(self, name: str) -> dict[int, Any]:
         """Return run -> first value of a name; lists and objects as JSON."""
@@ -125,66 +118,27 @@ class RunColumns:
                 for row in rows:
                     row.update({name: column[row["id"]]} if row["id"] in column else {})
 
-    def _read(
-        self, connection: Connection, name: str, of: Collection[int] | None = None
-    ) -> tuple[dict[int, list[Any]], str]:
-        """Return a column, of all runs or some, and what it is."""
-        recorded = self._recorded(connection, name, of)
+    def _read(self, connection: Connection, name: str) -> tuple[dict[int, list[Any]], str]:
+        """Return a column, and what it is."""
+        recorded = self._recorded(connection, name)
         if recorded and is_recorded(name):
             return recorded, "recorded"
-        if last := last_values_of(connection, of, metric=name):
+        if last := last_values_of(connection, metric=name):
             return {run: [next(iter(values.values()))] for run, values in last.items()}, "last"
         if name in COUNTS:
-            counted = counts(connection, of)
+            counted = counts(connection)
             return {run: [count[name]] for run, count in counted.items() if name in count}, "count"
         if not recorded and name.startswith(BEST):
-            best = best_of(connection, of, metric=name.removeprefix(BEST))
-            return {run: [next(iter(values.values()))] for run, values in best.items()}, "best"
+            best = best_of(connection, name.removeprefix(BEST))
+            return {run: [value] for run, value in best.items()}, "best"
         return recorded, "recorded"
 
-    def _recorded(
-        self, connection: Connection, path: str, of: Collection[int] | None = None
-    ) -> dict[int, list[Any]]:
+    def _recorded(self, connection: Connection, path: str) -> dict[int, list[Any]]:
         top = path.partition(".")[0]
         if top not in self._facts:
             self._facts[top] = newest_facts(connection, names=[top])
-        trees = self._facts[top]
-        found = {run: values_at(trees[run], path) for run in (trees if of is None else trees.keys() & {*of})}
-        return {run: values for run, values in found.items() if values}
-
-    def refresh(self, connection: Connection, gone: Collection[int] = ()) -> tuple[list[int], dict[int, int]]:
-        """Read what has changed in the index since the last call.
-
-        Returns:
-            The keys of the runs that have changed, those that are not there any more included; and of the
-            runs whose journal grew, key -> bytes of it.
-        """
-        rows = run_rows(connection, gone)
-        sized = select(segments.c.run, func.sum(segments.c.size)).group_by(segments.c.run)
-        sizes = {run: int(size) for run, size in connection.execute(sized)}
-        labels = newest_facts(connection, names=LABELS)
-        before = self.rows
-        grown = {run: sizes.get(run, 0) for run in rows if sizes.get(run) != self._sizes.get(run)}
-        told = [run for run in rows if labels.get(run) != self._labels.get(run)]
-        begun = {*told, *(run for run in rows if before.get(run, {}).get("started") != rows[run]["started"])}
-        changed = [run for run in rows if run in grown or run in begun or before.get(run) != rows[run]]
-        changed += before.keys() - rows.keys()
-        stale, renewed = {*changed}, bool(begun or before.keys() - rows.keys())
-        with self._lock:
-            for top, trees in self._facts.items() if renewed else ():
-                fresh = newest_facts(connection, stale, names=[top])
-                self._facts[top] = {run: tree for run, tree in trees.items() if run not in stale} | fresh
-            for name, column in list(self._columns.items()) if stale else ():
-                read, source = self._read(connection, name, stale) if column else ({}, "")
-                if column and (not read or source == self._sources[name]):
-                    kept = {run: values for run, values in column.items() if run not in stale}
-                    self._columns[name] = kept | read
-                else:
-                    del self._columns[name]  # it may mean something else now
-            for name in (*(("metric_counts",) if stale else ()), *(self._of_records if renewed else ())):
-                self.__dict__.pop(name, None)
-            self.rows, self._sizes, self._labels = rows, sizes, labels
-        return changed, grown
+        values = {run: values_at(tree, path) for run, tree in self._facts[top].items()}
+        return {run: each for run, each in values.items() if each}
 
     # ---------------------------------------------------------------------------- checks
 
@@ -201,7 +155,7 @@ class RunColumns:
             self._require_name(name)
         for leaf in conditions:
             texts = [value for value in leaf.values if isinstance(value, str)]
-            if not texts or len(texts) < len(leaf.values) or leaf.operator == "$regex":
+            if not texts or len(texts) < len(leaf.values) or leaf.operator == CONTAINS:
                 continue
             kinds = {kind_of(value) for values in self.values(leaf.path).values() for value in values}
             if kinds - {"null"} == {"number"}:
@@ -306,7 +260,11 @@ def last_values_of(
         metric: a metric, or "PHASE/NAME"; None for all.
     """
     last = last_of_series(metrics.c.step).label("step"), last_of_series(metrics.c.value).label("value")
-    chosen = _chosen(select(series.c.run, series.c.phase, series.c.name, *last), connection, of, metric)
+    chosen = select(series.c.run, series.c.phase, series.c.name, *last)
+    if of is not None:
+        chosen = chosen.where(one_of(connection, series.c.run, of))
+    if metric is not None:
+        chosen = chosen.where(named_series(metric))
     found: ByMetric = {}
     for run, phase, name, step, value in sorted(connection.execute(chosen), key=lambda row: by_phase(row[1])):
         if step is not None:
@@ -314,44 +272,31 @@ def last_values_of(
     return found
 
 
-def best_of(connection: Connection, of: Collection[int] | None = None, metric: str | None = None) -> ByMetric:
-    """Return the best finite value of each metric whose name tells which value is better.
+def best_of(connection: Connection, metric: str) -> dict[int, float]:
+    """Return run -> best finite value of a metric, or "PHASE/NAME", whose name tells which value is better.
 
     Metrics of single steps are left out: they do not measure a run.
-
-    Args:
-        of, metric: as of `last_values_of`.
     """
-    value = valid_metrics.c.value
-    least, most = func.min(value).filter(finite()), func.max(value).filter(finite())
-    chosen = select(series.c.run, series.c.phase, series.c.name, least.label("min"), most.label("max"))
-    chosen = chosen.join(valid_metrics, valid_metrics.c.series == series.c.id).group_by(series.c.id)
-    chosen = chosen.where(series.c.phase.not_in(("step", "head")))
-    rows = connection.execute(_chosen(chosen, connection, of, metric)).all()
-    if rows and metric is not None and better_when(metric) is None:
+    better, value = better_when(metric), valid_metrics.c.value
+    extreme = (func.max if better == "max" else func.min)(value).filter(finite())
+    chosen = select(series.c.run, series.c.phase, extreme).group_by(series.c.id)
+    chosen = chosen.join(valid_metrics, valid_metrics.c.series == series.c.id)
+    chosen = chosen.where(series.c.phase.not_in(("step", "head")), named_series(metric))
+    rows = sorted(connection.execute(chosen), key=lambda row: by_phase(row.phase), reverse=True)
+    if rows and better is None:
         raise ConfigError(
             f"the name does not tell whether a smaller or a larger {metric!r} is better; "
             f"names that end in loss, acc or accuracy do: give {metric!r} for the last value"
         )
-    found: ByMetric = {}
-    for row in sorted(rows, key=lambda row: by_phase(row.phase)):
-        better = better_when(row.name)
-        if better is not None and row.min is not None:
-            found.setdefault(row.run, {})[row.phase, row.name] = row.min if better == "min" else row.max
-    return found
-
-
-def _chosen(chosen: Any, connection: Connection, of: Collection[int] | None, metric: str | None) -> Any:
-    if of is not None:
-        chosen = chosen.where(one_of(connection, series.c.run, of))
-    return chosen if metric is None else chosen.where(named_series(metric))
+    # the phase that a bare name means comes last, and counts
+    return {run: best for run, _, best in rows if best is not None}
 
 
 # ------------------------------------------------------------------------------ counts of starts
 
 
-def counts(connection: Connection, of: Collection[int] | None = None) -> dict[int, dict[str, Any]]:
-    """Return run -> {starts, kills, verified}, for all runs or some.
+def counts(connection: Connection) -> dict[int, dict[str, Any]]:
+    """Return run -> {starts, kills, verified}.
 
     `verified` is the worst that is known of the run's resumes: diverged, not verified, verified; without a
     resume that executed a step it is missing.
@@ -359,9 +304,7 @@ def counts(connection: Connection, of: Collection[int] | None = None) -> dict[in
     begun = select(*(segments.c[name] for name in ("run", "number", "status", "step", "facts")))
     begun = begun.add_columns(runs.c.status.label("now")).join(runs, runs.c.id == segments.c.run)
     begun = begun.where(segments.c.begun == 1, func.coalesce(segments.c.status, "") != "accepted")
-    if of is not None:
-        begun = begun.where(one_of(connection, segments.c.run, of))
-    reported = badges_of(connection, of)
+    reported = badges_of(connection)
     found: dict[int, list[RowMapping]] = {}
     for row in connection.execute(begun.order_by(segments.c.run, segments.c.number)).mappings():
         found.setdefault(row["run"], []).append(row)

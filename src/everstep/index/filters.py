@@ -14,14 +14,13 @@ import contextlib
 import json
 import operator
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from everstep.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement, Connection
+    from sqlalchemy import ColumnElement
 
 _ORDERS: dict[str, Callable[[Any, Any], Any]] = {
     "$gt": operator.gt,
@@ -29,14 +28,16 @@ _ORDERS: dict[str, Callable[[Any, Any], Any]] = {
     "$lt": operator.lt,
     "$lte": operator.le,
 }
-COMPARISONS = ("$eq", "$ne", *_ORDERS, "$in", "$nin", "$not", "$exists", "$regex")
+COMPARISONS = ("$eq", "$ne", *_ORDERS, "$in", "$not", "$exists")
 GROUPS = ("$and", "$or")
+CONTAINS = "contains"
+"""Operator of a bare word among comparisons: a part of a run's name."""
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
 
 
 class Leaf(NamedTuple):
-    """Condition on the values at a path: $eq, $gt, $gte, $lt, $lte, $in, $exists or $regex."""
+    """Condition on the values at a path: $eq, $gt, $gte, $lt, $lte, $in, $exists or `CONTAINS`."""
 
     path: str
     operator: str
@@ -75,16 +76,9 @@ def leaves(node: Node) -> Iterator[Leaf]:
     """Yield all conditions, in their order."""
     if isinstance(node, Leaf):
         yield node
-    elif isinstance(node, Not):
-        yield from leaves(node.part)
     else:
-        for part in node.parts:
+        for part in [node.part] if isinstance(node, Not) else node.parts:
             yield from leaves(part)
-
-
-def paths(node: Node) -> list[str]:
-    """List the paths of all conditions, in their order."""
-    return [leaf.path for leaf in leaves(node)]
 
 
 # ---------------------------------------------------------------------------------- JSON
@@ -101,25 +95,12 @@ def parse(where: Mapping[str, Any]) -> Node:
 def parse_json(text: str) -> Node:
     """Read a filter that a person wrote as JSON."""
     try:
-        return parse(json.loads(text, object_pairs_hook=_object))
+        where = json.loads(text)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(
             f'the filter is not JSON ({error}); give an object, as in \'{{"step": {{"$gt": 100}}}}\''
         ) from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ConfigError(
-                f"the filter gives {key!r} twice in one object; put its conditions together, as in "
-                '{"step": {"$gt": 100, "$lt": 200}}, or use $and'
-            )
-        found[key] = value
-    return found
+    return parse(where)
 
 
 def _filter(where: Any) -> Node:
@@ -147,10 +128,7 @@ def _conditions(path: str, value: Any) -> Node:
     if isinstance(value, Mapping) and any(str(key).startswith("$") for key in value):
         return Group(True, tuple(_condition(path, key, item) for key, item in value.items()))
     if isinstance(value, Mapping) and value and all(f"${key}" in COMPARISONS for key in value):
-        signed = {f"${key}": item for key, item in value.items()}
-        raise ConfigError(
-            f"{path}: operators begin with $; give {signed!r}, or {{'$eq': {value!r}}} for the object itself"
-        )
+        raise ConfigError(f"{path}: operators begin with $; change {value!r}, or ask for {{'$eq': ...}}")
     return Leaf(path, "$eq", _json(path, value))
 
 
@@ -163,29 +141,15 @@ def _condition(path: str, sign: str, value: Any) -> Node:
                 f"{path}: $not takes operators, as in {{'$not': {{'$gt': 1}}}}; change {value!r}"
             )
         return Not(_conditions(path, value))
-    if sign in ("$ne", "$nin"):
-        return Not(_condition(path, "$eq" if sign == "$ne" else "$in", value))
+    if sign == "$ne":
+        return Not(Leaf(path, "$eq", _json(path, value)))
     if sign == "$in" and not isinstance(value, list | tuple):
-        raise ConfigError(f"{path}: $in and $nin take a list; change {value!r}")
+        raise ConfigError(f"{path}: $in takes a list; change {value!r}")
     if sign == "$exists" and not isinstance(value, bool):
         raise ConfigError(f"{path}: $exists takes true or false; change {value!r}")
-    if sign in _ORDERS and isinstance(value, list | tuple | Mapping):
+    if sign in _ORDERS and not isinstance(value, bool | int | float | str):
         raise ConfigError(f"{path}: {sign} compares numbers, strings, true and false; change {value!r}")
-    if sign == "$regex":
-        _pattern(path, value)
     return Leaf(path, sign, _json(path, value))
-
-
-def _pattern(path: str, value: Any) -> None:
-    if not isinstance(value, str):
-        raise ConfigError(f"{path}: $regex takes a string; change {value!r}")
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            re.compile(value)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ConfigError(
-            f"{path}: {value!r} is not a regular expression of Python ({error}); change it"
-        ) from error
 
 
 def _json(path: str, value: Any) -> Any:
@@ -221,7 +185,7 @@ def parse_words(text: str) -> Group:
         if (match := _COMPARISON.match(text, at)) is not None:
             parts.append(_comparison(*match.groups()))
         elif (match := _WORD.match(text, at)) is not None:
-            parts.append(Leaf("name", "$regex", re.escape(match[1])))
+            parts.append(Leaf("name", CONTAINS, match[1]))
         else:
             raise ConfigError(
                 f"{text[at:].strip()!r} is not a comparison; give NAME<VALUE with one of "
@@ -250,9 +214,8 @@ def why_none(conditions: Group) -> str:
         if isinstance(leaf, Leaf) and leaf.path == "name" and leaf.operator == "$in":
             name = leaf.value[0]
             return f"name={name} asks for a whole name; {name} alone finds the names that contain it"
-        if isinstance(leaf, Leaf) and leaf.operator == "$regex":
-            word = re.sub(r"\\(.)", r"\1", leaf.value)
-            return f"no name contains {word!r}; to ask for a value, compare it, as in status=failed"
+        if isinstance(leaf, Leaf) and leaf.operator == CONTAINS:
+            return f"no name contains {leaf.value!r}; to ask for a value, compare it, as in status=failed"
     return ""
 
 
@@ -270,20 +233,18 @@ def matcher(node: Node) -> Callable[[Values], bool]:
     path = node.path
     if node.operator == "$exists":
         return lambda values: bool(values(path)) == node.value
-    test = _test(node)
-    missing = node.operator not in ("$gt", "$lt") and node.about_missing
-    return lambda values: any(map(test, found)) if (found := values(path)) else missing
+    test, missing = _test(node), node.about_missing
+    return lambda values: any(map(test, there)) if (there := values(path)) else missing
 
 
 def _test(leaf: Leaf) -> Callable[[Any], bool]:
-    sign, wanted = leaf.operator, leaf.value
-    if sign == "$regex":
-        find = re.compile(wanted).search
-        return lambda value: isinstance(value, str) and find(value) is not None
-    if sign in ("$eq", "$in") or wanted is None or wanted != wanted:  # null and NaN have no order
-        keys = {_key(value) for value in leaf.values} if sign not in ("$gt", "$lt") else set()
+    wanted = leaf.value
+    if leaf.operator == CONTAINS:
+        return lambda value: isinstance(value, str) and wanted in value
+    if leaf.operator in ("$eq", "$in"):
+        keys = {_key(value) for value in leaf.values}
         return lambda value: _key(value) in keys
-    kind, order = kind_of(wanted), _ORDERS[sign]
+    kind, order = kind_of(wanted), _ORDERS[leaf.operator]
     return lambda value: kind_of(value) == kind and bool(order(value, wanted))
 
 
@@ -316,10 +277,10 @@ def values_at(tree: Mapping[str, Any], path: str) -> list[Any]:
     A path is names joined by dots.  It goes through objects by name and through lists by number; an object in
     a list is reached without the number, too: `a.b` of {"a": [{"b": 1}, {"b": 2}]} is 1 and 2.
     """
-    found: list[Any] = []
+    values: list[Any] = []
     for value in _below(tree, path):
-        found += [value, *value] if isinstance(value, list) else [value]
-    return found
+        values += [value, *value] if isinstance(value, list) else [value]
+    return values
 
 
 def _below(value: Any, path: str) -> Iterator[Any]:
@@ -335,50 +296,46 @@ def _below(value: Any, path: str) -> Iterator[Any]:
             yield from _below(item, path[len(key) + 1 :])
 
 
-def ordered(found: Iterable[Row], name: str, descending: bool) -> list[Row]:
+def ordered(rows: Iterable[Row], name: str, descending: bool) -> list[Row]:
     """Sort by a value: numbers first, then strings; documents without the value come last in both orders."""
     have: list[Row] = []
     lack: list[Row] = []
-    for one in found:
-        value = one.get(name)
-        (lack if value is None or value != value else have).append(one)
-    return sorted(have, key=lambda one: _sort_key(one[name]), reverse=descending) + lack
+    for row in rows:
+        value = row.get(name)
+        (lack if value is None or value != value else have).append(row)
+    return sorted(have, key=lambda row: _sort_key(row[name]), reverse=descending) + lack
 
 
 def _sort_key(value: Any) -> tuple[bool, Any]:
     return (False, value) if isinstance(value, int | float) else (True, str(value))
 
 
-def sql_condition(
-    connection: Connection, node: Node, column: Callable[[str], tuple[ColumnElement[Any], str]]
-) -> ColumnElement[bool]:
+def sql_condition(node: Node, column: Callable[[str], tuple[ColumnElement[Any], str]]) -> ColumnElement[bool]:
     """Turn a filter over the rows of tables into an expression, which is never NULL, so that NOT negates it.
 
     Args:
         column: returns the column of a name, and its kind; NULL in a column of numbers is NaN.
     """
-    from sqlalchemy import Float, and_, cast, false, literal, not_, or_, select, true
+    from sqlalchemy import Float, and_, cast, false, literal, not_, or_, true
 
     if isinstance(node, Not):
-        return not_(sql_condition(connection, node.part, column))
+        return not_(sql_condition(node.part, column))
     if isinstance(node, Group):
-        parts = [sql_condition(connection, part, column) for part in node.parts]
+        parts = [sql_condition(part, column) for part in node.parts]
         return and_(true(), *parts) if node.every else or_(false(), *parts)
     source, kind = column(node.path)
     if node.operator == "$exists":
         return true() if node.value else false()
-    if node.operator == "$regex":
-        texts = connection.execute(select(source).distinct()).scalars().all() if kind == "text" else []
-        return source.in_(list(filter(_test(node), texts)))
     if kind == "number":
         source = cast(source, Float)
     typed: dict[str, Callable[[Any], Any]] = {"number": as_number, "bool": int}
     wanted = [typed.get(kind, str)(value) for value in node.values if kind_of(value) == kind]
     there = [value for value in wanted if value == value]
-    nan = source.is_(None) if len(there) < len(wanted) and node.operator not in ("$gt", "$lt") else false()
     if node.operator in ("$eq", "$in"):
+        nan = source.is_(None) if len(there) < len(wanted) else false()
         return or_(nan, and_(source.is_not(None), source.in_(there)))
-    return or_(nan, *(and_(source.is_not(None), _ORDERS[node.operator](source, literal(v))) for v in there))
+    order = _ORDERS[node.operator]
+    return or_(false(), *(and_(source.is_not(None), order(source, literal(value))) for value in there))
 
 
 def as_number(value: int | float) -> float:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.arguments import integer
+from everstep.display.cells import flat
 from everstep.errors import ConfigError, RunIndexError, alike, nearest
-from everstep.index.answer import Documents
-from everstep.index.filters import Group, Leaf, Node, leaves, ordered, parse, paths, sql_condition
+from everstep.index.filters import Group, Leaf, Node, leaves, ordered, parse, sql_condition
 from everstep.index.location import FILE, Location, as_location, index_from_here, runs_of
 from everstep.index.run_facts import FACTS, SHOWN, IndexBusyError, UnwritableIndexError, again_if_malformed
 
 if TYPE_CHECKING:
+    import pandas
     from sqlalchemy import Connection
 
     from everstep.index.database import Database
@@ -26,6 +27,50 @@ MOST = (1 << 63) - 1
 
 MOST_METRICS = 8
 """Most metrics in a table of runs."""
+
+
+class Documents(list[dict[str, Any]]):
+    """List of dictionaries that becomes a table: in a notebook, and in pandas.
+
+    Args:
+        rows: the documents.
+        columns: the fields that a table shows, and the first columns of a frame.
+        metric: the metric whose values the documents have, where they do not name it.
+    """
+
+    def __init__(
+        self, rows: Iterable[dict[str, Any]] = (), columns: Sequence[str] = (), metric: str | None = None
+    ) -> None:
+        super().__init__(rows)
+        self.columns = tuple(dict.fromkeys(columns))
+        self.metric = metric
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a frame with a row per document, and a column per value.
+
+        A value inside a dictionary has the column that queries name: "config.optimizer.lr".  Lists stay
+        lists; a value that a document lacks is missing.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise ConfigError("to_pandas needs pandas, which is not installed: pip install pandas") from None
+        rows = [dict(flat(row)) for row in self]
+        names = dict.fromkeys(name for row in rows for name in row)
+        first = [name for name in self.columns if name in names or not rows]
+        return pandas.DataFrame(
+            {name: [row.get(name) for row in rows] for name in dict.fromkeys((*first, *names))}
+        )
+
+    def _repr_html_(self) -> str:
+        from everstep.display.html import charts_of, notebook_html
+
+        if not self:
+            return "<p>no documents</p>"
+        return notebook_html("", charts_of(self, self.metric), [("", self, self.columns)])
 
 
 def query(
@@ -42,9 +87,9 @@ def query(
     The index is first brought up to date with the journals beside it.
 
     Args:
-        collection: "runs", "configs", "metrics", "evaluations" or "checkpoints".
+        collection: "runs", "metrics", "evaluations" or "checkpoints".
         where: a filter, as {"config.optimizer.lr": {"$lt": 0.01}, "status": "finished"}; all if None.
-            Operators: $eq $ne $gt $gte $lt $lte $in $nin $exists $regex $not, and $and $or.
+            Operators: $eq $ne $gt $gte $lt $lte $in $exists $not, and $and $or.
         sort: a field, or several; "-NAME" for the largest first.  Documents without the field come last.
         limit: most documents to return, 0 or more; None for all.
         fields: names of the fields in the results; all if empty.
@@ -53,11 +98,11 @@ def query(
 
     Returns:
         A list with a dictionary per document, in the order of their start (runs), or as they were written.
-        A notebook shows it as a table, with charts of metrics; `to_pandas()` and `to_polars()` make frames.
+        A notebook shows it as a table, with charts of metrics; `to_pandas()` makes a frame.
 
     Raises:
-        ConfigError: an unknown collection, operator or field, with the nearest; a condition that holds of no
-            run; a value that JSON lacks; a pattern that takes too long.
+        ConfigError: an unknown collection, operator or field, with the nearest; a field that no run has; a
+            value that JSON lacks.
         RunIndexError: there is neither an index nor a run, or the index cannot be read.
 
     Warns:
@@ -119,7 +164,6 @@ def _names(what: str, names: Sequence[str]) -> Sequence[str]:
 
 _ROW = ("run", "phase", "name", "epoch", "step", "seq", "value", "count", "wall", "segment")
 _FIELDS = {
-    "configs": (),
     "metrics": _ROW,
     "evaluations": _ROW,
     "checkpoints": ("run", "name", "step", "segment", "bytes", "time"),
@@ -146,7 +190,7 @@ class Asked(NamedTuple):
     @property
     def names(self) -> list[str]:
         """Names of all fields in the query."""
-        return [*paths(self.where), *(name for name, _ in self.order), *self.fields]
+        return [*(leaf.path for leaf in leaves(self.where)), *(name for name, _ in self.order), *self.fields]
 
 
 def ask(
@@ -156,47 +200,38 @@ def ask(
 
     Args:
         gone: keys of runs whose directories do not exist any more.
-
     """
-    if collection in ("runs", "configs"):
-        return _ask_runs(connection, collection, asked, set(gone))
+    if collection == "runs":
+        return _ask_runs(connection, asked, set(gone))
     if collection not in _FIELDS:
         raise ConfigError(f"no collection {collection!r}; {nearest(collection, COLLECTIONS)}")
     return _ask_rows(connection, collection, asked)
 
 
-def _ask_runs(connection: Connection, collection: str, asked: Asked, gone: set[int]) -> list[dict[str, Any]]:
-    """Return facts, record and last values of runs; of configs `run` and `config`."""
+def _ask_runs(connection: Connection, asked: Asked, gone: set[int]) -> list[dict[str, Any]]:
+    """Return facts, record and last values of runs."""
     from everstep.index.columns import RunColumns, last_values_of
     from everstep.index.run_queries import newest_facts
 
     columns = RunColumns(connection, gone)
-    for name in asked.names if collection == "configs" else ():
-        if name != "run" and name.partition(".")[0] != "config":
-            raise ConfigError(f"configs have no field {name!r}; {nearest(name, ('config', 'run'))}")
     columns.require(leaves(asked.where), [name for name, _ in asked.order] + list(asked.fields))
-    found = columns.find(asked.where)
+    rows = columns.find(asked.where)
     for name, descending in reversed(asked.order):
-        columns.add(found, [name])
-        found = ordered(found, name, descending)
-    found = found[: asked.limit]
-    keys = [row["id"] for row in found]
+        columns.add(rows, [name])
+        rows = ordered(rows, name, descending)
+    rows = rows[: asked.limit]
+    keys = [row["id"] for row in rows]
     recorded = newest_facts(connection, keys)
-    if collection == "configs":
-        documents = [
-            {"run": row["name"], "config": recorded.get(row["id"], {}).get("config")} for row in found
-        ]
-    else:
-        named = {} if asked.fields else last_values_of(connection, keys)
-        documents = [
-            {
-                **recorded.get(row["id"], {}),
-                # reversed: the phase that a bare name means comes first
-                **{name: value for (_, name), value in reversed(named.get(row["id"], {}).items())},
-                **{fact: row[fact] for fact in FACTS},
-            }
-            for row in found
-        ]
+    last = {} if asked.fields else last_values_of(connection, keys)
+    documents = [
+        {
+            **recorded.get(row["id"], {}),
+            # reversed: the phase that a bare name means comes first
+            **{name: value for (_, name), value in reversed(last.get(row["id"], {}).items())},
+            **{fact: row[fact] for fact in FACTS},
+        }
+        for row in rows
+    ]
     tops = {*FACTS, "run", *(name for tree in recorded.values() for name in tree)}
     for name in asked.fields:
         if name.partition(".")[0] not in tops:  # a metric, or what is computed
@@ -225,7 +260,7 @@ def _ask_rows(connection: Connection, collection: str, asked: Asked) -> list[dic
     chosen = select(*(columns[name].label(name) for name in dict.fromkeys(asked.fields or columns)))
     chosen = chosen.select_from(source).where(
         columns["phase"].not_in(("head", "step")) if collection == "evaluations" else true(),
-        sql_condition(connection, asked.where, lambda name: (columns[name], kinds.get(name, "number"))),
+        sql_condition(asked.where, lambda name: (columns[name], kinds.get(name, "number"))),
     )
     # A missing value, such as NaN, comes last either way.
     order = (columns[name].desc() if down else columns[name].asc() for name, down in asked.order)

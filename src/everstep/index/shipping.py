@@ -9,7 +9,7 @@ import platform
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 ALIVE_SECONDS = 120.0
 """Seconds after its last sign of life for which a run still counts as running, if no lock decides that."""
 
-_BEAT_SECONDS = 30
-"""Seconds after which a run that counts as running is looked at though its journal is silent."""
-
 _SEGMENT = re.compile(r"segment-(?!0000)([0-9]{4}|[1-9][0-9]{4,8})\.evj")
 """File name of a segment; `everstep.record.segment_file`, which makes the names, would import NumPy."""
 
@@ -72,7 +69,13 @@ class Shipped:
     problems: list[str] = field(default_factory=list)
 
 
-def sync(database: Database, folders: Iterable[Path], *, named: bool = True) -> Shipped:
+def sync(
+    database: Database,
+    folders: Iterable[Path],
+    *,
+    named: bool = True,
+    only: Collection[Path] | None = None,
+) -> Shipped:
     """Ship every run in some folders: run directories, or folders that hold run directories.
 
     Runs elsewhere that the index has, and whose status is running, are looked at, too: they may have been
@@ -81,73 +84,33 @@ def sync(database: Database, folders: Iterable[Path], *, named: bool = True) -> 
     Args:
         named: whether a person has named the folders.  Otherwise nothing is shipped to readers who may not
             read the run (`refusal`).
+        only: the run directories to look at; None for all.
     """
-    return Journals(folders, named=named).ship(database)
-
-
-class Journals:
-    """Journals of the runs in some folders, shipped by each call as far as they have changed since the last.
-
-    Args:
-        folders, named: as of `sync`.
-    """
-
-    def __init__(self, folders: Iterable[Path], *, named: bool) -> None:
-        self._folders, self._named = [folder.absolute() for folder in folders], named
-        self._marks: dict[Path, object] = {}
-        """Run directory -> what differed after the changes of it that were shipped."""
-        self._newest: dict[str, tuple[int, str]] = {}
-        """Journal's folder -> the time at which it changed last, and its newest file."""
-        self._running: set[Path] = set()
-
-    def ship(self, database: Database, only: Collection[Path] | None = None) -> Shipped:
-        """Ship what has changed.
-
-        Args:
-            only: the run directories to look at; None for all.
-        """
-        if not self._marks:
-            self._running = _running(database)
-        if only is None:
-            only = [*(run for folder in self._folders for run in run_dirs(folder)), *self._running]
-        # Before the index is read: what changes after that is then seen as a change.
-        marks = {path: self._mark(path) for path in only}
-        changed = [
-            path for path, mark in marks.items() if self._marks.get(path, ...) != mark and is_run(path)
-        ]
-        total = Shipped(runs=len(marks))
-        known = _known(database) if changed else {}
-        changed = [path for path in changed if path in self._marks or not _unchanged(path, known)]
-        changed.sort(key=is_strangers)  # of two copies one's own counts
-        origins = {row["name"]: (row["created"], row["seed"]) for row in known.values()}
-        for path in changed:
-            inside = any(folder in (path, *path.parents) for folder in self._folders)
-            why = refusal(database, origins, path, inside=inside, named=self._named)
-            if why is None:
-                _ship_noting(total, database, path)
-            elif why:
-                total.problems.append(why)
-        if changed:
-            self._running = _running(database)
-        self._marks |= marks  # after the shipping: where this fails, the next call tries again
-        return total
-
-    def _mark(self, path: Path) -> object:
-        """Return what differs after a change of a run directory; None if there is none."""
+    folders, known = [folder.absolute() for folder in folders], _known(database)
+    if only is None:
+        running = (row for row in known.values() if row["status"] == "running")
+        elsewhere = (Path(row["path"]) for row in running if is_here(database, row["host"]))
+        only = dict.fromkeys([*(run for folder in folders for run in run_dirs(folder)), *elsewhere])
+    total = Shipped(runs=len(only))
+    changed = [path for path in only if is_run(path) and not _unchanged(path, known)]
+    origins = {row["name"]: (row["created"], row["seed"]) for row in known.values()}
+    for path in sorted(changed, key=is_strangers):  # of two copies one's own counts
+        inside = any(folder in (path, *path.parents) for folder in folders)
+        why = refusal(database, origins, path, inside=inside, named=named)
         try:
-            changed = os.stat(path).st_mtime_ns  # by a label, too
-            if path in self._running:
-                beat = int(time.time()) // _BEAT_SECONDS
-                return changed, beat, sorted(journal_sizes(path).items()), _is_held(path)
-            at = os.stat(path / "journal").st_mtime_ns
-            if self._newest.get(str(path), (0, ""))[0] != at:
-                newest = max(journal_sizes(path), default=0)
-                self._newest[str(path)] = at, f"{path}/journal/segment-{newest:04d}.evj" if newest else ""
-            name = self._newest[str(path)][1]
-            found = os.stat(name) if name else None
-            return changed, at, found and (found.st_mtime_ns, found.st_size)
-        except (OSError, RunDirError):
-            return None
+            shipped = Shipped(problems=[why] if why else []) if why is not None else ship(database, path)
+        except RefusedError as error:
+            total.problems.append(f"{path} is not in the index: {error}")
+        except RunIndexError:
+            raise
+        except (EverstepError, OSError) as error:
+            total.problems.append(str(error))
+        except Exception as error:  # a run directory may hold anything, and must not stop the others
+            total.problems.append(f"{path} is not in the index: its journal holds unknown data ({error!r})")
+        else:
+            total.rows += shipped.rows
+            total.problems += shipped.problems
+    return total
 
 
 def forget_gone(database: Database, folders: Iterable[Path]) -> dict[str, str]:
@@ -167,23 +130,6 @@ def forget_gone(database: Database, folders: Iterable[Path]) -> dict[str, str]:
             _forget(connection, row["id"])
             connection.execute(delete(runs).where(runs.c.id == row["id"]))
     return {row["name"]: row["path"] for row in gone}
-
-
-def _ship_noting(total: Shipped, database: Database, run_dir: Path) -> None:
-    """Ship a run and add the result to the total."""
-    try:
-        shipped = ship(database, run_dir)
-    except RefusedError as error:
-        total.problems.append(f"{run_dir} is not in the index: {error}")
-    except RunIndexError:
-        raise
-    except (EverstepError, OSError) as error:
-        total.problems.append(str(error))
-    except Exception as error:  # a run directory may hold anything, and must not stop the others
-        total.problems.append(f"{run_dir} is not in the index: its journal holds unknown data ({error!r})")
-    else:
-        total.rows += shipped.rows
-        total.problems += shipped.problems
 
 
 def run_dirs(folder: Path) -> list[Path]:
@@ -216,9 +162,9 @@ def is_gone(database: Database, run: Any) -> bool:
     return not is_run(run["path"]) if there is None else there != run["name"]
 
 
-def gone_runs(database: Database, found: Connection | Iterable[Mapping[str, Any]]) -> set[int]:
-    """Return the keys of the runs whose directories do not exist any more, of an index or of some rows."""
-    rows = found.execute(select(runs)).mappings().all() if isinstance(found, Connection) else list(found)
+def gone_runs(database: Database, connection: Connection) -> set[int]:
+    """Return the keys of the runs whose directories do not exist any more."""
+    rows = connection.execute(select(runs)).mappings().all()
     paths = Counter(row["path"] for row in rows)  # several: one was made anew in the place of another
     return {
         int(row["id"])
@@ -243,19 +189,10 @@ def _known(database: Database) -> dict[tuple[str, str], dict[str, Any]]:
     return {(row["path"], row["name"]): row for row in rows.values()}
 
 
-def _running(database: Database) -> set[Path]:
-    """Return the directories of this machine's runs that count as running."""
-    if not database.exists():
-        return set()
-    with database.read() as connection:
-        found = connection.execute(select(runs.c.path, runs.c.host).where(runs.c.status == "running"))
-        return {Path(row.path) for row in found if is_here(database, row.host)}
-
-
 def _unchanged(run_dir: Path, known: dict[tuple[str, str], dict[str, Any]]) -> bool:
     """Whether the index has a run as it is."""
     row = known.get((str(run_dir), str(id_at(run_dir))))
-    if row is None or row["status"] == "running":
+    if row is None or (row["status"] == "running" and not _is_held(run_dir)):
         return False
     try:
         same = bool(row["sizes"] == journal_sizes(run_dir))
@@ -559,7 +496,8 @@ def _conclude(
         connection.execute(delete(facts).where(facts.c.run == row["id"]))
         named = [(clean(name), row["id"], json.dumps(value)) for name, value in known.items()]
         _insert(connection, facts, named)
-    connection.execute(update(runs).where(runs.c.id == row["id"]).values(**values))
+    if any(row[name] != value for name, value in values.items()):  # or the file would change at each look
+        connection.execute(update(runs).where(runs.c.id == row["id"]).values(**values))
     return str(status)
 
 

@@ -141,7 +141,6 @@ def _understood(body: Any, where: str) -> Contents:
     files = {path: tuple(Part(*part) for part in parts) for path, parts in body["files"].items()}
     holder = Holder(**body["holder"])
     facts = {name: body[name] for name in ("number", "run", "generation", "created", "notes")}
-    _require_types(Contents(**facts, holder=holder, files=files))
     # it may come from anybody: a path could lead out of the run directory, a key out of the mirror
     odd = [name for name in _names(files) if not _is_plain(name)]
     odd += [name for name in body["notes"] if name not in NOTES]
@@ -150,33 +149,23 @@ def _understood(body: Any, where: str) -> Contents:
             f"the mirror {where} names {odd[0]!r:.200}, which is not a file of a run: nothing was taken from "
             "it; give another mirror"
         )
-    return Contents(**facts, holder=holder, files=files)
+    contents = Contents(**facts, holder=holder, files=files)
+    if not _has_types(contents):
+        raise ValueError("a value is of another type")
+    return contents
 
 
-def _require_types(found: Contents) -> None:
-    """Refuse values of other types than a list has."""
-    holder, parts = found.holder, [part for parts in found.files.values() for part in parts]
-    fits = {
-        "number": is_count(found.number),
-        "generation": is_count(found.generation),
-        "created": isinstance(found.created, int | float) and 0 <= found.created < LATEST,
-        "run": isinstance(found.run, dict),
-        "notes": isinstance(found.notes, dict) and all(map(_is_note, found.notes.values())),
-        "holder": all(isinstance(text, str) for text in (holder.token, holder.host, holder.directory))
-        and is_count(holder.pid)
-        and isinstance(holder.ended, bool),
-        "files": all(
-            isinstance(part.key, str) and is_count(part.bytes) and isinstance(part.digest, str)
-            for part in parts
-        ),
-    }
-    if wrong := [name for name, right in fits.items() if not right]:
-        raise ValueError(f"{wrong[0]} is of another type")
-
-
-def _is_note(value: object) -> bool:
-    """Whether a value is text in which each character stands for a byte."""
-    return isinstance(value, str) and all(ord(character) < 256 for character in value)
+def _has_types(contents: Contents) -> bool:
+    """Whether the values that a start uses are of the types that a list has."""
+    sizes = (part.bytes for parts in contents.files.values() for part in parts)
+    notes = contents.notes.values()
+    return (
+        all(map(is_count, (contents.number, contents.generation, contents.holder.pid, *sizes)))
+        and isinstance(contents.created, int | float)
+        and 0 <= contents.created < LATEST
+        and isinstance(contents.run, dict)
+        and all(isinstance(note, str) and all(ord(character) < 256 for character in note) for note in notes)
+    )
 
 
 def _names(files: Files) -> Iterator[str]:

@@ -214,14 +214,11 @@ class Mirror:
         if new == {name: getattr(before, name) for name in new}:
             return
         self._append(before.after(self._last + 1, created=time.time(), **new))
-        self._garbage |= (before.keys() | set(self._ready)) - self.contents_keys()
+        assert self.contents is not None
+        self._garbage |= (before.keys() | set(self._ready)) - self.contents.keys()
         self._garbage.add(replace(before, number=before.number - 1).key)
         self._ready.clear()
         self._delete()
-
-    def contents_keys(self) -> set[str]:
-        """Keys of the files in the newest list."""
-        return set() if self.contents is None else self.contents.keys()
 
     def _stored(
         self, path: str, source: Source, held: tuple[Part, ...], number: int, go_on: Callable[[], bool]

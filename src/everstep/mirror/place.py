@@ -9,8 +9,9 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 import xxhash
@@ -58,7 +59,7 @@ class MirrorAt:
 
     __repr__ = __str__
 
-    def told(self, error: BaseException) -> str:
+    def describe(self, error: BaseException) -> str:
         """Describe an error of the place, without credentials."""
         text = f"{type(error).__name__}: {error}".replace(self.url, str(self))
         password = urlsplit(self.url).password if "@" in self.url else None
@@ -77,54 +78,12 @@ class MirrorAt:
             if self.url.startswith(("gs:", "gcs:")) and not (error.name or "").startswith("fsspec"):
                 remedy += " gcsfs"
             raise ConfigError(f"mirror={self}: a package is missing ({error}): {remedy}") from error
-        except ValueError as error:
-            known = "a folder, s3://BUCKET/PATH or gs://BUCKET/PATH"
-            raise ConfigError(f"mirror={self}: {self.told(error)}; give {known}") from error
         except Exception as error:
-            raise MirrorError(
-                f"the mirror {self} cannot be used ({self.told(error)}): check its address, the credentials "
-                "and the network, or start without mirror="
+            kind = ConfigError if isinstance(error, ValueError) else MirrorError
+            raise kind(
+                f"mirror={self} cannot be used ({self.describe(error)}); give a folder, s3://BUCKET/PATH or "
+                "gs://BUCKET/PATH, and check the credentials and the network"
             ) from None
-
-
-class Place(Protocol):
-    """Objects by key, "/" between the parts of a key.  Any method may raise any exception of its library.
-
-    Attributes:
-        name: URL or path, without credentials.
-    """
-
-    name: str
-
-    def keys(self, folder: str) -> dict[str, int]:
-        """List all objects whose key begins with `folder` and "/": {key: size}."""
-        ...
-
-    def read(self, key: str) -> bytes:
-        """Read a small object; FileNotFoundError if it is missing."""
-        ...
-
-    def fetch(self, key: str, file: Path) -> None:
-        """Write an object's bytes to a new local file; FileNotFoundError if the object is missing."""
-        ...
-
-    def put(self, key: str, source: Path, start: int, end: int) -> str:
-        """Store the bytes from `start` to `end` of a local file, and verify them in the store.
-
-        An object of that key is replaced.
-
-        Returns:
-            xxh3_128 of the bytes.
-        """
-        ...
-
-    def create(self, key: str, data: bytes) -> None:
-        """Store a small object, if there is none of that key; read it to know whose it is."""
-        ...
-
-    def delete(self, key: str) -> None:
-        """Delete an object, if there is one."""
-        ...
 
 
 def blocks(source: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -142,13 +101,13 @@ def blocks(source: Path, start: int = 0, end: int | None = None) -> Iterator[byt
 
 def digest_of(source: Path, start: int = 0, end: int | None = None) -> str:
     """Compute the xxh3_128 of a file's bytes from `start` to `end`."""
-    return str(_hashed(xxhash.xxh3_128(), blocks(source, start, end)).hexdigest())
+    return _hex(xxhash.xxh3_128(), blocks(source, start, end))
 
 
-def _hashed(digest: Any, data: Iterator[bytes]) -> Any:
+def _hex(digest: Any, data: Iterator[bytes]) -> str:
     for block in data:
         digest.update(block)
-    return digest
+    return str(digest.hexdigest())
 
 
 def _require_equal(key: str, stored: str, sent: str) -> None:
@@ -159,13 +118,32 @@ def _require_equal(key: str, stored: str, sent: str) -> None:
         )
 
 
+@contextlib.contextmanager
+def whole(target: Path) -> Iterator[Path]:
+    """Give a path at which a file is written; if the block ends well, it becomes `target`, durably."""
+    make_dirs(target.parent, ROOM)
+    new = temporary(target)
+    discard(new, ROOM)
+    try:
+        yield new
+        rename(new, target, ROOM)
+    finally:
+        discard(new, ROOM)
+    fsync_folder(target.parent, ROOM)
+
+
 class Folder:
-    """Objects as files below `root`, which need not exist; see `Place`."""
+    """Objects by key as files below `root`, which need not exist; "/" stands between the parts of a key.
+
+    Attributes:
+        name: the path.
+    """
 
     def __init__(self, root: Path) -> None:
         self.name, self._root = str(root), root
 
     def keys(self, folder: str) -> dict[str, int]:
+        """List all objects whose key begins with `folder` and "/": {key: size}."""
         found: dict[str, int] = {}
         for place, _, names in os.walk(self._root / folder):
             for name in names:
@@ -175,35 +153,32 @@ class Folder:
         return found
 
     def read(self, key: str) -> bytes:
+        """Read a small object; FileNotFoundError if it is missing."""
         return read_regular(self._root / key)
 
     def fetch(self, key: str, file: Path) -> None:
+        """Write an object's bytes to a new local file; FileNotFoundError if the object is missing."""
         shutil.copyfile(self._root / key, file)
 
     def put(self, key: str, source: Path, start: int, end: int) -> str:
+        """Store bytes of a local file under a key, and verify them there; return their xxh3_128."""
         target, digest = self._root / key, xxhash.xxh3_128()
-        make_dirs(target.parent, ROOM)
-        new = temporary(target)
-        discard(new, ROOM)
-        try:
-            with create(new, ROOM) as file:
-                for block in blocks(source, start, end):
-                    digest.update(block)
-                    write(file, block, ROOM)
-            rename(new, target, ROOM)
-        finally:
-            discard(new, ROOM)
-        fsync_folder(target.parent, ROOM)
+        with whole(target) as new, create(new, ROOM) as file:
+            for block in blocks(source, start, end):
+                digest.update(block)
+                write(file, block, ROOM)
         reach("mirror.verify")
         _require_equal(key, digest_of(target), digest.hexdigest())
         return digest.hexdigest()
 
     def create(self, key: str, data: bytes) -> None:
+        """Store a small object, if there is none of that key; read it to know whose it is."""
         target = self._root / key
         make_dirs(target.parent, ROOM)
         write_whole(target, data, ROOM, replace=False)
 
     def delete(self, key: str) -> None:
+        """Delete an object, if there is one."""
         path = self._root / key
         reach("mirror.unlink")
         path.unlink(missing_ok=True)
@@ -213,7 +188,8 @@ class Folder:
 
 
 class ObjectStore:
-    """Objects below a URL, in a store that fsspec reaches: S3, GCS and others; see `Place`.
+    """The same below a URL, in a store that fsspec reaches: S3, GCS and others.  Any method may raise any
+    exception of its library.
 
     Args:
         url: with its credentials.
@@ -289,19 +265,19 @@ class ObjectStore:
         if "md5Hash" in info:
             tag = base64.b64decode(info["md5Hash"]).hex()
         if re.fullmatch(r"[0-9a-f]{32}", tag):
-            return bool(_md5(source, start, end).hexdigest() == tag)
-        parts = [
-            _md5(source, at, min(at + _UPLOADED_PART, end)).digest()
-            for at in range(start, end, _UPLOADED_PART)
-        ]
-        whole = hashlib.md5(b"".join(parts), usedforsecurity=False).hexdigest()
-        return tag == f"{whole}-{len(parts)}"
+            return _md5(blocks(source, start, end)) == tag
+        ends = [*range(start, end, _UPLOADED_PART), end]
+        parts = [bytes.fromhex(_md5(blocks(source, *part))) for part in pairwise(ends)]
+        return tag == f"{_md5(iter(parts))}-{len(parts)}"
 
     def _digest(self, path: str) -> str:
         with self._fs.open(path, "rb") as file:
             data = iter(lambda: file.read(_UPLOADED_PART), b"")
-            return str(_hashed(xxhash.xxh3_128(), data).hexdigest())
+            return _hex(xxhash.xxh3_128(), data)
 
 
-def _md5(source: Path, start: int, end: int) -> Any:
-    return _hashed(hashlib.md5(usedforsecurity=False), blocks(source, start, end))
+def _md5(data: Iterator[bytes]) -> str:
+    return _hex(hashlib.md5(usedforsecurity=False), data)
+
+
+Place: TypeAlias = Folder | ObjectStore

@@ -13,9 +13,6 @@ from everstep.durable import (
     create,
     discard,
     discard_leftovers,
-    fsync_folder,
-    make_dirs,
-    rename,
     require_no_link,
     temporary,
     write,
@@ -24,9 +21,8 @@ from everstep.durable import (
 from everstep.errors import CheckpointError, MirrorError
 from everstep.hazard import reach
 from everstep.mirror.contents import Contents, Part
-from everstep.mirror.place import Place, blocks, digest_of
+from everstep.mirror.place import ROOM, Place, blocks, digest_of, whole
 
-ROOM = "mirror"
 _JOURNAL = "journal/"
 
 
@@ -174,28 +170,21 @@ class Restoring:
     def _bring_file(self, path: str) -> None:
         target = self._top / path
         require_no_link(target, self._top)
-        make_dirs(target.parent, ROOM)
-        new = temporary(target)
-        discard(new, ROOM)
-        try:
+        with whole(target) as new:
             self._fetch(path, new)
-            rename(new, target, ROOM)
-        finally:
-            discard(new, ROOM)
-        fsync_folder(target.parent, ROOM)
 
     def _fetch(self, path: str, file: Path) -> int:
         """Write a file of the run from its parts, each verified, and make it durable; returns its size."""
         piece = temporary(file.with_name(f"{file.name}.part"))
         parts = self._contents.files[path]
         try:
-            with create(file, ROOM) as whole:
+            with create(file, ROOM) as target:
                 for part in parts:
                     reach("mirror.fetch")
                     self._place.fetch(part.key, piece)
                     _require_whole(self._place, part, piece)
                     for block in blocks(piece):
-                        write(whole, block, ROOM)
+                        write(target, block, ROOM)
         finally:
             discard(piece, ROOM)
         return self._contents.size(path)

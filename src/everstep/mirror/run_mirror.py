@@ -76,8 +76,8 @@ class RunMirror:
             raise
         except Exception as error:  # of any library
             raise MirrorError(
-                f"the mirror {self._at} cannot be {what} ({self._at.told(error)}): check its address, the "
-                "credentials and the network, or start without mirror="
+                f"the mirror {self._at} cannot be {what} ({self._at.describe(error)}): check its address, "
+                "the credentials and the network, or start without mirror="
             ) from None
 
     def join(self, run_dir: RunDir) -> None:
@@ -247,7 +247,7 @@ class RunMirror:
     def _note(self, error: Exception | None) -> None:
         """Tell the beginning and the end of an outage, each once."""
         assert self._at is not None
-        before, self._error = self._error, "" if error is None else self._at.told(error)
+        before, self._error = self._error, "" if error is None else self._at.describe(error)
         self._pause = min(2 * self._pause, PAUSES[1]) if before else PAUSES[0]
         if error is not None and not before:
             self._warn(

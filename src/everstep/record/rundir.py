@@ -123,11 +123,6 @@ class RunDir:
             _require_empty(folder, seen)
             facts = _create(folder, seed, about)
         _require_version(folder, facts)
-        if create and facts.get("imported") and seen:
-            raise RunDirError(
-                f"{folder} is a run that was imported from another program, and has nothing to resume from; "
-                "give another directory"
-            )
         return cls(folder, facts)
 
     @property

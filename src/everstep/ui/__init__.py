@@ -1,1 +1,6 @@
-"""The page of `everstep ui`: a server that reads the index and the journals, and changes no run."""
+"""Page over many runs: it answers a browser on this machine, and only reads."""
+
+from pathlib import Path
+
+STATIC = Path(__file__).parent / "static"
+"""Folder of the page's files."""

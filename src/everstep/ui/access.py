@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HERE = ("127.0.0.1", "localhost")
@@ -33,9 +33,6 @@ HEADERS = {
 _METHODS = ("GET", "HEAD")
 _BYTES = 32
 """Random bytes of a token."""
-
-_BOUNCE = HTMLResponse('<!doctype html><meta http-equiv="refresh" content="0;url=/"><title>everstep</title>')
-"""Page that opens the page: a browser withholds a strict cookie until a page of this server asks for more."""
 
 
 class Access:
@@ -81,8 +78,8 @@ class Access:
         """Answer a request that may not pass, or that brings a token; None for all others."""
         headers = Headers(scope=scope)
         if scope["method"] not in _METHODS:
-            told = f"{scope['method']} changes nothing here: the page only reads; use GET"
-            return _refused(headers, 405, told, Allow=", ".join(_METHODS))
+            message = f"{scope['method']} changes nothing here: the page only reads; use GET"
+            return _refused(headers, 405, message, Allow=", ".join(_METHODS))
         hosts = headers.getlist("host")
         if len(hosts) != 1 or _name(hosts[0]) not in self._hosts:
             return _refused(
@@ -93,18 +90,17 @@ class Access:
         opened = headers.get("sec-fetch-mode", "navigate") == "navigate" and scope["path"] == "/"
         if elsewhere and not opened:
             return _refused(headers, 403, "another page asked for this; open the page itself")
-        if scope["path"] == "/" and (token := _token(scope)) is not None:
-            return self._exchange(token, scope, headers, elsewhere)
+        token = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True).get("token")
+        if scope["path"] == "/" and token is not None:
+            return self._exchange(token[0], scope, headers)
         if self._is_known(headers):
             return None
-        if elsewhere:
-            return _BOUNCE
         return _refused(
             headers, 401, "the page is for whoever started it; open the link that everstep ui printed"
         )
 
-    def _exchange(self, token: str, scope: Scope, headers: Headers, elsewhere: bool) -> Response:
-        answer = _BOUNCE if elsewhere else RedirectResponse("/", status_code=303)
+    def _exchange(self, token: str, scope: Scope, headers: Headers) -> Response:
+        answer = RedirectResponse("/", status_code=303)
         if self._is_known(headers):
             return answer  # the same link once more, in the same browser
         with self._lock:
@@ -117,8 +113,8 @@ class Access:
                 headers, 401, "this link was used, or is wrong; open the newest that everstep ui printed"
             )
         self._used(self.token)
-        answer = HTMLResponse(_BOUNCE.body) if elsewhere else answer
-        answer.set_cookie(self._cookie, session, httponly=True, samesite="strict", path="/")
+        # lax: sent when a link elsewhere opens the page; what a page elsewhere asks for is refused above
+        answer.set_cookie(self._cookie, session, httponly=True, samesite="lax", path="/")
         return answer
 
     def _is_known(self, headers: Headers) -> bool:
@@ -126,8 +122,8 @@ class Access:
         pairs = (
             part.strip().partition("=") for line in headers.getlist("cookie") for part in line.split(";")
         )
-        given = [value.encode() for name, _, value in pairs if name == self._cookie]
-        return any(secrets.compare_digest(one, known.encode()) for one in given for known in self._sessions)
+        values = [value.encode() for name, _, value in pairs if name == self._cookie]
+        return any(secrets.compare_digest(one, known.encode()) for one in values for known in self._sessions)
 
 
 def _name(host: str) -> str:
@@ -136,13 +132,8 @@ def _name(host: str) -> str:
     return (name if colon and port.isdigit() else host).lower()
 
 
-def _token(scope: Scope) -> str | None:
-    found = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True).get("token")
-    return None if found is None else found[0]
-
-
-def _refused(asked: Headers, status: int, told: str, **headers: str) -> Response:
+def _refused(request: Headers, status: int, message: str, **headers: str) -> Response:
     """Say why a request is refused: as JSON to a program, as text to a person who opened a link."""
-    if "text/html" in asked.get("accept", ""):
-        return PlainTextResponse(told, status, headers)
-    return JSONResponse({"error": told}, status, headers)
+    if "text/html" in request.get("accept", ""):
+        return PlainTextResponse(message, status, headers)
+    return JSONResponse({"error": message}, status, headers)

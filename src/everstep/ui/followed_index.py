@@ -1,44 +1,35 @@
-"""The index behind the page, kept up to date with the journals of this machine by a thread."""
+"""The index behind the page, brought up to date with the journals of this machine when the page asks."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+
+from sqlalchemy import func, select
 
 from everstep.index import query
 from everstep.index.database import Database
 from everstep.index.location import Location, runs_of
 from everstep.index.readers import is_run
 from everstep.index.run_facts import IndexBusyError, UnwritableIndexError
-from everstep.index.shipping import Journals, gone_runs, is_here
+from everstep.index.run_queries import one_of
+from everstep.index.shipping import gone_runs, is_here, sync
+from everstep.index.sql_tables import segments
 from everstep.ui.runs_table import RunsTable, run_id
 
-PAUSE = 0.5
-"""Least seconds between two looks at all journals and the index; a look takes at most a tenth of all time,
-unless that would make a new run wait for more than `_LONGEST` seconds."""
+_PAUSE, _SHARE = 0.5, 4
+"""Least seconds between two looks at all journals; a look that takes long pauses `_SHARE` times as long."""
 
-_LONGEST = 1.2
-
-_GLANCE = 0.25
-"""Seconds between two looks at the runs whose charts are open; a point waits for its row a second, too."""
-
-_MOST_PROBLEMS = 100
+_MOST_PROBLEMS = 20
 """Most descriptions of faults that are kept."""
 
 
-class News(NamedTuple):
-    """What a look has found: names of changed runs, and (name, step) of runs with new rows."""
-
-    changed: list[str]
-    points: list[tuple[str, int]]
-
-
 class FollowedIndex:
-    """Index of runs, and their table in memory; both have rows soon after the journals have them.
+    """Index of runs, and their table in memory.  May be used by several threads.
 
     Journals are shipped into the index as `everstep runs` ships them; where this user may not write it, into
     an index of this process.  No run directory is written or locked.
@@ -49,131 +40,85 @@ class FollowedIndex:
 
     Attributes:
         database: the index; each transaction has its own connection.
-        table: all runs, in memory.
+        table: all runs, in memory; replaced when something changes.
+        version: how often the table was replaced.
     """
 
     def __init__(self, place: Location | None, folder: Path) -> None:
-        self._problems: list[str] = []
+        self._folder, self._is_own = folder, place is None
+        self._problems: deque[str] = deque(maxlen=_MOST_PROBLEMS)
         self._trouble: list[str] = []
         """Why the newest look has failed."""
-        self._folder = folder
-        self._gone: set[int] = set()
-        """Keys of the runs whose directories do not exist any more."""
-        self._seen: object = None
-        self._glanced: object = None
-        """State of the index at the newest look and glance."""
-        self._is_whole = True
-        """Whether the index has all runs of the folder, as far as is known."""
-        self._listeners: list[tuple[Callable[[News], object], frozenset[str]]] = []
-        self._ending = threading.Event()
-        # Before the index is brought up to date: what changes after that is then seen as a change.
-        self._journals = Journals([folder], named=place is None)
-        if place is None:
-            self.database = Database(None)
-        else:
-            self.database, found = query.open_index(str(place))
-            self._note(found)
-        self.table = RunsTable(self.database)
+        self._lock = threading.Lock()
+        self._due = 0.0
+        self._state: object = None
+        self.version = 0
+        self.database, problems = (Database(None), []) if place is None else query.open_index(str(place))
+        self._note(problems)
         self._look()
-        self._thread = threading.Thread(target=self._follow, name="everstep-ui", daemon=True)
-        self._thread.start()
 
     @property
     def problems(self) -> list[str]:
         """Descriptions of faults in journals and index, the newest last; then why the page shows old data."""
         return [*self._problems, *self._trouble]
 
-    def subscribe(
-        self, listener: Callable[[News], object], runs: frozenset[str] = frozenset()
-    ) -> Callable[[], None]:
-        """Call a function with all news, from another thread; returns a function that ends this.
-
-        Args:
-            runs: ids of runs whose points somebody waits for.
-        """
-        self._listeners.append((listener, runs))
-        return lambda: self._listeners.remove((listener, runs))
-
-    def close(self) -> None:
-        """End the thread."""
-        self._ending.set()
-        self._thread.join()
-
-    def _note(self, problems: list[str]) -> None:
-        new = [problem for problem in dict.fromkeys(problems) if problem not in self._problems]
-        self._problems = [*self._problems, *new][-_MOST_PROBLEMS:]
-
-    def _follow(self) -> None:
-        while not self._ending.is_set():
+    def refresh(self) -> None:
+        """Bring index and table up to date, if the last look is a while ago and no other thread does so."""
+        if time.monotonic() < self._due or not self._lock.acquire(blocking=False):
+            return
+        try:
+            begun = time.monotonic()
             try:
-                self._follow_connected()
+                self._look()
             except Exception as error:  # a server that is away for a while: the page shows what it has
                 self._trouble = [f"the page shows old data: {error}"]
-                self._is_whole = False
-                self._ending.wait(_LONGEST)
-
-    def _follow_connected(self) -> None:
-        due = time.monotonic() + PAUSE
-        while not self._ending.wait(max(0.0, min(_GLANCE, due - time.monotonic()))):
-            begun = time.monotonic()
-            watched = self._watched()
-            if begun < due:
-                self._glance(watched)
-                continue
-            self._look()
             now = time.monotonic()
-            due = now + min(max(PAUSE, 9 * (now - begun)), _LONGEST)
+            self._due = now + max(_PAUSE, _SHARE * (now - begun))
+        finally:
+            self._lock.release()
 
-    def _watched(self) -> list[dict[str, Any]]:
-        """List the runs whose points somebody waits for."""
-        asked: set[str] = set().union(*(runs for _, runs in list(self._listeners)))
-        return self.table.chosen(asked)
+    def sizes(self, ids: Collection[str]) -> dict[str, int]:
+        """Return id -> bytes of the journal that are in the index, of runs whose charts are open.
 
-    def _glance(self, watched: list[dict[str, Any]]) -> None:
-        """Tell of new points of some runs; the next look notes what else has changed."""
-        if not watched:
-            return
-        with contextlib.suppress(IndexBusyError, UnwritableIndexError):  # the next look tells that
-            here = [Path(run["path"]) for run in watched if is_here(self.database, run["host"])]
-            self._note(self._journals.ship(self.database, only=here).problems)
-        state = self._state()
-        if state is None or state != self._glanced:
-            with self.database.read() as connection:
-                self._tell(News([], self.table.grown(connection, [run_id(run) for run in watched])))
-            self._glanced = state
+        Their journals are shipped first.
+        """
+        runs = {run["id"]: run for run in self.table.chosen(ids)}
+        here = [
+            run for run in runs.values() if run["status"] == "running" and is_here(self.database, run["host"])
+        ]
+        with self._lock, suppress(IndexBusyError, UnwritableIndexError):  # the next look tells that
+            self._ship([Path(run["path"]) for run in here])
+        sized = select(segments.c.run, func.sum(segments.c.size)).group_by(segments.c.run)
+        with self.database.read() as connection:
+            found = connection.execute(sized.where(one_of(connection, segments.c.run, runs)))
+            return {run_id(runs[run]): int(size) for run, size in found}
+
+    def _ship(self, only: Collection[Path] | None = None) -> None:
+        self._note(sync(self.database, [self._folder], named=self._is_own, only=only).problems)
+
+    def _note(self, problems: list[str]) -> None:
+        self._problems.extend(one for one in dict.fromkeys(problems) if one not in self._problems)
 
     def _look(self) -> None:
         trouble = []
         try:
-            if not self._is_whole:  # made anew from one run alone, perhaps
-                self._journals = Journals([self._folder], named=False)
-                self._is_whole = True  # runs that are missing even so were taken out on purpose
-            self._note(self._journals.ship(self.database).problems)
+            self._ship()
         except (IndexBusyError, UnwritableIndexError) as error:
             trouble = [f"the page may lack the newest rows: {error}"]
-        self._gone = gone_runs(self.database, self.table.runs())
-        state = self._state()
-        if state is None or state != self._seen:
-            with self.database.read() as connection:
-                before = len(self.table.runs())
-                news = News(*self.table.update(connection, gone_runs(self.database, connection)))
-                self._is_whole = len(self.table.runs()) >= before
-            self._seen = self._glanced = state
-            self._tell(news)
+        state = self._changes()  # before a connection makes files of its own
+        with self.database.read() as connection:
+            gone = gone_runs(self.database, connection)
+        if state is None or (state, gone) != self._state:
+            self.table = RunsTable(self.database, gone)
+            self.version, self._state = self.version + 1, (state, gone)
         self._trouble = trouble
 
-    def _tell(self, news: News) -> None:
-        if news.changed or news.points:
-            for listener, _ in list(self._listeners):
-                listener(news)
-
-    def _state(self) -> object:
+    def _changes(self) -> object:
         """Return what differs after a change of an index in a file; None for an index in a database."""
         place = self.database.place
         if not isinstance(place, Path):
             return None
-        found = [_stat(path) for path in (place, place.with_name(f"{place.name}-wal"))]
-        return frozenset(self._gone), *found
+        return [_stat(path) for path in (place, place.with_name(f"{place.name}-wal"))]
 
 
 def _stat(path: Path) -> object:
@@ -185,14 +130,9 @@ def _stat(path: Path) -> object:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-@contextlib.contextmanager
-def followed(index: str | None) -> Iterator[FollowedIndex]:
-    """Open and follow the index that a person names: a folder of runs, a file, a URL, or a run directory."""
+def followed(index: str | None) -> FollowedIndex:
+    """Follow the index that a person names: a folder of runs, a file, a URL, or a run directory."""
     place = query.index_place(index)
     folder = runs_of(place)
     alone = isinstance(place, Path) and is_run(folder) and not place.exists()
-    found = FollowedIndex(None if alone else place, folder)
-    try:
-        yield found
-    finally:
-        found.close()
+    return FollowedIndex(None if alone else place, folder)

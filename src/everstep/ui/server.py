@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import math
 import socket
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import orjson
@@ -26,102 +25,109 @@ from everstep.display.cells import with_leaves
 from everstep.errors import ConfigError, EverstepError, nearest
 from everstep.index.run_queries import clean
 from everstep.redaction import redacted
+from everstep.ui import STATIC
 from everstep.ui.access import Access
-from everstep.ui.connections import BACKLOG, Connection, tell_faults_once
-from everstep.ui.curves import MOST_POINTS, curves
-from everstep.ui.curves import Asked as Curves
+from everstep.ui.curves import MOST_POINTS, CurveOptions, curves
 from everstep.ui.followed_index import FollowedIndex
-from everstep.ui.list_runs import MOST, Asked, list_runs, numeric_columns, side_by_side
-from everstep.ui.live import Live
 from everstep.ui.one_run import one_run
-from everstep.ui.run_files import MissingError, log, summary
-from everstep.ui.runs_table import RunsTable, run_id
-from everstep.ui.stored_rows import StoredRows
-
-STATIC = Path(__file__).parent / "static"
-"""Folder of the page's files."""
+from everstep.ui.run_files import MissingError, content_of, last_lines, summaries_of
+from everstep.ui.runs_table import ListOptions, RunsTable, run_id
 
 LONGEST = 10_000
 """Most characters of a filter."""
 
-_MOST_PROBLEMS = 20
-"""Most faults of journals and index in an answer."""
-
-_LONGEST_PROBLEM = 1000
-"""Most characters of a fault: names of a hostile run may be long."""
+MOST = 10_000
+"""Most runs in a list."""
 
 MOST_RUNS = 1000
 """Most runs of a chart or a comparison."""
 
+MOST_CONNECTIONS = 64
+"""Most connections at once: a process may have only 256 open files, and the journals need some."""
+
+_LONGEST_PROBLEM = 1000
+"""Most characters of a fault: names of a hostile run may be long."""
+
 Answer = Callable[[Request], Response]
 
 
-def application(index: FollowedIndex, live: Live, static: Path = STATIC) -> Starlette:
-    """Make the application; `everstep.ui.access.Access` belongs before it.
-
-    Args:
-        static: folder of the page's files, with index.html.
-    """
-
-    stored = StoredRows()
+def application(index: FollowedIndex) -> Starlette:
+    """Make the application; `everstep.ui.access.Access` belongs before it."""
 
     def page(request: Request) -> Response:
-        return Response((static / "index.html").read_bytes(), media_type="text/html")
+        return Response((STATIC / "index.html").read_bytes(), media_type="text/html")
+
+    def changes(request: Request) -> Response:
+        ids = _parameters(request, runs=_ids)["runs"] or []
+        problems = [_problem(one) for one in index.problems]
+        sizes = index.sizes(ids) if ids else {}
+        return Json({"version": index.version, "sizes": sizes, "problems": problems})
 
     def runs(request: Request) -> Response:
-        told = list_runs(index.table, _asked(index.table, request))
-        return Json({**told, "problems": [_problem(one) for one in index.problems[-_MOST_PROBLEMS:]]})
-
-    def columns(request: Request) -> Response:
-        text = _filter(_known(request, "where"))
-        return Json(numeric_columns(index.table, text))
+        table, problems = index.table, [_problem(one) for one in index.problems]
+        return Json({**table.listed(_list_options(table, request)), "problems": problems})
 
     def run(request: Request) -> Response:
-        run = _run(index, request)
-        return Json(one_run(index.database, run, index.table.looks(run)))
+        return Json(one_run(index.database, _run(index, request)))
 
-    def log_text(request: Request) -> Response:
-        after = integer_in(_known(request, "after"), "after", 0, 0, 1 << 62)
-        return Json(log(index.database, _run(index, request), after))
+    def log(request: Request) -> Response:
+        return Json(last_lines(index.database, _run(index, request)))
 
-    def one_summary(request: Request) -> Response:
-        given = _known(request, "name", "step", "kind")
-        step = integer_in(given, "step", 0, 0, 1 << 62)
-        run, name = _run(index, request), given.get("name", "")
-        content, media = summary(index.database, run, name, step, given.get("kind") or None)
+    def summary(request: Request) -> Response:
+        given, run = _parameters(request, name=str, step=_integer(0, 1 << 62), kind=str), _run(index, request)
+        key, step = (given["name"], given["kind"]), given["step"]
+        data = summaries_of(index.database, run["id"]).get(key, {}).get(step)
+        if data is None:
+            raise MissingError(
+                f"the run has no summary {key!r:.200} at step {step}; give one of its summaries"
+            )
+        content, media = content_of(index.database, run, data)
         return Response(content, media_type=media, headers={"Content-Disposition": "inline"})
 
     def series(request: Request) -> Response:
-        given = _known(request, "runs", "stream", "metric", "x", "from", "to", "points", "superseded")
-        return Json(curves(stored, index.database, _runs(index, given), _asked_curves(given)))
+        given = _parameters(
+            request,
+            runs=_ids,
+            stream=str,
+            metric=str,
+            x=_axis,
+            **{"from": _number, "to": _number},
+            points=_integer(1, MOST_POINTS),
+            superseded=_flag,
+        )
+        if not given["stream"] or not given["metric"]:
+            raise ConfigError("a curve needs a stream and a metric; give both, as in stream=step&metric=loss")
+        options = CurveOptions(
+            *(given["stream"], given["metric"], given["x"] or "step", given["from"], given["to"]),
+            *(given["points"], bool(given["superseded"])),
+        )
+        return Json(curves(index.database, _chosen(index, given["runs"]), options))
 
     def compare(request: Request) -> Response:
-        return Json(side_by_side(index.table, _runs(index, _known(request, "runs"))))
+        return Json(index.table.compared(_chosen(index, _parameters(request, runs=_ids)["runs"])))
 
-    async def events(request: Request) -> Response:
-        return live.answer(_ids(request.query_params.get("runs", "")))
-
-    routes = [
-        Route("/", _answered(page)),
-        Route("/api/runs", _answered(runs)),
-        Route("/api/columns", _answered(columns)),
-        Route("/api/runs/{run}", _answered(run)),
-        Route("/api/runs/{run}/log", _answered(log_text)),
-        Route("/api/runs/{run}/summary", _answered(one_summary)),
-        Route("/api/series", _answered(series)),
-        Route("/api/compare", _answered(compare)),
-        Route("/api/live", events),
-        Mount("/static", StaticFiles(directory=static, check_dir=False)),
-    ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+    answers = {
+        "/": page,
+        "/api/changes": changes,
+        "/api/runs": runs,
+        "/api/runs/{run}": run,
+        "/api/runs/{run}/log": log,
+        "/api/runs/{run}/summary": summary,
+        "/api/series": series,
+        "/api/compare": compare,
+    }
+    routes = [Route(path, _answered(answer, index)) for path, answer in answers.items()]
+    static = Mount("/static", StaticFiles(directory=STATIC))
+    return Starlette(routes=[*routes, static], exception_handlers={HTTPException: _http_error})
 
 
-def _answered(answer: Answer) -> Answer:
-    """Turn errors into answers in JSON, as the commands turn them into messages."""
+def _answered(answer: Answer, index: FollowedIndex) -> Answer:
+    """Bring the index up to date first; turn errors into answers in JSON."""
 
     @wraps(answer)
     def answered(request: Request) -> Response:
         try:
+            index.refresh()
             return answer(request)
         except MissingError as error:
             return Json({"error": str(error)}, 404)
@@ -131,32 +137,16 @@ def _answered(answer: Answer) -> Answer:
             return Json({"error": _problem(str(error))}, 503)
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
-            told = f"a file was not written by everstep, or is damaged: {type(error).__name__}: {error}"
+            message = f"a file was not written by everstep, or is damaged: {type(error).__name__}: {error}"
             place = f"({Path(last.filename).name}, line {last.lineno})"
-            return Json({"error": _problem(f"{told} {place}; check the run's files")}, 500)
+            return Json({"error": _problem(f"{message} {place}; check the run's files")}, 500)
 
     return answered
 
 
 def _problem(text: str) -> str:
-    told = str(redacted(text))
-    return told if len(told) <= _LONGEST_PROBLEM else f"{told[:_LONGEST_PROBLEM]}..."
-
-
-class _Server(uvicorn.Server):
-    """Server that ends the live connections at a signal; they would keep it waiting."""
-
-    def __init__(self, config: uvicorn.Config, live: Live) -> None:
-        super().__init__(config)
-        self._live = live
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        tell_faults_once(asyncio.get_running_loop())
-        await super().startup(sockets)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._live.close()
-        super().handle_exit(sig, frame)
+    text = str(redacted(text))
+    return text if len(text) <= _LONGEST_PROBLEM else f"{text[:_LONGEST_PROBLEM]}..."
 
 
 def serve(index: FollowedIndex, port: int, hosts: Sequence[str], started: Callable[[str], object]) -> None:
@@ -174,12 +164,11 @@ def serve(index: FollowedIndex, port: int, hosts: Sequence[str], started: Callab
             f"port {port} cannot be had: {error.strerror}; give another --port, or none"
         ) from None
     address = f"http://127.0.0.1:{line.getsockname()[1]}/"
-    live = Live(index)
-    access = Access(application(index, live), hosts, used=lambda token: started(f"{address}?token={token}"))
+    access = Access(application(index), hosts, used=lambda token: started(f"{address}?token={token}"))
     config = uvicorn.Config(
         access,
-        http=Connection,
-        backlog=BACKLOG,
+        http="h11",  # httptools reads heads of any size into memory
+        limit_concurrency=MOST_CONNECTIONS,
         log_level="critical",
         access_log=False,
         ws="none",
@@ -190,7 +179,7 @@ def serve(index: FollowedIndex, port: int, hosts: Sequence[str], started: Callab
     gc.freeze()  # or a request's garbage would be looked for among the values of 10,000 runs
     with line:
         started(f"{address}?token={access.token}")
-        _Server(config, live).run(sockets=[line])
+        uvicorn.Server(config).run(sockets=[line])
 
 
 class Json(Response):
@@ -216,114 +205,100 @@ def _writable(value: Any) -> Any:
     return str(value) if is_long else value
 
 
-# ------------------------------------------------------------------------------------- questions
+# ------------------------------------------------------------------------------------- parameters
 
 
-def _asked(table: RunsTable, request: Request) -> Asked:
-    given = _known(request, "where", "sort", "desc", "grouped", "columns", "offset", "limit")
-    default = Asked()
-    sort = given.get("sort") or default.sort
-    return Asked(
-        _filter(given),
-        sort,
-        _flag(given, "desc", "sort" not in given and default.descending),
-        _flag(given, "grouped", False),
-        _columns(table, request.query_params.getlist("columns")),
-        integer_in(given, "offset", 0, 0, 1 << 62),
-        integer_in(given, "limit", default.limit, 1, MOST),
+def _list_options(table: RunsTable, request: Request) -> ListOptions:
+    given = _parameters(
+        request,
+        where=_filter,
+        sort=str,
+        desc=_flag,
+        columns=str,
+        offset=_integer(0, 1 << 62),
+        limit=_integer(1, MOST),
     )
-
-
-def _filter(given: dict[str, str]) -> str:
-    text = given.get("where", "")
-    if len(text) > LONGEST:
-        raise ConfigError(f"the filter has {len(text)} characters; give at most {LONGEST}")
-    return text
-
-
-def _columns(table: RunsTable, given: Sequence[str]) -> list[str]:
-    """Return names of columns: each given alone, or several with commas between them.
-
-    A name may have a comma in it: it is then given alone, and is known.
-    """
-    several = ([one] if table.values(one) else one.split(",") for one in given)
-    return list(dict.fromkeys(name.strip() for names in several for name in names if name.strip()))
-
-
-def _asked_curves(given: dict[str, str]) -> Curves:
-    if given.get("x", "step") not in ("step", "time"):
-        raise ConfigError(f"x is step or time; change {given['x'][:40]!r}")
-    if not given.get("stream") or not given.get("metric"):
-        raise ConfigError("a curve needs a stream and a metric; give both, as in stream=step&metric=loss")
-    return Curves(
-        given["stream"],
-        given["metric"],
-        given.get("x", "step"),
-        _number(given, "from"),
-        _number(given, "to"),
-        integer_in(given, "points", 0, 1, MOST_POINTS) or None,
-        _flag(given, "superseded", False),
+    # A name may have a comma in it: it is then given alone, and is known.
+    several = (
+        [one] if table.values(one) else one.split(",") for one in request.query_params.getlist("columns")
+    )
+    default = ListOptions()
+    return ListOptions(
+        given["where"] or "",
+        given["sort"] or default.sort,
+        bool(given["desc"]) if given["sort"] or given["desc"] is not None else default.descending,
+        list(dict.fromkeys(name.strip() for names in several for name in names if name.strip())),
+        given["offset"] or 0,
+        given["limit"] or default.limit,
     )
 
 
 def _run(index: FollowedIndex, request: Request) -> dict[str, Any]:
-    given = str(request.path_params["run"])
-    found = index.table.run(given)
-    if found is None:
-        raise MissingError(f"there is no run {given[:200]!r}; open the list of runs")
-    return found
+    return _chosen(index, [str(request.path_params["run"])])[0]
 
 
-def _runs(index: FollowedIndex, given: dict[str, str]) -> list[dict[str, Any]]:
-    ids = _ids(given.get("runs", ""))
-    if not 1 <= len(ids) <= MOST_RUNS:
-        raise ConfigError(f"{len(ids)} runs; give ids of runs with commas between them, 1 to {MOST_RUNS}")
-    found = index.table.chosen(ids)
-    if len(found) < len(ids):
-        known = {run_id(run) for run in found}
-        missing = next(one for one in ids if one not in known)
+def _chosen(index: FollowedIndex, ids: list[str] | None) -> list[dict[str, Any]]:
+    if not ids:
+        raise ConfigError("there is no run in the question; give ids of runs with commas between them")
+    runs = index.table.chosen(ids)
+    if len(runs) < len(ids):
+        missing = next(one for one in ids if one not in map(run_id, runs))
         raise MissingError(f"there is no run {missing[:200]!r}; open the list of runs")
-    return found
+    return runs
 
 
-def _number(given: dict[str, str], name: str) -> float | None:
-    text = given.get(name, "")
-    try:
-        found = float(text) if text else None
-    except ValueError:
-        found = math.nan
-    if found is not None and not math.isfinite(found):
-        raise ConfigError(f"{name} is a number; change {text[:40]!r}")
-    return found
+def _parameters(request: Request, **readers: Callable[[str], Any]) -> dict[str, Any]:
+    """Read the parameters of a request, None for one that is not given; refuse unknown names."""
+    values: dict[str, Any] = dict.fromkeys(readers)
+    for name, text in request.query_params.items():
+        if name not in readers:
+            raise ConfigError(f"no parameter {name!r}; {nearest(name, readers)}")
+        try:
+            values[name] = readers[name](text) if text else None
+        except ValueError as error:
+            raise ConfigError(f"{name} is {error}; change {text[:40]!r}") from None
+    return values
 
 
-def _known(request: Request, *names: str) -> dict[str, str]:
-    """Return the parameters of a request; refuse unknown names."""
-    for name in request.query_params:
-        if name not in names:
-            raise ConfigError(f"no parameter {name!r}; {nearest(name, names)}")
-    return dict(request.query_params)
-
-
-def integer_in(given: dict[str, str], name: str, default: int, least: int, most: int) -> int:
-    """Return an integer parameter."""
-    text = given.get(name, "")
-    if not text:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
-        raise ConfigError(f"{name} is an integer from {least} to {most}; change {text[:40]!r}")
-    return int(text)
-
-
-def _flag(given: dict[str, str], name: str, default: bool) -> bool:
-    text = given.get(name, "")
-    if text not in ("", "0", "1"):
-        raise ConfigError(f"{name} is 0 or 1; change {text[:40]!r}")
-    return text == "1" if text else default
+def _filter(text: str) -> str:
+    if len(text) > LONGEST:
+        raise ValueError(f"a filter of at most {LONGEST} characters")
+    return text
 
 
 def _ids(text: str) -> list[str]:
-    return list(dict.fromkeys(part for part in text.split(",") if part))
+    ids = list(dict.fromkeys(part for part in text.split(",") if part))
+    if len(ids) > MOST_RUNS:
+        raise ValueError(f"a list of at most {MOST_RUNS} runs")
+    return ids
+
+
+def _number(text: str) -> float:
+    with suppress(ValueError):
+        if math.isfinite(value := float(text)):
+            return value
+    raise ValueError("a number")
+
+
+def _integer(least: int, most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
+            raise ValueError(f"an integer from {least} to {most}")
+        return int(text)
+
+    return read
+
+
+def _flag(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("0 or 1")
+    return text == "1"
+
+
+def _axis(text: str) -> str:
+    if text not in ("step", "time"):
+        raise ValueError("step or time")
+    return text
 
 
 def _http_error(request: Request, error: Exception) -> Response:

@@ -45,12 +45,12 @@ class Compared(NamedTuple):
 
 def compare(given: Sequence[str], found: list[Found]) -> Compared:
     """Put runs side by side."""
-    titles = _titles(given, found)
+    titles = titles_of(given, found)
     facts, metrics = ([tell(run) for run in found] for tell in (_facts, _metrics))
     return Compared(titles, _side_by_side(titles, facts), _side_by_side(titles, metrics))
 
 
-def _titles(given: Sequence[str], found: list[Found]) -> list[str]:
+def titles_of(given: Sequence[str], found: Sequence[Found]) -> list[str]:
     """Return the names of the runs, or the given strings where names are equal, as of copies of a run."""
     names = [str(run.facts["name"]) for run in found]
     return names if len(set(names)) == len(names) else list(given)

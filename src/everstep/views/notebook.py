@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from everstep.display.cells import cell, in_line
-from everstep.display.html import Chart, Line, charts, escaped, table
+from everstep.display.html import Chart, charts_of, notebook_html
 from everstep.errors import ConfigError
-from everstep.index.answer import Documents
+from everstep.index.query import Documents
 from everstep.index.run_queries import metric_names, metric_rows
 from everstep.views.compare_runs import Compared, SideBySide
 from everstep.views.compare_runs import compare as side_by_side
@@ -40,20 +41,18 @@ class ShownRun:
         self._charts = charts
 
     def __repr__(self) -> str:
-        return f"<run {in_line(self.facts['name'])}: {self._standing()}>"
-
-    def _standing(self) -> str:
-        facts = self.facts
+        facts, count = self.facts, len(self.starts)
         diverged = "" if facts["diverged"] is None else f", diverged at {facts['diverged']}"
-        count = len(self.starts)
-        return f"{facts['status']}{diverged}, step {facts['step']}, {count} start{'s' * (count != 1)}"
+        return (
+            f"<run {in_line(facts['name'])}: {facts['status']}{diverged}, step {facts['step']}, "
+            f"{count} start{'s' * (count != 1)}>"
+        )
 
     def _repr_html_(self) -> str:
         facts = [{"": name, "value": cell(name, self.facts[name])} for name in _FACTS]
         parts = (("starts", self.starts), ("metrics", self.metrics), ("checkpoints", self.checkpoints))
-        tables = "".join(table(rows, rows.columns, title) for title, rows in parts if rows)
-        head = f"<p><b>{escaped(self.facts['name'])}</b>: {escaped(self._standing())}</p>"
-        return head + charts(self._charts) + table(facts, ("", "value")) + tables
+        tables = [(title, rows, rows.columns) for title, rows in parts]
+        return notebook_html(repr(self), self._charts, [("", facts, ("", "value")), *tables])
 
 
 class Comparison:
@@ -76,10 +75,12 @@ class Comparison:
         return f"<{', '.join(map(in_line, self.runs))}: {len(self.facts)} facts differ>"
 
     def _repr_html_(self) -> str:
-        said = f"<p>{escaped(self.verdict)}</p>" if self.verdict else ""
         facts = [{name: cell(row["fact"], value) for name, value in row.items()} for row in self.facts]
-        differing = table(facts, self.facts.columns, "facts that differ")
-        return charts(self._charts) + differing + table(self.metrics, self.metrics.columns, "metrics") + said
+        tables = (
+            ("facts that differ", facts, self.facts.columns),
+            ("metrics", self.metrics, self.metrics.columns),
+        )
+        return notebook_html(self.verdict or repr(self), self._charts, tables)
 
 
 def _documents(what: str, runs: Sequence[str], values: SideBySide) -> Documents:
@@ -104,8 +105,7 @@ def show(run: str | os.PathLike[str], *, index: str | os.PathLike[str] | None = 
     (found,) = _find([run], index)
     with found.database.read() as connection:
         facts = describe(connection, found)
-    name = str(facts["name"])
-    return ShownRun(facts, _charts([name], [found]))
+    return ShownRun(facts, _charts([str(facts["name"])], [found]))
 
 
 def compare(*runs: str | os.PathLike[str], index: str | os.PathLike[str] | None = None) -> Comparison:
@@ -134,26 +134,19 @@ def _find(runs: Iterable[str | os.PathLike[str]], index: str | os.PathLike[str] 
     return found
 
 
-def _charts(titles: Sequence[str], found: Sequence[Found]) -> list[Chart]:
+def _charts(titles: Sequence[str], runs: Sequence[Found]) -> list[Chart]:
     """Draw the metrics that most of the runs have, those measured outside steps first."""
-    lines: dict[tuple[str, str], list[Line]] = {}
-    chosen = _most_shared(found)
-    for title, run in zip(titles, found, strict=True):
+    having: Counter[tuple[str, str]] = Counter()
+    rows: list[dict[str, Any]] = []
+    for run in runs:
         with run.database.read() as connection:
-            for phase, name in set(metric_names(connection, run.id)) & set(chosen):
-                rows = metric_rows(connection, run.id, name, phase)
-                line = Line(title, [row.step for row in rows], [row.value for row in rows])
-                lines.setdefault((phase, name), []).append(line)
-    return [Chart("/".join(key), lines[key]) for key in chosen]
-
-
-def _most_shared(found: Sequence[Found]) -> list[tuple[str, str]]:
-    """List (phase, name) of the metrics to draw."""
-    counts: dict[tuple[str, str], int] = {}
-    for run in found:
-        with run.database.read() as connection:
-            for key in metric_names(connection, run.id):
-                counts[key] = counts.get(key, 0) + 1
+            having.update(metric_names(connection, run.id))
     late = ("epoch", "step", "head")
-    ranked = sorted(counts, key=lambda key: (-counts[key], late.index(key[0]) if key[0] in late else -1, key))
-    return ranked[:_MOST_CHARTS]
+    ranked = sorted(having, key=lambda key: (-having[key], late.index(key[0]) if key[0] in late else -1, key))
+    for phase, name in ranked[:_MOST_CHARTS]:
+        for title, run in zip(titles, runs, strict=True):
+            with run.database.read() as connection:
+                if (phase, name) in metric_names(connection, run.id):
+                    values = metric_rows(connection, run.id, name, phase)
+                    rows += [{**row._asdict(), "run": title} for row in values]
+    return charts_of(rows)

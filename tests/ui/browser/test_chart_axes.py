@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from everstep.ui.report_page import STATIC, bundle
+from everstep.ui import STATIC
+from everstep.ui.report import bundle
 
 pytestmark = pytest.mark.campaign("machine")
 
@@ -74,7 +75,7 @@ TIMELINE = """([starts, rollbacks]) => {
 def test_a_timeline_of_any_values_is_drawn(
     start: dict[str, object], rollback: dict[str, object], browser: Browser
 ) -> None:
-    names = ("words", "dom", "looks", "icons", "timeline_picture", "timeline")
+    names = ("words", "dom", "looks", "icons", "timeline")
     view = browser.new_page()
     view.set_content("<!doctype html><body></body>")
     view.add_script_tag(content=f"{bundle(names)}\nconst {{ drawTimeline }} = modules.timeline;")

@@ -122,7 +122,7 @@ def test_every_metric_is_a_chart_and_its_look_is_in_the_address(told: Page, open
     assert painted(view) > 100
 
 
-def test_a_drag_zooms_and_a_key_shows_all_again(told: Page, opened: Opened) -> None:
+def test_a_drag_zooms_and_a_button_shows_all_again(told: Page, opened: Opened) -> None:
     view = opened(told, at(told, "back", "?find=step/loss"))
     plot = view.locator(".card .u-over").first
     expect(plot).to_be_visible()
@@ -132,23 +132,8 @@ def test_a_drag_zooms_and_a_key_shows_all_again(told: Page, opened: Opened) -> N
     view.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 50, steps=4)
     view.mouse.up()
     view.wait_for_url("**from=*")
-    expect(view.get_by_role("button", name="Whole axis")).to_be_visible()
-    view.keyboard.press("0")
+    view.get_by_role("button", name="Whole axis").click()
     expect(view.get_by_role("button", name="Whole axis")).to_have_count(0)
-
-
-EDGES = """canvas => {
-  const image = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-  const isLine = (x, y) => {
-    const [red, , blue, alpha] = image.data.slice(4 * (y * image.width + x), 4 * (y * image.width + x) + 4);
-    return alpha > 80 && blue > red + 60;
-  };
-  const columns = [];
-  for (let x = 0; x < image.width; x++) {
-    for (let y = 0; y < image.height; y++) if (isLine(x, y)) { columns.push(x); break; }
-  }
-  return [columns[0], columns.at(-1), canvas.width];
-}"""
 
 
 def test_a_chart_is_saved_as_a_picture_and_as_a_table(told: Page, opened: Opened, tmp_path: Path) -> None:
@@ -188,13 +173,11 @@ def test_each_tab_shows_what_was_recorded_and_nothing_is_markup(told: Page, open
     view = opened(told, at(told, "diverged"))
     expect(view.locator(".card .uplot").first).to_be_visible()
     shown = {}
-    for number in range(1, 8):
-        view.keyboard.press(str(number))
+    for tab in view.get_by_role("tab").all():
+        tab.click()
         view.wait_for_timeout(150)
-        shown[view.locator("[role=tab][aria-selected=true]").inner_text()] = view.locator(
-            "[role=tabpanel]"
-        ).inner_text()
-    assert len(shown) == 7
+        shown[tab.inner_text()] = view.get_by_role("tabpanel").inner_text()
+    assert len(shown) == 6
     assert shown["Config"].count(HOSTILE) == 2
     assert "python" in shown["Code and machine"].lower()
     assert "step-00000012" in shown["Checkpoints"]
@@ -220,11 +203,6 @@ def test_a_point_is_seen_soon_after_it_was_measured(tmp_path: Path, opened: Open
             expect(reading).to_contain_text("step 3")
             assert time.monotonic() - asked < 10  # 2 s, where nothing else runs
             expect(view.locator(".facts .status")).to_contain_text("running")
-            for _ in range(3):  # one epoch has to end before the steps of all four are known
-                one_more_step()
-            expect(view.locator(".facts")).to_contain_text("of 16")
-            expect(view.locator(".facts")).to_contain_text("steps/s")
-            expect(view.locator(".facts")).to_contain_text("time left")
     finally:
         training.kill()
         training.communicate()

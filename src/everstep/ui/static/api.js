@@ -1,14 +1,22 @@
-// Questions to the server.  An answer that is not good is an Error with the server's words.
+// Questions to the server; in a report, to the data that it carries.  An answer that is not good is an Error with the
+// server's words.
+
+import { useEffect, useState } from "./preact.js";
+
+const embedded = document.getElementById("data");
+
+/** The data of a report; null in the page of a server. */
+export const report = embedded && JSON.parse(embedded.textContent);
 
 /** Ask; a parameter whose value is a list is given once for each of its elements. */
 export async function get(path, params = {}, signal = undefined) {
+  if (report) return carried(path, params);
   const each = Object.entries(params).flatMap(([name, value]) => [value].flat().map((one) => [name, one]));
   const given = each.filter(([, value]) => value !== undefined && value !== null && value !== "");
   const query = new URLSearchParams(given).toString();
-  const address = query ? `${path}?${query}` : path;
   let answer;
   try {
-    answer = await fetch(address, { signal, headers: { accept: "application/json" } });
+    answer = await fetch(query ? `${path}?${query}` : path, { signal, headers: { accept: "application/json" } });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Error("the server does not answer; start everstep ui again");
@@ -24,58 +32,107 @@ export async function get(path, params = {}, signal = undefined) {
 
 export const runPath = (id) => `/api/runs/${encodeURIComponent(id)}`;
 
-let tell = () => {};
+/** Address of a summary for the browser, or its content in a report. */
+export const summaryAddress = (id, { name, kind }, step) =>
+  report ? report.summaries[id][`${kind} ${name} ${step}`] : `${runPath(id)}/summary?${new URLSearchParams({ name, kind, step })}`;
 
-/** Be told true or false: whether the server is heard.  The page has one who asks. */
+/** The text of a summary. */
+export async function summaryText(id, one, step, signal) {
+  const address = summaryAddress(id, one, step);
+  if (report) return address;
+  const answer = await fetch(address, { signal });
+  const text = await answer.text();
+  if (!answer.ok) throw new Error(JSON.parse(text).error);
+  return text;
+}
+
+// ----------------------------------------------------------------------------------------- changes
+
+const PAUSE = 1000; // milliseconds between two questions
+
+let tell = () => {};
+let heard = "";
+
+/** Be told {heard, problems}: whether the server answers, and what it cannot read. */
 export function onHeard(told) {
   tell = told;
-  return () => (tell = () => {});
+}
+
+function note(found) {
+  const text = JSON.stringify(found);
+  if (text !== heard) tell(found);
+  heard = text;
 }
 
 /**
- * Listen to what changes.  `changed` gets the ids of runs that changed in the list, `points` {run, step}; `back` is
- * called when the page was hidden and is seen again.  Returns a function that ends it.
- *
- * A hidden page does not listen: browsers allow six connections to a server, for all tabs together.
+ * What has changed, asked again and again while the page is seen: {version: grows when anything changes, sizes: {id: grows
+ * with each new point of a run}}; null before the first answer.  What is fetched after that is newer.
  */
-export function listen(runs, { changed, points, back }) {
-  let source = null;
-  const open = () => {
-    source = new EventSource(`/api/live?runs=${runs.map(encodeURIComponent).join(",")}`);
-    source.addEventListener("runs", (event) => changed?.(JSON.parse(event.data).changed));
-    source.addEventListener("points", (event) => points?.(JSON.parse(event.data)));
-    source.onopen = () => tell(true);
-    source.onerror = () => tell(false);
-  };
-  const seen = () => {
-    source?.close();
-    source = null;
-    if (document.hidden) return;
-    open();
-    back?.();
-  };
-  if (!document.hidden) open();
-  document.addEventListener("visibilitychange", seen);
-  return () => {
-    document.removeEventListener("visibilitychange", seen);
-    source?.close();
-  };
+export function useChanges(runs = []) {
+  const [found, setFound] = useState(report ? { version: 0, sizes: {} } : null);
+  const ids = runs.join(",");
+  useEffect(() => {
+    if (report) return undefined;
+    const stop = new AbortController();
+    let timer = null;
+    const ask = async () => {
+      try {
+        if (!document.hidden) {
+          const { version, sizes, problems } = await get("/api/changes", { runs: ids }, stop.signal);
+          note({ heard: true, problems });
+          setFound((before) => (JSON.stringify(before) === JSON.stringify({ version, sizes }) ? before : { version, sizes }));
+        }
+      } catch (error) {
+        if (error.name === "AbortError") return;
+        note({ heard: false, problems: [error.message] });
+        setFound((before) => before ?? { version: 0, sizes: {} });
+      }
+      timer = setTimeout(ask, PAUSE);
+    };
+    ask();
+    return () => (stop.abort(), clearTimeout(timer));
+  }, [ids]);
+  return found;
 }
 
-/** Call `action` at most once in `wait` milliseconds, and once more after the last call. */
-export function calmly(action, wait) {
-  let timer = null;
-  let again = false;
-  const tick = () => {
-    timer = null;
-    if (again) run();
-  };
-  const run = () => {
-    again = false;
-    timer = setTimeout(tick, wait);
-    action();
-  };
-  const call = () => (timer === null ? run() : (again = true));
-  call.stop = () => (clearTimeout(timer), (timer = null), (again = false));
-  return call;
+/**
+ * An answer of the server, asked again when path, parameters or `version` change; an older answer stays until then.
+ * Nothing is asked without a version.
+ */
+export function useAnswer(path, params, version) {
+  const [state, setState] = useState({ answer: null, error: null });
+  const key = `${path}?${JSON.stringify(params)}`;
+  useEffect(() => {
+    if (version === undefined || !path) return undefined;
+    const stop = new AbortController();
+    get(path, params, stop.signal)
+      .then((answer) => setState({ answer, error: null }))
+      .catch((error) => error.name !== "AbortError" && setState((before) => ({ ...before, error })));
+    return () => stop.abort();
+  }, [key, version]);
+  return state;
+}
+
+// ----------------------------------------------------------------------------------------- a report
+
+function carried(path, params) {
+  const [, , where, id, part] = path.split("/");
+  const ids = (params.runs ?? "").split(",");
+  if (where === "series") {
+    const lines = report.series[`${params.stream}/${params.metric}`].filter((line) => ids.includes(line.run));
+    return { x: params.x, series: params.x === "time" ? lines.map(overTime) : lines };
+  }
+  if (where === "compare") return { runs: report.runs, settings: report.settings, streams: report.streams };
+  if (id) return part === "log" ? report.logs[id] : report.runs[id];
+  const best = [...new Set(report.runs.flatMap((run) => run.best.map((one) => one.metric)))].slice(0, 3);
+  const names = [["name", "text"], ["status", "status"], ["steps", "number"], ["created", "time"], ...best.map((name) => [`best ${name}`, "number"])];
+  const values = (run) => ({ ...run, ...Object.fromEntries(run.best.map((one) => [`best ${one.metric}`, one.value])) });
+  const rows = report.runs.map((run) => ({ ...run, values: values(run) }));
+  return { total: rows.length, matched: rows.length, columns: names.map(([name, kind]) => ({ name, kind })), notes: [], rows };
+}
+
+/** A line over time: the data have both axes. */
+function overTime(line) {
+  const timed = (points) => (points ?? []).map(([, value, time]) => [time, value]);
+  return { ...line, x: line.times, superseded: timed(line.superseded), nonfinite: timed(line.nonfinite) };
 }

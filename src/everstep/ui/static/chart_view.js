@@ -5,7 +5,6 @@ import { get } from "./api.js";
 import { lineChart } from "./charts.js";
 import { setQuery } from "./route.js";
 import { Empty, Problem, Saves, useSeen } from "./parts.js";
-import { useKeys } from "./keys.js";
 import { count, phases } from "./words.js";
 
 const SMOOTH = [0, 0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99];
@@ -26,24 +25,14 @@ export function looks(query) {
 
 const flag = (value) => (value ? "1" : "");
 
-export function ChartBar({ look, part, find, children }) {
+export function ChartBar({ look, part }) {
   const at = SMOOTH.findIndex((value) => value >= look.smooth);
-  const smoother = (by) => setQuery({ smooth: SMOOTH[Math.max(0, Math.min(SMOOTH.length - 1, at + by))] || "" });
   const whole = () => setQuery({ from: "", to: "" });
   const otherX = () => setQuery({ x: look.x === "time" ? "" : "time", from: "", to: "" });
-  useKeys({
-    l: () => setQuery({ logy: flag(!look.logY) }),
-    t: otherX,
-    s: () => setQuery({ superseded: flag(!look.superseded) }),
-    0: whole,
-    "[": () => smoother(-1),
-    "]": () => smoother(1),
-    "/": () => find.current?.focus(),
-  });
   const check = (words, on, change) => html`<label class="check"><input type="checkbox" checked=${on} onChange=${change} /> ${words}</label>`;
   return html`
     <div class="bar chart-bar">
-      <input ref=${find} type="search" value=${part} onInput=${(e) => setQuery({ find: e.target.value })} placeholder="Find a chart" aria-label="Find a chart" spellcheck="false" />
+      <input type="search" value=${part} onInput=${(e) => setQuery({ find: e.target.value })} placeholder="Find a chart" aria-label="Find a chart" spellcheck="false" />
       <label class="slide">Smoothing
         <input type="range" min="0" max=${SMOOTH.length - 1} value=${at} onInput=${(e) => setQuery({ smooth: SMOOTH[e.target.value] || "" })} />
         <output>${look.smooth || "off"}</output>
@@ -56,7 +45,6 @@ export function ChartBar({ look, part, find, children }) {
       ${check("log x", look.logX, () => setQuery({ logx: flag(!look.logX) }))}
       ${check(html`<span title="Values of steps that a later start executed again, as far as they had reached the journal">superseded points</span>`, look.superseded, () => setQuery({ superseded: flag(!look.superseded) }))}
       ${look.from !== null ? html`<button onClick=${whole}>Whole axis</button>` : null}
-      ${children}
     </div>
   `;
 }

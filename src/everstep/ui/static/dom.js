@@ -20,18 +20,6 @@ export function drawn(tag, attributes, ...children) {
   return one;
 }
 
-/**
- * Mark a box as long as its content goes on beyond its right edge: many systems show no scrollbar until one scrolls.
- * Returns a function that ends it.
- */
-export function showGoingOn(box) {
-  const told = () => box.classList.toggle("goes-on", box.scrollWidth - box.clientWidth - box.scrollLeft > 1);
-  const watch = new ResizeObserver(told);
-  for (const one of [box, ...box.children]) watch.observe(one);
-  box.addEventListener("scroll", told, { passive: true });
-  return () => watch.disconnect();
-}
-
 /** Show a picture of few pixels larger, each pixel as a square; called when it is loaded. */
 export const enlarge = ({ target }) => target.classList.toggle("small", target.naturalWidth < 200);
 

@@ -1,11 +1,10 @@
 // Small parts that several views use.
 
 import { html, useEffect, useRef, useState } from "./preact.js";
-import { get } from "./api.js";
 import { save } from "./dom.js";
 import { FILLED, ICONS } from "./icons.js";
 import { colour, dash } from "./looks.js";
-import { clock, commandLine, duration, format, words } from "./words.js";
+import { clock, duration, format, words } from "./words.js";
 
 export const Icon = ({ name }) => html`
   <svg class=${`icon ${FILLED.has(name) ? "icon-filled" : ""}`} viewBox="0 0 16 16" aria-hidden="true">
@@ -35,23 +34,6 @@ export const Swatch = ({ slot }) => html`
 
 export const Problem = ({ error }) => (error ? html`<p class="problem" role="alert"><${Icon} name="error" />${error.message}</p>` : null);
 
-/** A command for a terminal, given as its words, with a button that copies the command. */
-export function Command({ words }) {
-  const [copied, setCopied] = useState(false);
-  const code = useRef(null);
-  const line = commandLine(words);
-  if (/[\x00-\x1f\x7f]/.test(line)) return null; // a terminal might obey such a character
-  const copy = async () => {
-    getSelection().selectAllChildren(code.current); // where the browser refuses to copy, Ctrl-C does
-    await navigator.clipboard?.writeText(line).then(() => setCopied(true), () => undefined);
-  };
-  return html`<span class="command"><code ref=${code} title=${line}>${line}</code> <button onClick=${copy} title="Copy this command for a terminal">${copied ? "Copied" : "Copy"}</button></span>`;
-}
-
-/** The command that makes a report of the runs in some directories. */
-export const ReportCommand = ({ directories, name }) =>
-  html`<${Command} words=${["everstep", "report", ...directories, "-o", `${name.replaceAll(/[^\w.-]+/g, "-").replace(/^-+/, "")}.html`]} />`;
-
 export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 
 /** A cell of the list of runs. */
@@ -68,25 +50,10 @@ export function leaves(tree, prefix = "") {
   return found.length || !prefix ? found : [[prefix.slice(0, -1), {}]];
 }
 
-/** An answer of the server, asked again when path, parameters or `version` change; an older answer stays until then. */
-export function useAnswer(path, params = {}, version = 0) {
-  const [state, setState] = useState({ answer: null, error: null, key: null });
-  const key = `${path}?${JSON.stringify(params)}`;
-  useEffect(() => {
-    if (!path) return undefined;
-    const stop = new AbortController();
-    get(path, params, stop.signal)
-      .then((answer) => setState({ answer, error: null, key }))
-      .catch((error) => error.name !== "AbortError" && setState((before) => ({ ...before, error, key })));
-    return () => stop.abort();
-  }, [key, version]);
-  return { ...state, loading: state.key !== key };
-}
-
 /** Buttons that save a drawing: {PNG: () => a promise of a blob, CSV: ...}, under the name of what is drawn. */
-export const Saves = ({ name, file, as, words, disabled }) =>
+export const Saves = ({ name, file, as, disabled }) =>
   Object.entries(as).map(
-    ([kind, make]) => html`<button key=${kind} disabled=${disabled} title=${`Save ${name} as ${kind}`} onClick=${async () => save(file ?? name, kind.toLowerCase(), await make())}>${words ?? kind}</button>`,
+    ([kind, make]) => html`<button key=${kind} disabled=${disabled} title=${`Save ${name} as ${kind}`} onClick=${async () => save(file ?? name, kind.toLowerCase(), await make())}>${kind}</button>`,
   );
 
 /** Whether an element has come near the visible part of the page. */

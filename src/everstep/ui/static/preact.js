@@ -5,8 +5,11 @@ import { plain } from "./words.js";
 
 const { preact, preactHooks, htm } = globalThis;
 
-const told = (child) => (typeof child === "string" ? plain(child) : Array.isArray(child) ? child.map(told) : child);
+const readable = (child) => (typeof child === "string" ? plain(child) : Array.isArray(child) ? child.map(readable) : child);
 
-export const html = htm.bind((type, props, ...children) => preact.h(type, props, ...children.map(told)));
-export const { render } = preact;
-export const { useEffect, useMemo, useRef, useState, useCallback } = preactHooks;
+export const html = htm.bind((type, props, ...children) => preact.h(type, props, ...children.map(readable)));
+export const render = preact.render;
+export const useEffect = preactHooks.useEffect;
+export const useMemo = preactHooks.useMemo;
+export const useRef = preactHooks.useRef;
+export const useState = preactHooks.useState;

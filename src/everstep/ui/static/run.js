@@ -1,15 +1,14 @@
 // One run: how it went, its charts, and all that was recorded about it.
 
 import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
-import { calmly, get, listen, runPath } from "./api.js";
-import { drawTimeline, marks as marksOf, timelinePicture, zeroOf } from "./timeline.js";
+import { runPath, summaryAddress, summaryText, useAnswer, useChanges } from "./api.js";
+import { drawTimeline, marks, zeroOf } from "./timeline.js";
 import { link, setQuery } from "./route.js";
-import { Empty, Icon, Pairs, Problem, ReportCommand, Saves, Status, Tabs, leaves, useAnswer } from "./parts.js";
-import { bytes, clock, count, duration, format, recorded, words } from "./words.js";
+import { Empty, Icon, Pairs, Problem, Status, Tabs, leaves } from "./parts.js";
+import { bytes, clock, count, format, recorded, words } from "./words.js";
 import { enlarge, made } from "./dom.js";
 import { histogram } from "./histogram.js";
 import { ChartBar, ChartGrid, looks } from "./chart_view.js";
-import { useKeys } from "./keys.js";
 
 const TABS = [
   ["charts", "Charts"],
@@ -17,24 +16,14 @@ const TABS = [
   ["config", "Config"],
   ["environment", "Code and machine"],
   ["checkpoints", "Checkpoints"],
-  ["times", "Time"],
   ["log", "Log"],
 ];
 
 export function Run({ id, query }) {
-  const [version, setVersion] = useState(0);
-  const [changed, setChanged] = useState({});
-  const { answer: run, error } = useAnswer(runPath(id), {}, version);
-  useEffect(() => {
-    const again = calmly(() => setVersion((before) => before + 1), 2000);
-    const points = calmly(() => setChanged((before) => ({ [id]: (before[id] ?? 0) + 1 })), 700);
-    const both = () => (again(), points());
-    const stop = listen([id], { changed: (ids) => ids.includes(id) && again(), points, back: both });
-    return () => (stop(), again.stop(), points.stop());
-  }, [id]);
+  const changes = useChanges(useMemo(() => [id], [id]));
+  const { answer: run, error } = useAnswer(runPath(id), {}, changes?.version);
   const tab = TABS.some(([name]) => name === query.tab) ? query.tab : "charts";
   const choose = (name) => setQuery({ tab: name === "charts" ? "" : name }, false);
-  useKeys(Object.fromEntries(TABS.map(([name], i) => [String(i + 1), () => choose(name)])));
   if (!run) return html`<main><${Problem} error=${error} />${error ? null : html`<${Empty}>Reading the run …<//>`}</main>`;
   const View = VIEWS[tab];
   return html`
@@ -44,7 +33,7 @@ export function Run({ id, query }) {
       <${Timeline} run=${run} />
       ${run.failures.length ? html`<${Failures} run=${run} />` : null}
       <${Tabs} names=${TABS} chosen=${tab} choose=${choose} />
-      <div role="tabpanel"><${View} run=${run} query=${query} changed=${changed} version=${version} /></div>
+      <div role="tabpanel"><${View} run=${run} query=${query} changed=${changes.sizes} /></div>
     </main>
   `;
 }
@@ -65,9 +54,7 @@ function Facts({ run }) {
   const running = run.status === "running";
   const next = run.checkpoints.find((one) => one.next && one.whole);
   const facts = [
-    [running ? "step" : "steps", format(run.steps ?? 0) + (run.whole > run.steps ? ` of ${format(run.whole)}` : "")],
-    ...(run.rate ? [["rate", `${format(Number(run.rate.toPrecision(3)))} steps/s`]] : []),
-    ...(run.left ? [["time left", duration(run.left)]] : []),
+    [running ? "step" : "steps", format(run.steps ?? 0)],
     ["starts", run.starts.length],
     ...(run.seed === null ? [] : [["seed", String(run.seed)]]),
     ["created", clock(run.created)],
@@ -83,7 +70,6 @@ function Facts({ run }) {
       ${run.tags.map((tag) => html`<span class="tag" key=${tag}>${tag}</span>`)}
       <${Pairs} pairs=${facts} />
       ${run.directory ? html`<p class="path" title="directory">${run.directory}</p>` : null}
-      ${run.directory ? html`<p class="soft">To send this run as a file: <${ReportCommand} directories=${[run.directory]} name=${run.name} /></p>` : null}
       ${RESUMABLE.has(run.status) && next ? html`<p class="soft">Started again, this run resumes from step ${format(next.step)}.</p>` : null}
       ${run.note ? html`<p class="note">${run.note}</p>` : null}
       ${run.reason && run.status !== "finished" && !run.failures.some((one) => one.what === run.reason) ? html`<p class="note">${run.status}: ${run.reason}</p>` : null}
@@ -96,9 +82,7 @@ function Timeline({ run }) {
   const box = useRef(null);
   useEffect(() => drawTimeline(box.current, run), [run]);
   return html`
-    <section aria-label="Timeline"><div ref=${box}></div>
-      <div class="card-tools"><${Saves} name=${`${run.name} timeline`} as=${{ PNG: () => timelinePicture(run) }} words="Save the timeline as PNG" /></div>
-    </section>
+    <section aria-label="Timeline"><div ref=${box}></div></section>
   `;
 }
 
@@ -123,13 +107,12 @@ function Failures({ run }) {
 
 function Charts({ run, query, changed }) {
   const look = looks(query);
-  const find = useRef(null);
   const shape = JSON.stringify([run.starts, run.rollbacks]);
-  const marks = useMemo(() => (x) => marksOf(run, x), [shape]);
+  const ofRun = useMemo(() => (x) => marks(run, x), [shape]);
   const runs = useMemo(() => [{ id: run.id, label: run.name, slot: 0, zero: zeroOf(run) }], [run.id, run.name, run.starts[0]?.began]);
   return html`
-    <${ChartBar} look=${look} part=${query.find ?? ""} find=${find} />
-    <${ChartGrid} streams=${run.streams} find=${query.find} runs=${runs} look=${look} marks=${marks} changed=${changed} />
+    <${ChartBar} look=${look} part=${query.find ?? ""} />
+    <${ChartGrid} streams=${run.streams} find=${query.find} runs=${runs} look=${look} marks=${ofRun} changed=${changed} />
   `;
 }
 
@@ -142,11 +125,10 @@ function Summary({ run, one }) {
   const [at, setAt] = useState(null);
   const place = Math.min(at ?? Infinity, one.steps.length - 1);
   const step = one.steps[place];
-  const address = `${runPath(run.id)}/summary?${new URLSearchParams({ name: one.name, kind: one.kind, step })}`;
   return html`
     <section class="card" aria-label=${one.name}>
       <div class="chart-head"><span class="chart-title" title=${one.name}>${one.name}</span><span class="chart-reading">step ${format(step)}</span></div>
-      ${one.kind === "image" ? html`<${Picture} key=${address} address=${address} words=${`${one.name} at step ${step}`} />` : html`<${Text} kind=${one.kind} address=${address} />`}
+      ${one.kind === "image" ? html`<${Picture} key=${step} address=${summaryAddress(run.id, one, step)} words=${`${one.name} at step ${step}`} />` : html`<${Text} id=${run.id} one=${one} step=${step} />`}
       ${one.steps.length > 1
         ? html`<input type="range" min="0" max=${one.steps.length - 1} value=${place} onInput=${(e) => setAt(Number(e.target.value))} aria-label=${`Step of ${one.name}`} />`
         : null}
@@ -161,34 +143,34 @@ function Picture({ address, words }) {
     : html`<img class="summary" src=${address} alt=${words} onLoad=${enlarge} onError=${() => setGone(true)} />`;
 }
 
-function Text({ kind, address }) {
+function Text({ id, one, step }) {
   const [{ text, error }, set] = useState({ text: "", error: null });
   const box = useRef(null);
   useEffect(() => {
     const stop = new AbortController();
-    fetch(address, { signal: stop.signal })
-      .then((answer) => answer.text().then((text) => set(answer.ok ? { text, error: null } : { text: "", error: { message: JSON.parse(text).error } })))
+    summaryText(id, one, step, stop.signal)
+      .then((text) => set({ text, error: null }))
       .catch((error) => error.name !== "AbortError" && set({ text: "", error }));
     return () => stop.abort();
-  }, [address]);
-  useEffect(() => box.current?.replaceChildren(kind === "histogram" ? histogram(text) : made("pre", "summary", text)), [kind, text]);
+  }, [id, one.name, step]);
+  useEffect(() => box.current?.replaceChildren(one.kind === "histogram" ? histogram(text) : made("pre", "summary", text)), [one.kind, text]);
   return error ? html`<${Problem} error=${error} />` : html`<div ref=${box}></div>`;
 }
 
 function Config({ run }) {
-  const changed = new Map(run.config_changed.map((each) => [each.name, each]));
+  const changed = new Map(run.config_changed.map((each) => [each.name, each.values]));
   const rows = leaves(run.config);
-  for (const each of run.config_changed) if (!rows.some(([name]) => name === each.name)) rows.push([each.name, undefined]);
+  for (const name of changed.keys()) if (!rows.some(([one]) => one === name)) rows.push([name, undefined]);
   if (!rows.length) return html`<${Empty}>This run has no config.<//>`;
   return html`
-    ${run.parent ? html`<p class="soft">${changed.size} ${changed.size === 1 ? "setting differs" : "settings differ"} from the parent <a href=${link("run", run.parent)}>${run.parent}</a>.</p>` : null}
+    ${run.parent ? html`<p class="soft">A fork of <a href=${link("run", run.parent)}>${run.parent}</a>.</p>` : null}
     <table class="list">
-      <thead><tr><th>setting</th><th>value</th>${run.parent ? html`<th>in the parent</th>` : null}</tr></thead>
+      <thead><tr><th>setting</th><th>value</th>${changed.size ? html`<th>in the parent</th>` : null}</tr></thead>
       <tbody>
         ${rows.map(
           ([name, value]) => html`<tr key=${name} class=${changed.has(name) ? "differs" : ""}>
             <th scope="row">${name}</th><td>${changed.has(name) ? html`<span class="mark">≠</span>` : null}${words(value)}</td>
-            ${run.parent ? html`<td class="soft">${changed.has(name) ? words(changed.get(name).parent ?? undefined) : ""}</td>` : null}
+            ${changed.size ? html`<td class="soft">${changed.has(name) ? words(changed.get(name)[1] ?? undefined) : ""}</td>` : null}
           </tr>`,
         )}
       </tbody>
@@ -258,42 +240,13 @@ const Evaluations = ({ found }) => html`
   </section>
 `;
 
-function Times({ run }) {
-  const times = Object.entries(run.times ?? {}).sort((a, b) => b[1] - a[1]);
-  const sum = times.reduce((total, [, seconds]) => total + seconds, 0);
-  if (!sum) return html`<${Empty}>No times were recorded.<//>`;
-  return html`
-    <table class="list times">
-      <thead><tr><th>where</th><th class="number">time</th><th class="number">share</th><th></th></tr></thead>
-      <tbody>
-        ${times.map(
-          ([name, seconds]) => html`<tr key=${name}>
-            <th scope="row">${name}</th><td class="number">${duration(seconds)}</td><td class="number">${((100 * seconds) / sum).toFixed(1)} %</td>
-            <td class="share"><span style=${{ width: `${(100 * seconds) / sum}%` }}></span></td>
-          </tr>`,
-        )}
-      </tbody>
-    </table>
-  `;
-}
-
-function Log({ run, version, changed }) {
-  const [state, setState] = useState({ text: "", next: 0, error: null });
+function Log({ run, changed }) {
+  const { answer, error } = useAnswer(`${runPath(run.id)}/log`, {}, changed[run.id] ?? 0);
   const box = useRef(null);
-  const fresh = changed[run.id] ?? 0;
-  useEffect(() => {
-    const stop = new AbortController();
-    const end = box.current.scrollHeight - box.current.scrollTop - box.current.clientHeight < 40;
-    get(`${runPath(run.id)}/log`, { after: state.next }, stop.signal)
-      .then(({ next, text }) => {
-        const replaced = next < state.next; // the file is shorter than what was read: another lies there now
-        setState((before) => ({ text: ((replaced ? "" : before.text) + text).slice(-2_000_000), next, error: null }));
-        if (end) requestAnimationFrame(() => box.current && (box.current.scrollTop = box.current.scrollHeight));
-      })
-      .catch((error) => error.name !== "AbortError" && setState((before) => ({ ...before, error })));
-    return () => stop.abort();
-  }, [run.id, version, fresh]);
-  return html`<${Problem} error=${state.error} /><pre class="log" ref=${box} tabindex="0">${state.text || "The log is empty."}</pre>`;
+  useEffect(() => void (box.current.scrollTop = box.current.scrollHeight), [answer?.text]);
+  return html`<${Problem} error=${error} />
+    ${answer?.is_cut ? html`<p class="soft">The end of the log.</p>` : null}
+    <pre class="log" ref=${box} tabindex="0">${answer?.text || "The log is empty."}</pre>`;
 }
 
-const VIEWS = { charts: Charts, summaries: Summaries, config: Config, environment: Environment, checkpoints: Checkpoints, times: Times, log: Log };
+const VIEWS = { charts: Charts, summaries: Summaries, config: Config, environment: Environment, checkpoints: Checkpoints, log: Log };

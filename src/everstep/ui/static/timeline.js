@@ -2,7 +2,6 @@
 // Data in, drawing out: this file fetches nothing; it needs charts.css.
 //
 // drawTimeline(element, run) draws into the element, and may be called again with newer data.
-// timelinePicture(run) draws the same as a PNG.
 //   run = {
 //     name: "digits-1a2b3c", steps: 810,
 //     starts: [{start: 1, began: unix seconds, ended: unix seconds or null, from_step: 0, to_step: 812,
@@ -18,7 +17,6 @@
 import { made } from "./dom.js";
 import { icon } from "./icons.js";
 import { clock, format } from "./words.js";
-import { picture } from "./timeline_picture.js";
 
 const WORDS = { signal: "stopped", error: "failed" };
 const BAD = new Set(["killed", "error"]);
@@ -223,6 +221,3 @@ const badgeElement = (kind, words) => made("span", `badge badge-${kind.replaceAl
 
 const badgeBox = (row) =>
   made("div", "timeline-badge", row.badge ? badgeElement(row.badge.kind, row.badge.words) : null, row.how ? made("span", "timeline-how", row.how) : null);
-
-/** The timeline as a PNG, in the colours of the page. */
-export const timelinePicture = (run) => picture(run.name, drawing(run));

@@ -1,1 +1,0 @@
-"""Runs that other programs have recorded, brought into run directories (`everstep import`)."""

@@ -1,0 +1,183 @@
+"""The report: the page with its data as one HTML file, and a policy that forbids every connection."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from everstep.display.cells import finite, in_line, shown, with_leaves
+from everstep.ui import STATIC
+from everstep.ui.curves import CurveOptions, curves
+from everstep.ui.one_run import one_run
+from everstep.ui.run_files import MissingError, content_of, last_lines, summaries_of
+from everstep.ui.runs_table import differing, plain, streams_of
+from everstep.views.compare_runs import titles_of
+from everstep.views.find_run import Found
+
+BEGIN = b"<!doctype html>\n<!-- everstep report -->\n"
+"""First bytes of each report."""
+
+POINTS = 1000
+"""Most points of a line, if a person chooses no other number."""
+
+_MOST_POINTS, _FEWEST_POINTS = 100_000, 10
+"""Most points of all lines together, about 8 MB, and the points that a line has even so."""
+
+_SUMMARY_STEPS, _SUMMARY_BYTES = 10, 8_000_000
+"""Most steps of each summary, the newest, and most bytes of all summaries of a run."""
+
+_LOG_BYTES = 50_000
+"""Most bytes of the log of a run: its end."""
+
+_STYLES = ("vendor/uPlot.min.css", "charts.css", "style.css")
+_LIBRARIES = ("preact.umd.js", "hooks.umd.js", "htm.umd.js", "uPlot.iife.min.js")
+MODULES = (
+    *("words", "preact", "dom", "looks", "icons", "axes", "drawing", "chart_frame", "charts", "histogram"),
+    *("timeline", "api", "route", "parts", "chart_view", "runs", "compare", "run", "app"),
+)
+"""Modules of the page in the order in which they need each other."""
+
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
+_IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./(\w+)\.js";$', re.MULTILINE)
+
+
+def report_data(names: Sequence[str], found: Sequence[Found], points: int = POINTS) -> dict[str, Any]:
+    """Return the answers of the page's addresses for some runs, as JSON; equal runs give equal data.
+
+    Args:
+        names: strings by which a person named the runs, titles where names are equal.
+        points: most points of a line, 10 or more; a point has the least, largest and last of its values.
+    """
+    runs = [one_run(run.database, run.facts) for run in found]
+    for at, (run, title) in enumerate(zip(runs, titles_of(names, found), strict=True)):
+        run |= {"id": str(at), "name": title, "heartbeat": None, "parent": None}
+    pairs = {(each["stream"], name) for run in runs for each in run["streams"] for name in each["metrics"]}
+    points = max(_FEWEST_POINTS, min(points, _MOST_POINTS // max(1, len(pairs) * len(runs))))
+    data = {
+        "runs": runs,
+        "settings": differing([plain({"config": run["config"]}) for run in runs]),
+        "streams": streams_of(pairs),
+        "series": {"/".join(pair): _series(found, *pair, points) for pair in sorted(pairs)},
+        "summaries": [_summaries(run, one) for run, one in zip(found, runs, strict=True)],
+        "logs": [last_lines(run.database, run.facts, _LOG_BYTES) for run in found],
+    }
+    plain_data: dict[str, Any] = with_leaves(data, _as_json)
+    return plain_data
+
+
+def _series(found: Sequence[Found], stream: str, metric: str, points: int) -> list[dict[str, Any]]:
+    """Return a line for each run, with the time of each point."""
+    options = CurveOptions(stream, metric, points=points, superseded=True, timed=True)
+    lines = [curves(run.database, [run.facts], options)["series"][0] for run in found]
+    return [{**line, "run": str(at)} for at, line in enumerate(lines)]
+
+
+def _summaries(run: Found, shown: dict[str, Any]) -> dict[str, str]:
+    """Return "KIND NAME STEP" -> content; steps without content are taken out of what is shown of the run."""
+    contents: dict[str, str] = {}
+    room = _SUMMARY_BYTES
+    for (name, kind), steps in summaries_of(run.database, run.id).items():
+        for step in sorted(steps)[-_SUMMARY_STEPS:]:
+            try:
+                content, media = content_of(run.database, run.facts, steps[step])
+            except MissingError:
+                continue
+            text = f"data:{media};base64,{base64.b64encode(content).decode()}"
+            text = text if kind == "image" else content.decode()
+            if (room := room - len(json.dumps(text))) >= 0:
+                contents[f"{kind} {name} {step}"] = text
+    for one in shown["summaries"]:
+        one["steps"] = [step for step in one["steps"] if f"{one['kind']} {one['name']} {step}" in contents]
+    shown["summaries"] = [one for one in shown["summaries"] if one["steps"]]
+    return contents
+
+
+def _as_json(value: Any) -> Any:
+    return [*map(finite, value.tolist())] if isinstance(value, np.ndarray) else finite(value)
+
+
+# -------------------------------------------------------------------------------------- the file
+
+
+def report_page(data: Mapping[str, Any], title: str, version: str, made: float) -> bytes:
+    """Write a report as the bytes of an HTML file; equal arguments give equal bytes.
+
+    `made` (seconds since 1970) stands in one line, apart from the data.
+    """
+    style = "\n".join((STATIC / name).read_text() for name in _STYLES)
+    scripts = [(STATIC / "vendor" / name).read_text() for name in _LIBRARIES]
+    program = bundle(MODULES)
+    time = datetime.fromtimestamp(made, UTC).isoformat(timespec="seconds")
+    named = html.escape(in_line(title))
+    libraries = "\n".join(f"<script>{_inline(script, 'script')}</script>" for script in scripts)
+    page = f"""<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_policy([*scripts, program], style)}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<title>{named}</title>
+<style>{_inline(style, "style")}</style>
+</head>
+<body>
+<div id="app"></div>
+<noscript>This report draws with JavaScript. Its data are the JSON in this file.</noscript>
+<footer class="soft"><bdi>{named}</bdi>, made by everstep {html.escape(version)} at
+<time datetime="{time}">{time}</time>
+</footer>
+<script type="application/json" id="data">{_embedded(data)}</script>
+{libraries}
+<script type="module">{_inline(program, "script")}</script>
+</body>
+</html>
+"""
+    return BEGIN + page.encode()
+
+
+def _embedded(data: Mapping[str, Any]) -> str:
+    """Write JSON that no HTML parser takes for markup: ASCII, without the signs that begin or end a tag."""
+    readable = with_leaves(data, lambda value: shown(value) if isinstance(value, str) else value)
+    text = json.dumps(readable, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _policy(scripts: Iterable[str], style: str) -> str:
+    """Allow these scripts and this style, by their hashes, and nothing else, no connection above all."""
+    allowed = (f"script-src {' '.join(map(_hash, scripts))}", f"style-src {_hash(style)}")
+    own = "img-src data:"  # pictures of the runs, which stand in the data
+    return "; ".join(("default-src 'none'", *allowed, own, "base-uri 'none'", "form-action 'none'"))
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def bundle(names: Iterable[str]) -> str:
+    """Turn modules of the page, in the order in which they need each other, into one script."""
+    return "\n".join(("const modules = {};", *map(_module, names)))
+
+
+def _module(name: str) -> str:
+    """Turn a module of ours into an object of its exports, so that several fit into one script."""
+    source = (STATIC / f"{name}.js").read_text()
+    exports = ", ".join(_EXPORT.findall(source))
+    body = _IMPORT.sub(r"const { \1 } = modules.\2;", _EXPORT.sub("", source))
+    left = re.search(r"^(?:import|export)\b.*", body, re.MULTILINE)
+    if left is not None:
+        raise AssertionError(f"{name}.js: the report cannot embed {left[0]!r}; write it as other lines do")
+    return f"modules.{name} = (() => {{\n{body}return {{ {exports} }};\n}})();"
+
+
+def _inline(text: str, element: str) -> str:
+    if re.search(rf"</{element}|<!--", text, re.IGNORECASE):
+        raise AssertionError(f"a file of the page ends its own <{element}>; write the string in two parts")
+    return text
