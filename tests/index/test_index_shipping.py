@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from everstep.errors import RunIndexError
 from everstep.index.columns import last_values_of
 from everstep.index.database import Database
 from everstep.index.location import Location
-from everstep.index.run_queries import find_run, metric_rows, summaries
+from everstep.index.run_queries import find_run, metric_rows, newest_facts, summaries
 from everstep.index.shipping import forget_gone, ship, sync
-from everstep.record import Block, Journal, Position, RunDir
+from everstep.labels import NAMES as LABELS
+from everstep.labels import add_tags
+from everstep.record import Block, Journal, Position, RunDir, RunLock
 from everstep.record.segment_file import segment_path
 from postgres_server import Server
 from tiny_runs import Boom, Tiny, boom_at
@@ -342,3 +345,33 @@ def test_a_segment_of_another_run_has_no_row_in_the_index(tmp_path: Path, place:
         last = last_values_of(connection, metric="loss")
         kept = {names[run]: values["step", "loss"] for run, values in last.items()}
     assert sorted(names.values()) == ["mine", "other"] and kept == {"other": 3.0}
+
+
+def test_each_change_of_a_run_is_seen_also_one_that_changes_no_folder(tmp_path: Path) -> None:
+    run = RunDir.open(tmp_path / "run", seed=1)
+    database = Database(None)
+
+    def look() -> tuple[str, int, dict[str, Any]]:
+        assert sync(database, [tmp_path], only=[]).runs == 0
+        assert sync(database, [tmp_path], named=False).problems == []
+        with database.read() as connection:
+            found = find_run(connection, run.id)
+            return found["status"], found["step"], newest_facts(connection, names=LABELS).get(1, {})
+
+    with closing(Journal.open(run.path, 1, None, {}, warn=print)) as journal:
+        journal.append(Block(1, "step", "loss", False, [1, 2], [0.5, 0.25], [1, 1], [0, 0]))
+        journal.event("ended", {"reason": "done", "step": 2})
+    assert look() == ("finished", 2, {})
+    lock = RunLock(run.path)
+    lock.acquire()
+    try:
+        with closing(Journal.open(run.path, 2, Position(1, 1), {}, warn=print)) as journal:
+            assert look() == ("finished", 2, {}), "the new file has no byte"
+            journal.append(Block(1, "step", "loss", False, [3], [0.5], [1], [0]))
+            journal.flush()
+            assert look() == ("running", 3, {})
+            add_tags(run.path, ["while-it-runs"])
+            assert look() == ("running", 3, {"tags": ["while-it-runs"]})
+    finally:
+        lock.release()
+    assert look()[0] == "failed", "it gave the lock back, and did not say how it ended"

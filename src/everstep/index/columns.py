@@ -121,7 +121,7 @@ class RunColumns:
     def _read(self, connection: Connection, name: str) -> tuple[dict[int, list[Any]], str]:
         """Return a column, and what it is."""
         recorded = self._recorded(connection, name)
-        if recorded and is_recorded(name):
+        if recorded and name.partition(".")[0] in RECORDED:
             return recorded, "recorded"
         if last := last_values_of(connection, metric=name):
             return {run: [next(iter(values.values()))] for run, values in last.items()}, "last"
@@ -201,11 +201,11 @@ class RunColumns:
         )
 
     @cached_property
-    def paths(self) -> Counter[str]:
-        """Path into the records of the newest runs -> number of these that have it."""
+    def paths(self) -> set[str]:
+        """Paths into the records of the newest runs."""
         with self._reading() as connection:
             newest = newest_facts(connection, list(self.rows)[-_MOST_READ:])
-        return Counter(path for tree in newest.values() for path in dict.fromkeys(_paths_in(tree)))
+        return {path for tree in newest.values() for path in _paths_in(tree)}
 
     def setting(self, name: str) -> str | None:
         """Return the shortest path that ends with a name, those of the config first; or None."""
@@ -233,11 +233,6 @@ def _paths_in(tree: Mapping[str, Any]) -> Iterable[str]:
         for item in value if isinstance(value, list) else ():
             if isinstance(item, dict):
                 yield from (f"{path}.{below}" for below in _paths_in(item))
-
-
-def is_recorded(name: str) -> bool:
-    """Whether a name is one that everstep records: where a run has it, no metric of another run hides it."""
-    return name.partition(".")[0] in RECORDED
 
 
 # ----------------------------------------------------------------------------- values of metrics

@@ -37,9 +37,6 @@ from everstep.untrusted_files import open_regular
 BUSY_SECONDS = 30.0
 """Seconds that a command that writes waits for another writer."""
 
-OLDEST = 15
-"""Oldest major version of a PostgreSQL server that can be used."""
-
 SCHEMA = f"everstep_{VERSION}"
 """Schema of the tables in PostgreSQL."""
 
@@ -188,21 +185,13 @@ class Database:
         """Make the schema in PostgreSQL, unless it is there."""
         with self._begun(writes=False) as connection:
             self._is_made = _has_tables(connection)
-            server = int(connection.execute(text("SHOW server_version_num")).scalar_one()) // 10_000
-            encoding = connection.execute(text("SHOW server_encoding")).scalar_one()
-        if self._is_made:
-            return
-        if server < OLDEST or encoding != "UTF8":
-            raise RunIndexError(
-                f"{self.name} is PostgreSQL {server} with the encoding {encoding}; give a database with UTF8 "
-                f"on a server of {OLDEST} or newer"
-            )
-        with self._begun(writes=True) as connection:
-            connection.execute(select(func.pg_advisory_xact_lock(_MAKING)))
-            if not _has_tables(connection):
-                connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
-                metadata.create_all(connection)
-        self._is_made = True
+        if not self._is_made:
+            with self._begun(writes=True) as connection:
+                connection.execute(select(func.pg_advisory_xact_lock(_MAKING)))
+                if not _has_tables(connection):
+                    connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
+                    metadata.create_all(connection)
+            self._is_made = True
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -243,8 +232,7 @@ class Database:
             )
         if code.startswith(_DISK) and (self._opened is None or _identity(self._file) != self._opened):
             return IndexBusyError(
-                f"the index {self.name} was moved or deleted while it was used; it is made again from the "
-                "journals when the next run ships, or by everstep sync"
+                f"the index {self.name} was moved or deleted while it was used; everstep sync makes it again"
             )
         if code.startswith(_DISK):
             return UnwritableIndexError(f"the index {self.name} cannot be used ({message}); check the disk")
@@ -255,8 +243,7 @@ class Database:
             )
         remedy = "check the server" if self.shared else "if this error stays, move it away"
         return RunIndexError(
-            f"the index {self.name} cannot be used ({message}); {remedy}, and run everstep sync: it brings "
-            "the index up to what the journals say"
+            f"the index {self.name} cannot be used ({message}); {remedy}, and run everstep sync"
         )
 
     def distrusted(self, why: str) -> RunIndexError:
@@ -276,7 +263,7 @@ class Database:
         except OSError as error:
             return RunIndexError(
                 f"the index {self.name} is malformed ({why}) and cannot be deleted ({error.strerror}); "
-                "delete it yourself, and run everstep sync: it is made again from the journals"
+                "delete it yourself, and run everstep sync"
             )
         return MalformedIndexError(
             f"the index {self.name} was malformed ({why}), and was deleted; it is made again from the "

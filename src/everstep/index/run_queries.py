@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Integer, Text, cast, false, func, literal, select
 
+from everstep.contracts.metrics import better_when
 from everstep.errors import ConfigError, nearest
 from everstep.index.run_facts import GONE
 from everstep.index.sql_tables import (
@@ -208,15 +209,21 @@ def metric_rows(connection: Connection, run: int, name: str, phase: str | None =
     return rows
 
 
-def extreme(
-    connection: Connection, run: int, phase: str, name: str, *, smallest: bool
-) -> tuple[float, int] | None:
-    """Return a metric's smallest or largest finite value, and the step of its first valid row."""
-    m = valid_metrics.c
-    mine = (m.run_id == run) & (m.phase == phase) & (m.name == name) & finite()
-    order = m.value if smallest else m.value.desc(), m.segment, m.offset, m.row
-    row = connection.execute(select(m.value, m.step).where(mine).order_by(*order).limit(1)).one_or_none()
-    return None if row is None else (float(row.value), int(row.step))
+def best_values(connection: Connection, run: int) -> dict[tuple[str, str], tuple[float, int]]:
+    """Return (phase, name) -> best finite value and its step, if the name says which direction is better.
+
+    Metrics of single steps are left out: they do not measure a run.  Metrics of the tail come first.
+    """
+    m, best = valid_metrics.c, {}
+    for phase, name in metric_names(connection, run):
+        better = better_when(name)
+        if better is not None and phase not in ("step", "head"):
+            mine = (m.run_id == run) & (m.phase == phase) & (m.name == name) & finite()
+            order = m.value if better == "min" else m.value.desc(), m.segment, m.offset, m.row
+            row = connection.execute(select(m.value, m.step).where(mine).order_by(*order).limit(1)).first()
+            if row is not None:
+                best[phase, name] = float(row.value), int(row.step)
+    return best
 
 
 def summaries(connection: Connection, run: int) -> list[Summary]:

@@ -16,13 +16,17 @@ from everstep.index.database import Database
 from everstep.index.location import Location, runs_of
 from everstep.index.readers import is_run
 from everstep.index.run_facts import IndexBusyError, UnwritableIndexError
-from everstep.index.run_queries import one_of
+from everstep.index.run_queries import newest_facts, one_of, run_rows
 from everstep.index.shipping import gone_runs, is_here, sync
 from everstep.index.sql_tables import segments
+from everstep.labels import NAMES as LABELS
 from everstep.ui.runs_table import RunsTable, run_id
 
 _PAUSE, _SHARE = 0.5, 4
 """Least seconds between two looks at all journals; a look that takes long pauses `_SHARE` times as long."""
+
+_WATCHED = 5.0
+"""Seconds for which a run stays watched after its page has asked."""
 
 _MOST_PROBLEMS = 20
 """Most descriptions of faults that are kept."""
@@ -51,7 +55,10 @@ class FollowedIndex:
         """Why the newest look has failed."""
         self._lock = threading.Lock()
         self._due = 0.0
+        self._asked: dict[str, float] = {}
+        """Id of a run whose charts are open -> when its page asked last."""
         self._state: object = None
+        """Rows and labels of all runs, as the table has them."""
         self.version = 0
         self.database, problems = (Database(None), []) if place is None else query.open_index(str(place))
         self._note(problems)
@@ -82,12 +89,15 @@ class FollowedIndex:
 
         Their journals are shipped first.
         """
+        with self._lock:
+            now = time.monotonic()
+            self._asked = {one: at for one, at in self._asked.items() if now - at < _WATCHED}
+            self._asked |= dict.fromkeys(ids, now)
+            watched = (run for run in self.table.chosen(self._asked) if run["status"] == "running")
+            here = [Path(run["path"]) for run in watched if is_here(self.database, run["host"])]
+            with suppress(IndexBusyError, UnwritableIndexError):  # the next look tells that
+                self._ship(here)
         runs = {run["id"]: run for run in self.table.chosen(ids)}
-        here = [
-            run for run in runs.values() if run["status"] == "running" and is_here(self.database, run["host"])
-        ]
-        with self._lock, suppress(IndexBusyError, UnwritableIndexError):  # the next look tells that
-            self._ship([Path(run["path"]) for run in here])
         sized = select(segments.c.run, func.sum(segments.c.size)).group_by(segments.c.run)
         with self.database.read() as connection:
             found = connection.execute(sized.where(one_of(connection, segments.c.run, runs)))
@@ -105,29 +115,13 @@ class FollowedIndex:
             self._ship()
         except (IndexBusyError, UnwritableIndexError) as error:
             trouble = [f"the page may lack the newest rows: {error}"]
-        state = self._changes()  # before a connection makes files of its own
         with self.database.read() as connection:
             gone = gone_runs(self.database, connection)
-        if state is None or (state, gone) != self._state:
+            state = run_rows(connection, gone), newest_facts(connection, names=LABELS)
+        if state != self._state:
             self.table = RunsTable(self.database, gone)
-            self.version, self._state = self.version + 1, (state, gone)
+            self.version, self._state = self.version + 1, state
         self._trouble = trouble
-
-    def _changes(self) -> object:
-        """Return what differs after a change of an index in a file; None for an index in a database."""
-        place = self.database.place
-        if not isinstance(place, Path):
-            return None
-        return [_stat(path) for path in (place, place.with_name(f"{place.name}-wal"))]
-
-
-def _stat(path: Path) -> object:
-    """Return what differs after a file was written or replaced; None if there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def followed(index: str | None) -> FollowedIndex:

@@ -11,13 +11,12 @@ from everstep.display.cells import finite
 from everstep.index.database import Database
 from everstep.index.readers import id_at
 from everstep.index.run_facts import GONE
-from everstep.index.run_queries import metric_names, newest_facts
+from everstep.index.run_queries import best_values, metric_names, newest_facts
 from everstep.index.shipping import is_here
 from everstep.index.sql_tables import runs
 from everstep.record.segment_file import step_of
 from everstep.ui.run_files import summaries_of
 from everstep.ui.runs_table import differing, heading, plain, run_id, streams_of
-from everstep.views.checkpoint_tables import best_values
 from everstep.views.describe_run import is_start, without_metrics
 from everstep.views.find_run import Found
 

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 import uvicorn
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -58,6 +59,7 @@ def application(index: FollowedIndex) -> Starlette:
         return Response((STATIC / "index.html").read_bytes(), media_type="text/html")
 
     def changes(request: Request) -> Response:
+        index.refresh()
         ids = _parameters(request, runs=_ids)["runs"] or []
         problems = [_problem(one) for one in index.problems]
         sizes = index.sizes(ids) if ids else {}
@@ -122,12 +124,16 @@ def application(index: FollowedIndex) -> Starlette:
 
 
 def _answered(answer: Answer, index: FollowedIndex) -> Answer:
-    """Bring the index up to date first; turn errors into answers in JSON."""
+    """Turn errors into answers in JSON; bring the index up to date after the answer, if that is due."""
 
     @wraps(answer)
     def answered(request: Request) -> Response:
+        response = checked(request)
+        response.background = BackgroundTask(index.refresh)
+        return response
+
+    def checked(request: Request) -> Response:
         try:
-            index.refresh()
             return answer(request)
         except MissingError as error:
             return Json({"error": str(error)}, 404)

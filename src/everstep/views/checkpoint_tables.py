@@ -1,4 +1,4 @@
-"""Lists that several commands share: a run's checkpoints on disk, its best values."""
+"""Lists that several commands share: the checkpoints and the best weights of a run on disk."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection
-
 from everstep.checkpoint import CheckpointName, Store, is_interim, read_manifest
 from everstep.checkpoint.manifest import check_sizes, size
 from everstep.contracts.metrics import better_when
 from everstep.errors import CheckpointError
-from everstep.index.run_queries import extreme, metric_names
 
 BEST = ("metric", "rank", "value", "step", "epoch", "path")
 """Columns of a table of best weights."""
@@ -117,18 +114,3 @@ def options_of(run_dir: Path) -> dict[str, dict[str, str]]:
             options: dict[str, dict[str, str]] = meta.get("options", {})
             return options
     return {}
-
-
-def best_values(connection: Connection, run: int) -> dict[tuple[str, str], tuple[float, int]]:
-    """Return (phase, name) -> best finite value and its step, if the name says which direction is better.
-
-    Metrics of single steps are left out: they do not measure a run.  Metrics of the tail come first.
-    """
-    found = {}
-    for phase, name in metric_names(connection, run):
-        better = better_when(name)
-        if better is None or phase in ("step", "head"):
-            continue
-        if (best := extreme(connection, run, phase, name, smallest=better == "min")) is not None:
-            found[phase, name] = best
-    return found

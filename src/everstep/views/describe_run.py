@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 from everstep.errors import CheckpointError
 from everstep.index.readers import id_at, is_run
 from everstep.index.run_facts import FACTS
-from everstep.index.run_queries import badges, rollbacks, starts, summaries
+from everstep.index.run_queries import badges, best_values, rollbacks, starts, summaries
 from everstep.index.shipping import is_here
 from everstep.index.sql_tables import runs
 from everstep.labels import NAMES as LABELS
@@ -19,7 +19,6 @@ from everstep.record.badges import Badge, Start, judged
 from everstep.record.segment_file import step_of
 from everstep.views.checkpoint_tables import (
     asked_for,
-    best_values,
     best_weights,
     checkpoints_of,
     newest_digest,
