@@ -89,7 +89,7 @@ class Trainer:
         settings.state(task.state())  # refused here, before any loop is opened
         self._evaluations = Evaluations(task, run_dir, self._streams, self._services, options)
         for service in evaluates(self._services):
-            service.evaluator = self._evaluations.due
+            service.evaluator = service.evaluator or self._evaluations.due
 
     def _build(self) -> None:
         if self.task.is_built:
