@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from everstep.checkpoint.array_file import ALL, damaged, read_arrays, verified_chunks
+from everstep.checkpoint.array_file import damaged, read_arrays, verified_chunks
 from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.format import OWN, Checkpoint
 from everstep.checkpoint.manifest import ARRAYS, FORMAT, MANIFEST, check_sizes, checked, read_body
@@ -91,7 +91,7 @@ def _own_tree(folder: Path, body: dict[str, Any], rank: int, wanted: Callable[[s
     """Read the file of a rank's own tree; an empty tree if the rank has none."""
     if (file := _own_file(body, rank)) is None:
         return Encoded({})
-    content = read_arrays(folder / file, body["files"][file], ALL)
+    content = read_arrays(folder / file, body["files"][file])
     tree, assembly = parse_json(content.metadata[OWN]), Assembly()
     made = assembly.add(_described(tree["arrays"], wanted), file)
     for key, data in content.arrays.items():
