@@ -332,7 +332,7 @@ class Trainer:
         task = self.task
         with unchanged(task, self.streams.values()), scratch() as folder:
             services: list[Service] = [Console(sink=lambda line: None)]
-            services += [one_batch(each) for each in evaluates(self._services)]
+            services += [one_batch(each, self._evaluations.due) for each in evaluates(self._services)]
             trainer = Trainer(task, self.streams, f"{folder}/run", services=services, seed=self.seed)
             trainer._evaluations.takes = self._evaluations.takes
             trainer.train(1)
