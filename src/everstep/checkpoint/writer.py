@@ -85,6 +85,11 @@ class Writer:
         return self._thread is not None and self._thread.is_alive()
 
     @property
+    def failed(self) -> bool:
+        """Whether the unexpected error of a job waits to be raised."""
+        return self._error is not None
+
+    @property
     def job(self) -> int | None:
         """Number of the job that is running, from 1; None while none is."""
         return self._count if self.busy else None
