@@ -99,7 +99,7 @@ def test_any_other_error_is_raised_once_with_its_traceback(
         raise error
 
     writer.submit(a_line_of_the_job, ignore, failures.append)
-    writer._idle.wait()
+    writer.wait_idle()
     act = {"submit": lambda: writer.submit(lambda: None, ignore)}.get(how) or getattr(writer, how)
     with pytest.raises(type(error)) as caught:
         act()

@@ -21,7 +21,7 @@ from hostile_values import harmed, mutated, value_of
 import everstep
 from everstep import labels
 from everstep.checkpoint import Store, manifest, read_checkpoint
-from everstep.checkpoint.array_file import ALL, read_arrays
+from everstep.checkpoint.array_file import read_arrays
 from everstep.checkpoint.retention import Facts
 from everstep.contracts.state import Unread
 from everstep.errors import EverstepError
@@ -177,7 +177,7 @@ def _arrays(place: Place) -> Target:
     def read(data: Input) -> None:
         path.write_bytes(data)
         record = {"bytes": len(data), "xxh3_128": xxhash.xxh3_128_hexdigest(data)}
-        found = read_arrays(path, record, ALL)
+        found = read_arrays(path, record)
         assert sum(each.nbytes for each in found.arrays.values()) <= len(data)
 
     return Target(make, read)

@@ -14,7 +14,7 @@ import torch
 
 import everstep
 from everstep import Every
-from everstep.checkpoint import CheckpointName, read_checkpoint
+from everstep.checkpoint import CheckpointName, Writer, read_checkpoint
 from everstep.errors import GuardStop, Interrupted, NonFiniteError
 
 EPOCHS, STEPS = 3, 4
@@ -108,6 +108,21 @@ def test_nothing_non_finite_is_committed(
         with pytest.raises(error, match=r"step 6|after step"):
             start()
         assert max(committed(tmp_path)).step < bad
+
+
+def test_a_writer_that_is_faster_than_the_boundary_leaves_the_decision_to_the_guard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = Writer.submit
+
+    def done_at_once(self: Writer, *job: Any) -> None:
+        submit(self, *job)
+        self.wait_idle()
+
+    monkeypatch.setattr(Writer, "submit", done_at_once)
+    services = [everstep.Checkpoints(everstep.Every(steps=1)), everstep.services.NaNGuard("stop")]
+    with pytest.raises(GuardStop, match="after step 1"):
+        Program.supervise(Program(tmp_path, 1, "parameter", math.inf, services=services))
 
 
 def test_the_step_is_named_however_late_it_is_noticed(tmp_path: Path) -> None:

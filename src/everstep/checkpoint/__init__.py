@@ -16,8 +16,7 @@ from everstep.checkpoint.format import Checkpoint, Phase
 from everstep.checkpoint.manifest import FORMAT
 from everstep.checkpoint.manifest import read_body as read_manifest
 from everstep.checkpoint.reading import read as read_checkpoint
-from everstep.checkpoint.reading import read_all_own as read_own_trees
-from everstep.checkpoint.reading import read_own as read_own_tree
+from everstep.checkpoint.reading import read_own_trees
 from everstep.checkpoint.reading import verify as verify_checkpoint
 from everstep.checkpoint.retention import Retention, is_interim, names_inside
 from everstep.checkpoint.store import Store, find_checkpoint
@@ -45,7 +44,6 @@ __all__ = [
     "place_apart",
     "read_checkpoint",
     "read_manifest",
-    "read_own_tree",
     "read_own_trees",
     "retire_others",
     "save_apart",

@@ -51,16 +51,6 @@ class ArrayFile(NamedTuple):
     metadata: dict[str, str]
 
 
-class _All:
-    """Container that has every name."""
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-
-ALL = _All()
-
-
 def is_record(value: object) -> bool:
     """Whether a value has the size and the checksum of a file."""
     return (
@@ -133,11 +123,11 @@ def _shape(name: str, array: HostArray) -> list[int]:
 def read_arrays(
     path: Path,
     record: Record,
-    wanted: Container[str],
+    wanted: Container[str] | None = None,
     keep: Callable[[str, Bytes], Any] = lambda name, data: data,
     checksums: Mapping[str, str] | None = None,
 ) -> ArrayFile:
-    """Return the arrays of a file whose names are in `wanted`, and verify every byte of the file.
+    """Return the arrays of a file whose names are in `wanted` (None: all), and verify every byte of the file.
 
     Args:
         keep: returns what is kept of an array, by its name; called before the next one is read.
@@ -159,7 +149,7 @@ def read_arrays(
             if checksums is None:
                 # what is not wanted, or not understood, is read for the checksum
                 for name, count in [("", size - file.tell())] if layout is None else layout.items():
-                    if layout is not None and name in wanted:
+                    if layout is not None and (wanted is None or name in wanted):
                         found[name] = keep(name, _read(file, count, digest))
                     else:
                         _pass_over(file, count, digest)

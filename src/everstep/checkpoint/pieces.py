@@ -102,26 +102,7 @@ class RankPiece(NamedTuple):
     xxh3_128: str
 
 
-def piece_file(rank: int) -> str:
-    """Name of the file of a rank's pieces."""
-    return f"pieces-{rank:05d}.safetensors"
-
-
 # ------------------------------------------------------------------------------------- writing
-
-
-def written_by(rank: int, arrays: Mapping[str, HostArray]) -> dict[str, HostArray]:
-    """Return the boxes that this rank writes: of the holders of a box the name of its array chooses one."""
-    return {
-        name: array
-        for name, array in arrays.items()
-        if array.region is not None and array.nbytes and _writer(name, array.region) == rank
-    }
-
-
-def _writer(name: str, region: Region) -> int:
-    # by the name, so that the holders share the work, and all of them know it without a message
-    return region.holders[xxhash.xxh3_64_intdigest(name.encode()) % len(region.holders)]
 
 
 def write_pieces(
@@ -132,21 +113,21 @@ def write_pieces(
     Returns:
         The record of the file by its name, and the pieces by the names of the arrays.
     """
-    mine, file = written_by(rank, arrays), piece_file(rank)
+    regions = {n: array.region for n, array in arrays.items() if array.region is not None and array.nbytes}
+    mine = {name: region for name, region in regions.items() if _writer(name, region) == rank}
     if not mine:
         return {}, {}
-    here, described = lay_out(file, mine)
-    pieces = {
-        name: _piece(name, file, array.region, described[name])
-        for name, array in mine.items()
-        if array.region is not None
-    }
+    file, pieces = f"pieces-{rank:05d}.safetensors", {}
+    here, described = lay_out(file, {name: arrays[name] for name in mine})
+    for name, region in mine.items():
+        (piece,) = pieces_of(name, described[name], file)
+        pieces[name] = RankPiece(region.offset, region.shape, file, piece["key"], piece["xxh3_128"])
     return {file: write_arrays(folder / file, here)}, pieces
 
 
-def _piece(name: str, file: str, region: Region, facts: Mapping[str, Any]) -> RankPiece:
-    (piece,) = pieces_of(name, facts, file)
-    return RankPiece(region.offset, region.shape, file, piece["key"], piece["xxh3_128"])
+def _writer(name: str, region: Region) -> int:
+    # by the name, so that the holders of a box share the work, and all of them know it without a word
+    return region.holders[xxhash.xxh3_64_intdigest(name.encode()) % len(region.holders)]
 
 
 def described(

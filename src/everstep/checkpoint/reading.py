@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from everstep.checkpoint.array_file import ALL, damaged, read_arrays, verified_chunks
+from everstep.checkpoint.array_file import damaged, read_arrays, verified_chunks
 from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.format import OWN, Checkpoint
 from everstep.checkpoint.manifest import ARRAYS, FORMAT, MANIFEST, check_sizes, checked, read_body
 from everstep.checkpoint.pieces import Assembly, Made
-from everstep.contracts.state import HostArray, Json, Regions
+from everstep.contracts.state import HostArray, Regions
 from everstep.errors import CheckpointError
 from everstep.state import Encoded, merge
 from everstep.untrusted_files import parse_json
@@ -48,7 +48,17 @@ def read(
     body = read_body(folder)
     check_sizes(folder, body)
     try:
-        common, own = _Reader(folder, body, rank, wanted).trees(regions)
+        assembly = Assembly()
+        made = assembly.add(_described(body["arrays"], wanted), ARRAYS, regions)
+        own, mine = _own_tree(folder, body, rank, wanted), _own_file(body, rank)
+        for name, record in body["files"].items():
+            keys = assembly.keys[name]
+            # of the other ranks' files one rank verifies all
+            all_of_it = wanted is every and (rank == 0 or name == ARRAYS)
+            if keys or (all_of_it and name != mine):
+                put = partial(assembly.put, name)
+                read_arrays(folder / name, record, keys, put, None if all_of_it else keys)
+        common = Encoded(body["structure"], _arrays(made))
         whole = merge(common, own) if own.structure else common
         return Checkpoint(
             path=folder,
@@ -64,22 +74,38 @@ def read(
         _odd(folder, error)
 
 
-def read_own(folder: Path, rank: int) -> Encoded:
-    """Read the own tree of a rank, and verify its bytes; an empty tree if the rank has none."""
-    return _own(folder, read_body(folder), rank)
-
-
-def read_all_own(folder: Path) -> list[Encoded]:
-    """Read the own trees of all ranks, as `read_own` reads one; the manifest, which grows with them, once."""
+def read_own_trees(folder: Path) -> list[Encoded]:
+    """Read the own trees of all ranks, and verify their bytes; the manifest, which grows with them, once."""
     body = read_body(folder)
-    return [_own(folder, body, rank) for rank in range(len(body["ranks"]))]
-
-
-def _own(folder: Path, body: dict[str, Any], rank: int) -> Encoded:
     try:
-        return _Reader(folder, body, rank).own_tree()
+        return [_own_tree(folder, body, rank, every) for rank in range(len(body["ranks"]))]
     except (KeyError, TypeError, ValueError) as error:
         _odd(folder, error)
+
+
+def _own_file(body: dict[str, Any], rank: int) -> str | None:
+    return body["ranks"][rank] if rank < len(body["ranks"]) else None
+
+
+def _own_tree(folder: Path, body: dict[str, Any], rank: int, wanted: Callable[[str], bool]) -> Encoded:
+    """Read the file of a rank's own tree; an empty tree if the rank has none."""
+    if (file := _own_file(body, rank)) is None:
+        return Encoded({})
+    content = read_arrays(folder / file, body["files"][file])
+    tree, assembly = parse_json(content.metadata[OWN]), Assembly()
+    made = assembly.add(_described(tree["arrays"], wanted), file)
+    for key, data in content.arrays.items():
+        assembly.put(file, key, data)
+    return Encoded(tree["structure"], _arrays(made))
+
+
+def _described(arrays: dict[str, Any], wanted: Callable[[str], bool]) -> dict[str, Any]:
+    """Return the descriptions of the wanted arrays."""
+    return {name: facts for name, facts in checked(arrays).items() if wanted(name)}
+
+
+def _arrays(wanted: list[Made]) -> dict[str, HostArray]:
+    return {made.name: made.array() for made in wanted}
 
 
 def verify(folder: Path) -> None:
@@ -97,58 +123,3 @@ def _odd(folder: Path, error: Exception) -> NoReturn:
     if isinstance(error, CheckpointError):
         raise error
     damaged(folder / MANIFEST, f"does not have the content of format {FORMAT} ({error!r})", error)
-
-
-class _Reader:
-    """Reader of a checkpoint for one rank: first all wanted arrays are told, then each file is read once.
-
-    Args:
-        folder: the checkpoint.
-        body: the body of its manifest.
-        rank: the rank.
-        wanted: as in `read`.
-    """
-
-    def __init__(
-        self, folder: Path, body: dict[str, Any], rank: int, wanted: Callable[[str], bool] = every
-    ) -> None:
-        self._folder, self._body, self._rank, self._wanted = folder, body, rank, wanted
-        self._mine: str | None = body["ranks"][rank] if rank < len(body["ranks"]) else None
-        self._assembly = Assembly()
-
-    def trees(self, regions: Regions | None) -> tuple[Encoded, Encoded]:
-        """Read the common tree and the rank's own."""
-        common = self._assembly.add(self._described(self._body["arrays"]), ARRAYS, regions)
-        structure, own = self._read_own_file()
-        for name, record in self._body["files"].items():
-            keys = self._assembly.keys[name]
-            # of the other ranks' files one rank verifies all
-            all_of_it = self._wanted is every and (self._rank == 0 or name == ARRAYS)
-            if name != self._mine and (keys or all_of_it):
-                put = partial(self._assembly.put, name)
-                read_arrays(self._folder / name, record, keys, put, None if all_of_it else keys)
-        return Encoded(self._body["structure"], _arrays(common)), Encoded(structure, _arrays(own))
-
-    def own_tree(self) -> Encoded:
-        """Read the rank's own tree alone."""
-        structure, own = self._read_own_file()
-        return Encoded(structure, _arrays(own))
-
-    def _described(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        """Return the descriptions of the wanted arrays."""
-        return {name: facts for name, facts in checked(arrays).items() if self._wanted(name)}
-
-    def _read_own_file(self) -> tuple[Json, list[Made]]:
-        """Read the file of the rank's own tree; returns the structure, and its arrays to be made."""
-        if self._mine is None:
-            return {}, []
-        found = read_arrays(self._folder / self._mine, self._body["files"][self._mine], ALL)
-        tree = parse_json(found.metadata[OWN])
-        own = self._assembly.add(self._described(tree["arrays"]), self._mine)
-        for key, data in found.arrays.items():
-            self._assembly.put(self._mine, key, data)
-        return tree["structure"], own
-
-
-def _arrays(wanted: list[Made]) -> dict[str, HostArray]:
-    return {made.name: made.array() for made in wanted}

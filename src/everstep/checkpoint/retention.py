@@ -37,14 +37,14 @@ class Facts(NamedTuple):
 
     @classmethod
     def of(cls, name: CheckpointName, body: dict[str, Any]) -> Facts:
-        meta = body["meta"] if isinstance(body["meta"], dict) else {}
+        meta = body["meta"] or {}
         created = datetime.fromisoformat(body["created"]).timestamp()
         steps = meta.get("metric_steps") or {}
         metrics = {
             n: v for n, v in (meta.get("metrics") or {}).items() if steps.get(n, name.step) == name.step
         }
-        kept = kept_best(meta)
-        return cls(name, body["partial"], created, metrics, kept, body["segment"], is_interim(body))
+        kept, interim = kept_best(meta), is_interim(body)
+        return cls(name, body["partial"], created, metrics, kept, body["segment"], interim)
 
 
 def kept_best(meta: Any) -> dict[str, list[str]]:
@@ -52,11 +52,9 @@ def kept_best(meta: Any) -> dict[str, list[str]]:
 
     Names that cannot be folders below `best/` are left out.
     """
-    if not isinstance(meta, dict):
-        return {}
     return {
         metric: [name for name in names if CheckpointName.matches(name)]
-        for metric, names in (meta.get("kept") or {}).items()
+        for metric, names in ((meta or {}).get("kept") or {}).items()
         if metric not in ("", ".", "..")
     }
 
@@ -67,7 +65,7 @@ def is_interim(body: Mapping[str, Any]) -> bool:
     Such a checkpoint is saved one step before the end of an epoch, so that a resume can run the epoch's tail;
     it is deleted after the next commit.
     """
-    return isinstance(body["meta"], dict) and bool(body["meta"].get("interim"))
+    return bool((body["meta"] or {}).get("interim"))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""Background thread that runs one job at a time; unexpected errors reach the caller's thread."""
+"""Background thread for one job at a time; unexpected errors reach the caller's thread."""
 
 from __future__ import annotations
 
 import errno
-import queue
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -24,7 +23,7 @@ def disk_failed(error: BaseException) -> bool:
 
 
 class Writer:
-    """Runs jobs in the background, one at a time; its thread starts at first use and ends in `close`.
+    """Runs jobs in the background, one at a time, each in a thread of its own.
 
     A job that a disk error or lack of memory ends is a *failed save*: the error goes to the job's `failed`,
     and training continues.  The next `poll`, `wait`, `submit` or `close` raises any other error in the
@@ -36,9 +35,6 @@ class Writer:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(maxsize=1)
-        self._idle = threading.Event()
-        self._idle.set()
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -50,21 +46,27 @@ class Writer:
 
         Args:
             done: called in the background thread with the job's result.
-            failed: called there with the error of a failed save; None: `say` gets a sentence.
+            failed: called with the error of a failed save; None: `say` gets a sentence.
         """
         if self._closed:
             raise UsageError("the writer is closed: submit before close()")
         self.wait()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="everstep-writer", daemon=True)
-            self._thread.start()
         self._count += 1
-        self._idle.clear()  # before the job is queued: nobody may see an idle writer in between
-        self._jobs.put(lambda: self._run(job, done, failed or self._say_failed))
+        failed = failed or self._say_failed
+        thread = threading.Thread(
+            target=self._run, args=(job, done, failed), name="everstep-writer", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no more threads
+            failed(MemoryError(str(error)))
+        else:
+            self._thread = thread
 
     def wait_idle(self) -> None:
         """Wait until no job runs; an unexpected error stays for `poll`."""
-        self._idle.wait()
+        if self._thread is not None:
+            self._thread.join()
 
     def wait(self) -> None:
         """Wait until no job runs, then `poll`."""
@@ -80,7 +82,12 @@ class Writer:
     @property
     def busy(self) -> bool:
         """Whether a job is running."""
-        return not self._idle.is_set()
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the unexpected error of a job waits to be raised."""
+        return self._error is not None
 
     @property
     def job(self) -> int | None:
@@ -88,34 +95,22 @@ class Writer:
         return self._count if self.busy else None
 
     def close(self) -> None:
-        """Let the running job end, end the thread, then `poll`; may be called twice."""
+        """Let the running job end, then `poll`; may be called twice."""
         self._closed = True
-        if self._thread is not None:
-            self._jobs.put(None)  # behind the running job, which ends first
-            self._thread.join()
-            self._thread = None
-        self.poll()
+        self.wait()
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except BaseException as error:  # carried to the caller's thread
-                self._error = error
-            finally:
-                del job  # it holds the snapshot
-                self._idle.set()
-
-    @staticmethod
-    def _run(job: Callable[[], Any], done: Callable[[Any], None], failed: _Failed) -> None:
+    def _run(self, job: Callable[[], Any], done: Callable[[Any], None], failed: _Failed) -> None:
         try:
-            result = job()
-        except (OSError, MemoryError) as error:
-            if not disk_failed(error):
-                raise
-            failed(error)
-        else:  # outside the try: an error of `done` is a bug, not a failed save
-            done(result)
+            try:
+                result = job()
+            except (OSError, MemoryError) as error:
+                if not disk_failed(error):
+                    raise
+                failed(error)
+            else:  # outside the try: an error of `done` is a bug, not a failed save
+                done(result)
+        except BaseException as error:  # carried to the caller's thread
+            self._error = error
 
     def _say_failed(self, error: OSError | MemoryError) -> None:
         self._say(f"a save failed, training continues ({type(error).__name__}: {error})")

@@ -35,6 +35,8 @@ class Evaluate(Service):
             None at first; default: append to a list.  This function and `agg_func` replace the task's
             `eval_begin`, `eval_reduce` and `eval_end`.
         agg_func: last result of `online_agg_func` -> metrics; default: that result itself.
+        evaluator: function from this service to metrics, for a loop of your own, as in `lambda service:
+            {"valid/loss": evaluate(model)}`; default: the Trainer's, of its stream.
         name: name of the service; default the stream's name.
 
     A stream has one `Evaluate`; `Trainer.evaluate` and `run_evaluation` use its statistics and functions.
@@ -55,14 +57,14 @@ class Evaluate(Service):
         stats: Mapping[str, str | Sequence[str]] | None = None,
         online_agg_func: Callable[[Any, Mapping[str, Any], int], Any] | None = None,
         agg_func: Callable[[Any], Mapping[str, Any]] | None = None,
+        evaluator: Evaluator | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(name or stream, every)
         self.stream, self.num_steps, self.validate_first = stream, steps(num_steps), validate_first
         self.stats = checked_statistics(stats or {})
         self.online_agg_func, self.agg_func = online_agg_func, agg_func
-        self.evaluator: Evaluator | None = None
-        """Function that evaluates; the Trainer sets it."""
+        self.evaluator = evaluator
         self.ends: Callable[[], bool] | None = None
         """Whether the run ends at this epoch's end; None unless the end is evaluated in any case."""
         self.is_default = False
@@ -79,7 +81,7 @@ class Evaluate(Service):
         if self.evaluator is None:
             raise ConfigError(
                 f"{self!r} evaluates a stream of a Trainer, and this loop has no Trainer; give the service "
-                "to a Trainer's services=, or evaluate in the loop: with loop.evaluation(): ..."
+                "to a Trainer's services=, or an evaluator="
             )
 
     def due(self, when: Instant) -> bool:

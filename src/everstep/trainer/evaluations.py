@@ -27,7 +27,7 @@ from everstep.record import (
     to_read,
 )
 from everstep.schedule import Every
-from everstep.services.evaluate import Evaluate, steps
+from everstep.services.evaluate import Evaluate, Evaluator, steps
 from everstep.supervisor import Loaded, best, load
 from everstep.supervisor.data_ranks import divide, said
 from everstep.supervisor.opening.configuration import Configuration
@@ -326,10 +326,15 @@ def evaluates(services: Sequence[Service]) -> list[Evaluate]:
     return [service for service in services if isinstance(service, Evaluate)]
 
 
-def one_batch(service: Evaluate) -> Evaluate:
-    """Copy a service for a smoke test: the same statistics and functions, of the first batch."""
+def one_batch(service: Evaluate, evaluator: Evaluator) -> Evaluate:
+    """Copy a service for a smoke test: the same statistics and functions, of the first batch.
+
+    Args:
+        evaluator: the Trainer's own, in whose place the smoke test has another.
+    """
     one = copy(service)
     one.num_steps, one.schedule = 1, Every(epochs=1)
+    one.evaluator = None if service.evaluator == evaluator else service.evaluator
     return one
 
 

@@ -89,7 +89,7 @@ class Trainer:
         settings.state(task.state())  # refused here, before any loop is opened
         self._evaluations = Evaluations(task, run_dir, self._streams, self._services, options)
         for service in evaluates(self._services):
-            service.evaluator = self._evaluations.due
+            service.evaluator = service.evaluator or self._evaluations.due
 
     def _build(self) -> None:
         if self.task.is_built:
@@ -332,7 +332,7 @@ class Trainer:
         task = self.task
         with unchanged(task, self.streams.values()), scratch() as folder:
             services: list[Service] = [Console(sink=lambda line: None)]
-            services += [one_batch(each) for each in evaluates(self._services)]
+            services += [one_batch(each, self._evaluations.due) for each in evaluates(self._services)]
             trainer = Trainer(task, self.streams, f"{folder}/run", services=services, seed=self.seed)
             trainer._evaluations.takes = self._evaluations.takes
             trainer.train(1)

@@ -10,7 +10,6 @@ from typing import Any
 
 from everstep.checkpoint import CheckpointName, Store, is_interim, read_manifest
 from everstep.checkpoint.manifest import check_sizes, size
-from everstep.contracts.metrics import better_when
 from everstep.errors import CheckpointError
 
 BEST = ("metric", "rank", "value", "step", "epoch", "path")

@@ -257,7 +257,9 @@ class Saver:
         Where they will not fit into the memory that is left, none are made, and the user is warned.
         """
         engine = self._engine
-        if self._reserved or not self._buffers.copy or not engine.user.updates or self._writer.busy:
+        if self._reserved or not self._buffers.copy or not engine.user.updates:
+            return
+        if self._writer.busy or self._writer.failed:  # `settle` takes the error
             return
         self._reserved = True
         arrays = engine.user.arrays()
