@@ -233,7 +233,7 @@ def outcome(damage: Damage, struck: Struck, twin: Path) -> str:
         return _told("said", damage, text, f"{error}; it said: ")
     if "service 'export' failed" in text:
         found = [one for one in found if not one.path.startswith("leaf/services/export/")]
-    lost = [one for one in found if one.path.startswith("row/") and one.a == "absent"]
+    lost = [one for one in found if one.path.startswith("row/") and one.expected == "absent"]
     assert found == lost, f"{found[:5]}; it said: {text}"
     return _told("said", damage, text, f"rows are lost without a word: {lost[:3]}; ") if lost else "exact"
 
