@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from everstep.drill.program import Program, WitnessLine
 from everstep.proof.compare import ABSENT, compare_runs
-from everstep.record import Row
+from everstep.record import WARNED, Row
 
 COMPONENTS = (
     "samples",
@@ -46,6 +46,9 @@ TOUCHED = (
     "it changed between two steps, where no line of the loop runs: a thread, or the data, writes into it. "
     "Change the state in the loop"
 )
+
+_FROM_OUTSIDE = ("random state", "loss", "weights", "optimizer", "state")
+"""Components that differ by what the state lacks, or by a kernel that was chosen otherwise."""
 
 _Key: TypeAlias = tuple[str, int, str, int, int]
 _KINDS = {"samples": "samples", "random": "random state", "weights": "weights", "optimizer": "optimizer"}
@@ -140,7 +143,16 @@ class Undisturbed:
         if not found:
             for run in other.runs:
                 found += self._of_ends(other, run)
-        return min(found, key=self._order, default=None)
+        first = min(found, key=self._order, default=None)
+        if first is None or first.note or first.component not in _FROM_OUTSIDE:
+            return first
+        return replace(first, note="; ".join(self._warned(first.run)))
+
+    def _warned(self, run: str) -> list[str]:
+        """Return what the run itself warned of: a likelier cause than those that every program may have."""
+        if run not in self.program.runs:
+            return []
+        return [str(event.data["message"]) for event in self.program.journal(run).events(WARNED, valid=False)]
 
     def _order(self, one: DrillDivergence) -> tuple[int, ...]:
         """Sort key: runs in the order in which the program opens them, then as `DrillDivergence.order`."""
