@@ -59,7 +59,6 @@ def _run() -> int:
     leave_run()
     import click
 
-    from everstep.cli.common_options import DIVERGED
     from everstep.cli.group import commands
     from everstep.cli.output import note, say
     from everstep.display.cells import shown
@@ -80,6 +79,7 @@ def _run() -> int:
     except click.exceptions.Abort:
         return 130
     except EverstepError as error:
+        from everstep.cli.common_options import DIVERGED
         from everstep.redaction import redacted
 
         tell_error(error)
