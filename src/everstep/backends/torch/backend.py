@@ -81,7 +81,8 @@ class TorchBackend(Backend):
     shapes_watched = staticmethod(shapes_watched)
 
     def attributes(self, owner: Any, objects: Mapping[str, Any]) -> AttributesEntry | None:
-        return AttributesEntry(owner, objects) if isinstance(owner, Hashable) else None
+        is_plain = isinstance(owner, Hashable) and not isinstance(owner, torch.nn.Module)
+        return AttributesEntry(owner, objects) if is_plain else None
 
     def random_state(self) -> Any:
         """Return {"cpu": state}; once CUDA is in use, "cuda" with a state for each device, and "device".

@@ -393,6 +393,8 @@ class TorchUnsavedObjects:
         self._marks: list[tuple[weakref.ref[Module], Any]] = []
         self._task: Any = None
         self._task_is_saved = False
+        self._held: set[int] = set()
+        """Numbers of the objects that the state holds."""
         self._values: dict[str, Any] | None = None
         """Marks of the values inside attributes, by path; None before the first look."""
 
@@ -409,6 +411,7 @@ class TorchUnsavedObjects:
         self._looks += 1
         if self._looks == _FIRST_LOOK:
             self._marks = [(weakref.ref(root), _mark_of(root)) for root in self._outside()]
+            self._held = {id(each) for each in contents(self._objects) if type(each) not in SCALARS}
             self._values = self._inside()
         in_epoch, self._epoch = epoch == self._epoch, epoch
         moved = self._moved()
@@ -435,7 +438,7 @@ class TorchUnsavedObjects:
 
     def _inside(self) -> dict[str, Any]:
         """Mark the values in attributes that are not saved, by their paths."""
-        seen = {id(each) for each in contents(self._objects) if type(each) not in SCALARS}
+        seen = set(self._held)
         roots = [] if self._task is None else [("", self._task, self._task_is_saved)]
         for name, value in flatten(self._objects):
             if isinstance(value, Module):
