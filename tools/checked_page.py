@@ -318,7 +318,13 @@ STATE = [
     Row("`GradScaler`", lambda: torch.amp.GradScaler("cpu"), scale),
     Row("`BatchNorm1d`", lambda: nn.Sequential(nn.BatchNorm1d(3)), forward),
     Row("`AveragedModel` (EMA, SWA)", swa, update_swa),
-    Row("`torch.compile(model)`", lambda: torch.compile(nn.BatchNorm1d(3), backend="eager"), forward),
+    Row(
+        "`torch.compile(model)`",
+        lambda: torch.compile(nn.BatchNorm1d(3), backend="eager"),
+        forward,
+        "`dynamic=False`, where the shapes of batches vary: "
+        "[why](guide/exactness.md#a-compiled-model-and-batches-of-two-shapes)",
+    ),
     Row("`DistributedDataParallel`, one process", distributed, forward, "save `model.module`"),
     Row("a module with a plain attribute that changes", Tempered, forward, "none needed in a run"),
     Row("torchmetrics `MeanMetric`", torchmetrics.MeanMetric, average, "elsewhere `metric.persistent(True)`"),
@@ -339,7 +345,8 @@ STATE = [
         "gymnasium `CartPole-v1`",
         lambda: gymnasium.make("CartPole-v1"),
         act,
-        "an entry with `state_dict` and `load_state_dict` for all that a step changes: "
+        "an episode that begins anew is not the undisturbed run; an entry with `state`, "
+        "`steps_beyond_terminated`, `_elapsed_steps` and, of a vector environment, `_autoreset_envs`: "
         "[an environment](guide/state.md#an-environment)",
     ),
 ]

@@ -57,6 +57,19 @@ def test_ctrl_c_and_the_same_line_again(here: Path, trained: Path) -> None:
     assert "no step is run" in everstep(*line, cwd=here)[0]
 
 
+def test_a_run_that_has_diverged_has_an_exit_status_of_its_own(here: Path) -> None:
+    module = here / "tiny_experiment.py"
+    module.write_text(module.read_text().replace("self.scale *", 'float(os.environ.get("X", "1")) *'))
+    line = ("train", "tiny.yaml")
+    everstep(*line, cwd=here, status=-9, SIGKILL_AT="6")
+    _, said = everstep(*line, cwd=here, status=5, X="2")
+    assert "everstep accept RUN --divergence 5" in said
+    _, said = everstep("run", "--", sys.executable, "-m", "everstep", *line, cwd=here, status=5)
+    assert "not started again" in said
+    everstep("accept", "tiny", "--divergence", "5", cwd=here)
+    everstep("resume", "tiny", cwd=here)
+
+
 def test_resume_by_name_with_a_raised_limit(here: Path) -> None:
     everstep("train", "tiny.yaml", "trainer.max_epoch=1", cwd=here)
     said, _ = everstep("resume", "tiny", "trainer.max_epoch=2", cwd=here)

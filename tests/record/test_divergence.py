@@ -64,6 +64,12 @@ def test_the_mark_stays_over_later_starts_until_it_is_accepted(diverged: Path) -
     assert "accepted" in cli("show", str(diverged), folder=diverged.parent)
 
 
+def test_the_ending_says_so_until_it_is_accepted(diverged: Path) -> None:
+    assert start(diverged).train().loop.ending.diverged == 7
+    accept(diverged, 7)
+    assert start(diverged).train().loop.ending.diverged is None
+
+
 def test_an_accepted_run_is_the_run_that_it_was(diverged: Path) -> None:
     before = sorted(RunJournal(diverged).rows())
     accept(diverged, 7)

@@ -9,6 +9,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ class Task(everstep.Task):
     """A noisy mean; some of its batches are bad, and in each process one step loses its connection."""
 
     def __init__(self) -> None:
-        self.w, self.settings, self.epoch, self.calls = np.zeros(3), {"rate": 1.0, "noise": 0.0}, 0, 0
+        self.w, self.settings, self.epoch = np.zeros(3), {"rate": 1.0, "noise": 0.0}, 0
+        self.calls = count(1)
 
     def state(self) -> Mapping[str, Any]:
         return {"w": self.w, "settings": self.settings}
@@ -45,8 +47,7 @@ class Task(everstep.Task):
         (ids,) = batch
         noise = np.random.standard_normal(3) + self.settings["noise"]
         self.w += 0.1 * self.settings["rate"] * (ids.mean() - self.w + noise)
-        self.calls += 1
-        if self.calls == 9:
+        if next(self.calls) == 9:
             raise ConnectionError
         spoilt = any((self.epoch, sample) in BAD for sample in ids.tolist())
         return {"loss": float(self.w @ self.w), "spoilt_loss": float("nan") if spoilt else 0.0}

@@ -22,7 +22,7 @@ import everstep
 from everstep import Every, Supervisor
 from everstep.errors import ConfigError, Interrupted, StateError, UsageError
 from everstep.testing import nothing_left
-from tiny_runs import Boom, boom_at, quiet, rows
+from tiny_runs import Boom, boom_at, events, quiet, rows
 from waiting import PATIENCE
 
 Hook = Callable[[Supervisor, int], object]
@@ -118,6 +118,34 @@ def test_a_loop_without_a_stream_is_warned_once_unless_it_says_so(tmp_path: Path
         said = [text for text in sv.ending.warnings if "no stream is registered" in text]
         assert sv.ending.step == 3 and len(sv.ending.warnings) == len(said) == (not silent)
         assert silent or ("sv.stream(data)" in said[0] and "sv.stream(None)" in said[0])
+
+
+def test_steps_without_batches_and_values_are_compared_by_their_updates(tmp_path: Path) -> None:
+    def start(crash: int = 0, rate: float = 0.1) -> int | None:
+        model = torch.nn.Linear(2, 2)
+        torch.nn.init.ones_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        services = [everstep.Checkpoints(Every(steps=4))]
+        state = {"model": model, "optimizer": optimizer}
+        with everstep.Supervisor(tmp_path, state, max_step=9, services=services) as sv:
+            sv.stream(None)
+            while not sv.should_stop():
+                if sv.step == crash - 1:
+                    raise Boom
+                (rate * model(torch.ones(1, 2))).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                sv.advance()
+        return sv.ending.diverged
+
+    with pytest.raises(Boom):
+        start(8)
+    with pytest.raises(Boom):
+        start(8)
+    assert [each["report"] for each in events(tmp_path, "verified")] == [
+        "resume verified: 3 steps executed again: 3 state digests equal"
+    ]
+    assert start(rate=0.2) == 5
 
 
 def test_a_loop_left_by_break_saves_its_last_step(tmp_path: Path) -> None:

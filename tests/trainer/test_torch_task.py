@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
-from tiny_task import TinyTask, numbers
+from tiny_task import Notes, TinyTask, numbers
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -466,6 +468,94 @@ def test_several_optimizers_by_name_are_all_saved(tmp_path: Path) -> None:
     assert len(values(tmp_path / "crashed", "grad_norm")) == 6
 
 
+# -------------------- what a step keeps on the task
+
+
+class Env:
+    def __init__(self) -> None:
+        self.return_queue: deque[float] = deque(maxlen=4)
+        self.seconds_time = 0.0
+
+
+class Drawn(torch.nn.Linear):
+    """Draws from a generator of its own, and holds an object that no checkpoint can hold."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.generator = torch.Generator().manual_seed(5)
+        self.envs = (Env(),)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.envs[0].return_queue.append(1.0)
+        return super().forward(x + torch.randn(4, generator=self.generator))
+
+
+class Ahead(torch.optim.Optimizer):
+    """Keeps slow weights and a count in attributes, and calls an optimizer with a state of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.inner = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+        self.param_groups = self.inner.param_groups
+        self.count = 0
+        self.slow = [p.detach().clone() for p in self.param_groups[0]["params"]]
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+        self.count += 1
+        if self.count % 3 == 0:
+            for slow, p in zip(self.slow, self.param_groups[0]["params"], strict=True):
+                p.data.copy_(slow.lerp_(p.detach(), 0.5))
+
+
+class Keeping(Linear):
+    """Each step reads what the steps before have left on the task."""
+
+    def __init__(self, crash: int = 0) -> None:
+        super().__init__()
+        self.crash, self.calls = crash, Notes()
+        self.envs = [Env()]
+        self.average, self.center = 0.0, torch.zeros(4)
+        self.losses: list[float] = []
+        self.draws = np.random.RandomState(3)
+
+    def build_model(self) -> Any:
+        return Drawn()
+
+    def build_optimizer(self, model: Any) -> Any:
+        return Ahead(model.parameters())
+
+    def forward(self, batch: Any) -> Mapping[str, Any]:
+        self.calls.append(1)
+        if len(self.calls) == self.crash:
+            raise Boom
+        x, y = batch
+        loss = cross_entropy(self.model(x + self.center + self.draws.normal()), y)
+        self.average = 0.9 * self.average + 0.1 * loss.item()
+        self.center = 0.9 * self.center + 0.1 * x.mean(0)
+        self.losses.append(loss.item())
+        self.envs[0].return_queue.append(self.average)
+        self.envs[0].seconds_time += 1.0
+        return {"loss": loss * (1 + self.average + sum(self.losses))}
+
+
+def test_what_steps_keep_on_task_module_and_optimizer_survives_or_is_named_once(tmp_path: Path) -> None:
+    def start(name: str, crash: int = 0) -> tuple[str, ...]:
+        services = [everstep.Checkpoints(everstep.Every(steps=2))]
+        task, lines = Keeping(crash), []
+        services += [everstep.services.Console(sink=lines.append)]
+        streams = {"train": everstep.data.arrays(X, Y, batch_size=2)}
+        trainer = everstep.Trainer(task, streams, tmp_path / name, services=services, max_epoch=1, seed=3)
+        return trainer.run_training().warnings
+
+    (said,) = start("straight")
+    assert said.startswith("envs[0].return_queue, model.envs[0].return_queue: ") and "Keeping.state" in said
+    with pytest.raises(Boom):
+        start("crashed", 8)
+    assert start("crashed") == ()  # the first start has named it
+    assert compare_runs(tmp_path / "straight", tmp_path / "crashed") == []
+
+
 # -------------------- task again
 
 
@@ -474,7 +564,7 @@ class Failing(Linear):
 
     def __init__(self, fails: int, **given: Any) -> None:
         super().__init__(**given)
-        self.fails, self.made = fails, 0
+        self.fails, self.updates = Notes([fails]), Notes()
 
     def build_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = super().build_optimizer(model)
@@ -482,9 +572,9 @@ class Failing(Linear):
         return optimizer
 
     def count(self, *_: Any) -> None:
-        self.made += 1
-        if self.made == self.fails:
-            self.fails = 0
+        self.updates.append(1)
+        if len(self.updates) in self.fails:
+            self.fails.clear()
             raise Boom
 
 
@@ -517,7 +607,7 @@ def test_an_epoch_whose_updates_all_overflow_is_no_error(tmp_path: Path) -> None
 
     task = Loud(0, autocast=torch.float16)
     train(tmp_path, task)
-    assert task.made < len(values(tmp_path, "overflowed")) == 6
+    assert len(task.updates) < len(values(tmp_path, "overflowed")) == 6
 
 
 def test_gradients_that_clipping_refuses_are_no_missing_update(tmp_path: Path) -> None:
@@ -531,7 +621,7 @@ def test_gradients_that_clipping_refuses_are_no_missing_update(tmp_path: Path) -
 
     task = Infinite(0, clip=Clip(global_norm=1.0))
     train(tmp_path, task, default_services=False, max_epoch=2)
-    assert task.made == 6
+    assert len(task.updates) == 6
 
 
 def test_a_smoke_test_does_not_build_again(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_task import TinyTask, numbers, trainer
+from tiny_task import Notes, TinyTask, numbers, trainer
 
 import everstep
 from everstep import Best, Boundary, EarlyStop, Evaluate, Every, Outcome, Service
@@ -177,7 +177,9 @@ def test_an_epoch_of_your_own(tmp_path: Path) -> None:
 
 def test_what_is_built_follows_from_the_seed_and_initialize_comes_only_once(tmp_path: Path) -> None:
     class Building(TinyTask):
-        started = 0
+        def __init__(self) -> None:
+            super().__init__()
+            self.started: list[int] = Notes()
 
         def state(self) -> Mapping[str, Any]:
             return {**super().state(), "model": self.model}
@@ -189,13 +191,13 @@ def test_what_is_built_follows_from_the_seed_and_initialize_comes_only_once(tmp_
             assert model is self.model
 
         def initialize(self) -> None:
-            self.started += 1
+            self.started.append(1)
 
     tasks = [Building() for _ in range(3)]
     for task, name in zip(tasks, ("one", "two", "two"), strict=True):
         trainer(tmp_path / name, task).train(1)
     assert tasks[0].model.tobytes() == tasks[1].model.tobytes()
-    assert [task.started for task in tasks] == [1, 1, 0]
+    assert [len(task.started) for task in tasks] == [1, 1, 0]
 
 
 def test_hooks_around_the_steps_of_an_epoch(tmp_path: Path) -> None:

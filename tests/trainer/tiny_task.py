@@ -11,6 +11,10 @@ import numpy as np
 import everstep
 
 
+class Notes(list[Any]):
+    """What a test notes on a task: no plain list, which a resume would bring back."""
+
+
 class TinyTask(everstep.Task):
     """The program of `tiny_runs.Tiny` as a task.
 
@@ -21,8 +25,8 @@ class TinyTask(everstep.Task):
 
     def __init__(self) -> None:
         self.w, self.momentum = np.zeros(3), np.zeros(3)
-        self.seen: list[tuple[int, ...]] = []
-        self.trace: list[str] = []
+        self.seen: list[tuple[int, ...]] = Notes()
+        self.trace: list[str] = Notes()
 
     def state(self) -> Mapping[str, Any]:
         return {"w": self.w, "momentum": self.momentum}

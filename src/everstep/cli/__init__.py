@@ -62,7 +62,7 @@ def _run() -> int:
     from everstep.cli.group import commands
     from everstep.cli.output import note, say
     from everstep.display.cells import shown
-    from everstep.errors import ConfigError, EverstepError
+    from everstep.errors import ConfigError, DivergenceError, EverstepError
     from everstep.index.run_facts import again_if_malformed
     from everstep.unattended import tell_error
 
@@ -79,8 +79,9 @@ def _run() -> int:
     except click.exceptions.Abort:
         return 130
     except EverstepError as error:
+        from everstep.cli.common_options import DIVERGED
         from everstep.redaction import redacted
 
         tell_error(error)
         say(f"everstep: {redacted(str(error))}", err=True)
-        return 2 if isinstance(error, ConfigError) else 1
+        return 2 if isinstance(error, ConfigError) else DIVERGED if isinstance(error, DivergenceError) else 1

@@ -83,7 +83,9 @@ def training_options(function: F) -> F:
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that ask a training to save and to end."""
 
-_STATUS = {0: "finished", 3: "out of time", 4: "requirement not met"}
+DIVERGED = 5
+"""Exit status of a run that has diverged."""
+_STATUS = {0: "finished", 3: "out of time", 4: "requirement not met", DIVERGED: "diverged"}
 
 
 def leave_in_order() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import click
 
 from everstep.cli.common_options import (
+    DIVERGED,
     index_option,
     json_option,
     overrides_argument,
@@ -64,7 +66,8 @@ def train_command(
     \b
       everstep train digits.yaml optimizer.lr=3e-4 'services.0.Evaluate.every={steps: 100}'
 
-    Stop it at any point, by Ctrl-C or kill -9: the same command resumes it, and ends with the same bits.
+    Stop it at any point, by Ctrl-C or kill -9: the same command resumes it, and ends with the same bits.  The
+    exit status is 5 if steps that ran again had other results, until everstep accept.
     """
     files, overrides = split(arguments)
     ship_to(index)
@@ -95,7 +98,10 @@ def resume_command(
 def _train(experiment: Any, schedule: str, dry_run: bool, another: str) -> None:
     try:
         if not dry_run:
-            _print_metrics(experiment.run(schedule).metrics)
+            result = experiment.run(schedule)
+            _print_metrics(result.metrics)
+            if result.ending is not None and result.ending.diverged is not None:
+                _leave_diverged(result.ending.diverged)
             return
         changes = experiment.check(schedule)
     except ChangedError as error:
@@ -114,6 +120,19 @@ def _train(experiment: Any, schedule: str, dry_run: bool, another: str) -> None:
     if changes:
         say(changes)
     say(f"schedule  {schedule}: nothing was run (--dry-run)")
+
+
+def _leave_diverged(step: int) -> None:
+    """Exit with the status of a run that has diverged; a drill finds that by itself."""
+    from everstep.services.witness import FILE
+
+    say(
+        f"everstep: step {step} had other results when a resume executed it again: everstep drill finds the "
+        f"cause, everstep accept RUN --divergence {step} accepts it",
+        err=True,
+    )
+    if FILE not in os.environ:
+        sys.exit(DIVERGED)
 
 
 def _print_metrics(metrics: Mapping[str, float]) -> None:

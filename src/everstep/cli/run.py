@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 
 import click
 
-from everstep.cli.common_options import ASKING, in_words
+from everstep.cli.common_options import ASKING, DIVERGED, in_words
 from everstep.cli.output import say
 from everstep.display.cells import in_line
 
@@ -54,8 +54,8 @@ without getting further, it is not started again, and these ends are printed.  H
 the journals and trails of the runs that it opened.
 
 It is not started again if it is finished (status 0), after wrong usage (2), a config error, a state that does
-not fit, a divergence, or a requirement that is not met (4).  After a crash it waits: --back-off seconds,
-doubled for each crash in a row, 60 at most; progress resets the wait.
+not fit, a divergence (5 from everstep train), or a requirement that is not met (4).  After a crash it waits:
+--back-off seconds, doubled for each crash in a row, 60 at most; progress resets the wait.
 
 SIGINT, SIGTERM, SIGHUP and SIGUSR1 are passed on to COMMAND, which saves and ends, and is not started again.
 If this process is killed, COMMAND gets SIGTERM (on Linux).  The exit status is that of the last start; if
@@ -164,7 +164,7 @@ def _lasting(end: _End) -> str:
     """Say why a further start would end in the same way; empty if it may not."""
     if end.status in _WRONG_USAGE:
         return "; wrong usage; it is not started again"
-    if end.status == _REFUSED:
+    if end.status in (_REFUSED, DIVERGED):
         return "; it is not started again"
     if end.kinds & _LASTING:
         return "; a further start would meet that, too; it is not started again"

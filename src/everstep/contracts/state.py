@@ -253,10 +253,13 @@ class Declaration(OwnEntry):
 
 
 class UnsavedObjects(Protocol):
-    """Finder of changed objects of the framework that the state does not save."""
+    """Finder of what steps change and the state does not save."""
+
+    def watch(self, task: Any, *, saved: bool) -> None:
+        """Look at the attributes of a task, too; `saved`: only at those that are not saved with the state."""
 
     def changed(self, epoch: int) -> list[str]:
-        """Return the classes of objects that changed since the last call; called after each step."""
+        """Return paths or classes of what changed since the last call; called after each step."""
 
     def skip(self) -> None:
         """Forget the changes until now: no step made them."""
@@ -273,6 +276,9 @@ class UpdateCounter(Protocol):
     @property
     def outside(self) -> UnsavedObjects:
         """Finder of changed objects that the state does not save."""
+
+    def digest(self) -> int | None:
+        """Digest a small parameter that the state's optimizers step; None without one in host memory."""
 
     def gradients(self) -> Any:
         """Return the gradients as a tree, or None where the state needs none (no window is open)."""
@@ -392,9 +398,19 @@ class Backend(Protocol):
     def entry(self, value: Any) -> Entry | None:
         """Make the entry for one of this framework's own objects; None for any other object."""
 
+    def attributes(self, owner: Any, objects: Mapping[str, Any]) -> Entry | None:
+        """Make the entry of an object's attributes, but for what the state's `objects` save; None: none."""
+        return None
+
     def update_counter(self, objects: Mapping[str, Any]) -> UpdateCounter | None:
         """Watch the optimizers among the state's objects, and strangers that should be among them."""
         return None
+
+    def shapes_watched(
+        self, objects: Mapping[str, Any], warn: Callable[[str], None]
+    ) -> AbstractContextManager[None]:
+        """Warn, in the block, once of each model whose kernels depend on the shapes that came before."""
+        return nullcontext()
 
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
         """List (name, shape, trainable) of each parameter of the state's models, for the summary table."""

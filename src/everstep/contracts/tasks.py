@@ -56,7 +56,11 @@ class Task:
         """Start from other weights than `build_model` made; called only where the run has no checkpoint."""
 
     def state(self) -> Mapping[str, Any]:
-        """Map names to all objects that training changes.  Default: the model and the optimizer."""
+        """Map names to all objects that training changes.  Default: the model and the optimizer.
+
+        Numbers, strings, arrays, containers of these, and generators in attributes of the task are saved
+        without being named here, where torch is used on one process.
+        """
         parts = {"model": self.model, "optimizer": self.optimizer}
         return {name: part for name, part in parts.items() if part is not None}
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from everstep.drill.program import Program, WitnessLine
 from everstep.proof.compare import compare_runs
-from everstep.record import ABSENT, Difference, Row, first_difference
+from everstep.record import ABSENT, WARNED, Difference, Row, first_difference
 
 CAUSES = {
     "samples": "the data reads something that is not in the state: a generator of its own, the clock, the "
@@ -39,6 +39,8 @@ Lines: TypeAlias = dict[tuple[str, int, str, int, int], WitnessLine]
 Rows: TypeAlias = dict[tuple[int, int, str, str, int], Row]
 """(epoch, step, phase, name, seq) -> row."""
 
+_FROM_OUTSIDE = ("random state", "loss", "weights", "optimizer", "state")
+"""Components that differ by what the state lacks, or by a kernel that was chosen otherwise."""
 _KINDS = {"samples": "samples", "random": "random state", "weights": "weights", "optimizer": "optimizer"}
 
 
@@ -79,7 +81,16 @@ class Undisturbed:
             for run in other.runs:
                 ends = compare_runs(self.program.root / run, other.root / run)
                 found += [one._replace(run=run) for one in ends]
-        return first_difference(found, self.program.runs)
+        first = first_difference(found, self.program.runs)
+        if first is None or first.note or first.component not in _FROM_OUTSIDE:
+            return first
+        return first._replace(note="; ".join(self._warned(first.run)))
+
+    def _warned(self, run: str) -> list[str]:
+        """Return what the run itself warned of: a likelier cause than those that every program may have."""
+        if run not in self.program.runs:
+            return []
+        return [str(event.data["message"]) for event in self.program.journal(run).events(WARNED, valid=False)]
 
 
 def lines_by_place(lines: Iterable[WitnessLine]) -> Lines:
@@ -132,9 +143,12 @@ def differing_rows(expected: Rows, rows: Iterable[Row], run: str = "") -> Iterat
         component, name = ("service", row.phase.removeprefix("eval/")) if in_service else ("loss", row.name)
         if was is None:
             component, name = "journal", f"row {name}"
-        place = {"step": "step", "tail": "tail", "head": "before"}.get(row.phase, "epoch")
+        # the head of an epoch lies before its first step
+        step, place = row.step, row.phase if row.phase in ("step", "tail") else "epoch"
+        if row.phase == "head":
+            step, place = step + 1, "before"
         values = ABSENT if was is None else _value(was, row), _value(row, was)
-        yield Difference(component, name, *values, row.step, row.epoch, place, run)
+        yield Difference(component, name, *values, step, row.epoch, place, run)
 
 
 def _key(row: Row) -> tuple[int, int, str, str, int]:

@@ -127,6 +127,15 @@ class TrainLoop(Door):
         return self._epochs.batch if self.within_step else None
 
     @property
+    def batch_index(self) -> int | None:
+        """Number from 0 of the running step within its `iter_steps` loop; None outside steps.
+
+        A resume counts on, where `enumerate` would begin again with 0.
+        """
+        progress = self._engine.progress
+        return progress.step - progress.call_start if self.within_step else None
+
+    @property
     def resumed_mid_epoch(self) -> bool:
         """Whether a resume has entered this epoch again; true from its first line to its last."""
         self._engine.require_entered("resumed_mid_epoch")

@@ -10,7 +10,7 @@ from everstep.record.evaluation_record import (
     record_evaluation,
     values_line,
 )
-from everstep.record.event_fields import ACCEPTED, CHOSEN, DIVERGED, misfit
+from everstep.record.event_fields import ACCEPTED, CHOSEN, DIVERGED, WARNED, misfit
 from everstep.record.failure_pages import Failure, FailurePages, failures, traceback_lines
 from everstep.record.journal import Journal, NoJournal
 from everstep.record.journal_format import Position

@@ -13,6 +13,8 @@ from everstep.untrusted_files import is_count
 
 DIVERGED = "diverged"
 """Kind of an event: steps that were executed again gave different results."""
+WARNED = "warned once"
+"""Kind of an event: a warning that each run gives once."""
 CHOSEN, ACCEPTED, ROLLBACK = "chosen", "accepted", "rollback"
 """Decisions: a person chose another checkpoint or configuration; accepted a divergence; the run goes back."""
 
@@ -111,6 +113,7 @@ _KINDS: dict[str, dict[str, Type]] = {
     "interrupted": {"status?": "integer", **_PLACE},
     "closed": {"status": {"finished", "stopped", "failed", "killed"}, **_PLACE},
     "verified": {"report?": "text", "steps?": "count"},
+    WARNED: {"message": "text"},
     DIVERGED: {"step": "count", **dict.fromkeys(("component?", "old?", "new?", "report?"), "text")},
     "head": {"stream": "text", "step": "count", "given": "list", "touched": "flag"},
     "intermediate": {"validation": "text", "batch": "count", "file": "text"},

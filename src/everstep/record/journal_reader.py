@@ -145,7 +145,7 @@ class RunJournal:
         return next(reversed(list(self.events("segment", valid=False))), None)
 
     def rows(self, valid: bool = True) -> Iterator[Row]:
-        """Yield the metric rows in the order of writing.
+        """Yield the metric rows, in no order that two equal runs share: sort them by what you need.
 
         Args:
             valid: False to include superseded rows.
@@ -332,12 +332,18 @@ class RunJournal:
         ]
         return began + rollbacks + accepted + chosen
 
-    def divergences(self) -> list[Event]:
-        """List the divergences in the run's valid events that nobody has accepted, oldest first."""
+    def divergences(self, position: Position | None = None) -> list[Event]:
+        """List the divergences in the run's valid events that nobody has accepted, oldest first.
+
+        Args:
+            position: the end of what counts; None: the end of the newest start.
+        """
+        chain = self._chain if position is None else self._chain_to(position)
         return [
             event
-            for event in self.events(DIVERGED)
-            if not is_accepted(event.segment, event.data["step"], self._accepted)
+            for event in self.events(DIVERGED, valid=False)
+            if event.offset < chain.get(event.segment, 0)
+            and not is_accepted(event.segment, event.data["step"], self._accepted)
         ]
 
     @cached_property

@@ -187,6 +187,8 @@ class StepComparison:
         """Step metrics that this execution has collected."""
         self._drawn = [0, 0]
         """Counts of the open step's batches: those that are equal, and those that are not compared."""
+        self._noted: set[int] = set()
+        """Steps of which something was compared, or counted as not compared."""
         self.steps = 0
         self.equal: Counter[str] = Counter()
         self.uncompared: Counter[str] = Counter()
@@ -209,6 +211,7 @@ class StepComparison:
     def batch(self, step: int, stream: str, pass_index: int, seq: int, digest: int | None) -> None:
         """Compare batch `seq` of a step, which is handed out."""
         was = self._was
+        self._noted.add(step)
         end = was.ends.get((stream, pass_index))
         if end is not None and end < step:
             del was.ends[stream, pass_index]
@@ -257,6 +260,7 @@ class StepComparison:
         kind = RANDOM if part == RANDOM else STATE
         if old is None:
             return
+        self._noted.add(step)
         if kind == STATE and self._why_not():
             self.uncompared[kind] += 1
         elif old == digest:
@@ -282,6 +286,7 @@ class StepComparison:
         was = self._was
         for key, new in comparable_rows(block).items():
             step = key[1]
+            self._noted.add(step)
             if key in was.rows:
                 self._compare(key, was.rows.pop(key), new)
             elif in_steps and was.first < step <= was.last:
@@ -325,7 +330,7 @@ class StepComparison:
 
     def report(self) -> str:
         """Report the comparison in one line."""
-        equal = _counted(self.equal)
+        equal, was = _counted(self.equal), self._was
         if self.difference is not None:
             total = self.equal.total() + self.differing
             return (
@@ -337,6 +342,9 @@ class StepComparison:
         found = [f"{equal} equal"] if equal else []
         if uncompared := _counted(self.uncompared):
             found.append(f"{uncompared} not compared{f' ({self._why})' if self._why else ''}")
+        bare = self.steps - sum(was.first < step <= was.first + self.steps for step in self._noted)
+        if equal and bare:
+            found.append(f"{_several(bare, 'step')} left nothing to compare")
         again = f"{self.steps} step{'s' * (self.steps != 1)} executed again"
         verified = "verified" if equal else "not verified"
         report = f"resume {verified}: {again}: {', '.join(found) or 'they left nothing to compare'}"

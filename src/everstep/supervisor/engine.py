@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
 
+from everstep import backends
 from everstep.arguments import integer
 from everstep.checkpoint import CheckpointName, Phase
 from everstep.contracts.data import Cursor
@@ -13,7 +14,7 @@ from everstep.contracts.services import Moment, RunView
 from everstep.errors import ProgressError, ServiceError, UsageError
 from everstep.metrics.across_ranks import AcrossRanks
 from everstep.metrics.collector import Collector
-from everstep.record import CHOSEN, FailurePages, StepComparison, read_earlier_steps, traceback_lines
+from everstep.record import CHOSEN, WARNED, FailurePages, StepComparison, read_earlier_steps, traceback_lines
 from everstep.services.replayed import Replayed
 from everstep.services.witness import Witness, drill_services
 from everstep.state import Encoded, decode, restore
@@ -183,6 +184,8 @@ class Engine:
         if self.settings.replay is None:  # before training: a full disk is found here, not at the first save
             opening.check_disk(self.saver.encode(self.user.save()))
         self._connect()
+        for backend in backends.active():
+            stack.enter_context(backend.shapes_watched(self.user.objects, self.warn_once))
         self.lost_group = LostGroup(self.ranks.group, self.reporter, self.signals.give_up)
         stack.callback(self.lost_group.close)
         self.ranks.agree_by_steps(stack, lambda: self.progress.step, self._position, self.lost_group.lost)
@@ -240,6 +243,7 @@ class Engine:
             self.journal,
             self.voice,
             self.streams.drawn,
+            self.user.update_digest,
             last=last,
         )
         if self.ranks.group.data.shared:
@@ -286,9 +290,19 @@ class Engine:
         self.collector.emit = self.recording.add
         if self.ranks.several:
             self.collector.across = AcrossRanks(self.ranks.group)
-        self.program_checks = ProgramChecks(self.user, self.progress, self.recovered.step, self.voice)
+        self.program_checks = ProgramChecks(
+            self.user, self.progress, self.recovered.step, self.voice, self.warn_once
+        )
         self.decisions = Decisions(self)
         self.announcer = Announcer(self.board, self.progress, self.decisions.apply, self.ranks.together)
+
+    def warn_once(self, message: str) -> None:
+        """Warn, unless a start of this run has done so."""
+        earlier = self.opening.history.events(WARNED, valid=False)
+        if all(event.data["message"] != message for event in earlier):
+            self.journal.event(WARNED, {"message": message}, wall=True)
+            self.journal.flush()  # a kill may follow
+            self.voice.warn(message)
 
     def _moved(self) -> tuple[int, ...]:
         """Counters of which one rises while the loop moves; read by another thread."""

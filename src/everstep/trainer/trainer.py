@@ -133,8 +133,8 @@ class Trainer:
     ) -> Ending:
         """Train, or continue training, until a limit or a stop; a finished run runs no step.
 
-        After a rollback by `Recovery` the training continues in this call; parts of the task outside its
-        `state()` are then as the failed try left them.
+        After a rollback by `Recovery` the training continues in this call; objects of the task outside
+        its `state()` are then as the failed try left them; its plain attributes are restored.
 
         Args:
             max_step: total number of steps of the run, instead of the Trainer's own limit.
@@ -244,6 +244,7 @@ class Trainer:
         loop = TrainerLoop(
             self.run_dir, self.task.state(), services=services, streams=self.streams, **options
         )
+        loop.belongs_to(self.task)
         self._line.bests, self._line.printed = loop.bests, loop.announce_printed
         # the loop changes the objects: the source of their weights is not known from here on
         self._evaluations.forget()
@@ -459,6 +460,7 @@ class Trainer:
 def unchanged(task: Task, streams: Collection[Stream]) -> Iterator[None]:
     """Bring the task's state and gradients, the data and random state back after the block."""
     user = UserState(task.state())
+    user.belongs_to(task, saved=True)
     with isolated(), places_kept(streams), drawn_again(streams), ExitStack() as stack:
         user.open(stack)
         for stream in streams:

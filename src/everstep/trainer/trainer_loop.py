@@ -8,7 +8,9 @@ from pathlib import Path
 from everstep.checkpoint import read_manifest
 from everstep.contracts.group import Group
 from everstep.contracts.services import EvalStep, Moment, Stage
+from everstep.contracts.tasks import Task
 from everstep.errors import MetricError
+from everstep.group import group_size
 from everstep.loop import TrainLoop
 from everstep.services.best import Best
 from everstep.supervisor import Loaded
@@ -24,6 +26,10 @@ class TrainerLoop(TrainLoop):
     @classmethod
     def kind(cls) -> LoopKind:
         return LoopKind(cls.__name__, frozenset(Moment), same_data=True)
+
+    def belongs_to(self, task: Task) -> None:
+        """Save the task's attributes with its state; not on several ranks, where each may have others."""
+        self._engine.user.belongs_to(task, saved=group_size() == 1)
 
     @property
     def may_end(self) -> bool:

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from everstep.backends.torch import exact_ddp, sharded
+from everstep.backends.torch.compiled_models import shapes_watched
 from everstep.backends.torch.model_wrappers import around, bare, flatten, models_of, named_parameters
 from everstep.backends.torch.sharded import is_sharded, local
 from everstep.backends.torch.tensor_memory import LateTensor, digest_small, host_view, place_of
-from everstep.backends.torch.torch_entries import make_entry
+from everstep.backends.torch.torch_entries import AttributesEntry, make_entry
 from everstep.backends.torch.update_counter import TorchUpdateCounter
 from everstep.contracts.state import ArrayFacts, Backend, HostArray, LazyArray, Region, Unread
 from everstep.errors import MetricError, StateError
@@ -77,6 +78,11 @@ class TorchBackend(Backend):
     require_synchronised = staticmethod(exact_ddp.require_synchronised)
     exact_on_any_ranks = staticmethod(exact_ddp.exact_on_any_ranks)
     prepare_ranks = staticmethod(exact_ddp.prepare)
+    shapes_watched = staticmethod(shapes_watched)
+
+    def attributes(self, owner: Any, objects: Mapping[str, Any]) -> AttributesEntry | None:
+        is_plain = isinstance(owner, Hashable) and not isinstance(owner, torch.nn.Module)
+        return AttributesEntry(owner, objects) if is_plain else None
 
     def random_state(self) -> Any:
         """Return {"cpu": state}; once CUDA is in use, "cuda" with a state for each device, and "device".

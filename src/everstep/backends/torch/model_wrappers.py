@@ -18,7 +18,7 @@ from torch.nn import Module, Parameter
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
-from everstep.backends.torch.sharded import reshard
+from everstep.backends.torch.sharded import local, reshard
 from everstep.contracts.state import Declaration
 
 
@@ -98,6 +98,20 @@ def flatten(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from flatten({f"{name}/{key}": item for key, item in items})
         else:
             yield name, value
+
+
+def contents(value: Any, depth: int = 4) -> Iterator[Any]:
+    """Yield an object, and the objects that it holds in attributes and containers, down to a depth."""
+    yield value
+    if depth and not isinstance(value, Module | Optimizer | Tensor):
+        inside = value if isinstance(value, dict | list | tuple | set) else getattr(value, "__dict__", ())
+        for each in list(inside.values() if isinstance(inside, dict) else inside):
+            yield from contents(each, depth - 1)
+
+
+def address(tensor: Tensor) -> int:
+    """Return a tensor's address in memory."""
+    return local(tensor).untyped_storage().data_ptr()
 
 
 def models_of(objects: Mapping[str, Any]) -> list[Module]:

@@ -83,7 +83,8 @@ class Task(tasks.Task):
             not finite, the gradients are not used (`ClipOptimizer`) and the NaN guard names the step.
         ema: decay of an average of the weights, in (0, 1), with which the task evaluates and predicts.
         trainable: a regular expression; parameters whose names do not contain a match are frozen.
-        compile: whether the model is compiled; or the arguments of `torch.compile` for the model.
+        compile: whether the model is compiled; or the arguments of `torch.compile` for the model.  Shapes are
+            static (`dynamic=False`) unless you say otherwise: a kernel for each shape, in every process.
         parallel: whether several processes (torchrun) train the model together; or the options of
             `everstep.torch.parallel`.  The loss is weighted so that the gradient is that of one process with
             the whole batch.  On one process it changes nothing.
@@ -231,7 +232,8 @@ class Task(tasks.Task):
         # Last: optimizer and average are made from the plain model, whose names have no prefix.
         self.model = wrapped
         if self._compile is not False:
-            how = self._compile if isinstance(self._compile, Mapping) else {}
+            # torch's default goes over to kernels for any shape at the second one, and a new process does not
+            how = {"dynamic": False, **(self._compile if isinstance(self._compile, Mapping) else {})}
             self.model = torch.compile(self.model, **how)
             if self._ema is not None:
                 self._evaluated = torch.compile(self._ema.module, **how)
@@ -290,7 +292,14 @@ class Task(tasks.Task):
                 f'each epoch: give class {type(self).__name__} the line scheduler_interval = "epoch"'
             )
         if self._decay is not None:
-            self._ema = Average(self.model, self._decay)
+            try:
+                self._ema = Average(self.model, self._decay)
+            except Exception as error:
+                raise ConfigError(
+                    f"ema={self._decay}: the average is a copy of the model, and {type(self.model).__name__} "
+                    f"cannot be copied ({type(error).__name__}: {error}); leave out ema=, or keep "
+                    "what copy.deepcopy refuses (a tensor with a graph, a lock) out of its attributes"
+                ) from error
             self._evaluated = self._ema.module
         # The hook is the innermost optimizer's: an update that is left out moves no schedule and no average.
         optimizer.register_step_post_hook(self._updated)

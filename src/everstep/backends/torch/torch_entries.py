@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from everstep.backends.numpy import GeneratorEntry
 from everstep.backends.torch import module_attributes, options
-from everstep.backends.torch.model_wrappers import BareNames, bare, stepped_by
+from everstep.backends.torch.model_wrappers import BareNames, address, bare, contents, stepped_by
 from everstep.backends.torch.optimizers import WINDOW, Around, innermost, layers
 from everstep.backends.torch.sharded import held_alike, is_sharded, laid_like, precision, reshard
 from everstep.backends.torch.tensor_memory import raise_failure
@@ -224,7 +224,7 @@ class _OptionsEntry(_OwnStateEntry):
 
 
 class OptimizerEntry(_OptionsEntry):
-    """Entry of an optimizer: its class, its groups' options and the state of each parameter.
+    """Entry of an optimizer: class, options of groups, state of each parameter, attributes of its own class.
 
     A wrapper has the class and state of the wrapped optimizer, and also options and state of its own.
     """
@@ -239,7 +239,24 @@ class OptimizerEntry(_OptionsEntry):
     def save(self) -> Any:
         if self._sharded:
             self._require_restorable()
-        return {**self.obj.state_dict(), _CLASS: self._class}
+        tree = {**self.obj.state_dict(), _CLASS: self._class}
+        if own := {n: saved[""] for n, each in self._layers() if (saved := module_attributes.save(each))}:
+            tree[_ATTRIBUTES] = own
+        if inner := {name: each.state_dict() for name, each in self._inner()}:
+            tree[_INNER] = inner
+        return tree
+
+    def _layers(self) -> Iterator[tuple[str, torch.optim.Optimizer]]:
+        """Yield the optimizer and those that it wraps, numbered from the innermost; none of our own."""
+        found = enumerate(reversed(layers(self.obj)))
+        yield from ((str(number), each) for number, each in found if not isinstance(each, Around))
+
+    def _inner(self) -> Iterator[tuple[str, torch.optim.Optimizer]]:
+        """Yield the optimizers that an optimizer's own class calls, as SAM and Lookahead do."""
+        for number, layer in self._layers():
+            for name, value in vars(layer).items():
+                if isinstance(value, torch.optim.Optimizer) and value not in layers(self.obj):
+                    yield f"{number}.{name}", value
 
     def layouts(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
         yield from ((("state", index), parameter) for index, parameter in enumerate(stepped_by(self.obj)))
@@ -276,7 +293,17 @@ class OptimizerEntry(_OptionsEntry):
         self.check(tree).require_none()
         parameters = stepped_by(self.obj)
         tree = {**tree, "state": {index: _laid(parameters, index, s) for index, s in tree["state"].items()}}
-        self.obj.load_state_dict({key: part for key, part in tree.items() if key != _CLASS})
+        beside = (_CLASS, _ATTRIBUTES, _INNER)
+        self.obj.load_state_dict({key: part for key, part in tree.items() if key not in beside})
+        for number, layer in self._layers():
+            module_attributes.load(layer, {"": tree.get(_ATTRIBUTES, {}).get(number, {})})
+        for name, inner in self._inner():
+            if name in tree.get(_INNER, {}):
+                groups = inner.param_groups  # which the outer optimizer may share
+                inner.load_state_dict(tree[_INNER][name])
+                for live, saved in zip(groups, inner.param_groups, strict=True):
+                    live.update(saved)
+                inner.param_groups = groups
         # The optimizer has stepped before the resume: without this mark schedulers warn of a wrong order.
         for layer in layers(self.obj):
             layer._opt_called = True  # type: ignore[attr-defined]
@@ -285,6 +312,16 @@ class OptimizerEntry(_OptionsEntry):
             live = self.obj.state.get(owner)
             if live is not None:
                 live.update(_uncast(live, saved))
+
+    def enter(self) -> None:
+        super().enter()
+        for _, layer in self._layers():
+            module_attributes.enter(layer)
+
+    def leave(self) -> None:
+        super().leave()
+        for _, layer in self._layers():
+            module_attributes.leave(layer)
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
         return bool(path) and path[0] == "state"
@@ -365,7 +402,51 @@ class TorchGeneratorEntry(GeneratorEntry):
         return f"generator state {_shape(tree)}"
 
 
-_CLASS = "class"
+class AttributesEntry(Entry):
+    """Entry of the attributes that training changes on an object that is no part of the state, as a task is.
+
+    What the state has, or what lies in the memory of its tensors, is left to the state.
+
+    Args:
+        owner: the object.
+        objects: the objects of the state by name.
+    """
+
+    def __init__(self, owner: Any, objects: Mapping[str, Any]) -> None:
+        self._owner, self._objects = owner, objects
+        self._shared: list[Any] = []
+        """Attributes that the state has."""
+        self._places: set[int] = set()
+        """Addresses of the state's tensors."""
+
+    def skips(self, value: Any) -> bool:
+        """Whether the state saves the value of an attribute."""
+        if any(value is each for each in self._shared):
+            return True
+        tensors = [each for each in module_attributes.arrays(value) if isinstance(each, Tensor)]
+        return any(each.layout is torch.strided and address(each) in self._places for each in tensors)
+
+    def save(self) -> Any:
+        return module_attributes.save(self._owner, self.skips).get("", {})
+
+    def load(self, tree: Any) -> None:
+        module_attributes.load(self._owner, {"": tree}, self.skips)
+
+    def enter(self) -> None:
+        held = list(contents(self._objects))
+        ours = {id(each) for each in held if type(each) not in module_attributes.SCALARS}
+        self._shared = [each for _, each in module_attributes.attributes(self._owner) if id(each) in ours]
+        modules = [each for each in held if isinstance(each, torch.nn.Module)]
+        tensors = [each for each in held if isinstance(each, Tensor)]
+        tensors += [each for module in modules for each in (*module.parameters(), *module.buffers())]
+        self._places = {address(each) for each in tensors if each.layout is torch.strided} - {0}
+        module_attributes.enter(self._owner, self.skips)
+
+    def leave(self) -> None:
+        module_attributes.leave(self._owner, self.skips)
+
+
+_CLASS, _INNER = "class", "inner"
 
 
 def _laid(parameters: Sequence[Tensor], index: Any, saved: Any) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, TypeAlias
 
 import torch
@@ -15,7 +17,9 @@ from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, Lamb
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from everstep.backends.torch.model_wrappers import (
+    address,
     alive_modules,
+    contents,
     flatten,
     model_parameters,
     models_of,
@@ -23,7 +27,14 @@ from everstep.backends.torch.model_wrappers import (
     optimizers,
     stepped_by,
 )
-from everstep.backends.torch.module_attributes import mark_of, same
+from everstep.backends.torch.module_attributes import (
+    SCALARS,
+    attributes,
+    is_saveable,
+    mark_of,
+    owners,
+    same,
+)
 from everstep.backends.torch.optimizers import layers
 from everstep.backends.torch.sharded import (
     fsdp_modules,
@@ -34,6 +45,7 @@ from everstep.backends.torch.sharded import (
     unmade_sums,
     window,
 )
+from everstep.backends.torch.tensor_memory import digest_small
 from everstep.backends.torch.virtual_shards import require_saved
 from everstep.contracts.state import BASE
 from everstep.errors import RestoreError
@@ -84,6 +96,8 @@ class TorchUpdateCounter:
         self._fsdp = [model for model in models_of(objects) if fsdp_modules(model)]
         """Models whose parameters are other objects while a forward pass has gathered them."""
         self.outside = TorchUnsavedObjects(objects, self._parameters)
+        self._smallest: list[Tensor] | None = None
+        """Parameters whose digest stands for an update; None before the first."""
         self._strangers: dict[str, None] = {}
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._others: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
@@ -117,6 +131,14 @@ class TorchUpdateCounter:
         else:
             self._others[optimizer] = False
 
+    def digest(self) -> int | None:
+        """Digest the smallest trained parameter of each optimizer; None if one of them is on a device."""
+        if self._smallest is None:
+            trained = ([p for p in stepped_by(w.optimizer) if p.requires_grad] for w in self._own.values())
+            self._smallest = [min(some, key=Tensor.numel) for some in trained if some]
+        digest, count = digest_small(self._smallest, 0)
+        return digest if self._smallest and count == len(self._smallest) else None
+
     def left_out(self) -> bool:
         """Whether an update was left out because its gradients were not finite; waits for the device."""
         around = any(getattr(layer, "left_out", False) for found in self._layers.values() for layer in found)
@@ -144,10 +166,10 @@ class TorchUpdateCounter:
         for name, value in self._objects.items():
             tensors = list(_tensors(user[name]))
             # Compared by storage: a tied parameter may be saved under another name.
-            saved.update(map(_place, tensors))
+            saved.update(map(address, tensors))
             if isinstance(value, Module):
                 saved.update(
-                    _place(parameter)
+                    address(parameter)
                     for key, parameter in named_parameters(value)
                     if key in user[name] or key in user[name].get(BASE, ())
                 )
@@ -157,7 +179,7 @@ class TorchUpdateCounter:
         for owner, watched in self._own.items():
             for index, parameter in enumerate(stepped_by(watched.optimizer)):
                 shape = tuple(parameter.shape)
-                if _place(parameter) in saved:
+                if address(parameter) in saved:
                     continue
                 if copies[shape] > 0:
                     copies[shape] -= 1
@@ -167,7 +189,7 @@ class TorchUpdateCounter:
 
     def unscheduled(self) -> list[str]:
         """Names of the optimizers for which a scheduler was made that is not part of the state."""
-        held = [each for _, value in flatten(self._objects) for each in _held(value)]
+        held = [each for _, value in flatten(self._objects) for each in contents(value)]
         driven = {id(_own(each, "optimizer")) for each in held if not isinstance(each, Module | Optimizer)}
         return [
             name
@@ -321,15 +343,6 @@ class _Watched:
         )
 
 
-def _held(value: Any, depth: int = 4) -> Iterator[Any]:
-    """Yield an object, and the objects that it holds in attributes and containers, down to a depth."""
-    yield value
-    if depth and not isinstance(value, Module | Optimizer | Tensor):
-        inside = value if isinstance(value, dict | list | tuple | set) else getattr(value, "__dict__", ())
-        for each in list(inside.values() if isinstance(inside, dict) else inside):
-            yield from _held(each, depth - 1)
-
-
 def _own(value: Any, name: str) -> Any:
     """Return an attribute that an object or its class has; None without it.
 
@@ -347,22 +360,24 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _place(tensor: Tensor) -> int:
-    """Return a tensor's address in memory."""
-    return local(tensor).untyped_storage().data_ptr()
-
-
-# ------------------------------------------------ modules that training changes and nothing saves
+# ------------------------------------------------ what training changes and nothing saves
 #
-# After a resume inside an epoch such a module, a metric, say, lacks the steps before, and the epoch's tail
-# reads other values from it.  No step reads it, so a comparison of steps cannot notice that.
+# After a resume inside an epoch a module outside the state, a metric, say, lacks the steps before, and the
+# epoch's tail reads other values from it.  No step reads it, so a comparison of steps cannot notice that.
 
 _FIRST_LOOK = 3
-"""Step of a start after which modules are searched: the first steps may still make some."""
+"""Step of a start after which objects are searched: the first steps may still make some."""
+_MOST = 2_000
+"""Number of values inside attributes that are looked at, and of items of a container 100."""
+_FOREIGN = {"torch", "everstep", *sys.stdlib_module_names}
+"""Packages whose objects are not looked into: what they change has nothing to do with a step."""
 
 
 class TorchUnsavedObjects:
-    """Finder of changed modules outside the state, asked after each of the first steps of a start.
+    """Finder of what steps change and nothing saves, asked after each of the first steps of a start.
+
+    Looked at are modules outside the state, and the attributes of the task, of the state's modules and of
+    optimizers with a class of their own: objects of other classes in them are not saved.
 
     Args:
         objects: the objects of the state by name; modules that they hold count as saved.
@@ -376,9 +391,19 @@ class TorchUnsavedObjects:
         self._looks = 0
         self._epoch = 0
         self._marks: list[tuple[weakref.ref[Module], Any]] = []
+        self._task: Any = None
+        self._task_is_saved = False
+        self._held: set[int] = set()
+        """Numbers of the objects that the state holds."""
+        self._values: dict[str, Any] | None = None
+        """Marks of the values inside attributes, by path; None before the first look."""
+
+    def watch(self, task: Any, *, saved: bool) -> None:
+        """Look at the attributes of a task, too; `saved`: only at those that are not saved with the state."""
+        self._task, self._task_is_saved = task, saved
 
     def changed(self, epoch: int) -> list[str]:
-        """List the classes of the modules that the last step has changed, each once.
+        """List what the last step has changed, each once: paths of attributes, else classes of modules.
 
         Args:
             epoch: epoch of this step; a change between two epochs counts as made by no step.
@@ -386,33 +411,81 @@ class TorchUnsavedObjects:
         self._looks += 1
         if self._looks == _FIRST_LOOK:
             self._marks = [(weakref.ref(root), _mark_of(root)) for root in self._outside()]
+            self._held = {id(each) for each in contents(self._objects) if type(each) not in SCALARS}
+            self._values = self._inside()
         in_epoch, self._epoch = epoch == self._epoch, epoch
         moved = self._moved()
-        return list(dict.fromkeys(type(root).__name__ for root in moved)) if in_epoch else []
+        return list(dict.fromkeys(moved)) if in_epoch else []
 
     def skip(self) -> None:
         """Count the changes until now as made by no step."""
         self._moved()
 
-    def _moved(self) -> list[Module]:
+    def _moved(self) -> list[str]:
         old, self._marks = self._marks, []
         moved = []
+        of_task = [] if self._task is None else attributes(self._task)
+        names = {id(value): name for name, value in of_task}
         for reference, mark in old:
             if (root := reference()) is not None:
                 self._marks.append((reference, now := _mark_of(root)))
                 if not same(now, mark):
-                    moved.append(root)
+                    moved.append(names.get(id(root), type(root).__name__))
+        if self._values:
+            before, self._values = self._values, self._inside()
+            moved += [n for n, mark in self._values.items() if n in before and not same(before[n], mark)]
         return moved
+
+    def _inside(self) -> dict[str, Any]:
+        """Mark the values in attributes that are not saved, by their paths."""
+        seen = set(self._held)
+        roots = [] if self._task is None else [("", self._task, self._task_is_saved)]
+        for name, value in flatten(self._objects):
+            if isinstance(value, Module):
+                roots += [(f"{name}.{path}.".replace("..", "."), each, True) for path, each in owners(value)]
+            elif isinstance(value, Optimizer):
+                own = (each for each in layers(value) if not _is_foreign(each))
+                roots += [(f"{name}.", each, True) for each in own]
+        found = (
+            leaf
+            for where, owner, saved in roots
+            for name, value in attributes(owner)
+            if not (saved and is_saveable(value)) and id(value) not in seen
+            for leaf in _leaves(where + name, value, seen)
+        )
+        return {path: mark for path, mark in islice(found, _MOST) if not path.endswith(("time", "timer"))}
 
     def _outside(self) -> list[Module]:
         """List the outermost modules of this process that share no module and no array with the state."""
-        held = [each for each in _held(self._objects) if isinstance(each, Module)]
+        held = [each for each in contents(self._objects) if isinstance(each, Module)]
         ours = {id(part) for root in held for part in _parts(root)}
         ours |= {id(parameter) for *_, parameter in self._parameters()}
         others = [each for each in alive_modules() if id(each) not in ours]
         inner = {id(part) for each in others for part in each.modules() if part is not each}
         outermost = (each for each in others if id(each) not in inner)
         return [each for each in outermost if ours.isdisjoint(map(id, _parts(each)))]
+
+
+def _is_foreign(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] in _FOREIGN
+
+
+def _leaves(path: str, value: Any, seen: set[int], depth: int = 4) -> Iterator[tuple[str, Any]]:
+    """Yield (path, mark) of the values that an object holds in attributes and containers, down to a depth."""
+    if isinstance(value, Tensor) or is_saveable(value):
+        yield path, mark_of(value)
+    elif depth and id(value) not in seen and not isinstance(value, Module | Optimizer):
+        seen.add(id(value))
+        if isinstance(value, list | tuple | deque):
+            items: Iterable[tuple[str, Any]] = ((f"[{n}]", each) for n, each in enumerate(islice(value, 100)))
+        elif isinstance(value, dict):
+            items = ((f"[{key!r}]", each) for key, each in islice(value.items(), 100))
+        elif not _is_foreign(value):
+            items = ((f".{name}", each) for name, each in getattr(value, "__dict__", {}).items())
+        else:
+            return
+        for place, each in items:
+            yield from _leaves(path + place, each, seen, depth - 1)
 
 
 def _parts(root: Module) -> Iterator[Any]:

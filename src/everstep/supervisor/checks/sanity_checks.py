@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 
 from everstep.contracts.services import Service
 from everstep.errors import ProgressError, StateError, alike, nearest
@@ -19,13 +19,22 @@ class ProgramChecks:
 
     Args:
         first: step at which this start begins.
+        warn_once: warns, unless an earlier start of the run has.
 
     Attributes:
         looks_left: number of steps after which modules outside the state are still to be looked at.
     """
 
-    def __init__(self, user: UserState, progress: Progress, first: int, voice: Voice) -> None:
+    def __init__(
+        self,
+        user: UserState,
+        progress: Progress,
+        first: int,
+        voice: Voice,
+        warn_once: Callable[[str], None],
+    ) -> None:
         self._user, self._progress, self._first, self._voice = user, progress, first, voice
+        self._warn_once = warn_once
         self.looks_left = _LOOKS
 
     def look(self) -> None:
@@ -39,10 +48,17 @@ class ProgramChecks:
             return
         if names:
             self.looks_left = 0
-            self._voice.warn(
-                f"{', '.join(names)}: the steps change it and the state does not save it, so a resume inside "
-                "an epoch resets it, and the tail reads values without the earlier steps; add it, as in "
-                "state={..., 'metrics': metrics}, unless it is reset before each use"
+            some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            remedy = "add it, as in state={..., 'metrics': metrics}"
+            if (task := self._user.task) is not None:
+                remedy = (
+                    f"return it from {type(task).__name__}.state, as in {{**super().state(), 'metrics': "
+                    "self.metrics}"
+                )
+            self._warn_once(
+                f"{some}: the steps change it and the state does not save it, so a resume inside an epoch "
+                f"resets it, and the tail reads values without the earlier steps; {remedy}, unless it is "
+                "reset before each use"
             )
 
     def check_strangers(self) -> None:

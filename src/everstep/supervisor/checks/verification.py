@@ -40,6 +40,7 @@ class Verifier:
         trail, comparison: take the findings of the steps; the latter has those of earlier executions.
         on_divergence: "stop" or "warn"; None: other batches stop the run, other numbers are a warning.
         drawn: by stream, takes the digest of each batch, for the ledger.
+        update: digests the last update, for steps that leave no batch and no value; None: it cannot.
         last: the last step that some rank compares; 0 if none does.
 
     Attributes:
@@ -56,8 +57,10 @@ class Verifier:
         journal: Journal,
         voice: Voice,
         drawn: Mapping[str, list[int | None]],
+        update: Callable[[], int | None],
         last: int = 0,
     ) -> None:
+        self._update = update
         self._last, self._drawn = last or -1, drawn
         self._trail, self._comparison, self._on_divergence = trail, comparison, on_divergence
         self._collector, self._journal, self._voice = collector, journal, voice
@@ -90,8 +93,13 @@ class Verifier:
 
     def step_done(self, step: int, epoch: int) -> None:
         """Note a complete step."""
+        pending, read = self._collector.pending, self._collector.open_rows
+        has_values = (pending and pending[-1][0] == step) or any(at == step for at, *_ in read.values())
+        if not self.places and not has_values and (digest := self._update()) is not None:
+            self._trail.mark(step, "copy", "update/parameters", digest)
+            self._compare(self._comparison.copied, step, "update", "parameters", digest)
         self.places.clear()
-        self._trail.step(step, epoch, self._collector.pending, self._collector.open_rows)
+        self._trail.step(step, epoch, pending, read)
         if not self._comparison.done:
             self._comparison.step_done(step)
             self._notice()
@@ -149,6 +157,11 @@ class Verifier:
             self._voice.say(report)
         else:
             self._voice.warn(f"{report}\n{comparison.advice()}")
+
+    @property
+    def diverged(self) -> int | None:
+        """The first step that this start found otherwise than an earlier execution."""
+        return None if self._noted is None else self._noted.step
 
     def require_agreement(self) -> None:
         """Raise the DivergenceError that is to stop the run: once, as the way out of the loop asks again."""

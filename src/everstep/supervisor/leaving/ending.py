@@ -49,6 +49,8 @@ class Ending:
             not be those of a run that was never stopped.  Numbers of ranks count as the same where steps have
             the same bits on each (`everstep.torch.VirtualShards`, and no `PerRank` entry): the weights are
             then those of a run that was never stopped; the digest covers each rank's random state, too.
+        diverged: the first step of the run that had other results when a resume executed it again, and that
+            nobody has accepted (`everstep accept`); None if there is none.
     """
 
     reason: str
@@ -64,6 +66,7 @@ class Ending:
     warnings: tuple[str, ...] = field(default=())
     rollbacks: int = 0
     one_fingerprint: bool = True
+    diverged: int | None = None
 
     def __str__(self) -> str:
         state = "finished" if self.finished else "resumable"

@@ -236,9 +236,15 @@ class Exit:
             warnings=tuple(engine.voice.warnings),
             rollbacks=len(engine.rollbacks.decided),
             one_fingerprint=engine.recovered.one_fingerprint,
+            diverged=self._diverged(),
         )
         if interruption is None and not isinstance(cause, RolledBack):
             engine.voice.say(f"ended: {engine.ending}")
+
+    def _diverged(self) -> int | None:
+        parent = self._engine.recovered.parent
+        before = [] if parent is None else self._engine.opening.history.divergences(parent)
+        return before[0].data["step"] if before else self._engine.verifier.diverged
 
     def _raise_exit_status(self) -> None:
         """Raise the exit status of a service's stop, or of a late signal, after a clean end."""

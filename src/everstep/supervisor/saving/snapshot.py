@@ -62,7 +62,7 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
         engine.voice.warn(warning)
     # inside an epoch its head has run, and what it did to data that is not opened yet stays known
     streams, words = engine.streams.tree(head_may_follow=phase == "epoch" or current.epoch == 0)
-    wall: dict[str, Any] = {"segment": engine.segment, "seconds": engine.seconds()}
+    wall = {"segment": engine.segment, "seconds": engine.seconds(), **user.pop("wall")}
     if words:
         wall["streams"] = words
     tree = whole_tree(

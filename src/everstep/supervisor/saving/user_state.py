@@ -17,6 +17,9 @@ from everstep.redaction import redacted
 from everstep.state import PerRank, Slot, array_name, array_paths, make_entry, undeclared
 from everstep.supervisor.opening.wrapper_names import base_hint, hint
 
+_ATTRIBUTES = "attributes"
+"""Key of the task's attributes in `wall`."""
+
 
 class UserState:
     """The objects that the user passed as `state=`.
@@ -29,6 +32,7 @@ class UserState:
         per_rank: names of the entries that are each rank's own.
         merges: functions that merge them for another number of ranks, by name.
         tainted: whether a guard has found the state bad, so that it is not saved.
+        task: the task whose steps change the state; None where the program has steps of its own.
 
     Raises:
         ConfigError: the objects have no names, or a name is taken twice, empty or has a "/".
@@ -54,6 +58,15 @@ class UserState:
         """Names of all arrays when `guarded` last looked, and its answer."""
         self._updates = 0
         self.tainted = False
+        self.task: Any = None
+        self._attributes: Entry | None = None
+        """Entry of the task's own attributes."""
+
+    def belongs_to(self, task: Any, *, saved: bool) -> None:
+        """Name the task of the state, before it is opened; `saved`: its own attributes are saved, too."""
+        self.task = task
+        made = (each.attributes(task, self.objects) for each in backends.active() if saved)
+        self._attributes = next((entry for entry in made if entry is not None), None)
 
     @property
     def replicated(self) -> dict[str, Any]:
@@ -86,7 +99,7 @@ class UserState:
     def open(self, stack: ExitStack) -> None:
         """Start counting updates; the hooks are removed when `stack` closes."""
         self._expected = {name: each.expects() for name, each in self.entries.items()}
-        for entry in self.entries.values():
+        for entry in (*self.entries.values(), *([] if self._attributes is None else [self._attributes])):
             entry.enter()
             stack.callback(entry.leave)
         for backend in backends.active():
@@ -94,6 +107,7 @@ class UserState:
             if counter is not None:
                 self._counters[backend.name] = counter
                 stack.callback(counter.close)
+                counter.outside.watch(self.task, saved=self._attributes is not None)
 
     def outgrown(self, saved: Mapping[str, Any]) -> Iterator[str]:
         """Yield warnings of entries with other parts than at the start, so that a resume would refuse them.
@@ -116,6 +130,10 @@ class UserState:
     def updates(self) -> int:
         """Optimizer updates of the whole run."""
         return self._updates + sum(counter.updates for counter in self._counters.values())
+
+    def update_digest(self) -> int | None:
+        """Digest a small parameter that the optimizers step; None without one in host memory."""
+        return next((d for c in self._counters.values() if (d := c.digest()) is not None), None)
 
     @property
     def watches_optimizers(self) -> bool:
@@ -153,11 +171,15 @@ class UserState:
             )
 
     def save(self) -> dict[str, Any]:
-        """Return the branches `user` and `gradients`; the latter is empty outside accumulation windows."""
+        """Return the branches `user` and `gradients`; the latter is empty outside accumulation windows.
+
+        Attributes of the task are part of `wall`: one that has the time of day in it makes no other run.
+        """
         gradients = {name: counter.gradients() for name, counter in self._counters.items()}
         return {
             "user": {name: _saved(name, entry) for name, entry in self.entries.items()},
             "gradients": {name: tree for name, tree in gradients.items() if tree is not None},
+            "wall": {} if self._attributes is None else {_ATTRIBUTES: self._attributes.save()},
         }
 
     def prove(self) -> Callable[[], None] | None:
@@ -246,6 +268,8 @@ class UserState:
     def load(self, tree: Mapping[str, Any], updates: int) -> None:
         """Load what `save` returned, after `check`."""
         self.load_user(tree["user"])
+        if self._attributes is not None:
+            self._attributes.load(tree.get("wall", {}).get(_ATTRIBUTES, {}))
         # watches have counted since the loop was entered: their sum must begin at the checkpoint's
         self._updates = updates - sum(counter.updates for counter in self._counters.values())
         for name, counter in self._counters.items():
