@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
 import everstep
 from everstep.errors import DivergenceError, Interrupted
 from everstep.record import trail_path
+from everstep.record.step_comparison import accept
 from tiny_runs import Boom, Tiny, boom_at, events
 
 BREAK = everstep.services.Interrupt("a break", 3)
@@ -39,7 +43,7 @@ def differing(tiny: Tiny) -> Tiny:
 def test_steps_executed_again_are_verified(tmp_path: Path) -> None:
     crashed(tmp_path)
     tiny = start(tmp_path).train()
-    said = "resume verified: 1 step executed again: 1 batch digest and 1 value of loss equal"
+    said = "resume verified: 1 step executed again: 1 last batch digest, 1 batch digest and 1 value of loss equal"
     assert said in tiny.lines
     assert events(tmp_path, "verified") == [{"report": said, "steps": 1}]
     assert tiny.loop.ending.warnings == ()
@@ -146,13 +150,109 @@ def test_an_execution_after_a_divergence_is_not_compared_with(tmp_path: Path) ->
     assert events(tmp_path, "diverged") == []
 
 
-def test_without_overlap_nothing_is_verified(tmp_path: Path) -> None:
+def stop_at(at: int) -> Any:
+    """A clean stop, as SIGTERM makes it."""
+    return lambda loop, step: loop.call_soon(BREAK) if step == at else None
+
+
+def test_after_a_clean_stop_the_last_batch_is_verified(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        start(tmp_path).train(inside=lambda loop, step: loop.call_soon(BREAK) if step == 4 else None)
+        start(tmp_path).train(inside=stop_at(4))
     tiny = start(tmp_path).train()
-    said = "resume not verified: nothing was executed again"
+    said = "resume verified: nothing was executed again: 1 last batch digest equal"
     assert said in tiny.lines
     assert events(tmp_path, "verified") == [{"report": said, "steps": 0}]
+
+
+class Noise(torch.utils.data.Dataset[Any]):
+    """Augments, from NumPy's global generator and torch's, what steps may change in place."""
+
+    def __init__(self) -> None:
+        self.x = torch.arange(8.0)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return self.x[index : index + 1], np.random.rand(), torch.rand(())
+
+
+def split() -> Any:
+    """Another part in each process: no seed of its own."""
+    part = torch.utils.data.random_split(
+        Noise(), [6, 2], torch.Generator().manual_seed(random.getrandbits(40))
+    )
+    return part[0]
+
+
+CLEAN: dict[str, Any] = {
+    "batches": lambda: [np.full(2, at) for at in range(4)],
+    "a loader": lambda: DataLoader(Noise(), 2, shuffle=True),
+    "a loader with workers": lambda: DataLoader(Noise(), 2, shuffle=True, num_workers=1),
+    "everstep's loader with workers": lambda: everstep.data.loader(Noise(), 2, num_workers=1),
+}
+OTHERS: dict[str, Any] = {
+    "a list in another order": lambda: sorted(
+        [np.full(2, at) for at in range(4)], key=lambda _: random.random()
+    ),
+    "an unseeded split": lambda: DataLoader(split(), 2),
+    "an unseeded split with workers": lambda: DataLoader(split(), 2, num_workers=1),
+    "an unseeded split in everstep's loader": lambda: everstep.data.loader(split(), 2),
+}
+
+
+def stopped(run_dir: Path, make: Any, process: int, stop: int = 0, **options: Any) -> list[str]:
+    """Program that is stopped after a step, as a process of its own draws the seeds that nobody gave."""
+    lines: list[str] = []
+    random.seed(process), torch.manual_seed(process), np.random.seed(process)
+    console = everstep.services.Console(sink=lines.append)
+    with everstep.TrainLoop(run_dir, services=[console], seed=1, max_epoch=3, **options) as loop:
+        data = make()
+        for _ in loop.iter_epochs():
+            for step, _ in loop.iter_steps(data):
+                if step == stop:
+                    loop.call_soon(BREAK)
+                torch.rand(3), np.random.rand()
+    return lines
+
+
+@pytest.mark.parametrize("kind", CLEAN)
+def test_data_that_gives_the_same_batches_is_verified_after_a_clean_stop(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(Interrupted):
+        stopped(tmp_path, CLEAN[kind], 0, stop=6)
+    said = "resume verified: nothing was executed again: 1 last batch digest equal"
+    assert said in stopped(tmp_path, CLEAN[kind], 1)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_data_that_gives_other_batches_is_named_after_a_clean_stop(tmp_path: Path, kind: str) -> None:
+    made = iter([3, 4, 4])
+    make = lambda: (random.seed(next(made)), OTHERS[kind]())[1]  # noqa: E731  as each process has its own
+    with pytest.raises(Interrupted):
+        stopped(tmp_path, make, 0, stop=2)
+    said = r"step 2 batch of train was batch 2 of pass 1 with digest .*random_split.*--divergence 2"
+    with pytest.raises(DivergenceError, match=said):
+        stopped(tmp_path, make, 1)
+    accept(tmp_path, 2)
+    assert stopped(tmp_path, make, 2)[-1].startswith("ended: max_epoch 3 is reached")
+
+
+def test_batches_that_steps_change_in_place_are_named(tmp_path: Path) -> None:
+    """They are others in the second pass, and a new process has them as they were."""
+
+    def train(stop: int) -> None:
+        data = [np.full(2, float(at)) for at in range(3)]
+        with everstep.TrainLoop(tmp_path, default_services=False, seed=1, max_epoch=3) as loop:
+            for _ in loop.iter_epochs():
+                for step, batch in loop.iter_steps(data):
+                    batch += 1
+                    if step == stop:
+                        loop.call_soon(BREAK)
+
+    with pytest.raises(Interrupted):
+        train(5)
+    with pytest.raises(DivergenceError, match=r"was batch 2 of pass 2 with .* change no batch in place"):
+        train(0)
 
 
 @pytest.mark.campaign("long")
@@ -172,7 +272,9 @@ def test_a_start_killed_before_the_last_repeated_step_reports_what_it_verified(t
         start(tmp_path).train(inside=boom_at(12))
     with pytest.raises(Boom):
         start(tmp_path).train(inside=boom_at(9))
-    assert events(tmp_path, "verified")[0]["report"].startswith("resume verified: 2 steps executed again: 2 ")
+    assert events(tmp_path, "verified")[0]["report"].startswith(
+        "resume verified: 2 steps executed again: 1 last batch digest, 2 "
+    )
 
 
 def test_a_clean_end_leaves_nothing_to_compare(tmp_path: Path) -> None:

@@ -80,6 +80,14 @@ class Verifier:
             self._notice()
             self.require_agreement()
 
+    def drew_again(self, stream: str, words: tuple[str, str] | None) -> None:
+        """Compare a stream's batches before the resume point; see `StepComparison.drawn_again`."""
+        if not self._comparison.drawn_again(stream, words):
+            self._notice()
+            self.require_agreement()
+            if self._comparison.done:
+                self.say()
+
     def pass_ended(self, step: int, stream: str, pass_index: int) -> None:
         """Note the end of a pass; `step` is the last complete one, the open one may have drawn from it."""
         step += stream in self.places
@@ -170,11 +178,14 @@ class Verifier:
         self._journal.flush()
         if self._on_divergence == "stop" or (self._on_divergence is None and new.in_data):
             self._error = DivergenceError(
-                f"resume differs: {new}; {_CAUSES[new.in_data]}. If the change is intended, run "
+                f"resume differs: {new}; {self._cause(new)}. If the change is intended, run "
                 f"everstep accept RUN --divergence {new.step}, and start again; or continue with "
                 'on_divergence="warn"',
                 step=new.step,
             )
+
+    def _cause(self, found: Divergence) -> str:
+        return _DRAWN_AGAIN if found.step <= self._comparison.first else _CAUSES[found.in_data]
 
 
 def _digests(encoded: Encoded) -> Iterator[tuple[str, int]]:
@@ -200,6 +211,13 @@ _CAUSES = {
     "padding is memory without values (np.empty, torch.empty; use zeros)",
     False: "`everstep drill SCRIPT` names the component",
 }
+
+
+_DRAWN_AGAIN = (
+    "drawn again in this process, the data gives other batches: give random_split and shuffles a generator "
+    "of a fixed seed, sort what has no order, and change no batch in place; data of your own needs "
+    "set_epoch(epoch), or state_dict and load_state_dict"
+)
 
 
 def incomparable(same_numbers: bool) -> str:

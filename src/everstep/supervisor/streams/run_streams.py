@@ -85,6 +85,8 @@ class Streams:
     Attributes:
         drew: called with the stream, pass and index of each batch that is handed out, if set.
         noticed: called with a stream's name, and what the head of an epoch did to its generators.
+        compared: called with the name of a stream whose batches before the resume point were drawn again, and
+            with words for what was and what is; None where these are equal.
         changed: called when a person has chosen to continue with other data.
         drawn: by stream, digests of the batches that its ledger has yet to account for.
     """
@@ -104,6 +106,7 @@ class Streams:
         self._share = Share(group.data_rank, group.data.size, uneven)
         self.drew: Callable[[str, int, int], None] | None = None
         self.noticed: Callable[[str, dict[str, Any]], None] = lambda name, head: None
+        self.compared: Callable[[str, tuple[str, str] | None], None] = lambda name, words: None
         self.changed: Callable[[], None] = lambda: None
         self._quarantined = [(batch.stream, batch.pass_index, batch.batch_index) for batch in quarantined]
         self._by_name: dict[str, RunStream] = {}
@@ -165,6 +168,7 @@ class Streams:
             self._left_out,
             head,
             self._share,
+            lambda name, words: self.compared(name, words),
         )
         self.drawn[name] = made.ledger.drawn
         return made
