@@ -1,6 +1,7 @@
 """A torch DataLoader as the user wrote it, and torchdata's StatefulDataLoader."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from everstep.backends.torch.user_dataloader import DataLoaderStream
 from everstep.data import as_stream
 from everstep.errors import DataError, NotResumableError
+from everstep.testing import check
 from everstep.testing.stream_checks import check_stream, fingerprint
 from tiny_runs import bind
 
@@ -193,15 +195,21 @@ def test_a_sampler_that_draws_as_it_goes_is_exact_with_workers():
     assert read(2) == read(0)
 
 
-def test_what_a_sampler_changes_and_no_checkpoint_can_hold_is_named():
-    class Iterators(Lazily):
-        def __iter__(self):
-            self.order = iter(range(8))
-            return self.order
+class Hidden(Lazily):
+    def __init__(self):
+        self.hidden = SimpleNamespace(order=[*range(8)])
 
-    stream = as_stream(DataLoader(Augmented(), 3, sampler=Iterators()))
-    with pytest.warns(RuntimeWarning, match=r"Iterators changes its attribute 'order' \(range_iterator\) in"):
-        list(stream.open("train", 0, seed=0))
+    def __iter__(self):
+        random.shuffle(self.hidden.order)
+        return iter(self.hidden.order)
+
+
+def test_what_a_sampler_changes_and_no_checkpoint_can_hold_is_named():
+    loader = DataLoader(Augmented(), 3, sampler=Hidden())
+    assert check(loader).run == (False, "the pass after a resume began with other batches")
+    with pytest.warns(RuntimeWarning, match=r"Hidden changes its attribute 'hidden' \(SimpleNamespace\)"):
+        list(as_stream(loader).open("train", 0, seed=0))
+    assert check(DataLoader(Augmented(), batch_sampler=InPlace())).run.kept
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])

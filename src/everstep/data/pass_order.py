@@ -10,12 +10,14 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
+import pickle
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from everstep.data.adapters import is_stateful, length_of
 from everstep.errors import StateError
@@ -124,6 +126,14 @@ def unpacked(tree: Any) -> list[Any] | None:
     return [[*itertools.islice(indices, size)] for size in tree["sizes"].tolist()]
 
 
+def _mark_of_other(value: Any) -> Any:
+    """Return a digest of an object that can be pickled; else, and of anything like a dataset, the object."""
+    if not hasattr(value, "__getitem__"):
+        with suppress(Exception):  # whatever the object's own code raises: it cannot be pickled
+            return xxhash.xxh3_128_hexdigest(pickle.dumps(value))
+    return value
+
+
 class KeptBySamplers:
     """What a user's own samplers keep from pass to pass.
 
@@ -152,31 +162,32 @@ class KeptBySamplers:
         if self._noted:
             yield
             return
-        before = {place: self._contents(sampler) for place, sampler in self._samplers.items()}
+        before = {place: self._marks(sampler) for place, sampler in self._samplers.items()}
         yield
         self._noted = True
         for place, sampler in self._samplers.items():
-            for name, (content, value) in self._contents(sampler).items():
-                old, was = before[place].get(name, ("", None))
-                if content != old or (content is None and value is not was):
-                    self._note(place, name, value, content is not None)
+            for name, (saveable, mark) in self._marks(sampler).items():
+                _, was = before[place].get(name, (saveable, None))
+                if mark is not was and not (isinstance(mark, str) and mark == was):
+                    self._note(place, name, saveable)
 
-    def _contents(self, sampler: Any) -> dict[str, tuple[str | None, Any]]:
-        """Map attributes to digests of their values, None where no checkpoint can hold one, and to these."""
-        found = dict[str, tuple[str | None, Any]]()
-        for name, value in vars(sampler).items():
-            if not any(value is each for each in self._apart):
-                found[name] = digest(encode(value)) if can_be_saved(value) else None, value
-        return found
+    def _marks(self, sampler: Any) -> dict[str, tuple[bool, Any]]:
+        """Map attributes to whether a checkpoint can hold them, and to a mark that changes with them."""
+        return {
+            name: (True, digest(encode(value))) if can_be_saved(value) else (False, _mark_of_other(value))
+            for name, value in vars(sampler).items()
+            if not any(value is each for each in self._apart)
+        }
 
-    def _note(self, place: str, name: str, value: Any, saveable: bool) -> None:
+    def _note(self, place: str, name: str, saveable: bool) -> None:
         if saveable:
             self._changing[place].add(name)
             return
         if is_stateful(self._samplers[place]):
             self._declared.add(place)
             return
-        kind = type(self._samplers[place]).__name__
+        sampler = self._samplers[place]
+        kind, value = type(sampler).__name__, vars(sampler)[name]
         warnings.warn(
             f"the sampler {kind} changes its attribute {name!r} ({type(value).__name__}) in each pass, and "
             "no checkpoint can hold it: a resume gives another order if the next pass depends on it; "

@@ -425,7 +425,7 @@ class DataLoaderCursor(PassCursor):
     """Pass of a user's DataLoader."""
 
     def __init__(self, what: str, stream: DataLoaderStream, saved: dict[str, Any] | None = None) -> None:
-        loader, self._order = stream.loader_of_pass(unpacked(saved["order"]) if saved else None)
+        loader, self._order = stream.loader_of_pass(unpacked(saved.get("order")) if saved else None)
         generators = stream.generators
         self._stream, self._loader, self._generators = stream, loader, generators
         self._workers = self.fetch_error_may_be_signal = loader.num_workers > 0
@@ -463,7 +463,7 @@ class DataLoaderCursor(PassCursor):
 
     def _reopen(self, what: str, saved: dict[str, Any]) -> Iterator[Any]:
         source: Any = iter(())
-        own, ended, last, replayed = saved["own"], saved["ended"], saved["last"], self._stream.replayed
+        own, ended, last, replayed = saved["own"], saved["ended"], saved.get("last"), self._stream.replayed
         # set by the run, which compares the last batch
         by_index = replayed and last is not None and own is None and self._stream.draws_again
         if own is not None or not ended or by_index:
@@ -484,12 +484,12 @@ class DataLoaderCursor(PassCursor):
         self._last, self._all_states = last, None if last is None else last["random"]["python"] is not None
         # last, because the advance draws: the generators stand where other passes have left them, too
         _set_all(self._generators, saved["now"])
-        self._stream.kept.load(saved["samplers"])
+        self._stream.kept.load(saved.get("samplers", {}))
         return iter(()) if ended else source
 
     def _advance(self, what: str, source: Any, saved: dict[str, Any]) -> None:
         """Go behind the batches that are done."""
-        done, last, replayed = saved["batches"], saved["last"], self._stream.replayed
+        done, last, replayed = saved["batches"], saved.get("last"), self._stream.replayed
         fetched = self._workers or self._iterable or not hasattr(source, "_next_index")
         if not fetched and self._order is not None and self._order.entries is not None:
             self._order.first = done

@@ -372,7 +372,7 @@ class RunStream:
         self._of_ranks = tree.get("of_ranks")
         self.head.load(tree)
         self.ledger.load(tree["ledger"], self.pass_index)
-        self.ledger.last = None if tree["last"] is None else tuple(tree["last"])
+        self.ledger.last = None if (last := tree.get("last")) is None else tuple(last)
 
     def _position(self) -> Any:
         return self._saved if self.cursor is None else self.cursor.position()
