@@ -463,7 +463,8 @@ class DataLoaderCursor(PassCursor):
 
     def _reopen(self, what: str, saved: dict[str, Any]) -> Iterator[Any]:
         source: Any = iter(())
-        own, ended, last, replayed = saved["own"], saved["ended"], saved.get("last"), self._stream.replayed
+        own, ended, replayed = saved["own"], saved["ended"], self._stream.replayed
+        last: Any = saved.get("last")
         # set by the run, which compares the last batch
         by_index = replayed and last is not None and own is None and self._stream.draws_again
         if own is not None or not ended or by_index:
