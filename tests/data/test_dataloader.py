@@ -13,6 +13,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -121,6 +122,19 @@ class Counting(Lazily):
         self.passes = state["passes"]
 
 
+class Endless(Counting):
+    """Says nothing of its length."""
+
+    __len__ = None
+
+
+class Unsized(Sampler):
+    """Says nothing of its length; its first draw decides the pass."""
+
+    def __iter__(self):
+        return iter(torch.randperm(8).tolist())
+
+
 data = Augmented()
 MAKERS = {
     "in order": lambda loader: loader(data, batch_size=3),
@@ -140,6 +154,7 @@ MAKERS = {
     "lazily": lambda loader: loader(data, batch_size=3, sampler=Lazily()),
     "its own list in place": lambda loader: loader(data, batch_sampler=InPlace()),
     "a state of its own": lambda loader: loader(data, batch_size=3, sampler=Counting()),
+    "no length": lambda loader: loader(data, batch_size=3, sampler=Unsized()),
     "single samples": lambda loader: loader(data, batch_size=None, sampler=Counting()),
 }
 
@@ -292,12 +307,6 @@ def test_a_loader_whose_place_cannot_be_saved_is_refused_when_it_is_bound(option
         cursor.position()
     if loader.persistent_workers:
         loader._iterator._shutdown_workers()
-
-
-class Endless(Counting):
-    """Says nothing of its length."""
-
-    __len__ = None
 
 
 def test_a_sampler_with_a_state_and_without_a_length_is_refused():

@@ -15,7 +15,7 @@ import everstep
 from everstep.errors import DivergenceError, Interrupted
 from everstep.record import trail_path
 from everstep.record.step_comparison import accept
-from tiny_runs import Boom, Tiny, boom_at, events
+from tiny_runs import Boom, Tiny, boom_at, events, quiet
 
 BREAK = everstep.services.Interrupt("a break", 3)
 
@@ -43,8 +43,7 @@ def differing(tiny: Tiny) -> Tiny:
 def test_steps_executed_again_are_verified(tmp_path: Path) -> None:
     crashed(tmp_path)
     tiny = start(tmp_path).train()
-    equal = "1 last batch digest, 1 batch digest and 1 value of loss equal"
-    said = f"resume verified: 1 step executed again: {equal}"
+    said = "resume verified: 1 step executed again: 1 batch digest and 1 value of loss equal"
     assert said in tiny.lines
     assert events(tmp_path, "verified") == [{"report": said, "steps": 1}]
     assert tiny.loop.ending.warnings == ()
@@ -184,13 +183,25 @@ def split() -> Any:
     return torch.utils.data.random_split(Noise(), [6, 2])[0]
 
 
+class Lines(torch.utils.data.IterableDataset[Any]):
+    """Augments lines, which are in an order of the process's own, or not."""
+
+    def __init__(self, lines: Any) -> None:
+        self.lines = lines
+
+    def __iter__(self) -> Any:
+        return ((line, random.random(), torch.rand(())) for line in self.lines)
+
+
 CLEAN: dict[str, Any] = {
+    "an iterable dataset": lambda: DataLoader(Lines(range(8)), 2),
     "batches": lambda: [np.full(2, at) for at in range(4)],
     "a loader": lambda: DataLoader(Noise(), 2, shuffle=True),
     "a loader with workers": lambda: DataLoader(Noise(), 2, shuffle=True, num_workers=1),
     "everstep's loader with workers": lambda: everstep.data.loader(Noise(), 2, num_workers=1),
 }
 OTHERS: dict[str, Any] = {
+    "an iterable dataset in another order": lambda: DataLoader(Lines(random.sample(range(8), 8)), 2),
     "a list in another order": lambda: random.sample([np.full(2, at) for at in range(4)], 4),
     "an unseeded split": lambda: DataLoader(split(), 2),
     "an unseeded split with workers": lambda: DataLoader(split(), 2, num_workers=1),
@@ -234,6 +245,42 @@ def test_data_that_gives_other_batches_is_named_after_a_clean_stop(tmp_path: Pat
     assert stopped(tmp_path, make, 2)[-1].startswith("ended: max_epoch 3 is reached")
 
 
+@pytest.mark.parametrize("declared", [True, False])
+def test_between_two_passes_data_that_is_declared_is_compared(tmp_path: Path, declared: bool) -> None:
+    """Other data that is not declared may be meant for the next epoch."""
+
+    def train(last: int, stop: bool = False) -> everstep.supervisor.Ending:
+        data = DataLoader(torch.utils.data.Subset(Noise(), [0, 1, last]), 2)
+        options: Any = {"streams": {"train": data}} if declared else {}
+        with everstep.TrainLoop(tmp_path, default_services=False, seed=1, max_epoch=2, **options) as loop:
+            for epoch in loop.iter_epochs():
+                list(loop.iter_steps(data))
+                if stop and epoch == 1:
+                    loop.call_soon(BREAK)
+        return loop.ending
+
+    with pytest.raises(Interrupted):
+        train(2, stop=True)
+    if declared:
+        with pytest.raises(DivergenceError, match="step 2 batch of train was batch 2 of pass 1 with"):
+            train(3)
+    assert train(2 if declared else 3).finished
+
+
+def test_between_two_passes_data_of_a_supervisor_is_compared(tmp_path: Path) -> None:
+    def train(last: int, max_step: int) -> None:
+        with quiet(tmp_path, seed=1, max_step=max_step) as sv:
+            batches = sv.stream([np.full(2, 0), np.full(2, last)])
+            while not sv.should_stop():
+                next(batches)
+                sv.advance()
+
+    train(1, 2)
+    train(1, 4)
+    with pytest.raises(DivergenceError, match="was batch 2 of pass 2 with"):
+        train(7, 6)
+
+
 def test_batches_that_steps_change_in_place_are_named(tmp_path: Path) -> None:
     """They are others in the second pass, and a new process has them as they were."""
 
@@ -269,9 +316,7 @@ def test_a_start_killed_before_the_last_repeated_step_reports_what_it_verified(t
         start(tmp_path).train(inside=boom_at(12))
     with pytest.raises(Boom):
         start(tmp_path).train(inside=boom_at(9))
-    assert events(tmp_path, "verified")[0]["report"].startswith(
-        "resume verified: 2 steps executed again: 1 last batch digest, 2 "
-    )
+    assert events(tmp_path, "verified")[0]["report"].startswith("resume verified: 2 steps executed again: 2 ")
 
 
 def test_a_clean_end_leaves_nothing_to_compare(tmp_path: Path) -> None:
