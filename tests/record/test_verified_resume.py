@@ -334,26 +334,29 @@ def test_a_trail_goes_when_no_resume_can_need_it(tmp_path: Path) -> None:
     assert trail_path(tmp_path, 3).exists()
 
 
-def test_a_batch_drawn_ahead_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_batch_drawn_ahead_is_found(tmp_path: Path, clean: bool) -> None:
     """As in nanoGPT's loop: the batch of a step is drawn at the end of the step before."""
 
-    def train(stop: int | None) -> None:
-        services = [
-            everstep.Checkpoints(everstep.Every(steps=3)),
-            everstep.services.Console(sink=lambda line: None),
-        ]
-        with everstep.Supervisor(
-            tmp_path, {"w": np.zeros(1)}, services=services, seed=1, max_step=9, default_services=False
-        ) as sv:
+    def train(stop: int | None) -> everstep.supervisor.Ending:
+        services = [everstep.Checkpoints(everstep.Every(steps=3))]
+        with quiet(tmp_path, {"w": np.zeros(1)}, services=services, seed=1, max_step=9) as sv:
             batches, batch = sv.stream(everstep.data.arrays(np.arange(40), batch_size=2, shuffle=True)), None
             while not sv.should_stop():
                 batch = next(batches) if batch is None else batch
                 batch = next(batches)
                 if sv.step + 1 == stop:
-                    raise Boom
+                    if not clean:
+                        raise Boom
+                    sv.call_soon(BREAK)
                 sv.advance()
+        return sv.ending
 
-    with pytest.raises(Boom):
+    with pytest.raises(Interrupted if clean else Boom):
         train(6)
-    with pytest.raises(DivergenceError, match="step 4 batch of train was"):
-        train(None)
+    if clean:
+        (warning,) = train(None).warnings
+        assert warning.startswith("step 7, the first of this start, drew 2 batches of stream 'train'")
+    else:
+        with pytest.raises(DivergenceError, match="step 4 batch of train was"):
+            train(None)

@@ -244,6 +244,7 @@ class Engine:
             self.journal,
             self.voice,
             self.streams.drawn,
+            self.streams.per_step,
             last=last,
         )
         if self.ranks.group.data.shared:

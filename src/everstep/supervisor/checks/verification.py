@@ -39,6 +39,7 @@ class Verifier:
         trail, comparison: take the findings of the steps; the latter has those of earlier executions.
         on_divergence: "stop" or "warn"; None: other batches stop the run, other numbers are a warning.
         drawn: by stream, takes the digest of each batch, for the ledger.
+        per_step: by stream, takes how many batches the run's first step drew, and the last one.
         last: the last step that some rank compares; 0 if none does.
 
     Attributes:
@@ -55,9 +56,12 @@ class Verifier:
         journal: Journal,
         voice: Voice,
         drawn: Mapping[str, list[int | None]],
+        per_step: Mapping[str, list[int]],
         last: int = 0,
     ) -> None:
-        self._last, self._drawn = last or -1, drawn
+        self._last, self._drawn, self._per_step = last or -1, drawn, per_step
+        self._started = False
+        """Whether this start has completed a step."""
         self._trail, self._comparison, self._on_divergence = trail, comparison, on_divergence
         self._collector, self._journal, self._voice = collector, journal, voice
         self.handed: int | None = None
@@ -97,11 +101,28 @@ class Verifier:
 
     def step_done(self, step: int, epoch: int) -> None:
         """Note a complete step."""
+        if not self._started:
+            self._started = True
+            self._first_step_done(step)
+        for stream, count in self.places.items():
+            self._per_step[stream][1] = count
         self.places.clear()
         self._trail.step(step, epoch, self._collector.pending, self._collector.open_rows)
         if not self._comparison.done:
             self._comparison.step_done(step)
             self._notice()
+
+    def _first_step_done(self, step: int) -> None:
+        """Warn of batches that are drawn ahead: then the first step of each start draws more than others."""
+        for stream, count in self.places.items():
+            first, last = self._per_step[stream]
+            self._per_step[stream][0] = first or count
+            if count == first > last > 0:
+                self._voice.warn(
+                    f"step {step}, the first of this start, drew {count} batches of stream {stream!r}, as "
+                    f"the run's first did, and the step before it {last}: if the program draws a batch "
+                    "ahead, the stop has lost the one that waited; draw it in the step that trains on it"
+                )
 
     def rows(self, block: Block) -> None:
         """Note rows of metrics that were read."""

@@ -27,6 +27,7 @@ class RunStream:
         cursor: the open pass; None if none is open.
         head: watches what the head of each epoch does to the generators of the data.
         ledger: accounts for the batches that went into complete steps.
+        per_step: how many batches the run's first step drew, and its last one.
         what: description of the data, by `data.describe`; None until the program binds the stream.
     """
 
@@ -44,6 +45,7 @@ class RunStream:
     ) -> None:
         self.name = name
         self.ledger = Ledger(name, share)
+        self.per_step = [0, 0]
         self.stream: Stream | None = None
         self.pass_index = 0
         self.cursor: Cursor | None = None
@@ -316,6 +318,7 @@ class RunStream:
             "varies": self._varies,
             "ledger": self.ledger.account,
             "last": None if self.ledger.last is None else list(self.ledger.last),
+            "per_step": list(self.per_step),
             **self.head.tree(),
             **({} if self._of_ranks is None else {"of_ranks": self._of_ranks}),
         }
@@ -372,6 +375,7 @@ class RunStream:
         self._of_ranks = tree.get("of_ranks")
         self.head.load(tree)
         self.ledger.load(tree["ledger"], self.pass_index)
+        self.per_step[:] = tree.get("per_step", [0, 0])
         self.ledger.last = None if (last := tree.get("last")) is None else tuple(last)
 
     def _position(self) -> Any:

@@ -89,6 +89,7 @@ class Streams:
             with words for what was and what is; None where these are equal.
         changed: called when a person has chosen to continue with other data.
         drawn: by stream, digests of the batches that its ledger has yet to account for.
+        per_step: by stream, its `RunStream.per_step`.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Streams:
         self._quarantined = [(batch.stream, batch.pass_index, batch.batch_index) for batch in quarantined]
         self._by_name: dict[str, RunStream] = {}
         self.drawn: dict[str, list[int | None]] = {}
+        self.per_step: dict[str, list[int]] = {}
         self._sources: dict[str, Any] = {}
         self._declared: dict[str, Any] = {}
         self._seed, self._say, self._override, self._same_data = seed, say, override, same_data
@@ -170,7 +172,7 @@ class Streams:
             self._share,
             lambda name, words: self.compared(name, words),
         )
-        self.drawn[name] = made.ledger.drawn
+        self.drawn[name], self.per_step[name] = made.ledger.drawn, made.per_step
         return made
 
     def _left_out(self, run_stream: RunStream) -> set[int]:
