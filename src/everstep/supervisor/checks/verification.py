@@ -116,8 +116,9 @@ class Verifier:
         """Warn of batches that are drawn ahead: then the first step of each start draws more than others."""
         for stream, count in self.places.items():
             first, last = self._per_step[stream]
-            self._per_step[stream][0] = first or count
-            if count == first > last > 0:
+            if not self._comparison.first:
+                self._per_step[stream][0] = count
+            elif count == first > last > 0:
                 self._voice.warn(
                     f"step {step}, the first of this start, drew {count} batches of stream {stream!r}, as "
                     f"the run's first did, and the step before it {last}: if the program draws a batch "
