@@ -30,6 +30,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     WeightedRandomSampler,
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -64,6 +65,21 @@ class Numbers(IterableDataset[Any]):
 
     def __iter__(self) -> Any:
         return iter(samples())
+
+
+class InPlace(Sampler[Any]):
+    """As deepspeech.pytorch's sampler: batches of neighbours, shuffled within each batch."""
+
+    def __init__(self) -> None:
+        self.batches = [list(range(first, first + 4)) for first in range(0, 400, 4)]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Any:
+        for batch in self.batches:
+            random.shuffle(batch)
+            yield batch
 
 
 def rows(shuffle: bool = False) -> Any:
@@ -101,6 +117,10 @@ DATA = [
     Row(
         "`DistributedSampler`",
         lambda: DataLoader(samples(), 4, sampler=DistributedSampler(samples(), 1, 0)),
+    ),
+    Row(
+        "a sampler that shuffles its own list in place",
+        lambda: DataLoader(samples(), batch_sampler=InPlace()),
     ),
     Row(
         "torchdata `StatefulDataLoader`, `shuffle=True`",

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 import everstep
 from everstep.data import as_stream, replay, stateful
-from everstep.errors import DataError, NotResumableError, RestoreError
+from everstep.errors import DataError, DivergenceError, NotResumableError
 from everstep.testing.stream_checks import check_stream
 from tiny_runs import bind
 
@@ -246,7 +246,7 @@ def test_batches_that_come_otherwise_are_noticed_at_the_resume(tmp_path: Path) -
 
     with pytest.raises(InterruptedError):
         program(tmp_path / "run", Chance(), stop_at=5)
-    with pytest.raises(RestoreError, match=r"the 4 batches that were drawn again are not those.*set_epoch"):
+    with pytest.raises(DivergenceError, match=r"step 4 batch of train was batch 4 of pass 1 with.*set_epoch"):
         program(tmp_path / "run", Chance())
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
 import everstep
 from everstep.errors import DivergenceError, Interrupted
 from everstep.record import trail_path
-from tiny_runs import Boom, Tiny, boom_at, events
+from everstep.record.step_comparison import accept
+from tiny_runs import Boom, Tiny, boom_at, events, quiet
 
 BREAK = everstep.services.Interrupt("a break", 3)
 
@@ -146,13 +150,153 @@ def test_an_execution_after_a_divergence_is_not_compared_with(tmp_path: Path) ->
     assert events(tmp_path, "diverged") == []
 
 
-def test_without_overlap_nothing_is_verified(tmp_path: Path) -> None:
+def stop_at(at: int) -> Any:
+    """A clean stop, as SIGTERM makes it."""
+    return lambda loop, step: loop.call_soon(BREAK) if step == at else None
+
+
+def test_after_a_clean_stop_the_last_batch_is_verified(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        start(tmp_path).train(inside=lambda loop, step: loop.call_soon(BREAK) if step == 4 else None)
+        start(tmp_path).train(inside=stop_at(4))
     tiny = start(tmp_path).train()
-    said = "resume not verified: nothing was executed again"
+    said = "resume verified: nothing was executed again: 1 last batch digest equal"
     assert said in tiny.lines
     assert events(tmp_path, "verified") == [{"report": said, "steps": 0}]
+
+
+class Noise(torch.utils.data.Dataset[Any]):
+    """Augments, from NumPy's global generator and torch's, what steps may change in place."""
+
+    def __init__(self) -> None:
+        self.x = torch.arange(8.0)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return self.x[index : index + 1], np.random.rand(), torch.rand(())
+
+
+def split() -> Any:
+    """Another part in each process: no seed of its own."""
+    torch.manual_seed(random.getrandbits(40))
+    return torch.utils.data.random_split(Noise(), [6, 2])[0]
+
+
+class Lines(torch.utils.data.IterableDataset[Any]):
+    """Augments lines, which are in an order of the process's own, or not."""
+
+    def __init__(self, lines: Any) -> None:
+        self.lines = lines
+
+    def __iter__(self) -> Any:
+        return ((line, random.random(), torch.rand(())) for line in self.lines)
+
+
+CLEAN: dict[str, Any] = {
+    "an iterable dataset": lambda: DataLoader(Lines(range(8)), 2),
+    "batches": lambda: [np.full(2, at) for at in range(4)],
+    "a loader": lambda: DataLoader(Noise(), 2, shuffle=True),
+    "a loader with workers": lambda: DataLoader(Noise(), 2, shuffle=True, num_workers=1),
+    "everstep's loader with workers": lambda: everstep.data.loader(Noise(), 2, num_workers=1),
+}
+OTHERS: dict[str, Any] = {
+    "an iterable dataset in another order": lambda: DataLoader(Lines(random.sample(range(8), 8)), 2),
+    "a list in another order": lambda: random.sample([np.full(2, at) for at in range(4)], 4),
+    "an unseeded split": lambda: DataLoader(split(), 2),
+    "an unseeded split with workers": lambda: DataLoader(split(), 2, num_workers=1),
+    "an unseeded split in everstep's loader": lambda: everstep.data.loader(split(), 2),
+}
+
+
+def stopped(run_dir: Path, make: Any, process: int, stop: int = 0, **options: Any) -> list[str]:
+    """Program that is stopped after a step, as a process of its own draws the seeds that nobody gave."""
+    lines: list[str] = []
+    random.seed(process), torch.manual_seed(process), np.random.seed(process)
+    console = everstep.services.Console(sink=lines.append)
+    with everstep.TrainLoop(run_dir, services=[console], seed=1, max_epoch=3, **options) as loop:
+        data = make()
+        for _ in loop.iter_epochs():
+            for step, _ in loop.iter_steps(data):
+                if step == stop:
+                    loop.call_soon(BREAK)
+                torch.rand(3), np.random.rand()
+    return lines
+
+
+@pytest.mark.parametrize("kind", CLEAN)
+def test_data_that_gives_the_same_batches_is_verified_after_a_clean_stop(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(Interrupted):
+        stopped(tmp_path, CLEAN[kind], 0, stop=6)
+    said = "resume verified: nothing was executed again: 1 last batch digest equal"
+    assert said in stopped(tmp_path, CLEAN[kind], 1)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_data_that_gives_other_batches_is_named_after_a_clean_stop(tmp_path: Path, kind: str) -> None:
+    made = iter([3, 4, 4])
+    make = lambda: (random.seed(next(made)), OTHERS[kind]())[1]  # noqa: E731  as each process has its own
+    with pytest.raises(Interrupted):
+        stopped(tmp_path, make, 0, stop=2)
+    said = r"step 2 batch of train was batch 2 of pass 1 with digest .*random_split.*--divergence 2"
+    with pytest.raises(DivergenceError, match=said):
+        stopped(tmp_path, make, 1)
+    accept(tmp_path, 2)
+    assert stopped(tmp_path, make, 2)[-1].startswith("ended: max_epoch 3 is reached")
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_between_two_passes_data_that_is_declared_is_compared(tmp_path: Path, declared: bool) -> None:
+    """Other data that is not declared may be meant for the next epoch."""
+
+    def train(last: int, stop: bool = False) -> everstep.supervisor.Ending:
+        data = DataLoader(torch.utils.data.Subset(Noise(), [0, 1, last]), 2)
+        options: Any = {"streams": {"train": data}} if declared else {}
+        with everstep.TrainLoop(tmp_path, default_services=False, seed=1, max_epoch=2, **options) as loop:
+            for epoch in loop.iter_epochs():
+                list(loop.iter_steps(data))
+                if stop and epoch == 1:
+                    loop.call_soon(BREAK)
+        return loop.ending
+
+    with pytest.raises(Interrupted):
+        train(2, stop=True)
+    if declared:
+        with pytest.raises(DivergenceError, match="step 2 batch of train was batch 2 of pass 1 with"):
+            train(3)
+    assert train(2 if declared else 3).finished
+
+
+def test_between_two_passes_data_of_a_supervisor_is_compared(tmp_path: Path) -> None:
+    def train(last: int, max_step: int) -> None:
+        with quiet(tmp_path, seed=1, max_step=max_step) as sv:
+            batches = sv.stream([np.full(2, 0), np.full(2, last)])
+            while not sv.should_stop():
+                next(batches)
+                sv.advance()
+
+    train(1, 2)
+    train(1, 4)
+    with pytest.raises(DivergenceError, match="was batch 2 of pass 2 with"):
+        train(7, 6)
+
+
+def test_batches_that_steps_change_in_place_are_named(tmp_path: Path) -> None:
+    """They are others in the second pass, and a new process has them as they were."""
+
+    def train(stop: int) -> None:
+        data = [np.full(2, float(at)) for at in range(3)]
+        with everstep.TrainLoop(tmp_path, default_services=False, seed=1, max_epoch=3) as loop:
+            for _ in loop.iter_epochs():
+                for step, batch in loop.iter_steps(data):
+                    batch += 1
+                    if step == stop:
+                        loop.call_soon(BREAK)
+
+    with pytest.raises(Interrupted):
+        train(5)
+    with pytest.raises(DivergenceError, match=r"was batch 2 of pass 2 with .* change no batch in place"):
+        train(0)
 
 
 @pytest.mark.campaign("long")
@@ -190,26 +334,29 @@ def test_a_trail_goes_when_no_resume_can_need_it(tmp_path: Path) -> None:
     assert trail_path(tmp_path, 3).exists()
 
 
-def test_a_batch_drawn_ahead_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_batch_drawn_ahead_is_found(tmp_path: Path, clean: bool) -> None:
     """As in nanoGPT's loop: the batch of a step is drawn at the end of the step before."""
 
-    def train(stop: int | None) -> None:
-        services = [
-            everstep.Checkpoints(everstep.Every(steps=3)),
-            everstep.services.Console(sink=lambda line: None),
-        ]
-        with everstep.Supervisor(
-            tmp_path, {"w": np.zeros(1)}, services=services, seed=1, max_step=9, default_services=False
-        ) as sv:
+    def train(stop: int | None) -> everstep.supervisor.Ending:
+        services = [everstep.Checkpoints(everstep.Every(steps=3))]
+        with quiet(tmp_path, {"w": np.zeros(1)}, services=services, seed=1, max_step=9) as sv:
             batches, batch = sv.stream(everstep.data.arrays(np.arange(40), batch_size=2, shuffle=True)), None
             while not sv.should_stop():
                 batch = next(batches) if batch is None else batch
                 batch = next(batches)
                 if sv.step + 1 == stop:
-                    raise Boom
+                    if not clean:
+                        raise Boom
+                    sv.call_soon(BREAK)
                 sv.advance()
+        return sv.ending
 
-    with pytest.raises(Boom):
+    with pytest.raises(Interrupted if clean else Boom):
         train(6)
-    with pytest.raises(DivergenceError, match="step 4 batch of train was"):
-        train(None)
+    if clean:
+        (warning,) = train(None).warnings
+        assert warning.startswith("step 7, the first of this start, drew 2 batches of stream 'train'")
+    else:
+        with pytest.raises(DivergenceError, match="step 4 batch of train was"):
+            train(None)

@@ -84,8 +84,8 @@ SHAPE = {
         "services/metrics/state/epoch": ["nonfinite", "values", "windows"],
         "streams": ["train"],
         "streams/train": [
-            *("data", "generators", "given", "ledger", "left", "opened", "pass", "position", "touched"),
-            "varies",
+            *("data", "generators", "given", "last", "ledger", "left", "opened", "pass"),
+            *("per_step", "position", "touched", "varies"),
         ],
         "user": ["momentum", "w"],
         "wall": ["seconds", "segment"],

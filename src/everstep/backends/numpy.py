@@ -42,7 +42,12 @@ def layout_number(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int | None:
 
 def python_state(source: Any) -> dict[str, Any]:
     """Return the state of Python's generator (the module, or a `random.Random`), 625 words as an array."""
-    version, words, gauss = source.getstate()
+    return python_tree(source.getstate())
+
+
+def python_tree(state: Any) -> dict[str, Any]:
+    """Return what `random.getstate` returned as a tree that a checkpoint can hold."""
+    version, words, gauss = state
     return {"version": version, "words": np.array(words, np.uint32), "gauss": gauss}
 
 

@@ -71,8 +71,13 @@ class SequenceStream(OwnStream):
 
     def __init__(self, data: Sequence[Any]) -> None:
         self._data = data
+        # another class's __getitem__ may draw random numbers
+        self.draws_again = type(data) in (list, tuple, range)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
+        done = 0 if position is None else position["batches"]
+        if self.draws_again and self.replayed is not None and 0 < done <= len(self._data):
+            self.replayed(self._data[done - 1])
         return _SequenceCursor(f"data {purpose!r}", self._data, position)
 
     def describe(self, seed: int) -> dict[str, Any]:
@@ -102,6 +107,7 @@ class IterableStream(OwnStream):
 
     rank_keys = ("state", "random")
     shareable = False
+    samples_of = ()  # drawn from the start of the pass: they must not follow from the steps since
 
     def __init__(self, data: Iterable[Any], resumes: Resumes | None = None) -> None:
         self._data: Any = data

@@ -70,10 +70,8 @@ class Arrays(SampledStream):
         super().__init__(sampling)
         self._arrays = arrays
 
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> SampledCursor:
-        plan = self._sampling.plan(purpose, pass_index, seed)
-        start = 0 if position is None else position["batches"]
-        return SampledCursor(plan, _batches(self._arrays, plan, start), start)
+    def _open(self, plan: Plan, first: int) -> SampledCursor:
+        return SampledCursor(plan, _batches(self._arrays, plan, first), first)
 
     def describe(self, seed: int) -> dict[str, Any]:
         return {**super().describe(seed), "arrays": len(self._arrays)}

@@ -45,6 +45,7 @@ class EarlierSteps:
         traced: steps that a trail records in full, as far as values were on the host.
         names: metrics that any step of the run has collected.
         set_aside: the last step of executions that are not compared with; 0 if all are.
+        accepted: whether a person has accepted a divergence at or before the checkpoint.
         why: reasons why they are not.
     """
 
@@ -58,6 +59,7 @@ class EarlierSteps:
     traced: set[int] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
     set_aside: int = 0
+    accepted: bool = False
     why: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -84,6 +86,8 @@ def read_earlier_steps(
     found = EarlierSteps(step)
     superseded = journal.superseded(position)
     left = journal.left_choices(position)
+    if position is not None:
+        found.accepted = journal.compared_until(position.segment, step, left)[0] <= step
     for segment in journal.segments():
         if segment.number in left:
             continue
@@ -160,6 +164,8 @@ def _folded(marks: list[Mark]) -> Iterator[tuple[Key, Found | None]]:
 # ------------------------------------------------------------------------------------- the comparison
 
 BATCHES, RANDOM, STATE = "batch digest", "random state", "state digest"
+LAST = "last batch digest"
+_KINDS = (LAST, BATCHES, RANDOM, STATE)
 
 
 class StepComparison:
@@ -174,7 +180,7 @@ class StepComparison:
     Attributes:
         steps: count of the steps executed again.
         equal, uncompared: counts of the values found equal, and of the values without a comparison, by kind:
-            "batch digest", "random state", "state digest", and metrics by their names.
+            "batch digest", "random state", "state digest", "last batch digest", and metrics by their names.
         differing: count of the values that differ.
         difference: the difference with the lowest step; within a step, the first that was found.
         done: True when nothing is left to compare.
@@ -229,6 +235,21 @@ class StepComparison:
                 self._differs(step, "samples", f"batch of {stream}", *words)
         elif was.first < step <= was.last:
             self._drawn[1] += 1
+
+    def drawn_again(self, stream: str, words: tuple[str, str] | None) -> bool:
+        """Compare a stream's batches before the resume point, which were drawn again.
+
+        Args:
+            words: what was and what is; None where they are equal.
+
+        Returns:
+            Whether they are equal, or a person has accepted that they are not.
+        """
+        if words is None:
+            self.equal[LAST] += self.done  # else steps are executed again, and say more
+        elif not self._was.accepted:
+            self._differs(self.first, "samples", f"batch of {stream}", *words)
+        return words is None or self._was.accepted
 
     def pass_ended(self, step: int, stream: str, pass_index: int) -> None:
         """Compare the end of a pass: the pass gave its last batch.
@@ -346,6 +367,7 @@ class StepComparison:
         if equal and bare:
             found.append(f"{_several(bare, 'step')} left nothing to compare")
         again = f"{self.steps} step{'s' * (self.steps != 1)} executed again"
+        again = again if self.steps else "nothing was executed again"
         verified = "verified" if equal else "not verified"
         report = f"resume {verified}: {again}: {', '.join(found) or 'they left nothing to compare'}"
         return f"{report}; {aside}" if aside else report
@@ -390,8 +412,8 @@ def in_words(difference: Difference) -> str:
 
 def _counted(found: Counter[str]) -> str:
     """Format counts, such as "12 batch digests and 9 values of loss"; "" if nothing was counted."""
-    kinds = [_several(found[kind], kind) for kind in (BATCHES, RANDOM, STATE) if found[kind]]
-    metrics = [name for name, count in found.items() if count and name not in (BATCHES, RANDOM, STATE)]
+    kinds = [_several(found[kind], kind) for kind in _KINDS if found[kind]]
+    metrics = [name for name, count in found.items() if count and name not in _KINDS]
     if metrics:
         total = sum(found[name] for name in metrics)
         what = f"of {metrics[0]}" if len(metrics) == 1 else f"of {len(metrics)} metrics"

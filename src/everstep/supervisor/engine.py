@@ -91,6 +91,8 @@ class Engine:
         self.watched = WatchedMetrics(self.board, self.voice)
         self.restored: BestRecord | None = None
         self.ending: Ending | None = None
+        self._verifies_nothing = False
+        """Whether no step is executed again in this start, which is said at the resume point."""
         self.polls = 0
         """How often a tail, an evaluation or a service that waits has asked for an interruption."""
         self._resume_state: Encoded | None = None
@@ -244,13 +246,15 @@ class Engine:
             self.voice,
             self.streams.drawn,
             self.user.update_digest,
+            self.streams.per_step,
             last=last,
         )
         if self.ranks.group.data.shared:
             self.verifier.handed = 0
         self.streams.changed = self.verifier.waive
-        if recovered.checkpoint is not None and comparison.done and not recovered.finished:
-            self.verifier.say()  # there is nothing to verify
+        if not recovered.finished:
+            self.streams.compared = self.verifier.drew_again
+        self._verifies_nothing = comparison.done and not recovered.finished
 
     def _open_recovery(self) -> None:
         """Make what goes back, and what tries again, after a failed step."""
@@ -360,6 +364,8 @@ class Engine:
         self.ranks.prepare(self.user.replicated)
         at_epoch_end = self.progress.phase == "epoch"
         self.streams.open_bound(at_epoch_end=at_epoch_end)
+        if self._verifies_nothing:  # no step, and of the data what was drawn again just now
+            self.verifier.say()
         if self.recovered.random is not None:  # last: opening a stream may draw random numbers
             restore(self.recovered.random)
             self.recovered.random = None

@@ -125,11 +125,13 @@ def try_stream(stream: Stream) -> Verdict:
     """Try a stream on copies: opened at a position, it must give the batches that came after it.
 
     The position is one behind many batches: data that reads ahead in blocks tells the start of a block first.
+    The pass is left there, and the next one must begin with the same batches, too: data may keep a state from
+    pass to pass.
     """
     failed = Verdict(None, "it cannot be copied")
     with isolated(), _quiet():
         try:
-            first, second, third = (copy.deepcopy(stream) for _ in range(3))
+            first, second, third, fourth = (copy.deepcopy(stream) for _ in range(4))
             failed = Verdict(None, "the trial failed")
             with _opened(first) as cursor:
                 count = len(_draw(cursor, _BEFORE + _AFTER))
@@ -143,22 +145,32 @@ def try_stream(stream: Stream) -> Verdict:
                 failed = Verdict(None, "the trial failed")
                 random_state = capture()
                 expected = _draw(cursor, _AFTER)
+                left, left_state = cursor.position(), capture()
+            with _opened(second, pass_index=1) as cursor:
+                expected_next = _draw(cursor, _AFTER)
             failed = Verdict(False, "it cannot be opened at its position")
             with _opened(third, position) as cursor:
                 failed = Verdict(None, "the trial failed")
                 # opened in another random state, as by a new process; the batches are drawn in the same one
                 restore(random_state)
-                if _draw(cursor, _AFTER) == expected:
-                    return Verdict(True, f"{_AFTER} batches drawn again were the same")
-            return Verdict(False, "batches drawn again from a position were others")
+                if _draw(cursor, _AFTER) != expected:
+                    return Verdict(False, "batches drawn again from a position were others")
+            if fourth.carries_over:
+                with _opened(fourth, left):
+                    pass
+            restore(left_state)
+            with _opened(fourth, pass_index=1) as cursor:
+                if _draw(cursor, _AFTER) != expected_next:
+                    return Verdict(False, "the pass after a resume began with other batches")
+            return Verdict(True, f"{_AFTER} batches drawn again were the same")
         except NotResumableError as error:
             return Verdict(False, str(error))
         except Exception as error:
             return Verdict(failed.kept, f"{failed.why} ({type(error).__name__}: {error})")
 
 
-def _opened(stream: Stream, position: Any = None) -> closing[Cursor]:
-    return closing(stream.open("train", 0, position, seed=0))
+def _opened(stream: Stream, position: Any = None, pass_index: int = 0) -> closing[Cursor]:
+    return closing(stream.open("train", pass_index, position, seed=0))
 
 
 def _draw(cursor: Cursor, count: int) -> list[Any]:

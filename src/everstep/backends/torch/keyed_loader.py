@@ -101,15 +101,14 @@ class Loader(SampledStream):
         collate: Callable[[list[Any]], Any],
         options: dict[str, Any],
     ) -> None:
-        super().__init__(sampling)
         self._dataset, self._collate, self._options = dataset, collate, options
         self.generators = data_rng.held_by([dataset, collate])
+        super().__init__(sampling)
         # made for its checks alone: a bad combination of options is an error here, not at the first pass
         DataLoader(dataset, **options)
 
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> SampledCursor:
-        plan = self._sampling.plan(purpose, pass_index, seed)
-        first = 0 if position is None else position["batches"]
+    def _open(self, plan: Plan, first: int) -> SampledCursor:
+        purpose, pass_index = plan.purpose, plan.pass_index
         source: DataLoader[Any] = DataLoader(
             _Batches(self._dataset, plan, self._collate),  # type: ignore[arg-type]
             # The items of the dataset are whole batches.

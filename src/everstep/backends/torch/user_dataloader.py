@@ -6,17 +6,17 @@ unchanged:
 - the position has the random state in which the pass began; it also has the states, at the start of the
   pass and now, of generators that are attributes of the loader, its samplers, its dataset or its collate
   function;
-- for a map-style dataset without workers, only the sampler is advanced, and no sample is fetched;
+- a sampler of the user's own, which may draw as it goes, has its pass drawn as a whole where the pass begins
+  (`everstep.data.pass_order`); of torch's samplers, whose first draw decides the pass, the state before that
+  draw is enough;
+- for a map-style dataset without workers, no sample before the place is fetched but those of the last batch,
+  which the run compares;
 - with workers, or an `IterableDataset`, batches are drawn and discarded, because the workers' random
   state (or the dataset's place) follows from what was loaded; the cursor's note gives their number;
-- a `StatefulDataLoader` without workers, whose dataset has state, is restored by its own `state_dict`;
-- a user's sampler with a state_dict is refused: only its author knows whether its state means the start
-  of a pass or a place inside the pass.
+- a `StatefulDataLoader` without workers, whose dataset has state, is restored by its own `state_dict`.
 
-Two cases are not exact, and cannot be seen from outside: a generator that is not an attribute of those
-objects, and an `IterableDataset` that chooses samples by the global generator that the step uses, too.
-A third case is not exact, and the resume says so: a sampler that draws as it goes, from a generator from
-which something else drew in between.
+A generator that is not an attribute of those objects is not restored, nor is an `IterableDataset` that
+chooses samples by the global generator that the step uses, too: the run's comparison finds other batches.
 
 On several ranks a `DistributedSampler` hands rank r the samples r, r + N, r + 2N ... of one order, so the
 batches number b of all ranks together are batch b of one process with N times the batch size.  Where N does
@@ -28,12 +28,19 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
+from torch import default_generator
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    WeightedRandomSampler,
+)
 
 from everstep.backends.numpy import same_state, set_state_of, state_of
 from everstep.backends.torch import data_rng
@@ -50,6 +57,7 @@ from everstep.data.other_libraries import (
     require_ranks,
     shuffle_buffers,
 )
+from everstep.data.pass_order import KeptBySamplers, PassOrder, can_be_saved, is_known, plain_index, unpacked
 from everstep.errors import DataError, NotResumableError
 
 _SETTINGS = (
@@ -92,7 +100,7 @@ class DataLoaderStream(Stream):
         "its workers make prefetch_factor batches ahead"
     )
 
-    rank_keys = ("start", "first", "generators", "now", "own")
+    rank_keys = ("start", "first", "generators", "now", "own", "order", "samplers", "last")
 
     def __init__(self, loader: DataLoader[Any], share: Share | None = None) -> None:
         self.given = self.loader = loader
@@ -106,6 +114,17 @@ class DataLoaderStream(Stream):
         if share is not None or ranks_said(sampler) == (0, 1):
             self._split(sampler)
         self.generators: list[Generator] = _generators(self.loader)
+        own = {place: each for place, each in _samplers(loader).items() if not _is_torchs(each)}
+        self.kept = KeptBySamplers(own, [loader.dataset, *self.generators])
+        """What the user's own samplers keep from pass to pass."""
+        workers = loader.num_workers > 0
+        self._draws_whole_pass = (
+            not _decides_at_once(loader._index_sampler)
+            and is_known(loader._index_sampler)
+            and not (workers and loader.persistent_workers)  # these belong to the user's loader
+        )
+        self.samples_of = () if workers else (loader.dataset, loader.collate_fn)  # workers have copies
+        self.draws_again = not workers and not isinstance(loader.dataset, IterableDataset)
         self.resumes = "replay" if shuffle_buffers(loader.dataset) else "state"
         self.unhashed_keys = ("own",) if is_hugging_face(loader.dataset) else ()
         # A loader with state is left out: asked for it, it would make its iterator.
@@ -163,7 +182,19 @@ class DataLoaderStream(Stream):
     @property
     def unsaveable(self) -> str | None:  # type: ignore[override]
         """Reason why no checkpoint can be made while a run reads the loader, with the remedy; else None."""
-        return _unsaveable(self.given)
+        return _unsaveable(self.given, self._draws_whole_pass)
+
+    def loader_of_pass(self, entries: list[Any] | None) -> tuple[DataLoader[Any], PassOrder | None]:
+        """Return the loader to read a pass from, and the order of the pass where it is drawn as a whole.
+
+        Args:
+            entries: the order, if it is known.
+        """
+        if not self._draws_whole_pass:
+            return self.loader, None
+        in_batches = self.loader._auto_collation
+        order = PassOrder(self.loader._index_sampler, in_batches, self.kept, entries)
+        return _copied(self.loader, "batch_sampler" if in_batches else "sampler", order), order
 
     def split(self, share: Share) -> DataLoaderStream:
         """Return the stream of a rank's part, where the loader's sampler or `IterableDataset` is a rank's.
@@ -178,7 +209,9 @@ class DataLoaderStream(Stream):
 
         The global state is that of the workers and of collate functions; a `DistributedSampler` has none.
         """
-        if what == "own" or (len(saved) == 1 and what in ("generators", "now")):
+        if what == "last":
+            return None  # another rank's batch
+        if what in ("own", "order", "samplers") or (len(saved) == 1 and what in ("generators", "now")):
             return super().of_other_ranks(what, saved, key)
         if self._share.rank == 0 or saved[0] is None:
             return saved[0]
@@ -201,7 +234,7 @@ class DataLoaderStream(Stream):
         opens the next pass from there.
         """
         loader = self.loader
-        kept = bool(self.generators) or bool(_with_state(loader))
+        kept = bool(self.generators) or bool(self.kept)
         return kept or loader.persistent_workers or is_stateful(loader)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> DataLoaderCursor:
@@ -268,16 +301,21 @@ def _remedy(loader: DataLoader[Any], share: Share) -> str:
     )
 
 
-def _with_sampler(loader: DataLoader[Any], sampler: PassSampler) -> DataLoader[Any]:
-    """Copy a loader with another sampler; the user's stays as it is."""
-    made, place = copy.copy(loader), _chosen_at(loader)
-    made._iterator = None
-    chosen: Any = sampler
+def _with_sampler(loader: DataLoader[Any], sampler: Any) -> DataLoader[Any]:
+    """Copy a loader with another sampler of the user's choice."""
+    place, chosen = _chosen_at(loader), sampler
     if place == "sampler" and loader.batch_sampler is not None:
         place, given = "batch_sampler", loader.batch_sampler
         chosen = type(given)(sampler, loader.batch_size, loader.drop_last)  # type: ignore[call-arg]
+    return _copied(loader, place, chosen)
+
+
+def _copied(loader: DataLoader[Any], place: str, sampler: Any) -> DataLoader[Any]:
+    """Copy a loader, with another sampler at a place; the user's stays as it is."""
+    made = copy.copy(loader)
+    made._iterator = None
     # A loader refuses to have its sampler set; this loader is not read yet.
-    vars(made)[place] = chosen
+    vars(made)[place] = sampler
     return made
 
 
@@ -305,31 +343,37 @@ def _facts(samplers: dict[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def _with_state(loader: DataLoader[Any]) -> str:
-    """List, as a string, the types of a loader's samplers that keep a state of their own."""
-    # Torch's and torchdata's keep only their place in the pass, to which they are advanced.
-    own = [
-        sampler
-        for sampler in _samplers(loader).values()
-        if is_stateful(sampler) and type(sampler).__module__.split(".")[0] not in ("torch", "torchdata")
-    ]
-    return ", ".join(type(sampler).__name__ for sampler in own)
+def _is_torchs(sampler: Any) -> bool:
+    """Whether torch's or torchdata's code, or no code at all, yields what a sampler yields."""
+    code = getattr(type(sampler).__iter__, "__module__", "") if hasattr(type(sampler), "__iter__") else ""
+    return type(sampler) in (list, tuple, range) or code.partition(".")[0] in ("torch", "torchdata")
 
 
-def _unsaveable(loader: DataLoader[Any]) -> str | None:
-    if kept := _with_state(loader):
-        return (
-            f"it has the sampler {kept}, whose state_dict no {type(loader).__name__} brings back to the same "
-            "samples: use everstep.data.loader(dataset, batch_size=...), or a sampler without state whose "
-            "order is a function of the epoch, as set_epoch(epoch) makes it"
-        )
-    if loader.num_workers == 0:
-        return None
-    if loader.persistent_workers:
+def _decides_at_once(sampler: Any) -> bool:
+    """Whether the first draw of a pass decides the whole pass, and random state alone decides that draw."""
+    inner = getattr(sampler, "sampler", None)
+    drawn_later = getattr(sampler, "replacement", False) and sampler.generator is not None
+    reads_weights = isinstance(sampler, WeightedRandomSampler)
+    return (
+        _is_torchs(sampler)
+        and not (drawn_later or reads_weights)
+        and (inner is None or _decides_at_once(inner))
+    )
+
+
+def _unsaveable(loader: DataLoader[Any], draws_whole_pass: bool) -> str | None:
+    own = [each for each in _samplers(loader).values() if is_stateful(each) and not _is_torchs(each)]
+    if loader.num_workers > 0 and loader.persistent_workers:
         fault, remedy = "persistent_workers=True", "persistent_workers=False"
         why = "the random state of its workers spans passes and cannot be saved"
-    elif not loader.in_order:
+    elif loader.num_workers > 0 and not loader.in_order:
         fault, remedy, why = "in_order=False", "in_order=True", "batches come in no fixed order"
+    elif own and not draws_whole_pass:
+        return (
+            f"it has the sampler {type(own[0]).__name__}, which has a state_dict and no length: give it "
+            "__len__, so that its passes can be drawn where they begin, or use "
+            "everstep.data.loader(dataset, batch_size=...)"
+        )
     else:
         return None
     return (
@@ -371,14 +415,25 @@ def _set_all(generators: list[Generator], states: list[Any]) -> None:
         set_state_of(generator, state)
 
 
+def _others_moved(before: tuple[Any, Any, Any]) -> bool:
+    """Whether Python's or NumPy's global generator has moved since `data_rng.raw_state`."""
+    python, numpy, _ = data_rng.raw_state()
+    return python != before[0] or not same_state(numpy, before[1])
+
+
 class DataLoaderCursor(PassCursor):
     """Pass of a user's DataLoader."""
 
     def __init__(self, what: str, stream: DataLoaderStream, saved: dict[str, Any] | None = None) -> None:
-        loader, generators = stream.loader, stream.generators
+        loader, self._order = stream.loader_of_pass(unpacked(saved.get("order")) if saved else None)
+        generators = stream.generators
         self._stream, self._loader, self._generators = stream, loader, generators
-        self.fetch_error_may_be_signal = loader.num_workers > 0
+        self._workers = self.fetch_error_may_be_signal = loader.num_workers > 0
         self._opened = saved
+        self._last: Any = None
+        """Indices and random state of the batch that was fetched last, if this process can fetch it again."""
+        self._all_states: bool | None = None
+        """Whether fetching draws from Python's or NumPy's global generator, whose states are slow to get."""
         if saved is None:
             self._began, self._start, self._first = _states(generators), data_rng.get_state(), None
             done, ended, source = 0, False, self._iterate(what)
@@ -390,20 +445,34 @@ class DataLoaderCursor(PassCursor):
         total = None if self._iterable else length_of(loader)
         super().__init__(what, source, done=done, total=total, ended=ended, closer=closer)
 
-    def _iterate(self, what: str) -> Iterator[Any]:
-        if self._loader.num_workers > 0:
+    def _iterate(self, what: str) -> Any:
+        if self._workers:
             return start(self._loader, what)
-        return iter(self._loader)
+        source: Any = iter(self._loader)
+        if (next_index := getattr(source, "_next_index", None)) is not None:
+
+            def noting() -> Any:
+                index = next_index()
+                known = self._all_states is False
+                random = (None, None, default_generator.get_state()) if known else data_rng.raw_state()
+                self._last = plain_index(index), random, _states(self._generators)
+                return index
+
+            source._next_index = noting
+        return source
 
     def _reopen(self, what: str, saved: dict[str, Any]) -> Iterator[Any]:
-        source: Iterator[Any] = iter(())
-        own, ended = saved["own"], saved["ended"]
-        if own is not None or not ended:
+        source: Any = iter(())
+        own, ended, replayed = saved["own"], saved["ended"], self._stream.replayed
+        last: Any = saved.get("last")
+        # set by the run, which compares the last batch
+        by_index = replayed and last is not None and own is None and self._stream.draws_again
+        if own is not None or not ended or by_index:
             _set_all(self._generators, saved["generators"])
             data_rng.set_state(saved["start"])
             if own is not None:
                 self._loader.load_state_dict(copy.deepcopy(own))  # type: ignore[attr-defined]
-            source = iter(self._loader) if own is not None else self._iterate(what)
+            source = self._iterate(what)
         if own is None and not ended and saved["batches"]:
             try:
                 self._advance(what, source, saved)
@@ -411,32 +480,48 @@ class DataLoaderCursor(PassCursor):
                 if isinstance(source, WorkerBatches):
                     source.close()
                 raise
+        if replayed and by_index and hasattr(source, "_dataset_fetcher"):
+            self._draw_last(lambda: source._dataset_fetcher.fetch(last["index"]), last, replayed)
+        self._last, self._all_states = last, None if last is None else last["random"]["python"] is not None
         # last, because the advance draws: the generators stand where other passes have left them, too
         _set_all(self._generators, saved["now"])
-        return source
+        self._stream.kept.load(saved.get("samplers", {}))
+        return iter(()) if ended else source
 
     def _advance(self, what: str, source: Any, saved: dict[str, Any]) -> None:
+        """Go behind the batches that are done."""
+        done, last, replayed = saved["batches"], saved.get("last"), self._stream.replayed
+        fetched = self._workers or self._iterable or not hasattr(source, "_next_index")
+        if not fetched and self._order is not None and self._order.entries is not None:
+            self._order.first = done
+            return
         # The sampler draws its seed at the first fetch, in whatever state the random state is then.
         data_rng.set_state(saved["first"])
-        fetched = self._loader.num_workers > 0 or not hasattr(source, "_next_index") or self._iterable
-        early: list[Any] = []
-        note = skip(what, self._noting(source, early, fetched), saved["batches"])
-        self.note = note if fetched else None
-        for before, after, now in zip(early, _states(self._generators), saved["now"], strict=True):
-            if not same_state(before, after) and not same_state(after, now):
-                self.note = (
-                    f"{what} cannot resume exactly: during the pass it draws from a generator from which "
-                    "something else drew, too, so the rest of the pass may differ; give each its own one"
-                )
 
-    def _noting(self, source: Any, early: list[Any], fetched: bool) -> Iterator[Any]:
-        """Draw batches, or their indices alone; after the first, `early` has the states of the generators."""
-        with suppress(StopIteration):
-            for count in itertools.count():
-                drawn = next(source) if fetched else source._next_index()
-                if not count:
-                    early += _states(self._generators)
-                yield drawn
+        def draw(count: int) -> Iterator[Any]:
+            with suppress(StopIteration):
+                for _ in range(count):
+                    yield next(source) if fetched else type(source)._next_index(source)
+
+        if self._workers or last is None or replayed is None or not fetched:
+            note = skip(what, draw(done), done, replayed if self._workers else None)
+        else:
+            # in the step's process only the random state of the last batch is known
+            note = skip(what, draw(done - 1), done - 1)
+            self._draw_last(lambda: next(draw(1), None), last, replayed)
+        self.note = note if fetched else None
+
+    def _draw_last(
+        self, draw: Callable[[], Any], last: dict[str, Any], replayed: Callable[[Any], object]
+    ) -> None:
+        """Draw the last batch again for the run, in the random state in which it was drawn."""
+        _set_all(self._generators, last["generators"])
+        data_rng.set_state(last["random"])
+        before = data_rng.raw_state()
+        batch = draw()
+        # another than the first batch of the pass may draw from generators whose states are not known
+        if last["random"]["python"] is not None or not _others_moved(before):
+            replayed(batch)
 
     @property
     def _iterable(self) -> bool:
@@ -445,7 +530,13 @@ class DataLoaderCursor(PassCursor):
     def __next__(self) -> Any:
         if self._first is None:
             self._first = data_rng.get_state()
-        return super().__next__()
+        batch = super().__next__()
+        if self._all_states is None and self._last is not None:
+            index, random, generators = self._last
+            self._all_states = _others_moved(random)
+            if not self._all_states:
+                self._last = index, (None, None, random[2]), generators
+        return batch
 
     @property
     def weight(self) -> float:  # type: ignore[override]
@@ -457,8 +548,9 @@ class DataLoaderCursor(PassCursor):
         return self.ended and is_hugging_face(self._loader.dataset)
 
     def position(self) -> dict[str, Any]:
-        if refusal := _unsaveable(self._loader):
+        if refusal := self._stream.unsaveable:
             raise NotResumableError(f"{self.what} cannot be saved: {refusal}")
+        order = None if self._order is None or self.ended else self._order.packed()
         return {
             "batches": self.done,
             "ended": self.ended,
@@ -466,8 +558,18 @@ class DataLoaderCursor(PassCursor):
             "first": self._first,
             "generators": self._began,
             "now": _states(self._generators),
+            "order": order,
+            "samplers": self._stream.kept.save(),
+            "last": self._saved_last(),
             "own": None if self._stream.resumes == "replay" or self._is_left else self._own(),
         }
+
+    def _saved_last(self) -> Any:
+        if isinstance(self._last, tuple):
+            index, random, generators = self._last
+            last = {"index": index, "random": data_rng.tree_of(random), "generators": generators}
+            self._last = last if can_be_saved(index) else None
+        return self._last
 
     def _own(self) -> Any:
         opened = self._opened or {"own": None}

@@ -41,6 +41,7 @@ class Verifier:
         on_divergence: "stop" or "warn"; None: other batches stop the run, other numbers are a warning.
         drawn: by stream, takes the digest of each batch, for the ledger.
         update: digests the last update, for steps that leave no batch and no value; None: it cannot.
+        per_step: by stream, takes how many batches the run's first step drew, and the last one.
         last: the last step that some rank compares; 0 if none does.
 
     Attributes:
@@ -58,10 +59,13 @@ class Verifier:
         voice: Voice,
         drawn: Mapping[str, list[int | None]],
         update: Callable[[], int | None],
+        per_step: Mapping[str, list[int]],
         last: int = 0,
     ) -> None:
         self._update = update
-        self._last, self._drawn = last or -1, drawn
+        self._last, self._drawn, self._per_step = last or -1, drawn, per_step
+        self._started = False
+        """Whether this start has completed a step."""
         self._trail, self._comparison, self._on_divergence = trail, comparison, on_divergence
         self._collector, self._journal, self._voice = collector, journal, voice
         self.handed: int | None = None
@@ -84,6 +88,14 @@ class Verifier:
             self._notice()
             self.require_agreement()
 
+    def drew_again(self, stream: str, words: tuple[str, str] | None) -> None:
+        """Compare a stream's batches before the resume point; see `StepComparison.drawn_again`."""
+        if not self._comparison.drawn_again(stream, words):
+            self._notice()
+            self.require_agreement()
+            if self._comparison.done:
+                self.say()
+
     def pass_ended(self, step: int, stream: str, pass_index: int) -> None:
         """Note the end of a pass; `step` is the last complete one, the open one may have drawn from it."""
         step += stream in self.places
@@ -93,16 +105,34 @@ class Verifier:
 
     def step_done(self, step: int, epoch: int) -> None:
         """Note a complete step."""
+        if not self._started:
+            self._started = True
+            self._first_step_done(step)
         pending, read = self._collector.pending, self._collector.open_rows
         has_values = (pending and pending[-1][0] == step) or any(at == step for at, *_ in read.values())
         if not self.places and not has_values and (digest := self._update()) is not None:
             self._trail.mark(step, "copy", "update/parameters", digest)
             self._compare(self._comparison.copied, step, "update", "parameters", digest)
+        for stream, count in self.places.items():
+            self._per_step[stream][1] = count
         self.places.clear()
         self._trail.step(step, epoch, pending, read)
         if not self._comparison.done:
             self._comparison.step_done(step)
             self._notice()
+
+    def _first_step_done(self, step: int) -> None:
+        """Warn of batches that are drawn ahead: then the first step of each start draws more than others."""
+        for stream, count in self.places.items():
+            first, last = self._per_step[stream]
+            if not self._comparison.first:
+                self._per_step[stream][0] = count
+            elif count == first > last > 0:
+                self._voice.warn(
+                    f"step {step}, the first of this start, drew {count} batches of stream {stream!r}, as "
+                    f"the run's first did, and the step before it {last}: if the program draws a batch "
+                    "ahead, the stop has lost the one that waited; draw it in the step that trains on it"
+                )
 
     def rows(self, block: Block) -> None:
         """Note rows of metrics that were read."""
@@ -186,11 +216,15 @@ class Verifier:
         self._journal.flush()
         if self._on_divergence == "stop" or (self._on_divergence is None and in_data):
             self._error = DivergenceError(
-                f"resume differs: {in_words(new)}; {_CAUSES[in_data]}. If the change is intended, run "
+                f"resume differs: {in_words(new)}; {self._cause(new)}. If the change is intended, run "
                 f"everstep accept RUN --divergence {new.step}, and start again; or continue with "
                 'on_divergence="warn"',
                 step=new.step,
             )
+
+    def _cause(self, found: Difference) -> str:
+        in_data = found.component == "samples"
+        return _DRAWN_AGAIN if found.step <= self._comparison.first else _CAUSES[in_data]
 
 
 def _digests(encoded: Encoded) -> Iterator[tuple[str, int]]:
@@ -216,6 +250,13 @@ _CAUSES = {
     "padding is memory without values (np.empty, torch.empty; use zeros)",
     False: "`everstep drill SCRIPT` names the component",
 }
+
+
+_DRAWN_AGAIN = (
+    "drawn again in this process, the data gives other batches: give random_split and shuffles a generator "
+    "of a fixed seed, sort what has no order, and change no batch in place; data of your own needs "
+    "set_epoch(epoch), or state_dict and load_state_dict"
+)
 
 
 def incomparable(same_numbers: bool) -> str:

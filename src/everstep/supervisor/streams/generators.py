@@ -9,14 +9,19 @@ than the states of the generators can tell, the resume is refused.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FunctionType, ModuleType
 from typing import Any
 
 from everstep.contracts.data import Stream
 from everstep.errors import NotResumableError
 from everstep.state import capture, digest, encode, make_entry, restore
 from everstep.supervisor.saving.user_state import UserState
+
+_MOST_OBJECTS = 10_000
+"""Objects of a stream's data that are looked at for objects of the state."""
 
 Held = Sequence[Any]
 """The generators that one stream keeps, in a fixed order."""
@@ -32,16 +37,36 @@ class Generators:
     def __init__(self) -> None:
         self._back: list[Any] = []
         self._state: list[Any] = []
+        self._objects: list[Any] = []
 
     def keep(self, objects: Iterable[Any]) -> None:
         """Take objects, and their contents, as part of the state, which brings them back."""
         before = len(self._back)
-        self.stand(objects)
+        self._objects = [*objects]
+        self.stand(self._objects)
         self._state += self._back[before:]
 
     def in_state(self, generator: Any) -> bool:
         """Whether a generator is part of the state."""
         return any(generator is each for each in self._state)
+
+    def state_is_held_by(self, data: Iterable[Any], apart: Held) -> bool:
+        """Whether data holds an object of the state, so that what it gives may follow from the steps.
+
+        Args:
+            apart: generators, which say themselves where they stand.
+        """
+        wanted = {id(each) for each in _changeable(self._objects)}
+        seen, front = {id(each) for each in apart}, [*data]
+        while front and len(seen) < _MOST_OBJECTS:
+            value = front.pop()
+            if id(value) in wanted and id(value) not in seen:
+                return True
+            if id(value) not in seen and not isinstance(value, type | ModuleType):
+                seen.add(id(value))
+                inside = value.__closure__ if isinstance(value, FunctionType) else gc.get_referents(value)
+                front += (inside or ())[:_MOST_OBJECTS]
+        return False
 
     def stand(self, objects: Iterable[Any]) -> None:
         """Mark objects, and their contents, as standing where the checkpoint had them."""
@@ -71,6 +96,16 @@ class Generators:
                 continue  # another on each rank of another number: it stands where the place has put it
             make_entry("generator", generator).load(state if ours or self.stands(generator) else was)
         self.stand(held)
+
+
+def _changeable(objects: Iterable[Any]) -> Iterator[Any]:
+    """Yield the objects, and those inside containers, that can change without being replaced."""
+    for each in objects:
+        if isinstance(each, dict | list):
+            yield each
+            yield from _changeable(each.values() if isinstance(each, dict) else each)
+        elif not isinstance(each, int | float | complex | str | bytes | tuple | None):
+            yield each
 
 
 def states_of(held: Held) -> list[Any]:

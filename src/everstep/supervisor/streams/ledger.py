@@ -26,12 +26,15 @@ class Ledger:
             equal accounts.
         entry: batches of the open pass that are accounted for and not in the journal; None: there are none.
         entries: those before, of passes that are over.
+        last: (pass, number, digest) of the batch that was accounted for last, its number from 1; None where
+            no batch was, or it gave nothing to digest.
     """
 
     def __init__(self, name: str, share: Share) -> None:
         self.drawn: list[int | None] = []
         self._name, self._share = name, share
         self.entries: list[Entry] = []
+        self.last: tuple[int, int, int] | None = None
         self._earlier: list[dict[str, Any]] = []
         """News of data that the program has read before it gave other data."""
         self._of: str | None = None
@@ -64,6 +67,9 @@ class Ledger:
         # each save comes here: what was passed over is asked for only where the numbers say so
         left_out = [] if end - place == len(drawn) else cursor.passed_over()
         first = end - len(drawn) - len(left_out)
+        if drawn:
+            # one that was left out may be the last
+            self.last = None if left_out or (last := drawn[-1]) is None else (self._pass, end, last)
         if self._chain is not None:
             chain = self._chain
             batches, of = cursor.sample_numbers(first, end), "samples"
@@ -114,6 +120,7 @@ class Ledger:
 
     def begin_again(self) -> None:
         """Begin the account of the open pass anew: a person has chosen to continue with other data."""
+        self.last = None
         self._begin_pass(self._pass)
         self._from = self._here()
 

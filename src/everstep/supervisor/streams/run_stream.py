@@ -8,7 +8,7 @@ from typing import Any
 from everstep.contracts.data import WHOLE, Cursor, Share, Stream
 from everstep.data.adapt import describe
 from everstep.data.order import pass_key
-from everstep.errors import DataError, NotResumableError, RestoreError
+from everstep.errors import DataError, DivergenceError, NotResumableError, RestoreError
 from everstep.record import batch_digest
 from everstep.state import digest, encode, isolated, make_entry
 from everstep.supervisor.streams import reused_data
@@ -27,6 +27,7 @@ class RunStream:
         cursor: the open pass; None if none is open.
         head: watches what the head of each epoch does to the generators of the data.
         ledger: accounts for the batches that went into complete steps.
+        per_step: how many batches the run's first step drew, and its last one.
         what: description of the data, by `data.describe`; None until the program binds the stream.
     """
 
@@ -40,9 +41,11 @@ class RunStream:
         left_out: Callable[[RunStream], Collection[int]],
         head: HeadWatch,
         share: Share = WHOLE,
+        compared: Callable[[str, tuple[str, str] | None], None] = lambda name, words: None,
     ) -> None:
         self.name = name
         self.ledger = Ledger(name, share)
+        self.per_step = [0, 0]
         self.stream: Stream | None = None
         self.pass_index = 0
         self.cursor: Cursor | None = None
@@ -58,7 +61,7 @@ class RunStream:
         self._brought_back = False
         """Whether the generators were brought back before the head ran, because the data is declared."""
         self._generators, self.head = generators, head
-        self._seed, self._say = seed, say
+        self._seed, self._say, self._compared = seed, say, compared
         self._without_quarantined, self._left_out = without_quarantined, left_out
         self.what: dict[str, Any] | None = None
         self._varies = False
@@ -138,6 +141,7 @@ class RunStream:
                 f"({len(told)}), which its place was made for: {error}; start with {len(told)}, or in "
                 "another directory with init_from="
             ) from error
+        self.ledger.last = None  # of the part of another rank
         # where these differ, the place tells where they stand, or else the program
         if self._states is not None and len(_distinct([each["generators"] for each in told])) > 1:
             self._states = [None] * len(self._states)
@@ -184,7 +188,10 @@ class RunStream:
                 cursor = self._open_at(self.pass_index, self._saved)
                 self.cursor, self._saved = self._without_quarantined(self, cursor), None
             elif self._must_return:
-                self._open_at(self.pass_index - 1, self._left).close()
+                # the head of an epoch may have given data for this pass alone
+                same_data = at_resume_point or self.head.declared
+                if same_data or self.stream.carries_over:
+                    self._open_at(self.pass_index - 1, self._left, compare=same_data).close()
         self._must_return, self._states = False, None
         # inside a pass only the end of an epoch is followed by a head: the pass itself may draw
         if at_resume_point and (at_epoch_end or not self.in_pass):
@@ -211,10 +218,12 @@ class RunStream:
                 f"holds {holds} now; give generator= as it was then"
             )
 
-    def _open_at(self, pass_index: int, position: Any) -> Cursor:
+    def _open_at(self, pass_index: int, position: Any, *, compare: bool = True) -> Cursor:
         assert self.stream is not None
         source, drawn = self.stream.source, list[int | None]()
-        source.replayed = lambda batch: drawn.append(batch_digest(batch, pass_index))
+        made_of = [source] if source.samples_of is None else source.samples_of
+        if compare and not self._generators.state_is_held_by(made_of, source.generators):
+            source.replayed = lambda batch: drawn.append(batch_digest(batch, pass_index))
         try:
             with isolated():
                 cursor = self.stream.open(self.name, pass_index, position, seed=self._seed)
@@ -227,21 +236,31 @@ class RunStream:
             ) from error
         finally:
             source.replayed = None
-        if drawn and source is self.stream and not self.ledger.agrees(drawn, self._left_out(self)):
+        try:
+            self._compare(pass_index, cursor.done, drawn)
+        except DivergenceError:
             cursor.close()
-            raise RestoreError(
-                f"stream {self.name!r}: the {len(drawn)} batches that were drawn again are not those that "
-                f"the run was handed before checkpoint {self._where}: a new process gets other batches from "
-                "this data.  Give it a seed of its own and set_epoch(epoch), or state_dict and "
-                "load_state_dict; a checkpoint between two passes needs no batch again (resume=NAME)"
-            )
+            raise
         if cursor.note:
             self._say(f"stream {self.name!r}: {cursor.note}")
         return cursor
 
+    def _compare(self, pass_index: int, done: int | None, drawn: list[int | None]) -> None:
+        """Compare batches that were drawn again, of which the last is batch `done`, with those of the run."""
+        assert self.stream is not None
+        last, of_pass = self.ledger.last, f"of pass {pass_index + 1}"
+        if drawn and last is not None and last[:2] == (pass_index, done) and drawn[-1] is not None:
+            equal = drawn[-1] == last[2]
+            words = f"batch {done} {of_pass} with digest {last[2]:016x}", f"one with digest {drawn[-1]:016x}"
+            self._compared(self.name, None if equal else words)
+        whole = self.stream.source is self.stream and not self.stream.draws_again
+        if drawn and whole and not self.ledger.agrees(drawn, self._left_out(self)):
+            words = f"one of the {len(drawn)} {of_pass} before the resume point", "another, drawn again"
+            self._compared(self.name, words)
+
     def end_pass(self) -> None:
         """End this pass; the next `open` begins the next pass."""
-        if self.stream is not None and self.stream.carries_over:
+        if self.stream is not None and (self.stream.carries_over or self.stream.draws_again):
             # a pass that this process has not opened: the source does not stand at its end
             self._must_return = self.cursor is None
             try:
@@ -294,6 +313,8 @@ class RunStream:
             "data": self.what,
             "varies": self._varies,
             "ledger": self.ledger.account,
+            "last": None if self.ledger.last is None else list(self.ledger.last),
+            "per_step": list(self.per_step),
             **self.head.tree(),
             **({} if self._of_ranks is None else {"of_ranks": self._of_ranks}),
         }
@@ -314,7 +335,7 @@ class RunStream:
         keys = self.stream.rank_keys
         places = [(place, key) for place in ("position", "left") for key in keys]
         # with keys of its own a rank reads through generators of its own
-        return [*places, *((part,) for part in ("generators", "opened") if keys)]
+        return [*places, *((part,) for part in ("generators", "opened") if keys), ("last",)]
 
     def end_epoch(self) -> None:
         """Begin to watch for a head, between two passes or two epochs."""
@@ -350,6 +371,8 @@ class RunStream:
         self._of_ranks = tree.get("of_ranks")
         self.head.load(tree)
         self.ledger.load(tree["ledger"], self.pass_index)
+        self.per_step[:] = tree.get("per_step", [0, 0])
+        self.ledger.last = None if (last := tree.get("last")) is None else tuple(last)
 
     def _position(self) -> Any:
         return self._saved if self.cursor is None else self.cursor.position()

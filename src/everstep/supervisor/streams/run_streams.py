@@ -85,8 +85,11 @@ class Streams:
     Attributes:
         drew: called with the stream, pass and index of each batch that is handed out, if set.
         noticed: called with a stream's name, and what the head of an epoch did to its generators.
+        compared: called with the name of a stream whose batches before the resume point were drawn again, and
+            with words for what was and what is; None where these are equal.
         changed: called when a person has chosen to continue with other data.
         drawn: by stream, digests of the batches that its ledger has yet to account for.
+        per_step: by stream, its `RunStream.per_step`.
     """
 
     def __init__(
@@ -104,10 +107,12 @@ class Streams:
         self._share = Share(group.data_rank, group.data.size, uneven)
         self.drew: Callable[[str, int, int], None] | None = None
         self.noticed: Callable[[str, dict[str, Any]], None] = lambda name, head: None
+        self.compared: Callable[[str, tuple[str, str] | None], None] = lambda name, words: None
         self.changed: Callable[[], None] = lambda: None
         self._quarantined = [(batch.stream, batch.pass_index, batch.batch_index) for batch in quarantined]
         self._by_name: dict[str, RunStream] = {}
         self.drawn: dict[str, list[int | None]] = {}
+        self.per_step: dict[str, list[int]] = {}
         self._sources: dict[str, Any] = {}
         self._declared: dict[str, Any] = {}
         self._seed, self._say, self._override, self._same_data = seed, say, override, same_data
@@ -165,8 +170,9 @@ class Streams:
             self._left_out,
             head,
             self._share,
+            lambda name, words: self.compared(name, words),
         )
-        self.drawn[name] = made.ledger.drawn
+        self.drawn[name], self.per_step[name] = made.ledger.drawn, made.per_step
         return made
 
     def _left_out(self, run_stream: RunStream) -> set[int]:
