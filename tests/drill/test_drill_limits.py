@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import warm
 from everstep.checkpoint import Store
 from everstep.drill import DrillReport, drill
 from everstep.drill.divergence import cause
+from everstep.drill.report import Ordeal, write_junit
 from everstep.errors import ConfigError, Interrupted
 from everstep.unattended import LIMIT
 
@@ -126,3 +128,26 @@ def test_the_earliest_difference_wins_over_a_later_touch() -> None:
     assert first is not None and first.component == "weights" and first.place == "step"
     assert not first.note and first.step < 21
     assert "a learning rate in a variable" in cause(first)
+
+
+def test_a_junit_file_has_a_case_per_hazard(tmp_path: Path) -> None:
+    ordeals = [
+        Ordeal("commit", "exact"),
+        Ordeal("commit", "failed", message="out of \x1b order"),
+        Ordeal("head", "no such place"),
+    ]
+    file = tmp_path / "cases.xml"
+    write_junit(file, "train.py", DrillReport("train.py", [], 0, [], 8, 1.0, ordeals=ordeals))
+    suite = ElementTree.parse(file).getroot()[0]
+    cases = {case.get("name"): [each.tag for each in case] for case in suite}
+    assert cases == {
+        "two undisturbed runs": [],
+        "commit": [],
+        "commit 2": ["failure"],
+        "head": ["skipped"],
+    }
+    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["4", "1", "0", "1"]
+    assert "out of ? order" in str(suite[2][0].text)
+    write_junit(file, "train.py", "it fails without a kill")
+    (error,) = ElementTree.parse(file).getroot().iter("error")
+    assert error.text == "it fails without a kill"

@@ -71,22 +71,33 @@ Exit status:
 @click.option("--timeout", type=float, default=600.0, help="Seconds that one start may take.")
 @keep_option
 @json_file_option
-def drill_command(script: Path, args: tuple[str, ...], json_file: Path | None, **options: Any) -> None:
+@click.option(
+    "--junit",
+    "junit_file",
+    type=click.Path(path_type=Path),
+    help="File to write a case per hazard to, for CI.",
+)
+def drill_command(
+    script: Path, args: tuple[str, ...], json_file: Path | None, junit_file: Path | None, **options: Any
+) -> None:
     from everstep.drill import campaign
-    from everstep.drill.report import NOT_DRILLED
+    from everstep.drill.report import NOT_DRILLED, DrillReport, write_junit
     from everstep.errors import DrillError
 
     leave_in_order()
     try:
         report = campaign.drill(script, args, say=say, **options)
+        outcome: DrillReport | str = report
         result, status = report.as_dict(), report.exit_code
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     except DrillError as error:
         say(f"error: {error}", err=True)
-        status = NOT_DRILLED
-        result = {"error": str(error), "exit_code": status}
+        outcome, status = str(error), NOT_DRILLED
+        result = {"error": outcome, "exit_code": status}
     _write_json(json_file, result)
+    if junit_file is not None:
+        write_junit(junit_file, str(script), outcome)
     sys.exit(status)
 
 

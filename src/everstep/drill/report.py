@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
+from xml.etree import ElementTree
 
 from everstep.checkpoint import CheckpointName
 from everstep.drill.divergence import Undisturbed, as_json, cause
@@ -379,3 +382,44 @@ def draw_timeline(
 
 def _column(step: int, total: int, width: int) -> int:
     return min(width - 1, (step - 1) * width // total)
+
+
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def write_junit(file: Path, script: str, result: DrillReport | str) -> None:
+    """Write a JUnit file: a case for the undisturbed runs, and one for each program that was struck.
+
+    Args:
+        result: the report; or the reason why there is none, which is an error of the first case.
+    """
+    suite = ElementTree.Element("testsuite", name=f"everstep drill {_NOT_XML.sub('?', script)}")
+
+    def add(name: str, seconds: float = 0.0, outcome: str = "", text: str = "") -> None:
+        case = ElementTree.SubElement(suite, "testcase", classname=script, name=name, time=f"{seconds:.3f}")
+        if outcome:
+            text = _NOT_XML.sub("?", text)
+            ElementTree.SubElement(case, outcome, message=text.partition("\n")[0]).text = text
+
+    if isinstance(result, str):
+        add("two undisturbed runs", 0.0, "error", result)
+    else:
+        differ = result.nondeterminism is not None
+        add("two undisturbed runs", 0.0, "failure" if differ else "", result.verdict() if differ else "")
+        turns: Counter[str] = Counter()
+        for one in result.ordeals:
+            turns[one.hazard] += 1
+            name = one.hazard if turns[one.hazard] == 1 else f"{one.hazard} {turns[one.hazard]}"
+            seconds = sum(start.seconds for start in one.starts)
+            if one.verdict == "exact":
+                add(name, seconds)
+            else:
+                failed = one.verdict in ("differs", "failed")
+                add(name, seconds, "failure" if failed else "skipped", f"{one.message}\n{one.line}".strip())
+    suite.set("tests", str(len(suite)))
+    for outcome, count in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        suite.set(count, str(len(suite.findall(f"testcase/{outcome}"))))
+    suites = ElementTree.Element("testsuites")
+    suites.append(suite)
+    ElementTree.indent(suites)
+    ElementTree.ElementTree(suites).write(file, encoding="utf-8", xml_declaration=True)
