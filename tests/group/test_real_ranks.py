@@ -151,3 +151,31 @@ say(checkpoints("run"))
     assert line.startswith("Interrupted: SIGTERM (exit code 143) ")
     step = int(line.split()[-2])
     assert step >= 3 and f"step-{step:08d}" in saved
+
+
+def test_a_barrier_of_one_rank_alone_is_a_hang_that_says_where_each_rank_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    program = f"""
+sys.path[:0] = [{HERE!r}, {str(Path(HERE).parent)!r}]
+from everstep.record import failures
+from processes import POLL
+
+def said():
+    pages = [page.what for page in failures(folder / "run") if page.rank == 0]
+    return [what for what in pages if "(barrier)" in what and "rank 1 inside step 3: " in what]
+
+def inside(loop, step):
+    if step == 3:
+        while rank == 1 and not said():
+            threading.Event().wait(POLL)
+        dist.barrier()
+
+say(*ended("run", inside, epochs=1, services=[services.HangWatch(0.5)])[:2])
+say(said()[0])
+"""
+    with started(HEAD + program, 2) as processes:
+        found = lines_by_rank("".join(ended(processes)))
+    assert found[0] == found[1] and found[0][0] == "ended 8"
+    assert "rank 0 inside step 3: the main thread is in " in found[0][1]

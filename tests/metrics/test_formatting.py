@@ -72,6 +72,9 @@ METRICS: list[tuple[str, Stats, bool, str]] = [
     ("runtime", made(90.0), False, "runtime: 90"),
     ("loss", made(math.inf, math.nan, 2), False, "loss: inf (±nan)"),
     ("loss", made(-math.inf), False, "loss: -inf"),
+    ("lr", made(1e-4, 1e-5, 9)._replace(last=9.8765e-5), False, "lr: 9.88e-05"),
+    ("optimizer.lr", made(0.1, 0.05, 9)._replace(last=0.05), False, "optimizer.lr: 0.05"),
+    ("color", made(0.5, 0.5, 2), False, "color: 0.5 (±0.5)"),
 ]
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,11 +16,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import posted
 import pytest
+from posted import Server, evaluated
 from readers import EVERYTHING, points
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import everstep
+import warm
 from everstep import Checkpoints, Every, Service
 from everstep.record import RunJournal
 from everstep.services import CSV, Histogram, Image, JSONLines, TensorBoard
@@ -61,10 +67,6 @@ def sinks() -> list[Service]:
 def tiny(run_dir: Path, **arguments: Any) -> Tiny:
     services = [*arguments.pop("sinks", sinks()), Checkpoints(Every(steps=1), keep_last=None)]
     return Tiny(run_dir, **{"max_epoch": 3, **arguments, "services": services})
-
-
-def evaluated(loop: Any, epoch: int) -> None:
-    loop.collect_metrics(valid_loss=epoch / 3)
 
 
 def test_the_undisturbed_run_is_written_whole(tmp_path: Path) -> None:
@@ -213,6 +215,72 @@ def test_files_that_are_harmed_meanwhile_are_made_anew(tmp_path: Path, harm: Cal
     require_same_files(tmp_path / "whole", tmp_path / "run")
     assert len([line for line in run.lines if "is made anew" in line]) == 3
     assert run.loop.ending.warnings == ()
+
+
+# ------------------------------------------------------------------------- a service on the network
+
+
+def require_posted_once(run_dir: Path, server: Server) -> None:
+    """The server has the lines of the run's record: each once, and no other."""
+    lines = [*map(json.loads, (run_dir / "logs" / "metrics.jsonl").read_text().splitlines())]
+    assert sorted(map(repr, server.read()["lines"])) == sorted(map(repr, lines)) and len(lines) == 19
+
+
+def test_killed_anywhere_a_service_on_the_network_gets_each_value_once(tmp_path: Path) -> None:
+    """A kill before a request, after it, in a save before it, at the end, in a start that ends nothing."""
+    run_dir, server = tmp_path / "run", Server(tmp_path / "server.json")
+    path = os.pathsep.join([str(Path(warm.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    strikes = ["sink.send:1", "sink.sent:1", "checkpoint.rename:1", "sink.send:2", "sink.sent:2"]
+    for strike in [*strikes, "loop.exit:1", "sink.send:1", "sink.sent:1", "", ""]:
+        environment = {**os.environ, "PYTHONPATH": path}
+        if strike:
+            environment["EVERSTEP_HAZARD"] = f"kill:{strike}"
+        command = [sys.executable, posted.__file__, str(run_dir), str(server.file)]
+        status = warm.run(command, env=environment, stdout=subprocess.DEVNULL).returncode
+        assert status == (-signal.SIGKILL if strike else 0), strike
+    require_posted_once(run_dir, server)
+
+
+def test_an_outage_is_a_warning_and_caught_up_later(tmp_path: Path) -> None:
+    server = Server(tmp_path / "server.json")
+    server.fails = ["before", "after", "before"]
+    run = posted.posting(tmp_path / "run", server).train(tail=evaluated)
+    refused, no_answer = "ConnectionError: refused", "TimeoutError: no answer"
+    assert run.loop.ending.warnings == tuple(
+        f"service 'posts' failed and is skipped: {error}" for error in (refused, no_answer, refused)
+    )
+    require_posted_once(tmp_path / "run", server)
+    server = Server(tmp_path / "other.json")
+    server.fails = ["before"] * 99
+    run = posted.posting(tmp_path / "long", server).train(tail=evaluated)
+    assert run.loop.ending.finished and "start the run again to send them" in "".join(run.lines)
+    server.fails = []
+    for _ in range(2):
+        posted.posting(tmp_path / "long", server).train(tail=evaluated)
+        require_posted_once(tmp_path / "long", server)
+
+
+def test_going_back_sends_what_is_other_than_the_first_time(tmp_path: Path) -> None:
+    run_dir, server = tmp_path / "run", Server(tmp_path / "server.json")
+    posted.posting(run_dir, server, every=1).train(tail=evaluated)
+    for back in (9, 2, 5):
+        posted.posting(run_dir, server, every=1, resume=back).train(tail=evaluated)
+        require_posted_once(run_dir, server)
+    posted.posting(run_dir, server, every=1, resume=6).train(
+        tail=lambda loop, epoch: evaluated(loop, 2 * epoch)
+    )
+    assert [line["valid_loss"] for line in server.read()["lines"][19:]] == [4 / 3, 2.0]
+    fresh = Server(tmp_path / "fresh.json")
+    fresh.file.write_text(json.dumps({"lines": [], "position": server.read()["position"]}))
+    posted.posting(run_dir, fresh, resume=False).train(tail=evaluated)
+    require_posted_once(run_dir, fresh)
+
+
+def test_a_position_of_another_origin_is_named(tmp_path: Path) -> None:
+    server = Server(tmp_path / "server.json")
+    server.file.write_text('{"position": "step 7", "lines": []}')
+    run = posted.posting(tmp_path / "run", server).train()
+    assert "position() returned 'step 7'" in run.loop.ending.warnings[0] and not server.read()["lines"]
 
 
 # ------------------------------------------------------------------------------------ the contents

@@ -17,6 +17,7 @@ import warm
 from everstep import At, hazard
 from everstep.record import RunJournal, failures
 from everstep.services import HangWatch
+from everstep.services.recovery import HALF_AN_HOUR
 from everstep.testing import nothing_left
 from tiny_runs import Tiny, rows
 from waiting import until
@@ -134,4 +135,4 @@ def test_every_run_has_a_watch_that_warns_after_half_an_hour(tmp_path: Path) -> 
         with everstep.TrainLoop(tmp_path / str(default), max_epoch=1, default_services=default):
             names = [thread.name for thread in threading.enumerate()]
         assert ("everstep-hang-watch" in names) is watches
-    assert (HangWatch().after, HangWatch().then) == (1800, "warn")
+    assert (HangWatch().after, HangWatch().then, HALF_AN_HOUR) == (None, "warn", 1800)

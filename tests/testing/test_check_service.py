@@ -29,6 +29,7 @@ from everstep.services import (
     OnBest,
     Plateau,
     Profile,
+    RemoteSink,
     Require,
     Scheduled,
     SetValue,
@@ -395,3 +396,54 @@ def rounded(self: Sink, file: IO[Any], items: Iterable[Any]) -> None:
 def test_a_broken_sink_is_found(fault: dict[str, Any], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_sink(lambda: type("Broken", (Plain,), fault)("logs/metrics.jsonl"), json_lines)
+
+
+class Posts(RemoteSink):
+    """Correct: a file stands for a service on the network, which stores values and position together."""
+
+    def stored(self) -> dict[str, Any]:
+        file = self.run_dir / "server.json"
+        return json.loads(file.read_text()) if file.exists() else {"position": "", "values": []}
+
+    def store(self, **parts: Any) -> None:
+        beside = self.run_dir / "server.new"
+        beside.write_text(json.dumps({**self.stored(), **parts}))
+        beside.replace(self.run_dir / "server.json")
+
+    def position(self) -> str:
+        return str(self.stored()["position"])
+
+    def values(self, lines: list[dict[str, Any]]) -> list[Value]:
+        return [*self.stored()["values"], *(value for line in lines for value in metrics_of(line))]
+
+    def send(self, lines: list[dict[str, Any]], position: str) -> None:
+        self.store(values=self.values(lines), position=position)
+
+
+class PositionLater(Posts):
+    def send(self, lines: list[dict[str, Any]], position: str) -> None:
+        self.store(values=self.values(lines))
+        self.store(position=position)
+
+
+class PositionFirst(Posts):
+    def send(self, lines: list[dict[str, Any]], position: str) -> None:
+        self.store(position=position)
+        self.store(values=self.values(lines))
+
+
+def posts(run_dir: Path) -> list[Value]:
+    return [
+        (step, name, value)
+        for step, name, value in json.loads((run_dir / "server.json").read_text())["values"]
+    ]
+
+
+def test_a_sink_for_a_service_on_the_network_is_killed_in_each_line() -> None:
+    check_sink(Posts, posts)
+    for broken, message in (
+        (PositionLater, "killed in .*, line .*'loss' at step 1 it has .*in one transaction"),
+        (PositionFirst, "killed in .*, line .*'loss' at step 1 it has .*write all rows"),
+    ):
+        with pytest.raises(AssertionError, match=message):
+            check_sink(broken, posts)

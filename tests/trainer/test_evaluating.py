@@ -99,6 +99,27 @@ def test_the_end_is_evaluated_in_the_loop_so_that_every_sink_has_it(tmp_path: Pa
         assert train_and_evaluate(door(cut))[1] == metrics and evaluated(cut) == [6, 10]
 
 
+def test_the_end_by_a_service_is_evaluated_in_the_loop_too(tmp_path: Path) -> None:
+    class Signalled(TinyTask):
+        def eval_step(self, batch: Any) -> Mapping[str, Any]:
+            signal.raise_signal(signal.SIGTERM)
+            return super().eval_step(batch)
+
+    def ended(run_dir: Path, task: everstep.Task) -> list[dict[str, Any]]:
+        services = [everstep.services.StopAfter(epochs=1), everstep.services.JSONLines()]
+        door = trainer(run_dir, task, services=[everstep.Evaluate("valid", everstep.Never()), *services])
+        train_and_evaluate(door)
+        assert evaluated(run_dir) == [4] and apart(run_dir) == []
+        lines = map(json.loads, (run_dir / "logs" / "metrics.jsonl").read_text().splitlines())
+        found = [{name: line[name] for name in line if name != "valid/eval_time"} for line in lines]
+        return sorted(found, key=repr)
+
+    with pytest.raises(SystemExit):
+        ended(tmp_path / "cut", Signalled())
+    whole = ended(tmp_path / "whole", TinyTask())
+    assert ended(tmp_path / "cut", TinyTask()) == whole and any("valid/loss" in line for line in whole)
+
+
 def watched(door: everstep.Trainer) -> dict[str, float]:
     (found,) = door.watch(every="newest", timeout=0.0)
     return found.metrics

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import everstep
 from everstep.errors import ConfigError, NonFiniteError
 from everstep.proof.compare import compare_runs
+from everstep.record import RunJournal
 from everstep.torch import Clip, ClipOptimizer
 from gate import share
 from tiny_runs import Boom, rows
@@ -304,8 +305,13 @@ def test_a_compiled_model_is_the_model_and_resumes_to_the_bit(tmp_path: Path) ->
     assert straight.state().keys() == plain.state().keys()
 
 
-@pytest.mark.parametrize(("interval", "rate"), [("epoch", 0.1 * 0.5**3), ("update", 0.1 * 0.5**6)])
-def test_a_schedule_counts_what_it_is_said_to_count(tmp_path: Path, interval: Any, rate: float) -> None:
+@pytest.mark.parametrize(
+    ("interval", "rates"),
+    [("epoch", [0.1, 0.1, 0.05, 0.05, 0.025, 0.025]), ("update", [0.1 * 0.5**n for n in range(6)])],
+)
+def test_a_schedule_counts_what_it_is_said_to_count_and_each_rate_is_recorded(
+    tmp_path: Path, interval: Any, rates: list[float]
+) -> None:
     """As Lightning's `interval`: counting another thing trains with a rate of 1e-14."""
 
     class Scheduled(Linear):
@@ -318,11 +324,14 @@ def test_a_schedule_counts_what_it_is_said_to_count(tmp_path: Path, interval: An
             return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
 
     data = {"train": everstep.data.arrays(X, Y, batch_size=len(X) // 2)}
-    task = Scheduled()
+    lines: list[str] = []
     for epochs in (1, 3):  # also over a resume
         task = Scheduled()
-        everstep.Trainer(task, data, tmp_path, max_epoch=epochs, seed=1).run_training()
-    assert task.optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+        console = everstep.services.Console(sink=lines.append)
+        everstep.Trainer(task, data, tmp_path, max_epoch=epochs, seed=1, services=[console]).run_training()
+    assert task.optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * rates[-1])
+    assert RunJournal(tmp_path).series("lr", "step")[1] == pytest.approx(rates)
+    assert f"lr: {rates[-1]:.3g}" in [line for line in lines if "[Epoch 3/3" in line][-1].split("; ")
 
 
 def test_a_smoke_test_leaves_the_schedule_and_the_average_alone(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from everstep.data.order import pass_key
 from everstep.errors import ConfigError, UsageError, nearest
 from everstep.experiment.import_paths import imported
 from everstep.record.provenance import code_folder, git_facts
-from everstep.schedule import Every
+from everstep.schedule import Every, Never
 from everstep.state import isolated, seed_all
 from everstep.supervisor import Ending
 from everstep.supervisor.settings import LoopOptions
@@ -195,7 +195,7 @@ class Experiment:
         frequency = integer(
             "min_eval_frequency", min_eval_frequency, 0, none="for the services' own schedules"
         )
-        when = Every(steps=frequency) if frequency else frequency is None
+        when = frequency is None or (Every(steps=frequency) if frequency else Never())
         trainer = self._to_train()
         ending = trainer.run_training(evaluate=when, evaluate_end=True)
         return RunResult(ending, trainer.evaluate_all())

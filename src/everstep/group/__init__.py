@@ -13,7 +13,7 @@ from everstep.group.environment import Single, find_group, group_size
 from everstep.group.peers import Peers
 from everstep.group.store_group import StoreGroup, failure_of_another, report
 from everstep.group.torchrun import exit_status, launched, write_error_file
-from everstep.group.whereabouts import Whereabouts
+from everstep.group.whereabouts import Whereabouts, place_of
 
 __all__ = [
     "Agreement",
@@ -26,6 +26,7 @@ __all__ = [
     "find_group",
     "group_size",
     "launched",
+    "place_of",
     "report",
     "write_error_file",
 ]

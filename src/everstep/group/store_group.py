@@ -54,6 +54,7 @@ class StoreGroup(Group):
     Attributes:
         bells: the key of each rank that wakes the rank's threads.
         count: number of the operation that this rank is at, or was last.
+        operation: the operation in which this rank waits; "" in none.
         whereabouts: finds ranks that have gone past an operation, while a loop is open; else None.
 
     Raises:
@@ -68,7 +69,7 @@ class StoreGroup(Group):
         super().__init__(rank, size, store.below(f"{session}/"), limit)
         _remember(self.store, rank, size)
         self.bells = [f"bell/{other}" for other in range(size)]
-        self.count = 0
+        self.count, self.operation = 0, ""
         self.whereabouts: Whereabouts | None = None
         self._broken: str | None = None
         self._closed = False
@@ -78,7 +79,7 @@ class StoreGroup(Group):
         if self._broken is not None:
             raise GroupError(f"{what!r} cannot begin, as {self._broken}; leave the run and start it again")
         self._broken = f"the operation {what!r} before it did not end"  # also where Ctrl-C ends it
-        self.count += 1
+        self.count, self.operation = self.count + 1, what
         answers = self._exchange(json.dumps([what, value]), what, self.limit if limit is None else limit)
         places = [place for place, _ in answers]
         if any(place != what for place in places):
@@ -87,7 +88,7 @@ class StoreGroup(Group):
                 "all ranks, not below a condition that only some of them meet",
                 ranks=[rank for rank, place in enumerate(places) if place != places[0]],
             )
-        self._broken = None
+        self._broken, self.operation = None, ""
         return [value for _, value in answers]
 
     def _exchange(self, mine: str, what: str, limit: float) -> list[Any]:

@@ -76,11 +76,15 @@ class Whereabouts:
     def _require_not_past(self, position: int, rank: int, what: str) -> None:
         if position <= self._position():
             return
-        step, inside = divmod(position, 2)
-        place = f"inside step {step + 1}" if inside else f"after step {step}"
         raise DisagreementError(
-            f"rank {rank} is {place}, past {what!r}, where rank {self._group.rank} waits for it; call the "
-            "loop's methods on all ranks alike, not below a condition that only some of them meet "
-            "(if rank == 0: ..., or a loss of one rank)",
+            f"rank {rank} is {place_of(position)}, past {what!r}, where rank {self._group.rank} waits for "
+            "it; call the loop's methods on all ranks alike, not below a condition that only some of them "
+            "meet (if rank == 0: ..., or a loss of one rank)",
             ranks=[rank],
         )
+
+
+def place_of(position: int) -> str:
+    """Format a position for a message."""
+    step, inside = divmod(position, 2)
+    return f"inside step {step + 1}" if inside else f"after step {step}"

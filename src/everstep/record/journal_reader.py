@@ -163,9 +163,13 @@ class RunJournal:
                 if stored.offset < end:
                     yield segment.number, stored.block
 
-    def parts(self) -> Iterator[tuple[int, list[Item]]]:
-        """Yield each segment with valid rows or events, oldest first: its number, and these as written."""
-        for number, end in self._chain.items():
+    def parts(self, position: Position | None = None) -> Iterator[tuple[int, list[Item]]]:
+        """Yield each segment with valid rows or events, oldest first: its number, and these as written.
+
+        Args:
+            position: the place up to which the run is read; None: its end.
+        """
+        for number, end in (self._chain if position is None else self._chain_to(position)).items():
             segment = self._segments[number]
             items: list[Item] = [*segment.events, *segment.blocks]
             yield number, sorted((i for i in items if i.offset < end), key=lambda item: item.offset)

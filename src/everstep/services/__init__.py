@@ -35,7 +35,12 @@ if TYPE_CHECKING:
     )
     from everstep.services.notify import Notify as Notify
     from everstep.services.recovery import HangWatch as HangWatch, Recovery as Recovery, Retry as Retry
-    from everstep.services.sink import CSV as CSV, JSONLines as JSONLines, Sink as Sink
+    from everstep.services.sink import (
+        CSV as CSV,
+        JSONLines as JSONLines,
+        RemoteSink as RemoteSink,
+        Sink as Sink,
+    )
     from everstep.services.tensorboard import (
         Histogram as Histogram,
         Image as Image,

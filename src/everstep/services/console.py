@@ -20,7 +20,14 @@ from everstep.durable import require_no_link
 from everstep.errors import ConfigError
 from everstep.metrics import MetricFormatter
 from everstep.metrics.collector import all_stats, is_wall
-from everstep.metrics.formatting import counter, humanize_duration, log_line, log_tag, loss_first
+from everstep.metrics.formatting import (
+    counter,
+    humanize_duration,
+    is_rate,
+    log_line,
+    log_tag,
+    loss_first,
+)
 from everstep.metrics.statistics import Stats
 from everstep.schedule import Every, Schedule
 from everstep.services.best import Best
@@ -187,9 +194,10 @@ class Console(Service):
             parts.append(Part(1, f"ETA {humanize_duration(round(eta) if eta >= 10 else round(eta, 1))}"))
         for rank, name in enumerate(sorted(self._latest, key=loss_first), start=5):
             stats = self._latest[name]
-            mean = humanize_duration(stats.mean) if is_wall(name) else f"{stats.mean:.4g}"
+            value = stats.last if is_rate(name) else stats.mean
+            text = humanize_duration(value) if is_wall(name) else f"{value:.4g}"
             mark = " (*)" if self._best.get(name) == stats.last else ""
-            parts.append(Part(rank, f"{name.replace('_', ' ')} {mean}{mark}"))
+            parts.append(Part(rank, f"{name.replace('_', ' ')} {text}{mark}"))
         return layout(parts, columns)
 
     def _speed(self) -> str:

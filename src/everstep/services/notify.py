@@ -129,7 +129,7 @@ class Notify(Service):
     |---|---|
     | failed | an error or a guard ends a start; `everstep run` tells it of a process that was killed, too |
     | diverged | a step that is executed again has other results than the first time |
-    | stuck | the run's `HangWatch` finds that nothing moves: half an hour, or `HangWatch(after=SECONDS)` |
+    | stuck | the run's `HangWatch` finds that nothing moves for long |
     | finished | the run came to its end |
 
     A message is sent by a thread, and never holds the training up; the end of a start waits for it,

@@ -13,6 +13,8 @@ from everstep.errors import ConfigError
 from everstep.record import Rollback
 
 HALF_AN_HOUR = 1800.0
+NINE_MINUTES = 540.0
+"""Less than the limit of a rank that waits for the others: the watch says first where each of them stands."""
 
 
 class Drawn(NamedTuple):
@@ -152,15 +154,17 @@ class HangWatch(Service):
     """Notice when nothing moves: no step, batch, evaluation or save has ended for a long time.
 
     The stacks of all threads (on every rank) then go into a page in `failures/`, an event "hang" into the
-    journal, and a warning to the screen: once for each hang.  A thread looks once a second, and counts its
-    looks, not the time: a process that is stopped (SIGSTOP) and a machine that sleeps do not hang.  C code
-    that keeps Python's lock also stops this thread; `py-spy dump --pid PID` shows where.
+    journal, and a warning to the screen, which says where each rank stands: once for each hang.  A thread
+    looks once a second, and counts its looks, not the time: a process that is stopped (SIGSTOP) and a machine
+    that sleeps do not hang.  C code that keeps Python's lock also stops this thread; `py-spy dump --pid PID`
+    shows where.
 
     Every run with `default_services` has one.
 
     Args:
-        after: seconds without a move.  Longer than the longest step (the first one may compile), the longest
-            part of your own code between steps (an evaluation, say) and the longest save.
+        after: seconds without a move; None: half an hour, on several ranks 9 minutes.  Longer than the
+            longest step (the first one may compile), the longest part of your own code between steps (an
+            evaluation, say) and the longest save.
         then: "warn", or "stop": the process also ends, with exit status 1 and nothing saved, and is to be
             started again from the newest checkpoint.
     """
@@ -170,9 +174,9 @@ class HangWatch(Service):
     isolate = False
     window = "none"
 
-    def __init__(self, after: float = HALF_AN_HOUR, then: Literal["warn", "stop"] = "warn") -> None:
+    def __init__(self, after: float | None = None, then: Literal["warn", "stop"] = "warn") -> None:
         super().__init__("hang watch")
-        self.after = number("after", after, of="seconds")
+        self.after = number("after", after, of="seconds", none="for the default")
         if then not in ("warn", "stop"):
             raise ConfigError(f'then={then!r}: give "warn" or "stop"')
         self.then = then

@@ -1,8 +1,8 @@
-"""Sinks: services that write the record to files for other programs, such as `JSONLines` and `CSV`.
+"""Sinks: services that hand the record to other programs, in files (`JSONLines`, `CSV`) or over a network.
 
 The journal is the truth, and alone decides what the files hold.  At the start of a process a file is made
 anew from the rows that are valid now, whatever a kill, a resume from an older checkpoint or a full disk has
-left; from then on, new rows are appended.
+left; from then on, new rows are appended.  What cannot be made anew is a `RemoteSink`'s.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 import json
 import math
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -19,10 +20,12 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, TypeAlias
 
 from everstep import hazard
-from everstep.contracts.services import Boundary, RunView, Service
+from everstep.checkpoint import read_manifest
+from everstep.contracts.metrics import Block
+from everstep.contracts.services import Boundary, Moment, RunView, Service
 from everstep.durable import require_no_link
 from everstep.errors import ConfigError
-from everstep.record import Event, Follower, Item
+from everstep.record import Event, Follower, Item, Position, RunJournal
 from everstep.schedule import Every, Schedule
 from everstep.services.console import chosen_metrics
 
@@ -81,6 +84,8 @@ def finite(value: Any) -> Any:
 
 class Sink(Service, ABC):
     """Follow the journal and write its content to a file.  Subclass it, and give `write`.
+
+    For a service on the network, which cannot be made anew, there is `RemoteSink`.
 
     At each start the file is made anew from the whole journal, beside the old file, and takes its place
     when it is whole; then new rows are added.  A file that is deleted or changed meanwhile is made anew.
@@ -231,6 +236,114 @@ class Sink(Service, ABC):
         if self._file is not None:
             file, self._file = self._file, None
             file.close()
+
+
+class RemoteSink(Service, ABC):
+    """Hand the record to a service on the network, each value once.  Subclass it, give `position` and `send`.
+
+    The service stores a position with the values, in one transaction, and tells it when it is asked, so a
+    kill or a lost answer repeats nothing.  Values are sent when a checkpoint that covers them is committed,
+    and at the end: no resume makes them again.  After an outage, which is a warning, the next checkpoint or
+    the next start sends what is missing.  Where a run goes back to an older checkpoint, only values that
+    are other than the first time are sent; a run that starts over sends everything.
+
+    Attributes:
+        run_dir: the run's directory, while the loop is open.
+    """
+
+    moments = frozenset({Moment.AFTER_CHECKPOINT})
+    window = "none"
+
+    def __init__(self, *, name: str | None = None) -> None:
+        super().__init__(name)
+        self.run_dir = Path()
+        self._ended = False
+
+    # ------------------------------------------------------------------------- what a subclass gives
+
+    @abstractmethod
+    def position(self) -> str:
+        """Ask the service for the position that it has of this run; "" if it has none."""
+
+    @abstractmethod
+    def send(self, lines: list[Line], position: str) -> None:
+        """Hand over lines, as of `JSONLines`, and the position that the service stores with them.
+
+        It is called between two steps, which wait for it: give a request a time limit.
+        """
+
+    # ------------------------------------------------------------------------------ as a service
+
+    def open(self, run: RunView) -> None:
+        self._run, self.run_dir, self._ended = run, Path(run.run_dir), False
+
+    def run(self, boundary: Boundary) -> None:
+        manifest: Any = read_manifest(self.run_dir / "checkpoints" / str(boundary.payload))
+        segment, offset = manifest["meta"]["journal"]
+        # at the beginning it is the checkpoint of an earlier start, of whose rows all that are valid count
+        self._deliver(offset if segment == self._run.segment else 0)
+
+    def finish(self, boundary: Boundary) -> None:
+        self._ended = True
+
+    def close(self) -> None:
+        if not self._ended:
+            return  # what no checkpoint covers may be made again
+        try:
+            self._deliver(sys.maxsize)
+        except Exception as error:
+            self._run.println(
+                f"warning: {self.name!r} has not sent all values ({type(error).__name__}: {error}); start "
+                "the run again to send them"
+            )
+
+    def _deliver(self, end: int) -> None:
+        """Send what the service does not have, of this start what lies before `end` in its journal."""
+        self._run.flush()
+        journal, text = RunJournal(self.run_dir), self.position()
+        try:
+            had: dict[str, int] = dict(json.loads(text)) if text else {}
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{self.name!r}: position() returned {text!r}; return the one that send() was given last"
+            ) from error
+        valid = dict(journal.parts(Position(self._run.segment, end)))
+        has, news, superseded = {}, list[Item](), set[tuple[Any, ...]]()
+        for segment in journal.segments():
+            if segment.number < min(valid, default=sys.maxsize):
+                continue  # before the run started over
+            # numbers come again where a run is restored from a mirror, the time of a start does not
+            start = next((repr(e.time) for e in segment.events if e.kind == "segment"), str(segment.number))
+            until, items = had.get(start, 0), valid.get(segment.number, [])
+            has[start] = max(until, items[-1].offset + 1 if items else 0)
+            news += [item for item in items if item.offset >= until]
+            offsets = {item.offset for item in items}
+            for stored in segment.blocks:
+                if stored.offset < until and stored.offset not in offsets:
+                    superseded |= _values(stored.block)
+        found = [_without(line, superseded) for line in lines(news)]
+        if found := [line for line in found if line.keys() - KEYS]:
+            hazard.reach("sink.send")
+            self.send(found, json.dumps({start: offset for start, offset in has.items() if offset}))
+            hazard.reach("sink.sent")
+
+
+def _values(block: Block) -> set[tuple[Any, ...]]:
+    """Return the values of a block by their places; one that depends on the clock counts as any value."""
+    return {
+        (block.epoch, block.phase, step, _column(block.name), "" if block.wall else value.hex())
+        for step, value in zip(block.steps, block.values, strict=True)
+    }
+
+
+def _without(line: Line, values: set[tuple[Any, ...]]) -> Line:
+    """Return a line without values that the service has."""
+    place = (line["epoch"], line["phase"], line["step"])
+    return {
+        name: value
+        for name, value in line.items()
+        if name in KEYS or values.isdisjoint({(*place, name, value.hex()), (*place, name, "")})
+    }
 
 
 class JSONLines(Sink):

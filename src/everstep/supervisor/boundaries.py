@@ -202,13 +202,21 @@ class Boundaries:
         engine.decisions.check_limits(at_epoch_end)
         engine.decisions.notice_signal()
         when = Instant(engine.progress.step, engine.progress.epoch, at_epoch_end, engine.ranks.now())
+        on_schedule = engine.board.due(moment, when)
         if rest is None:
-            due = [s for s in engine.board.due(moment, when) if can_save or s.stage is not Stage.SAVE]
+            due = [s for s in on_schedule if can_save or s.stage is not Stage.SAVE]
         else:
             due = [s for s in engine.board if s.name in rest]
             engine.saver.ask()  # to replace the checkpoint that was left open
         payload = None if at_epoch_end else batch
         engine.decisions.apply(self._run_deciding(due, moment, payload, can_save))
+        if (stop := engine.progress.stop) is not None and not stop.failed:
+            # a service has ended the run: what evaluates the end is due now
+            late = [s for s in engine.board.due(moment, when) if s.stage is Stage.EVALUATE]
+            late = [s for s in late if s not in on_schedule]
+            rest_of = [*late, *(s for s in due if s.stage > Stage.DECIDE)]
+            engine.decisions.apply(self._run_deciding(rest_of, moment, payload, can_save))
+            due += late
         engine.decisions.apply_pending()
         engine.decisions.notice_signal()
         # a new view: reports and saves see what was decided

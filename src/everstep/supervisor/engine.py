@@ -198,7 +198,9 @@ class Engine:
         self.spent.begin()
         if (watch := self.settings.hang_watch) is not None:
             marks = {"the loop has not moved": self._moved, "a save has not ended": lambda: self.saver.job}
-            hangs = HangThread(watch, marks, self.ranks.group, self.reporter, self.journal, self.voice)
+            hangs = HangThread(
+                watch, self._position, marks, self.ranks.group, self.reporter, self.journal, self.voice
+            )
             stack.callback(hangs.close)
         # before they open: those that did are closed if a later one fails
         stack.callback(self._close_services)

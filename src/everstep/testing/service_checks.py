@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import math
 import random
+import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from itertools import cycle
 from pathlib import Path
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,6 +25,7 @@ from everstep.loop import TrainLoop
 from everstep.record import Row, RunJournal
 from everstep.schedule import Every, Instant
 from everstep.services.checkpoints import Checkpoints
+from everstep.services.sink import RemoteSink
 from everstep.state import Encoded, array_name, isolated, leaves
 from everstep.supervisor import Ending
 from everstep.supervisor.board import require_service
@@ -50,6 +52,7 @@ _REACHED = (
 )
 
 _Place: TypeAlias = tuple[str, int]
+TraceFunction: TypeAlias = Callable[[FrameType, str, Any], Any]
 Value: TypeAlias = tuple[int, str, float]
 """Step, name of the metric, value."""
 
@@ -96,6 +99,8 @@ def check_sink(
     """Check a sink as `check_service` does, and compare what it holds with the journal after each run.
 
     After each run, undisturbed, interrupted or crashed, the sink must hold each valid row once, and no other.
+    Further runs of a `RemoteSink` end, as by a kill, at each line of its file that two sends run: the server
+    that stands for the service may be in that file, too.
 
     Args:
         make_sink: makes the sink as a new process would make it; called many times.
@@ -110,6 +115,15 @@ def check_sink(
         _require_same_rows(_by_place(read(run_dir)), _by_place(rows), where)
 
     _check_in_runs(make_sink, metrics, {}, inspect)
+    if not isinstance(make_sink(), RemoteSink):
+        return
+    with isolated(), tempfile.TemporaryDirectory() as folder:
+        program, lines = _Program(make_sink, metrics, {}, Path(folder)), 0
+        while not program.lines_to_kill:  # the run before was killed
+            lines += 1
+            program.lines_to_kill = lines
+            run_dir = program.run().run_dir
+            inspect(run_dir, f"killed in {program.killed_in} and started again")
 
 
 def _by_place(rows: Iterable[Value]) -> dict[tuple[int, str], list[float]]:
@@ -127,7 +141,10 @@ def _require_same_rows(sink: Mapping[Any, Any], journal: Mapping[Any, Any], wher
         if len(rows) < len(expected):
             advice = "write all rows, those of earlier starts included"
         elif len(rows) > len(expected):
-            advice = "write each row once, and none that a resume has superseded"
+            advice = (
+                "write each row once, and none that a resume has superseded (a service on the network stores "
+                "its rows and their position in one transaction: RemoteSink)"
+            )
         elif np.allclose(rows, expected, rtol=1e-6, atol=0, equal_nan=True):
             continue
         raise AssertionError(
@@ -232,6 +249,10 @@ class _CrashError(Exception):
     """Error that ends a start without a save."""
 
 
+class _KilledError(BaseException):
+    """Stands for the kill of a process in a `RemoteSink`."""
+
+
 class _PlantedError(Exception):
     """Error that the service raises when its failure is tried."""
 
@@ -250,6 +271,8 @@ class _Program:
     Attributes:
         calls: how often the service's methods were called, and actions returned, in all runs.
         states: different states of the service in all runs.
+        lines_to_kill: number of lines of a `RemoteSink` until its process is killed; 0: nothing is.
+        killed_in: place of that line.
     """
 
     def __init__(
@@ -264,6 +287,8 @@ class _Program:
         self._metrics = [name for name in collected if name != "loss"]
         self.calls: Counter[str] = Counter()
         self.states: list[Any] = []
+        self.lines_to_kill = 0
+        self.killed_in = ""
         self._runs = 0
 
     def run(
@@ -280,13 +305,16 @@ class _Program:
         run_dir = self._folder / str(self._runs)
         for _ in range(_STARTS):
             with nothing_left():
-                service = None if without else self._counted(self._make(), failing)
+                service, traced = None if without else self._counted(self._make(), failing), sys.gettrace()
                 try:
+                    if isinstance(service, RemoteSink) and self.lines_to_kill:
+                        sys.settrace(self._killing(service))
                     ending = self._start(run_dir, service, how, place)
-                except (_CrashError, Interrupted):
+                except (_CrashError, _KilledError, Interrupted):
                     place = None
                     continue
                 finally:
+                    sys.settrace(traced)
                     opened, closed = self.calls["open"], self.calls["close"]
                     assert opened == closed, f"opened {opened} times, it was closed {closed} times"
             return _final(run_dir, ending)
@@ -321,6 +349,27 @@ class _Program:
         for method in ("open", "run", "close", *own_finish):
             setattr(service, method, count(method, getattr(service, method)))
         return service
+
+    def _killing(self, sink: RemoteSink) -> TraceFunction:
+        """Make the trace function that kills the process in a line of the sink's file.
+
+        Of a line that runs often two times count.
+        """
+        file, times = type(sink).send.__code__.co_filename, Counter[tuple[str, int]]()
+
+        def trace(frame: FrameType, event: str, argument: Any) -> TraceFunction | None:
+            if frame.f_code.co_filename != file:
+                return None
+            if event == "line":
+                function, line = frame.f_code.co_name, frame.f_lineno
+                times[function, line] += 1
+                self.lines_to_kill -= times[function, line] <= 2
+                if not self.lines_to_kill:
+                    self.killed_in = f"{function}, line {line} of {Path(file).name}"
+                    raise _KilledError
+            return trace
+
+        return trace
 
     def _start(self, run_dir: Path, service: Service | None, how: str, disturbed: _Place | None) -> Ending:
         services = [] if service is None else [service]

@@ -314,7 +314,8 @@ class Task(tasks.Task):
     def build_scheduler(self, optimizer: Any) -> Any:
         """Make a learning-rate scheduler, which is stepped as `scheduler_interval` says; None for none.
 
-        To follow a metric, use the service `Plateau` instead: it changes the rate when the metric is known.
+        The rate of each step, in the optimizer's first group, is the metric "lr".  To follow a metric, use
+        the service `Plateau` instead: it changes the rate when the metric is known.
         """
         return None
 
@@ -359,7 +360,7 @@ class Task(tasks.Task):
         if self._shards is not None:
             scale = None if self._scaler is None else self._scaler.scale
             found = self._shards.backward(self.to_device(batch), self._forward, scale)
-            return {**found, **self.update()}
+            return {**self.update(), **found}
         own_count = self._ranks is not None and type(self).elements is not Task.elements
         count = self._counted(batch) if self._accumulate > 1 or own_count else None
         batch = self.to_device(batch)
@@ -367,7 +368,7 @@ class Task(tasks.Task):
             with self.precision():
                 metrics = self.forward(batch)
             self.backward(self._loss_in(metrics), count)
-        return {**metrics, **self.update()}
+        return {**self.update(), **metrics}
 
     def _forward(self, batch: Any) -> Mapping[str, Any]:
         with self.precision():
@@ -487,9 +488,13 @@ class Task(tasks.Task):
         optimizer = self.optimizer
         if not isinstance(optimizer, Optimizer):
             raise self._without_optimizer()
+        metrics: dict[str, Any] = {}
+        if self.scheduler is not None:
+            rate = optimizer.param_groups[0]["lr"]
+            metrics["lr"] = rate.clone() if isinstance(rate, Tensor) else rate  # a scheduler fills a tensor
         optimizer.step()
         optimizer.zero_grad()
-        return optimizer.metrics() if isinstance(optimizer, Around) else {}
+        return metrics | optimizer.metrics() if isinstance(optimizer, Around) else metrics
 
     def require_optimizer(self) -> None:
         """Require, before a training, the optimizer that `train_step` steps; another step may need none."""
