@@ -1,4 +1,4 @@
-"""Modules that the steps change and that `state` does not save are named; others are not."""
+"""Modules and scalers that the steps change and that `state` does not save are named; others are not."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ from torchmetrics import MeanMetric, MetricCollection
 
 import everstep
 
+
+def scaled(scaler: torch.amp.GradScaler) -> None:
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler.scale(weight.sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
 KINDS: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any, nn.Module, int], Any]]] = {
     "MeanMetric": (lambda model: MeanMetric(), lambda made, model, step: made.update(step)),
     "MetricCollection": (
@@ -23,6 +32,10 @@ KINDS: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any, nn.Module, int
     "AveragedModel": (
         AveragedModel,
         lambda made, model, step: made.update_parameters(model) if step % 4 == 0 else None,
+    ),
+    "GradScaler": (
+        lambda model: torch.amp.GradScaler("cpu", growth_interval=2),
+        lambda made, model, step: scaled(made),
     ),
 }
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import compress
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.nn import Module, Parameter
@@ -20,6 +20,8 @@ from torch.optim import Optimizer
 
 from everstep.backends.torch.sharded import local, reshard
 from everstep.contracts.state import Declaration
+
+T = TypeVar("T")
 
 
 def _shell(module: Module) -> str:
@@ -149,12 +151,16 @@ def model_parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, str, Ten
             yield entry, "", value
 
 
-def alive_modules() -> Iterable[Module]:
-    """List every module of this process; the filter is in C, as there may be a million other objects."""
+def alive(kind: type[T]) -> Iterator[T]:
+    """Yield every object of a kind in this process; the filter is in C, as there may be a million others."""
     objects = gc.get_objects()
-    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, Module)}
-    found = compress(objects, map(kinds.__contains__, map(type, objects)))
-    return [each for each in found if "_modules" in vars(each)]  # not in the middle of being made
+    kinds = {each for each in set(map(type, objects)) if issubclass(each, kind)}
+    return compress(objects, map(kinds.__contains__, map(type, objects)))
+
+
+def alive_modules() -> list[Module]:
+    """List every module of this process."""
+    return [each for each in alive(Module) if "_modules" in vars(each)]  # not in the middle of being made
 
 
 _around: tuple[list[weakref.ref[Module]], list[weakref.ref[Module]]] = ([], [])

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, LambdaLR, OneCycleLR
@@ -18,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from everstep.backends.torch.model_wrappers import (
     address,
+    alive,
     alive_modules,
     contents,
     flatten,
@@ -390,7 +392,7 @@ class TorchUnsavedObjects:
         self._objects, self._parameters = objects, parameters
         self._looks = 0
         self._epoch = 0
-        self._marks: list[tuple[weakref.ref[Module], Any]] = []
+        self._marks: list[tuple[weakref.ref[Any], Any]] = []
         self._task: Any = None
         self._task_is_saved = False
         self._held: set[int] = set()
@@ -410,7 +412,8 @@ class TorchUnsavedObjects:
         """
         self._looks += 1
         if self._looks == _FIRST_LOOK:
-            self._marks = [(weakref.ref(root), _mark_of(root)) for root in self._outside()]
+            roots: list[Module | GradScaler] = [*self._outside(), *self._scalers()]
+            self._marks = [(weakref.ref(root), _mark_of(root)) for root in roots]
             self._held = {id(each) for each in contents(self._objects) if type(each) not in SCALARS}
             self._values = self._inside()
         in_epoch, self._epoch = epoch == self._epoch, epoch
@@ -465,6 +468,11 @@ class TorchUnsavedObjects:
         outermost = (each for each in others if id(each) not in inner)
         return [each for each in outermost if ours.isdisjoint(map(id, _parts(each)))]
 
+    def _scalers(self) -> list[GradScaler]:
+        """List the scalers of gradients of this process that the state does not hold."""
+        held = set(map(id, contents(self._objects)))
+        return [each for each in alive(GradScaler) if id(each) not in held]
+
 
 def _is_foreign(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] in _FOREIGN
@@ -494,12 +502,15 @@ def _parts(root: Module) -> Iterator[Any]:
     yield from root.buffers()
 
 
-def _mark_of(root: Module) -> list[Any]:
-    """Mark a module's arrays and numbers, to tell later whether they have changed; no element is read."""
+def _mark_of(root: Module | GradScaler) -> list[Any]:
+    """Mark an object's arrays and numbers, to tell later whether they have changed; no element is read."""
+    if isinstance(root, Module):
+        places = [held for part in root.modules() for held in (vars(part), part._parameters, part._buffers)]
+    else:
+        places = [vars(root)]
     return [
         (name, mark_of(value))
-        for part in root.modules()
-        for held in (vars(part), part._parameters, part._buffers)
+        for held in places
         for name, value in held.items()
         if isinstance(value, Tensor) or type(value) in (int, float)
     ]
