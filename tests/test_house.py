@@ -9,8 +9,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from house import BUDGETS, page, rooms, totals
 
 HELD = {
-    "lines of src": 57_500,
-    "lines of tests": 57_000,
+    "lines of src": 57_700,
+    "lines of tests": 57_150,
     "modules of at most 60 lines": 44,
     "names in everstep": 25,
 }

@@ -107,7 +107,8 @@ class NamedStreams:
 class TrainInputs(StreamWrapper):
     """Stream of the inputs that `fetch` draws from another stream, which keeps the position."""
 
-    source = Stream.source  # what the run is handed is not what the stream inside draws
+    # what the run is handed is not what the stream inside draws
+    source, replayed, draws_again = Stream.source, None, False
 
     def __init__(self, stream: Stream, fetch: Fetch) -> None:
         super().__init__(stream)

@@ -42,6 +42,9 @@ def data_of(params: Params, place: str, *, shuffle: bool) -> Any:
 class Named(StreamWrapper):
     """Stream of batches as dictionaries of arrays."""
 
+    # what the run is handed is not what the stream inside draws
+    source, replayed, draws_again = Stream.source, None, False
+
     def __init__(self, names: tuple[str, ...], stream: Stream) -> None:
         super().__init__(stream)
         self._names = names
