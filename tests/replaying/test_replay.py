@@ -29,6 +29,8 @@ from everstep.replaying.recorded_program import program_of
 
 SCRIPTS = Path(__file__).parent.parent / "drill" / "scripts"
 PROGRAM = Path(__file__).parent / "replay_program.py"
+WITH_SCRIPTS = f"{SCRIPTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+"""PYTHONPATH with which a copy of a script finds its modules."""
 
 
 def start(*command: str | Path, status: int = 0, **environment: str) -> str:
@@ -117,10 +119,10 @@ def test_another_program_is_found_out_at_its_first_other_value(run: Path) -> Non
     program = (SCRIPTS / "everything.py").read_text()
     changed.write_text(program.replace('["rate"] *= 0.9', '["rate"] *= 0.8'))
     given = ("--verify", ":", "--json", "found.json", "--", changed, run)
-    told = replay(run, *given, status=1, PYTHONPATH=str(SCRIPTS))
+    told = replay(run, *given, status=1, PYTHONPATH=WITH_SCRIPTS)
     first = json.loads(Path("found.json").read_text())["difference"]
-    # behind step 6 the rate is changed, step 7 uses it first, and step 8 computes a loss from that
-    assert (first["step"], first["component"], first["name"]) == (8, "loss", "loss"), told
+    # behind step 6 the rate is changed, which is an entry of the state
+    assert (first["step"], first["component"], first["name"]) == (6, "state", "state 'notes'"), told
     assert "not verified: " in told
 
 
@@ -163,7 +165,7 @@ def test_a_killed_replay_leaves_no_process(run: Path, temporary: Path, killed: b
     held = run.parent.parent / "held"
     process = subprocess.Popen(
         [*command, "--", "hold.py", str(run)],
-        env={**os.environ, "PYTHONPATH": f"{SCRIPTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        env={**os.environ, "PYTHONPATH": WITH_SCRIPTS},
         start_new_session=True,
     )
     try:

@@ -132,9 +132,12 @@ def differing_rows(expected: Rows, rows: Iterable[Row], run: str = "") -> Iterat
         component, name = ("service", row.phase.removeprefix("eval/")) if in_service else ("loss", row.name)
         if was is None:
             component, name = "journal", f"row {name}"
-        place = {"step": "step", "tail": "tail", "head": "before"}.get(row.phase, "epoch")
+        # the head of an epoch lies before its first step
+        step, place = row.step, row.phase if row.phase in ("step", "tail") else "epoch"
+        if row.phase == "head":
+            step, place = step + 1, "before"
         values = ABSENT if was is None else _value(was, row), _value(row, was)
-        yield Difference(component, name, *values, row.step, row.epoch, place, run)
+        yield Difference(component, name, *values, step, row.epoch, place, run)
 
 
 def _key(row: Row) -> tuple[int, int, str, str, int]:

@@ -67,7 +67,7 @@ class Difference(NamedTuple):
         """Sort key: by place, then from cause to effect, then by rank."""
         step = {"enter": -1, "end": 1 << 62}.get(self.place, self.step)
         place = list(_WHERE).index(self.place)
-        return step, self.epoch, place, COMPONENTS.index(self.component), self.rank
+        return step, place, COMPONENTS.index(self.component), self.rank
 
     def __str__(self) -> str:
         on = f" on rank {self.rank}" if self.rank else ""
