@@ -41,7 +41,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.meta_path.remove(code_trust._outside)
     code_trust._outside._folders.clear()
     for name in sys.modules.keys() - modules.keys():
-        if name.partition(".")[0] in ("telltale", "beside", "runs"):
+        if name.partition(".")[0] in ("telltale", "beside", "runs", "this"):
             del sys.modules[name]
 
 
@@ -90,7 +90,12 @@ def sent(here: Path) -> Path:
         "streams": {"train": system, "valid": system},
         "model": {"call": "subprocess:getoutput", "cmd": f"touch {told}"},
         "optimizer": system,
-        "services": [{"telltale:Service": {}}, {"os:system": {"command": f"touch {told}"}}, {"Evaluate": {}}],
+        "services": [
+            {"telltale:Service": {}},
+            {"os:system": {"command": f"touch {told}"}},
+            {"Scheduled": {"target": "lr", "function": {"call": "this:s"}}},  # of Python itself
+            {"Evaluate": {}},
+        ],
     }
     named = {"config": config, "code": [str(run), str(here / "runs")], "argv": [str(run / "telltale.py")]}
     record(run, facts | named)
@@ -186,7 +191,7 @@ def test_no_command_imports_or_calls_what_a_strangers_run_names(
     status = everstep(monkeypatch, command, *(given.get(each, each) for each in line))
     said = capfd.readouterr()
     assert not (here / "told").exists()
-    assert "telltale" not in sys.modules
+    assert {"telltale", "this"}.isdisjoint(sys.modules)
     if command in LOOKING:
         # nothing has diverged; the journal is not the one that the checkpoint names
         assert status == {"accept": 2, "audit": 1}.get(command, 0), said.err

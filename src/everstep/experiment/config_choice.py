@@ -132,7 +132,8 @@ def touching(
 def _controllers(tree: Mapping[str, Any], imports: bool) -> list[Any]:
     """Controllers among the services of a config, every default filled in; other services are left out."""
     found = [ServiceCall.of(each) for each in tree.get("services") or () if _controls(each, imports)]
-    return [(each.completed((), []) if _is_known(each, imports) else each).tree() for each in found]
+    # filling in imports the calls among the arguments, also of everstep's own services
+    return [(each.completed((), []) if imports else each).tree() for each in found]
 
 
 def _controls(service: Any, imports: bool) -> bool:
