@@ -310,8 +310,10 @@ class _Both(_Pair):
     word = "&"
 
     def next_time(self) -> float | None:
-        # A side in steps or epochs brings the loop to a boundary by itself.
-        return super().next_time() if self.left.wall and self.right.wall else None
+        if not (self.left.wall and self.right.wall):
+            return None  # a side in steps or epochs brings the loop to a boundary by itself
+        times = (self.left.next_time(), self.right.next_time())
+        return max((t for t in times if t is not None), default=None)
 
     def due(self, when: Instant) -> bool:
         return self.left.due(when) and self.right.due(when)

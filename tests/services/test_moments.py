@@ -385,3 +385,8 @@ def test_a_service_of_each_stage_finishes_once_and_at_a_clean_end_alone(tmp_path
         assert Finishing.said == []
         start()
         assert Finishing.said == [(stage.name, 8) for stage in stages]
+
+
+def test_two_clocks_that_must_both_be_due_bring_no_boundary_before_the_later_one() -> None:
+    assert (Every(seconds=10) & Every(seconds=600)).next_time() == 600
+    assert (Every(seconds=10) | Every(seconds=600)).next_time() == 10

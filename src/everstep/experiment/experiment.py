@@ -70,7 +70,7 @@ class Experiment:
             task's from the seed itself, each stream's from the seed and the stream's name.
         strict_git: refuse to train where the code has changes that are not committed and pushed.
         skip_check: do not look at git at all.
-        trainer: more arguments of `Trainer`: max_epoch, max_step, max_time ...
+        options: more arguments of `Trainer`: max_epoch, max_step, max_time ...
 
     Attributes:
         run_dir, seed: as given.

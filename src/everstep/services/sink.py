@@ -98,7 +98,6 @@ class Sink(Service, ABC):
         ConfigError: `path` leads elsewhere, or is a place that the run itself uses.
     """
 
-    isolate: ClassVar[bool] = False
     window = "none"
     default_schedule = Every(steps=1000) | Every(epochs=1) | Every(seconds=30)
     binary: ClassVar[bool] = False
@@ -361,6 +360,8 @@ class JSONLines(Sink):
         every: when to append new rows; default as often as the journal itself, and at the end.
     """
 
+    isolate = False  # it draws no random numbers
+
     def __init__(
         self,
         path: str | Path = "logs/metrics.jsonl",
@@ -386,6 +387,8 @@ class CSV(Sink):
         delimiter: character between two columns.
         every: when to append new rows; default as often as the journal itself, and at the end.
     """
+
+    isolate = False  # it draws no random numbers
 
     def __init__(
         self,

@@ -76,6 +76,8 @@ class TensorBoard(Sink):
     moments = SCHEDULED | {Moment.SUMMARY_ADDED}
     binary = True
 
+    isolate = False  # it draws no random numbers
+
     def __init__(
         self,
         path: str | Path = "logs/tensorboard",
