@@ -113,7 +113,8 @@ def check(crashes: list[Crash], cadence: str, limit: int = 0, **chosen: Any) -> 
     `limit`: of steps, for all starts before the last.
     """
     crashed = program(**chosen, cadence=cadence)
-    if limit and not (crashed.leave or crashed.stop or chosen["services"] != "none"):
+    # a start that ends before the first update of the optimizer is an error: the program may lack step()
+    if limit >= chosen["accumulate"] and not (crashed.leave or crashed.stop or chosen["services"] != "none"):
         crashes = [*crashes, None]  # type: ignore[list-item]
     else:
         limit = 0  # a limit at a step that is left, or a decision made with it, is another run
