@@ -20,6 +20,7 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
+import everstep
 from everstep.backends.torch.user_dataloader import DataLoaderStream
 from everstep.data import as_stream
 from everstep.errors import DataError, NotResumableError
@@ -367,3 +368,16 @@ def test_a_loader_left_in_the_middle_carries_its_generator_on():
     fresh = make()
     fresh.open("train", 0, position, seed=0).close()
     assert next_pass(fresh) == next_pass(stream)
+
+
+NO_ATTRIBUTES = {"array": np.arange(6)[::-1].copy(), "keys": dict.fromkeys(range(6)).keys()}
+
+
+@pytest.mark.parametrize("kind", NO_ATTRIBUTES)
+def test_a_sampler_may_have_no_attributes(kind, tmp_path):
+    sampler = NO_ATTRIBUTES[kind]
+    data = DataLoader([float(at) for at in range(6)], batch_size=2, sampler=sampler)
+    with everstep.TrainLoop(tmp_path / "run", default_services=False, max_epoch=1) as loop:
+        for _ in loop.iter_epochs():
+            seen = [batch.tolist() for _, batch in loop.iter_steps(data)]
+    assert [at for batch in seen for at in batch] == [float(at) for at in sampler]

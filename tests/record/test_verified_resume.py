@@ -240,9 +240,33 @@ def test_data_that_gives_other_batches_is_named_after_a_clean_stop(tmp_path: Pat
         stopped(tmp_path, make, 0, stop=2)
     said = r"step 2 batch of train was batch 2 of pass 1 with digest .*random_split.*--divergence 2"
     with pytest.raises(DivergenceError, match=said):
-        stopped(tmp_path, make, 1)
+        stopped(tmp_path, make, 1, on_divergence="stop")
     accept(tmp_path, 2)
     assert stopped(tmp_path, make, 2)[-1].startswith("ended: max_epoch 3 is reached")
+
+
+def test_a_last_batch_that_differs_only_warns_where_the_program_sets_its_data_later(tmp_path: Path) -> None:
+    """The batch that is drawn again is one of a dataset of which a line of the loop sets a part."""
+
+    class Levels(Noise):
+        level = 0
+
+        def __getitem__(self, at: int) -> Any:
+            return (*super().__getitem__(at), self.level)
+
+    def train(max_step: int) -> everstep.supervisor.Ending:
+        data = Levels()
+        with quiet(tmp_path, seed=1, max_step=max_step) as sv:
+            batches = sv.stream(DataLoader(data, 2))
+            while not sv.should_stop():
+                data.level = sv.step // 2
+                next(batches)
+                sv.advance()
+        return sv.ending
+
+    train(4)
+    ending = train(6)
+    assert ending.finished and any("resume differs: step 4 batch" in each for each in ending.warnings)
 
 
 @pytest.mark.parametrize("declared", [True, False])
@@ -252,7 +276,8 @@ def test_between_two_passes_data_that_is_declared_is_compared(tmp_path: Path, de
     def train(last: int, stop: bool = False) -> everstep.supervisor.Ending:
         data = DataLoader(torch.utils.data.Subset(Noise(), [0, 1, last]), 2)
         options: Any = {"streams": {"train": data}} if declared else {}
-        with everstep.TrainLoop(tmp_path, default_services=False, seed=1, max_epoch=2, **options) as loop:
+        options |= {"default_services": False, "on_divergence": "stop"}
+        with everstep.TrainLoop(tmp_path, seed=1, max_epoch=2, **options) as loop:
             for epoch in loop.iter_epochs():
                 list(loop.iter_steps(data))
                 if stop and epoch == 1:
@@ -269,7 +294,7 @@ def test_between_two_passes_data_that_is_declared_is_compared(tmp_path: Path, de
 
 def test_between_two_passes_data_of_a_supervisor_is_compared(tmp_path: Path) -> None:
     def train(last: int, max_step: int) -> None:
-        with quiet(tmp_path, seed=1, max_step=max_step) as sv:
+        with quiet(tmp_path, seed=1, max_step=max_step, on_divergence="stop") as sv:
             batches = sv.stream([np.full(2, 0), np.full(2, last)])
             while not sv.should_stop():
                 next(batches)
@@ -286,7 +311,8 @@ def test_batches_that_steps_change_in_place_are_named(tmp_path: Path) -> None:
 
     def train(stop: int) -> None:
         data = [np.full(2, float(at)) for at in range(3)]
-        with everstep.TrainLoop(tmp_path, default_services=False, seed=1, max_epoch=3) as loop:
+        options: Any = {"default_services": False, "on_divergence": "stop"}
+        with everstep.TrainLoop(tmp_path, seed=1, max_epoch=3, **options) as loop:
             for _ in loop.iter_epochs():
                 for step, batch in loop.iter_steps(data):
                     batch += 1

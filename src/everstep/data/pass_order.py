@@ -175,7 +175,7 @@ class KeptBySamplers:
         """Map attributes to whether a checkpoint can hold them, and to a mark that changes with them."""
         return {
             name: (True, digest(encode(value))) if can_be_saved(value) else (False, _mark_of_other(value))
-            for name, value in vars(sampler).items()
+            for name, value in getattr(sampler, "__dict__", {}).items()
             if not any(value is each for each in self._apart)
         }
 

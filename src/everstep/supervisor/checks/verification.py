@@ -72,6 +72,8 @@ class Verifier:
         self.places: dict[str, int] = {}
         self._noted: Difference | None = None
         self._error: DivergenceError | None = None
+        self._only_warns = False
+        """Whether a batch that differs now stops nothing by default."""
 
     def drew(self, step: int, stream: str, pass_index: int, batch: Any) -> None:
         """Note a batch that is handed out for `step`; nobody has changed it yet."""
@@ -88,10 +90,19 @@ class Verifier:
             self._notice()
             self.require_agreement()
 
-    def drew_again(self, stream: str, words: tuple[str, str] | None) -> None:
-        """Compare a stream's batches before the resume point; see `StepComparison.drawn_again`."""
+    def drew_again(self, stream: str, words: tuple[str, str] | None, is_read_on: bool) -> None:
+        """Compare a stream's batches before the resume point; see `StepComparison.drawn_again`.
+
+        A last batch that differs is only a warning, unless the user wants all to stop: the program may set
+        what its data depends on in lines that have not run yet.
+
+        Args:
+            is_read_on: whether the run goes on with what was drawn.
+        """
         if not self._comparison.drawn_again(stream, words):
+            self._only_warns = not is_read_on
             self._notice()
+            self._only_warns = False
             self.require_agreement()
             if self._comparison.done:
                 self.say()
@@ -214,7 +225,9 @@ class Verifier:
         found = {"component": new.name, "old": new.expected, "new": new.actual}
         self._journal.event(DIVERGED, {"step": new.step, **found, "in_data": in_data})
         self._journal.flush()
-        if self._on_divergence == "stop" or (self._on_divergence is None and in_data):
+        if self._on_divergence == "stop" or (
+            self._on_divergence is None and in_data and not self._only_warns
+        ):
             self._error = DivergenceError(
                 f"resume differs: {in_words(new)}; {self._cause(new)}. If the change is intended, run "
                 f"everstep accept RUN --divergence {new.step}, and start again; or continue with "

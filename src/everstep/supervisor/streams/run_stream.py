@@ -41,7 +41,7 @@ class RunStream:
         left_out: Callable[[RunStream], Collection[int]],
         head: HeadWatch,
         share: Share = WHOLE,
-        compared: Callable[[str, tuple[str, str] | None], None] = lambda name, words: None,
+        compared: Callable[[str, tuple[str, str] | None, bool], None] = lambda name, words, is_read_on: None,
     ) -> None:
         self.name = name
         self.ledger = Ledger(name, share)
@@ -249,14 +249,16 @@ class RunStream:
         """Compare batches that were drawn again, of which the last is batch `done`, with those of the run."""
         assert self.stream is not None
         last, of_pass = self.ledger.last, f"of pass {pass_index + 1}"
+        whole = self.stream.source is self.stream and not self.stream.draws_again
+        is_other = bool(drawn) and whole and not self.ledger.agrees(drawn, self._left_out(self))
+        equal = True
         if drawn and last is not None and last[:2] == (pass_index, done) and drawn[-1] is not None:
             equal = drawn[-1] == last[2]
             words = f"batch {done} {of_pass} with digest {last[2]:016x}", f"one with digest {drawn[-1]:016x}"
-            self._compared(self.name, None if equal else words)
-        whole = self.stream.source is self.stream and not self.stream.draws_again
-        if drawn and whole and not self.ledger.agrees(drawn, self._left_out(self)):
+            self._compared(self.name, None if equal else words, is_other)
+        if is_other and equal:
             words = f"one of the {len(drawn)} {of_pass} before the resume point", "another, drawn again"
-            self._compared(self.name, words)
+            self._compared(self.name, words, True)
 
     def end_pass(self) -> None:
         """End this pass; the next `open` begins the next pass."""

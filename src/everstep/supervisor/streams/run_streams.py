@@ -86,7 +86,8 @@ class Streams:
         drew: called with the stream, pass and index of each batch that is handed out, if set.
         noticed: called with a stream's name, and what the head of an epoch did to its generators.
         compared: called with the name of a stream whose batches before the resume point were drawn again, and
-            with words for what was and what is; None where these are equal.
+            with words for what was and what is, None where these are equal; and whether the run goes on
+            with what was drawn, so that it would be another run.
         changed: called when a person has chosen to continue with other data.
         drawn: by stream, digests of the batches that its ledger has yet to account for.
         per_step: by stream, its `RunStream.per_step`.
@@ -107,7 +108,9 @@ class Streams:
         self._share = Share(group.data_rank, group.data.size, uneven)
         self.drew: Callable[[str, int, int], None] | None = None
         self.noticed: Callable[[str, dict[str, Any]], None] = lambda name, head: None
-        self.compared: Callable[[str, tuple[str, str] | None], None] = lambda name, words: None
+        self.compared: Callable[[str, tuple[str, str] | None, bool], None] = lambda name, words, is_read_on: (
+            None
+        )
         self.changed: Callable[[], None] = lambda: None
         self._quarantined = [(batch.stream, batch.pass_index, batch.batch_index) for batch in quarantined]
         self._by_name: dict[str, RunStream] = {}
@@ -170,7 +173,7 @@ class Streams:
             self._left_out,
             head,
             self._share,
-            lambda name, words: self.compared(name, words),
+            lambda name, words, is_read_on: self.compared(name, words, is_read_on),
         )
         self.drawn[name], self.per_step[name] = made.ledger.drawn, made.per_step
         return made
