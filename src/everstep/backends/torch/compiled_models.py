@@ -23,8 +23,8 @@ def shapes_watched(objects: Mapping[str, Any], warn: Callable[[str], None]) -> I
     shapes that this process has seen.
     """
     with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # else nothing is compiled
-            ours = {id(part) for model in models_of(objects) for part in model.modules()}
+        ours = {id(part) for model in models_of(objects) for part in model.modules()}
+        if ours and "torch._dynamo" in sys.modules:  # else nothing is compiled
             compiled = [each for each in alive_modules() if isinstance(each, torch._dynamo.OptimizedModule)]
             for each in compiled:
                 if not ours.isdisjoint(map(id, each.modules())):

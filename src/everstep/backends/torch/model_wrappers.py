@@ -151,16 +151,16 @@ def model_parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, str, Ten
             yield entry, "", value
 
 
-def alive(kind: type[T]) -> Iterator[T]:
-    """Yield every object of a kind in this process; the filter is in C, as there may be a million others."""
+def alive_modules(*others: type[T]) -> list[Module | T]:
+    """List every module of this process, and the objects of other kinds.
+
+    The filter is in C, as there may be a million objects.
+    """
     objects = gc.get_objects()
-    kinds = {each for each in set(map(type, objects)) if issubclass(each, kind)}
-    return compress(objects, map(kinds.__contains__, map(type, objects)))
-
-
-def alive_modules() -> list[Module]:
-    """List every module of this process."""
-    return [each for each in alive(Module) if "_modules" in vars(each)]  # not in the middle of being made
+    kinds = {each for each in set(map(type, objects)) if issubclass(each, (Module, *others))}
+    listed = compress(objects, map(kinds.__contains__, map(type, objects)))
+    # without a module in the middle of being made
+    return [each for each in listed if not isinstance(each, Module) or "_modules" in vars(each)]
 
 
 _around: tuple[list[weakref.ref[Module]], list[weakref.ref[Module]]] = ([], [])

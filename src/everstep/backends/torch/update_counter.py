@@ -19,7 +19,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from everstep.backends.torch.model_wrappers import (
     address,
-    alive,
     alive_modules,
     contents,
     flatten,
@@ -412,9 +411,8 @@ class TorchUnsavedObjects:
         """
         self._looks += 1
         if self._looks == _FIRST_LOOK:
-            roots: list[Module | GradScaler] = [*self._outside(), *self._scalers()]
-            self._marks = [(weakref.ref(root), _mark_of(root)) for root in roots]
             self._held = {id(each) for each in contents(self._objects) if type(each) not in SCALARS}
+            self._marks = [(weakref.ref(root), _mark_of(root)) for root in self._outside()]
             self._values = self._inside()
         in_epoch, self._epoch = epoch == self._epoch, epoch
         moved = self._moved()
@@ -458,20 +456,19 @@ class TorchUnsavedObjects:
         )
         return {path: mark for path, mark in islice(found, _MOST) if not path.endswith(("time", "timer"))}
 
-    def _outside(self) -> list[Module]:
-        """List the outermost modules of this process that share no module and no array with the state."""
+    def _outside(self) -> list[Module | GradScaler]:
+        """List the outermost modules and the scalers of gradients that share nothing with the state."""
         held = [each for each in contents(self._objects) if isinstance(each, Module)]
         ours = {id(part) for root in held for part in _parts(root)}
         ours |= {id(parameter) for *_, parameter in self._parameters()}
-        others = [each for each in alive_modules() if id(each) not in ours]
+        listed = alive_modules(GradScaler)
+        others = [each for each in listed if isinstance(each, Module) and id(each) not in ours]
         inner = {id(part) for each in others for part in each.modules() if part is not each}
         outermost = (each for each in others if id(each) not in inner)
-        return [each for each in outermost if ours.isdisjoint(map(id, _parts(each)))]
-
-    def _scalers(self) -> list[GradScaler]:
-        """List the scalers of gradients of this process that the state does not hold."""
-        held = set(map(id, contents(self._objects)))
-        return [each for each in alive(GradScaler) if id(each) not in held]
+        return [
+            *(each for each in outermost if ours.isdisjoint(map(id, _parts(each)))),
+            *(each for each in listed if isinstance(each, GradScaler) and id(each) not in self._held),
+        ]
 
 
 def _is_foreign(value: Any) -> bool:
