@@ -92,8 +92,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     return True if time.time() > item.config.getoption("--until") else None
 
 
-def pytest_collection_finish() -> None:
-    """Hide the million objects that were imported from the garbage collector.
+@pytest.fixture(autouse=True, scope="module")
+def hidden_from_the_collector() -> None:
+    """Hide the million objects that were imported from the garbage collector, and what files before left.
 
     The collector, and each start that searches this process for modules outside its state, took half a
     second to go over them.
