@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from everstep.checkpoint import CheckpointName, Commit, Store, read_checkpoint
-from everstep.checkpoint.pieces import RankPiece, described
+from everstep.checkpoint.pieces import described
 from everstep.contracts.state import HostArray, Region
 from everstep.errors import CheckpointError
 from everstep.state import digest, encode
@@ -21,7 +21,7 @@ def reported(whole: tuple[int, ...], boxes: list[Box]) -> None:
     region = Region(boxes[0][0], first, whole, (0,))
     array = HostArray("F32", first, np.zeros(4 * int(np.prod(first)), np.uint8), "torch", region=region)
     pieces = [
-        {"w": RankPiece(offset, shape, f"pieces-{rank:05d}.safetensors", "w", "0")}
+        {"w": {"file": f"pieces-{rank:05d}.safetensors", "key": "w", "offset": offset, "shape": shape}}
         for rank, (offset, shape) in enumerate(boxes)
     ]
     described({"w": array}, pieces)
