@@ -35,8 +35,7 @@ class Instant(NamedTuple):
 class Schedule:
     """Base of all schedules; combine two with `|` (either is due) or `&` (both are due).
 
-    Attributes:
-        learns: whether the schedule depends on what its actions cost; see `learn`.
+    `learns` says whether the schedule depends on what its actions cost; see `learn`.
     """
 
     learns = False
@@ -145,11 +144,7 @@ class Every(Schedule):
 
 
 class At(Schedule):
-    """Due after the given steps, and at no other.
-
-    Args:
-        *steps: positive step numbers, in any order.
-    """
+    """Due after the given steps (positive numbers, in any order), and at no other."""
 
     @checked_keywords
     def __init__(self, *steps: int) -> None:
