@@ -91,11 +91,7 @@ def plain_tree(tree: Any) -> Any:
 
 
 def integer(what: str, value: N, least: int | None = 1, *, none: str = "") -> N:
-    """Return `value` as an int; it must be an integer (NumPy's, too) of `least` or more.
-
-    Args:
-        none: meaning of None, such as "for no limit"; "" to refuse None.
-    """
+    """Return an integer of `least` or more, NumPy's too; `none` is the meaning of an allowed None."""
     value = plain(value)
     right = isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
     if not (right or (none and value is None)):
@@ -105,11 +101,9 @@ def integer(what: str, value: N, least: int | None = 1, *, none: str = "") -> N:
 
 
 def number(what: str, value: N, *, of: str = "", zero: bool = False, none: str = "") -> N:
-    """Return `value` as an int or a float; it must be more than 0, or with `zero` 0 or more.
+    """Return a number of more than 0 as an int or a float, with `zero` of 0 or more.
 
-    Args:
-        of: unit of the number, in the plural.
-        none: as in `integer`.
+    `of` is its unit, in the plural, and `none` the meaning of an allowed None.
     """
     value = plain(value)
     real = isinstance(value, int | float) and not isinstance(value, bool)
@@ -121,23 +115,14 @@ def number(what: str, value: N, *, of: str = "", zero: bool = False, none: str =
 
 
 def valid_name(what: str, value: str) -> str:
-    """Return `value`, a name of a part of the state: a string that is not empty and has no "/".
-
-    Args:
-        what: kind of the named object, such as "stream".
-    """
+    """Return a name of a part of the state: a string that is not empty and has no "/"."""
     if not isinstance(value, str) or not value or "/" in value:
         raise ConfigError(f"{what} name {value!r}: give a string without '/', not empty")
     return value
 
 
 def positive(value: Any, returned: str, remedy: str) -> float:
-    """Return a user's value as a float; it must be a finite number above 0.
-
-    Args:
-        returned: name of the method that returned the value, such as "Digits.batch_size".
-        remedy: words for what the method should return.
-    """
+    """Return a user's value as a float; it must be finite and above 0; `returned` names the user's method."""
     try:
         number = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of many elements

@@ -139,10 +139,7 @@ def make_dirs(folder: Path, room: str) -> None:
 def write_whole(path: Path, data: bytes, room: str, *, replace: bool = True) -> None:
     """Write a file whole: either the old content or the new content survives a crash, never a mix.
 
-    Args:
-        path: the file; its folder exists.
-        data: the new content.
-        replace: False to leave an existing file as it is.
+    With `replace=False` an existing file stays as it is.
     """
     new = temporary(path)
     # an earlier process with our id may have left a file of this name

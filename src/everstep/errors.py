@@ -22,11 +22,7 @@ class ConfigError(EverstepError, ValueError):
 
 
 class ChangedError(ConfigError):
-    """A given value differs from the stored value, and that changes training.
-
-    Attributes:
-        differences: the differences in words.
-    """
+    """A given value differs from the stored value, and that changes training; `differences` in words."""
 
     def __init__(self, differences: str, remedy: str) -> None:
         self.differences = differences
@@ -50,11 +46,7 @@ class MirrorError(EverstepError, OSError):
 
 
 class RankSaveError(RunDirError):
-    """A save has failed on all ranks: a disk or memory failed on one, or a rank did not answer in time.
-
-    Attributes:
-        ranks: the ranks at which it failed.
-    """
+    """A save has failed on all ranks: on `ranks` a disk or memory failed, or they did not answer in time."""
 
     def __init__(self, number: int, message: str, *, ranks: Sequence[int] = ()) -> None:
         super().__init__(number, message)
@@ -214,11 +206,7 @@ class DisagreementError(GroupError):
 
 
 class DivergedRanksError(DisagreementError):
-    """Something that must be the same on all ranks is not: a save that compared it was refused.
-
-    Attributes:
-        name: name of the thing.
-    """
+    """`name` must be the same on all ranks and is not: a save that compared it was refused."""
 
     def __init__(self, message: str, *, name: str, ranks: Sequence[int] = ()) -> None:
         super().__init__(message, ranks=ranks)
@@ -269,11 +257,7 @@ class RolledBack(Interrupted):
 
 
 class TriedAgain(RolledBack):
-    """A listed error ended the run; a new start tries again from the newest checkpoint.
-
-    Attributes:
-        number: ordinal of this try in a row of tries, from 1.
-    """
+    """A listed error ended the run; a start tries again from the newest checkpoint, the `number`-th time."""
 
 
 class GuardStop(_Exit):
@@ -302,12 +286,7 @@ _MOST_COMPARED = 2000
 
 
 def alike(name: str, known: Iterable[str], cutoff: float = 0.75) -> str:
-    """Ask whether the known name nearest to `name` was meant, as a phrase; "" if none is near.
-
-    Args:
-        cutoff: least likeness, 0 to 1; by default "val_loss" and "valid_loss" are near, "train_loss" and
-            "valid_loss" are not.
-    """
+    """Ask whether the known name nearest to `name` was meant, as a phrase; "" if none is near."""
     import difflib  # late: an error of a name is rare
 
     names = [each for each in sorted(known) if len(each) <= _LONGEST_NAME]

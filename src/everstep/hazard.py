@@ -39,9 +39,6 @@ def arm(spec: str | None) -> None:
         spec: "ACTION:POINT:N" or "ACTION:POINT:FROM-TO"; ACTION is "kill", or the name of a signal or
             errno; counts start at 1.  "... then ..." arms the second part when the first part has struck for
             the last time.  "trace:FILE" only appends names.
-
-    Raises:
-        ConfigError: the spec has another form.
     """
     global _action
     _action = None if spec is None else _parse(spec)

@@ -18,12 +18,8 @@ def exports(
     """Make `__getattr__`, `__dir__` and `__all__` of a module that imports its names late.
 
     The names are those of its block `if TYPE_CHECKING:`, which type checkers read: `from HOME import NAME as
-    NAME`.  Submodules, imported from the module itself, are attributes, too; they are not in `__all__`, so
-    that a star import does not overwrite a program's own `data`.
-
-    Args:
-        module: full name of the exporting module.
-        beside: full name of a module that the message about an unknown name may point to.
+    NAME`.  Submodules, imported from the module itself, are not in `__all__`, so that a star import does not
+    overwrite a program's own `data`.  The message about an unknown name may point to the module `beside`.
     """
     loader: Any = sys.modules[module].__spec__.loader  # type: ignore[union-attr]
     source: str = loader.get_source(module)

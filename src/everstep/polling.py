@@ -14,9 +14,8 @@ LOOK = 1.0
 def wait_until(ready: Callable[[], bool], limit: float) -> bool:
     """Ask `ready` again and again, for up to `limit` seconds; return its last answer.
 
-    The pauses grow with the time waited, an eighth of it each, so that a short wait ends at once and a long
-    one costs few requests.  A request of the store that blocks would cost fewer; but while it does, Python
-    runs no signal handler, and at its time limit torch writes warnings to the console.
+    The pauses grow with the time waited.  A request of the store that blocks would keep Python from running
+    signal handlers.
     """
     began = time.monotonic()
     while not ready():

@@ -8,16 +8,14 @@ the URL may be removed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 HIDDEN = "***"
 """String in place of a credential."""
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*\Z")
-_LONGEST_SCHEME = 31
-_REST = re.compile(r"\S+")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30})://(\S+)")
 _DATABASE = re.compile(r"(postgres|mysql|mariadb|mssql|oracle)", re.IGNORECASE)
 _USER_IS_A_NAME = re.compile(rf"{_DATABASE.pattern}|(git\+)?ssh|sftp|rsync", re.IGNORECASE)
 _PARAMETER = re.compile(r"([?&;#])([^=&;#?\s]+)=([^&\s]*)")
@@ -44,15 +42,11 @@ def redact(pattern: str | re.Pattern[str]) -> None:
 
         everstep.record.redact(r"api[-_]key[= ](\\S+)")
 
-    Call this before the loop, or the Trainer, is made.  If the pattern has groups, only the groups are
-    replaced.  It is applied to each string; to the command line, with blanks between the arguments; and to
-    each value of a configuration, as "name=value".
+    Call this before the loop, or the Trainer, is made.  It is applied to each string; to the command line,
+    with blanks between the arguments; and to each value of a configuration, as "name=value".
 
     Args:
-        pattern: regular expression of what must not be recorded.
-
-    Raises:
-        re.error: the pattern is not a regular expression.
+        pattern: regular expression of what must not be recorded; if it has groups, only these are replaced.
     """
     compiled = re.compile(pattern)
     if compiled not in _patterns:
@@ -105,7 +99,6 @@ def _told(text: str, name: str, patterns: Sequence[_Pattern]) -> str:
 
 
 def _found(text: str, patterns: Sequence[_Pattern]) -> list[tuple[int, int]]:
-    """List the parts of a string that patterns hide, from left to right."""
     spans: list[tuple[int, int]] = []
     for pattern in patterns:
         for match in pattern.finditer(text):
@@ -124,33 +117,18 @@ def _without(text: str, spans: Sequence[tuple[int, int]]) -> str:
 
 
 def _by_form(text: str) -> str:
-    text = _PARAMETER.sub(_parameter, text)
-    told, at = [], 0
-    for begin, scheme, rest in _urls(text):
-        told += [_remotes(text[at:begin]), _url(scheme, rest)]
-        at = begin + len(scheme) + len("://") + len(rest)
-    return "".join([*told, _remotes(text[at:])])
+    return "".join(_word(word) if "@" in word or "=" in word else word for word in _BLANKS.split(text))
 
 
-def _urls(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield the URLs in a string: where each begins, its scheme, and what follows `://`."""
-    at, found = 0, text.find("://")
-    while found >= 0:
-        scheme = _SCHEME.search(text[max(at, found - _LONGEST_SCHEME) : found])
-        if scheme is not None and (rest := _REST.match(text, found + len("://"))):
-            yield found - len(scheme[0]), scheme[0], rest[0]
-            at = rest.end()
-        found = text.find("://", max(at, found + 1))
-
-
-def _remotes(text: str) -> str:
-    if "@" not in text:
-        return text
-    return "".join(_remote(word) if "@" in word else word for word in _BLANKS.split(text))
+def _word(word: str) -> str:
+    word = _PARAMETER.sub(_parameter, word)
+    if url := _URL.search(word):
+        return _remote(word[: url.start()]) + _url(*url.groups())
+    return _remote(word)
 
 
 def _remote(word: str) -> str:
-    """Hide what lies between the first user and the last host of a word."""
+    """Hide what lies between the first user and the last host of a word such as `user:token@host:path`."""
     user = _AFTER_USER.search(word)
     hosts = [found.start() for found in _BEFORE_HOST.finditer(word)]
     if user is None or not hosts or hosts[-1] <= user.end():

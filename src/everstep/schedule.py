@@ -1,12 +1,10 @@
 """Schedules: `Every(steps=100)`, `At(10, 50)`, `Every(epochs=1) | Every(seconds=600)`.
 
-A schedule is asked at boundaries only (after a step, after an epoch).  It answers two questions: whether
-it is due now, and before which step it need not be asked again.  The second answer lets the loop decide
-with one integer comparison that nothing is due.
+A schedule is asked at boundaries only (after a step, after an epoch): whether it is due, and before which
+step it need not be asked again, so that one comparison of integers tells that nothing is due.
 
-Schedules in steps and epochs are due at multiples of n, counted from the run's first step: a resumed run
-has them at the same steps.  A schedule in seconds depends on the clock: it is left out of comparisons, and
-the supervisor's ticker thread wakes the loop for it.  `Auto` chooses its seconds by what saves cost.
+Steps and epochs are due at multiples of n, counted from the run's first step: a resumed run has them at the
+same steps.  A schedule in seconds is left out of comparisons of runs.
 """
 
 from __future__ import annotations
@@ -26,14 +24,7 @@ NEVER = 1 << 62
 
 
 class Instant(NamedTuple):
-    """Facts about a boundary, for schedules.
-
-    Attributes:
-        step: last completed step, from 0.
-        epoch: current epoch, from 1 (0 before the first).
-        at_epoch_end: True at an after_epoch boundary.
-        now: seconds of a monotonic clock.
-    """
+    """Facts about a boundary: the last complete step, the epoch (0 before the first), monotonic seconds."""
 
     step: int
     epoch: int
@@ -44,8 +35,7 @@ class Instant(NamedTuple):
 class Schedule:
     """Base of all schedules; combine two with `|` (either is due) or `&` (both are due).
 
-    Attributes:
-        learns: whether the schedule depends on what its actions cost; see `learn`.
+    `learns` says whether the schedule depends on what its actions cost; see `learn`.
     """
 
     learns = False
@@ -86,6 +76,12 @@ class Schedule:
     def failed(self, now: float) -> None:
         """Note that the newest action has failed, as is found at a clock time; for schedules that learn."""
 
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
     def __or__(self, other: Schedule) -> Schedule:
         return _Either(self, other)
 
@@ -94,7 +90,7 @@ class Schedule:
 
 
 @checked_init
-@dataclass(eq=True)
+@dataclass(eq=False)
 class Every(Schedule):
     """Due every n steps, n epochs or n seconds; exactly one of the three.
 
@@ -102,9 +98,6 @@ class Every(Schedule):
         steps: positive int; due after steps n, 2n, 3n ...
         epochs: positive int; due at the end of epochs n, 2n ...
         seconds: positive number of seconds since the loop opened or since the schedule last fired.
-
-    Raises:
-        ConfigError: none or several are given, or the number is not positive.
     """
 
     steps: int | None = None
@@ -151,11 +144,7 @@ class Every(Schedule):
 
 
 class At(Schedule):
-    """Due after the given steps, and at no other.
-
-    Args:
-        *steps: positive step numbers, in any order.
-    """
+    """Due after the given steps (positive numbers, in any order), and at no other."""
 
     @checked_keywords
     def __init__(self, *steps: int) -> None:
@@ -173,12 +162,6 @@ class At(Schedule):
     def __repr__(self) -> str:
         return f"At({', '.join(map(str, self.steps))})"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, At) and self.steps == other.steps
-
-    def __hash__(self) -> int:
-        return hash(self.steps)
-
 
 class Auto(Every):
     """Due as often as saves may be, for `Checkpoints(every="auto")`: a kill costs little, and saves do, too.
@@ -192,9 +175,6 @@ class Auto(Every):
 
     Attributes:
         seconds: time between two saves, as far as it is known.
-
-    Raises:
-        ConfigError: an argument is out of range.
     """
 
     learns = True
@@ -231,12 +211,6 @@ class Auto(Every):
     def __repr__(self) -> str:
         return f"Auto(share={self.share}, lose_at_most={self.lose_at_most})"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Auto) and repr(self) == repr(other)
-
-    def __hash__(self) -> int:
-        return hash(repr(self))
-
 
 class Never(Schedule):
     """Never due; forced runs (a stop, an interruption, an explicit call) still happen."""
@@ -246,12 +220,6 @@ class Never(Schedule):
 
     def __repr__(self) -> str:
         return "Never()"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Never)
-
-    def __hash__(self) -> int:
-        return 0
 
 
 class _Pair(Schedule):
@@ -292,12 +260,6 @@ class _Pair(Schedule):
     def __repr__(self) -> str:
         return f"({self.left!r} {self.word} {self.right!r})"
 
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash((self.word, repr(self)))
-
 
 class _Either(_Pair):
     word = "|"
@@ -320,5 +282,4 @@ class _Both(_Pair):
 
 
 def earliest(times: Iterable[float | None]) -> float | None:
-    """Return the earliest of some clock times; None if all are None."""
     return min((t for t in times if t is not None), default=None)

@@ -28,11 +28,8 @@ def progress(
     Args:
         step: the step counter, from 1; 0 before the first step.
         epoch: the epoch counter, from 1; 0 before the first epoch.
-        max_step: limit of `step`; None for no limit.
-        max_epoch: limit of `epoch`; None for no limit.
         steps_per_epoch: known from the stream, or the mean of the epochs so far; None if unknown.
-        within_epoch: whether `epoch` is still open, and therefore not done.
-        within_step: whether `step` is still open, and therefore not done.
+        within_epoch, within_step: whether `epoch`, `step` is still open, and therefore not done.
     """
     steps = step - within_step
     parts = []
@@ -57,13 +54,8 @@ class _Sample(NamedTuple):
 class Estimator:
     """Estimate of the time that is left, by the rate over the later half of the training since `start`.
 
-    The later half is used because a slow first step (compiling, starting workers) is then soon forgotten, a
-    change of speed is followed, and noisy steps average out even if the run has few.
-
-    `update` and `exclude` belong to one thread; `eta` and `rate` may be called from any thread.
-
-    Args:
-        clock: returns monotonic seconds.
+    So a slow first step is soon forgotten, and noisy steps average out even if the run has few.  `update` and
+    `exclude` belong to one thread; `eta` and `rate` may be called from any thread.
     """
 
     SAMPLES = 128
@@ -111,12 +103,7 @@ class Estimator:
         return (last.step - first.step) / seconds if seconds > 0 and last.step > first.step else None
 
     def eta(self, step: int, progress: float | None) -> float | None:
-        """Return the seconds until the run ends; None if that cannot be estimated.
-
-        Args:
-            step: number of completed steps.
-            progress: the part of the run that these steps are, as `progress` returns it.
-        """
+        """Return the seconds until the run ends, of which `progress` is done; None if nobody knows."""
         rate = self.rate()
         if progress is None or progress <= 0 or rate is None:
             return None
@@ -129,11 +116,7 @@ class Estimator:
 
 
 class TimeSpent:
-    """Seconds since the loop was entered, by what they were spent on.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """Seconds since the loop was entered, by what they were spent on."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -143,12 +126,10 @@ class TimeSpent:
         """Clock time at which the current boundary began; None between boundaries."""
 
     def begin(self) -> None:
-        """Begin to count: the loop is entered."""
         self._began = self._clock()
 
     @property
     def seconds(self) -> float:
-        """Seconds since the loop was entered."""
         return self._clock() - self._began
 
     @property

@@ -73,11 +73,7 @@ def _require_regular(found: os.stat_result, path: str | os.PathLike[str]) -> Non
 
 
 def read_regular(path: str | os.PathLike[str], largest: int | None = None) -> bytes:
-    """Read the bytes of a regular file.
-
-    Args:
-        largest: most bytes that the file may have; None for no limit.
-    """
+    """Read the bytes of a regular file, which may have `largest`."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if largest is not None and size > largest:
@@ -105,11 +101,7 @@ def _next_data(file: FileIO, hole: int, size: int) -> int:
 
 
 def parse_json(text: bytes | bytearray | memoryview | str, *, once: bool = False) -> Any:
-    """Parse a JSON string.
-
-    Args:
-        once: whether a name that comes twice in one object is an error; else its last value counts.
-    """
+    """Parse a JSON string; with `once`, a name that comes twice in one object is an error."""
     try:
         return json.loads(
             text if isinstance(text, str) else bytes(text), object_pairs_hook=_named_once if once else None

@@ -22,6 +22,10 @@ from everstep.state import Encoded
 
 Log = Callable[[str], None]
 
+FACTS: dict[str, Any] = {"step": 20, "epoch": 1, "phase": "step", "partial": False, "digest": "of all"}
+FACTS |= {"segment": 1, "meta": None}
+"""Of a manifest, all but the name."""
+
 
 def host(value: Any, **extra: Any) -> HostArray:
     names = {

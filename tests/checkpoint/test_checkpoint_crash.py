@@ -10,11 +10,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from checkpoint_samples import SCENARIOS, at, commit, damage, logging_to, resumed, seed_of, store_in
+from checkpoint_samples import SCENARIOS, at, commit, logging_to, resumed, seed_of, store_in
 from crash_verdicts import goes_on, require_sound
 
 from everstep import hazard
-from everstep.errors import NoCheckpointError
 
 REACHED = {"choose": {10, 30}, "best": {1, 2}}
 """Seeds that the kills of a scenario leave, each at least once."""
@@ -88,6 +87,9 @@ def test_a_failing_disk_leaves_the_previous_checkpoint(
         with contextlib.suppress(OSError):
             act(run_dir, log.append)
         hazard.arm(None)
+        if not lasting:
+            left = [path for path in run_dir.rglob(".tmp-*") if not path.name.startswith(".tmp-trash")]
+            assert not left, "bytes of a failed save are left on the full disk"
         saved = [int(line.split()[1]) for line in log if line.startswith("end")]
         begun = [int(line.split()[1]) for line in log if line.startswith("begin")]
         found = seed_of(resumed(run_dir))
@@ -97,47 +99,6 @@ def test_a_failing_disk_leaves_the_previous_checkpoint(
         )
         assert found in allowed, (point, n)
         goes_on(run_dir)
-
-
-@pytest.mark.parametrize("harm", [False, True])
-def test_what_was_to_be_replaced_is_put_back_when_replacing_fails(tmp_path: Path, harm: bool) -> None:
-    store = store_in(tmp_path)
-    commit(store, at(10))
-    commit(store, at(20))
-    if harm:
-        damage(store.path(at(20)) / "arrays.safetensors")
-    hazard.arm("EIO:checkpoint.rename:2")  # the first moves the old one away
-    with pytest.raises(OSError, match="rename:2"):
-        commit(store, at(20), seed=7)
-    hazard.arm(None)
-    assert store.names() == [at(10), at(20)][: 1 if harm else 2]
-    assert seed_of(store.find(True)[0]) == (10 if harm else 20)
-
-
-def test_a_failed_save_leaves_no_bytes_on_the_full_disk(tmp_path: Path) -> None:
-    store = store_in(tmp_path)
-    commit(store, at(10))
-    hazard.arm("ENOSPC:checkpoint.write:3")
-    with pytest.raises(OSError, match="No space left"):
-        commit(store, at(20))
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [str(at(10))]
-
-
-def test_order_of_operations_data_then_rename_then_folder(tmp_path: Path) -> None:
-    store = store_in(tmp_path / "run")
-    commit(store, at(10))
-    hazard.arm(f"trace:{tmp_path / 'trace'}")
-    commit(store, at(20))
-    hazard.arm(None)
-    trace = [line.removeprefix("checkpoint.") for line in (tmp_path / "trace").read_text().split()]
-    squeezed = [op for op, before in zip(trace, ["", *trace], strict=False) if op != before or op != "write"]
-    assert squeezed == [
-        *("mkdir", "fsync_folder"),
-        *("open", "write", "fsync"),  # arrays
-        *("open", "write", "fsync"),  # manifest
-        "fsync_folder",
-        *("rename", "fsync_folder"),  # now it exists
-    ]
 
 
 def test_the_real_calls_put_data_then_the_name_then_its_folder(
@@ -178,8 +139,3 @@ def test_a_deleted_folder_comes_back_with_the_next_save(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").rmdir()
     commit(store, at(20))
     assert seed_of(store.find(True)[0]) == 20
-
-
-def test_reading_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(NoCheckpointError, match="known: none"):
-        store_in(tmp_path).read(at(3))

@@ -15,12 +15,8 @@ from everstep.checkpoint import forecast, trial_write
 from everstep.errors import RunDirError
 
 
-def test_a_good_disk(tmp_path: Path) -> None:
-    forecast(tmp_path, 1000)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_too_little_space_names_path_needed_and_free(tmp_path: Path) -> None:
+    forecast(tmp_path, 1000)
     with pytest.raises(
         RunDirError, match=r"need 1,000,000,000,000,000,000 bytes, [\d,]+ are free .* free space"
     ) as e:

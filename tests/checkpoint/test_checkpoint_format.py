@@ -153,12 +153,6 @@ def test_equal_arrays_are_written_once_from_4_kib_on(store: Store) -> None:
     assert same({"embed": found["embed"]}, {"embed": arrays["embed"]})
 
 
-def test_no_arrays_at_all(store: Store) -> None:
-    path = put(store, {})
-    assert store.read(at(1)).arrays == {}
-    assert safetensors.numpy.load_file(path / ARRAYS) == {}
-
-
 def test_the_manifest_can_be_verified_without_everstep(store: Store) -> None:
     raw = (commit(store, at(1)).path / MANIFEST).read_bytes()
     manifest = json.loads(raw)
@@ -231,14 +225,6 @@ def test_numpys_floats(dtype: str, bad: float) -> None:
     assert not finite(array)
 
 
-@pytest.mark.parametrize("part", [complex(0, np.inf), complex(np.nan, 0)])
-def test_complex_parts(part: complex) -> None:
-    for dtype in (np.complex64, np.complex128):
-        value = np.array([1, part], dtype)
-        name, extra = ("C64", {}) if dtype is np.complex64 else ("U8", {"dtype": "complex128"})
-        assert not finite(HostArray(name, (2,), value.view(np.uint8), "numpy", extra))
-
-
 @pytest.mark.parametrize(
     ("dtype", "good", "bad"),
     [
@@ -264,6 +250,9 @@ def test_other_dtypes_are_finite() -> None:
     assert finite(HostArray("U8", (4,), np.full(4, 255, np.uint8), "numpy", {"dtype": "V4"}))
     assert finite(HostArray("U8", (4,), np.full(4, 255, np.uint8), "torch", {"dtype": "torch.something"}))
     assert not finite(HostArray("U8", (2,), np.full(8, 255, np.uint8), "torch", {"dtype": "torch.complex32"}))
+    for part in (complex(0, np.inf), complex(np.nan, 0)):
+        value = np.array([1, part]).view(np.uint8)
+        assert not finite(HostArray("U8", (2,), value, "numpy", {"dtype": "complex128"}))
 
 
 def test_only_guarded_arrays_must_be_finite(store: Store) -> None:
@@ -272,10 +261,5 @@ def test_only_guarded_arrays_must_be_finite(store: Store) -> None:
     with pytest.raises(NonFiniteError, match="after step 2, NaN or infinity in v, w: not saved"):
         put(store, {"mask": bad, "v": bad, "w": bad}, step=2, guarded=frozenset({"v", "w", "gone"}))
     assert store.names() == [at(1)]
-
-
-def test_a_first_state_that_is_not_finite_is_a_matter_of_first_values(store: Store) -> None:
-    with pytest.raises(
-        NonFiniteError, match=r"after step 0, NaN or infinity in w: not saved; no step has run"
-    ):
-        put(store, {"w": host(np.array([np.nan]))}, step=0, guarded=frozenset({"w"}))
+    with pytest.raises(NonFiniteError, match=r"after step 0, NaN or infinity in v: .*; no step has run"):
+        put(store, {"v": bad}, step=0, guarded=frozenset({"v"}))

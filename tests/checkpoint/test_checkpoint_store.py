@@ -80,13 +80,9 @@ def test_nothing_exists_before_the_first_commit(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------ find
 
 
-def test_the_newest_is_found_and_after_epoch_is_newer(store: Store) -> None:
+def test_find_the_newest_or_by_step_name_and_path(store: Store, tmp_path: Path) -> None:
     found, notes = store.find(True)
     assert found is not None and found.name == at(20, 1) and notes == []
-    assert store.names() == [at(10), at(20), at(20, 1)]
-
-
-def test_find_by_step_name_and_path(store: Store, tmp_path: Path) -> None:
     assert seed_of(store.find(10)[0]) == 10
     assert seed_of(store.find(20)[0]) == 21
     assert seed_of(store.find(str(at(20)))[0]) == 20
@@ -107,6 +103,10 @@ def test_what_is_not_there_names_the_nearest(store: Store, tmp_path: Path) -> No
         store_in(tmp_path / "other").find(12)
     with pytest.raises(ConfigError, match="which=False"):
         store.find(False)
+    for act in (store.supersede_after, store.read):
+        with pytest.raises(NoCheckpointError):
+            act(at(11))
+    assert store.names() == [at(10), at(20), at(20, 1)]
 
 
 # ------------------------------------------------------------------------------------------ a person's choice
@@ -162,12 +162,6 @@ def test_a_choice_that_cannot_be_followed(store: Store) -> None:
 def test_an_empty_file_chooses_nothing(store: Store) -> None:
     (store.run_dir / "checkpoint").write_text("\n")
     assert seed_of(store.find(True)[0]) == 21
-
-
-def test_superseding_after_what_is_not_there(store: Store) -> None:
-    with pytest.raises(NoCheckpointError):
-        store.supersede_after(at(11))
-    assert len(store.names()) == 3
 
 
 # ------------------------------------------------------------------------------------------ best

@@ -1,4 +1,4 @@
-"""What the tests of the forty-two faults share: the doors, and runs of the program."""
+"""What the tests of the faults share: the doors, and runs of the program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ SMALL = ("--batch", "16", "--epochs", "3", "--every", "3")
 PER_EPOCH, STEPS, EVERY = 8, 24, 3
 
 DOORS = ("loop", "supervisor", "trainer")
-"""Each of the forty-two has a meaning at each of them."""
 
 Files = dict[str, bytes]
 

@@ -1,4 +1,4 @@
-"""The program of the forty-two faults, behind each door: `python faults_victim.py RUN_DIR --door trainer`.
+"""The program of the faults, behind each door: `python faults_victim.py RUN_DIR --door trainer`.
 
 The objects and the step are those of the victim of the laws.  Here the program also evaluates in each epoch
 at each door, keeps best weights, and at a given step does what befalls a training: `--do`.
@@ -13,13 +13,10 @@ import hashlib
 import json
 import os
 import resource
-import shutil
 import signal
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +25,11 @@ import torch
 sys.path.extend(str(Path(__file__).parent.parent / room) for room in ("", "laws", "checkpoint"))
 from law_support import victim
 from law_support.campaign_pace import take
-from law_support.program import workers_of
 from law_support.victim import at_hazards
 
 import everstep
 from everstep import Every, hazard
 from everstep.index import shipping_thread
-from everstep.polling import wait_until
 
 SOME = 1 << 25
 """Bytes of an array that joins the state while it trains."""
@@ -46,15 +41,10 @@ REFUSED = ("checkpoint.mkdir", "checkpoint.open", "checkpoint.write", "journal.w
 def options(arguments: list[str]) -> argparse.Namespace:
     own = argparse.ArgumentParser(allow_abbrev=False)
     own.add_argument("--do", action="append", default=[], help="WHAT:STEP[:MORE], see `Deeds`")
-    own.add_argument("--policy", choices=("raise", "stop", "recover"), default="recover", help="at a NaN")
     own.add_argument("--restore", action="store_true", help="the best weights are loaded at the end")
     own.add_argument("--worsens", action="store_true", help="each epoch's evaluation is worse")
     own.add_argument("--hang", type=float, default=0.0, help="seconds after which a hang ends the start")
-    own.add_argument("--note", default="first", help="a setting of the program's configuration")
-    own.add_argument("--rate", type=float, default=1e-2, help="learning rate")
-    own.add_argument("--torch", default="", help="another version that torch says it has")
     own.add_argument("--again", type=int, default=0, help="epochs of a second loop over the same objects")
-    own.add_argument("--features", type=int, default=victim.FEATURES, help="of a model of another shape")
     given, rest = own.parse_known_args(arguments)
     return argparse.Namespace(**vars(given), **vars(victim.options(rest)))
 
@@ -105,14 +95,6 @@ class Deeds:
         now, shift = time.time, float(seconds)
         time.time = lambda: now() + shift
 
-    def delete(self, what: str) -> None:
-        """Somebody deletes a folder of the run."""
-        shutil.rmtree(self.run_dir / what)
-
-    def worker(self, more: str) -> None:
-        """The system kills a loader's worker, as it does where memory is short."""
-        os.kill(workers_of(os.getpid())[0], signal.SIGKILL)
-
     def slow(self, seconds: str) -> None:
         """From now on the disk takes its time."""
         at_hazards(lambda name: take(float(seconds) * (name == "checkpoint.write" and in_writer())))
@@ -130,25 +112,6 @@ class Deeds:
     def room(self, more: str) -> None:
         """And now there is room again."""
         self.is_full = False
-
-    def sync(self, log: str) -> None:
-        """The next fsync of a checkpoint's file fails; `log` gets the number of each file that is synced."""
-        real, failed = os.fsync, False
-        held: list[int] = []  # open, so that no other file gets its number
-
-        def fsync(descriptor: int) -> None:
-            nonlocal failed
-            name = os.readlink(f"/proc/self/fd/{descriptor}")
-            fails = not failed and name.endswith("arrays.safetensors")
-            with open(log, "a") as file:
-                file.write(f"{'failed' if fails else 'synced'} {os.fstat(descriptor).st_ino} {name}\n")
-            if fails:
-                failed = True
-                held.append(os.dup(descriptor))
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            real(descriptor)
-
-        os.fsync = fsync
 
     def memory(self, more: str) -> None:
         """The next save finds no memory."""
@@ -171,45 +134,6 @@ class Deeds:
         """And now there is memory again."""
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
-    def cut(self, spec: str) -> None:
-        """The power fails at the nth time of a place, "PLACE:N:FOLDER": what a disk may then have is made."""
-        from faults_power_cut import Disk
-
-        place, n, folder = spec.split(":")
-        disk = Disk(self.run_dir, Path(f"{folder}.kept"))
-        left, first = [int(n)], threading.Lock()
-
-        def strike(name: str) -> None:
-            with first:  # the other threads reach places, too
-                left[0] -= name == place
-                if not left[0]:
-                    die_while_another(lambda: disk.names_first(Path(folder)))
-
-        self.following = disk.followed(strike)
-        self.following.__enter__()
-
-
-def is_stopped(process: int) -> bool:
-    """Return whether a signal has stopped all threads of a process."""
-    told = [each.read_text() for each in Path(f"/proc/{process}/task").glob("*/stat")]
-    return all(each.rpartition(")")[2].split()[0] == "T" for each in told)
-
-
-def die_while_another(look: Callable[[], None]) -> None:
-    """Kill this process when `look` has returned in another one; meanwhile no thread changes a file."""
-    victim_id = os.getpid()
-    if os.fork() == 0:
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # or the run's lock would live as long as this process
-        try:
-            assert wait_until(lambda: is_stopped(victim_id), 60)
-            look()
-        except BaseException:
-            traceback.print_exc()
-        os.kill(victim_id, signal.SIGKILL)
-        os._exit(0)
-    os.kill(victim_id, signal.SIGSTOP)
-    signal.pause()
-
 
 # ------------------------------------------------------------------------------------------ the program
 
@@ -218,7 +142,6 @@ class Training(victim.Training):
     """The user's objects and step; places between the parts of a step at which it can be struck."""
 
     def __init__(self, args: argparse.Namespace, begins: Any) -> None:
-        victim.FEATURES, self.rate = args.features, args.rate
         super().__init__(args)
         self.begins, self.deeds = begins, Deeds(args)
         self.optimizer.register_step_post_hook(lambda *_: hazard.reach("faults.updated"))
@@ -262,9 +185,6 @@ def services_of(args: argparse.Namespace) -> list[everstep.Service]:
     ]
     if args.patience:
         found.append(everstep.EarlyStop(metric, patience=args.patience, min_delta=0.5, every=when))
-    if args.bad:
-        recovers = args.policy == "recover"
-        found.append(everstep.services.Recovery(9) if recovers else everstep.services.NaNGuard(args.policy))
     if fails := Deeds(args).steps_of("service"):
         found.append(Decides(fails))
     if args.hang:
@@ -277,7 +197,6 @@ def settings(args: argparse.Namespace, begins: Any) -> dict[str, Any]:
     return {
         "seed": args.seed,
         "services": services_of(args),
-        "config": {"note": args.note},
         "local_init_fn": lambda: begins("opening"),
     }
 
@@ -392,8 +311,6 @@ def main(arguments: list[str]) -> None:
             print("ends as", json.dumps(training.ends()))
 
     begins("start-up")
-    if args.torch:
-        torch.__version__ = torch.torch_version.TorchVersion(args.torch)
     shipping_thread.PATIENCE = 0.2  # seconds for a database that does not answer
     torch.set_num_threads(1)
     everstep.recovering(once)

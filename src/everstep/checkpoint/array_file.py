@@ -40,26 +40,19 @@ _CHUNK = 1 << 20  # bytes hashed and written (read) at a time: small enough to s
 
 
 class ArrayFile(NamedTuple):
-    """Content of a file whose every byte was verified.
-
-    Attributes:
-        arrays: what was kept of the wanted arrays by name; their bytes, each in memory of its own.
-        metadata: strings beside the arrays.
-    """
+    """What was kept of the wanted arrays of a verified file, by name; and the strings beside them."""
 
     arrays: dict[str, Any]
     metadata: dict[str, str]
 
 
 def is_record(value: object) -> bool:
-    """Whether a value has the size and the checksum of a file."""
     return (
         isinstance(value, dict) and type(value.get("bytes")) is int and isinstance(value.get("xxh3_128"), str)
     )
 
 
 def chunks(data: memoryview) -> Iterator[memoryview]:
-    """Divide bytes into pieces that fit the processor's cache."""
     return (data[start : start + _CHUNK] for start in range(0, len(data), _CHUNK))
 
 
@@ -69,11 +62,7 @@ def chunks(data: memoryview) -> Iterator[memoryview]:
 def write_arrays(
     path: Path, arrays: Mapping[str, HostArray], metadata: Mapping[str, str] | None = None
 ) -> Record:
-    """Write a new safetensors file, and sync it; returns its record.
-
-    Args:
-        metadata: strings that the file has beside the arrays.
-    """
+    """Write a new safetensors file, with strings beside the arrays, and sync it; returns its record."""
     arrays = {name: arrays[name] for name in ordered(arrays)}
     header = _header(arrays, metadata)
     digest = xxhash.xxh3_128()
@@ -127,12 +116,11 @@ def read_arrays(
     keep: Callable[[str, Bytes], Any] = lambda name, data: data,
     checksums: Mapping[str, str] | None = None,
 ) -> ArrayFile:
-    """Return the arrays of a file whose names are in `wanted` (None: all), and verify every byte of the file.
+    """Return the wanted arrays of a file (None: all), and verify every byte of the file.
 
     Args:
         keep: returns what is kept of an array, by its name; called before the next one is read.
-        checksums: xxh3_128 in hex of each wanted array's bytes, by its name: then only these arrays are
-            read and verified.
+        checksums: of each wanted array's bytes, by its name: then only these arrays are read and verified.
     """
     try:
         with open_regular(path) as file:
@@ -183,8 +171,7 @@ class Span(NamedTuple):
 def parse_header(text: bytes, size: int) -> tuple[dict[str, Span], dict[str, str]]:
     """Understand a header before `size` bytes of arrays: arrays by name in their order, and the metadata.
 
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError: it is not that of a safetensors file.
+    A ValueError, KeyError, TypeError or AttributeError says that it is not that of a safetensors file.
     """
     entries = parse_json(text, once=True)
     metadata = entries.pop(_METADATA, {})
@@ -246,13 +233,11 @@ def copy_file(source: Path, target: Path, record: Record) -> None:
 
 
 def check_size(path: Path, found: int, record: Record) -> None:
-    """Refuse a file that has another size than its record."""
     if found != record["bytes"]:
         damaged(path, f"has {found} bytes, {record['bytes']} were written" if found else "is empty")
 
 
 def check_digest(path: Path, found: xxhash.xxh3_128, record: Record) -> None:
-    """Refuse a file that has another checksum than its record."""
     if found.hexdigest() != record["xxh3_128"]:
         damaged(
             path,
@@ -262,11 +247,9 @@ def check_digest(path: Path, found: xxhash.xxh3_128, record: Record) -> None:
 
 
 def damaged(path: Path, how: str, cause: Exception | None = None) -> NoReturn:
-    """Raise the error of a file that is not as it was written."""
     raise DamagedCheckpointError(f"checkpoint {path.parent.name} is damaged: {path} {how}") from cause
 
 
 def unreadable(path: Path, error: OSError) -> NoReturn:
-    """Raise the error of a file that is missing or cannot be read."""
     how = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
     damaged(path, how, error)

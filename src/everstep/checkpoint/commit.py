@@ -50,12 +50,7 @@ class Commit:
     replicated: Mapping[str, str] = field(default_factory=dict)
 
     def body(self, segment: int, digest: str | None = None) -> dict[str, Json]:
-        """Return the facts of a manifest's body, without credentials.
-
-        Args:
-            segment: number of the start that saves; 0 for best weights.
-            digest: of the states of all ranks, where there are several.
-        """
+        """Return the facts of a manifest's body; `digest` is that of the states of several ranks."""
         facts: dict[str, Json] = {
             "name": str(self.name),
             "step": self.name.step,
@@ -75,8 +70,6 @@ class CommittedCheckpoint:
     """Result of a commit.
 
     Attributes:
-        name: name of the checkpoint.
-        path: folder of the checkpoint.
         bytes: size of the files that were written; 0 if `kept`.
         kept: whether an equal checkpoint had the name already, so that nothing was written.
         digest: digest of the state; on several ranks, of the states of all.
@@ -90,11 +83,7 @@ class CommittedCheckpoint:
 
 
 def require_finite(name: CheckpointName, arrays: Mapping[str, HostArray], guarded: Collection[str]) -> None:
-    """Refuse arrays with NaN or infinity.
-
-    Args:
-        guarded: names of the arrays that are looked at.
-    """
+    """Require that the guarded arrays have neither NaN nor infinity."""
     bad = [key for key in arrays if key in guarded and not finite(arrays[key])]
     if bad:
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
@@ -139,7 +128,6 @@ def finite(array: HostArray) -> bool:
 
 
 def _numpy_float(name: str) -> np.dtype[Any] | None:
-    """Return NumPy's float or complex dtype of that name; None for other names."""
     try:
         dtype = np.dtype(name or "u1")
     except (TypeError, ValueError):
@@ -150,15 +138,12 @@ def _numpy_float(name: str) -> np.dtype[Any] | None:
 def place(
     target: Path, write: Callable[[Path], int], make_room: Callable[[], Path | None], token: str = ""
 ) -> int:
-    """Write a folder beside `target`, then give it that name.
+    """Write a folder beside `target`, then give it that name; returns the number of bytes written.
 
     Args:
         write: fills the new folder durably, and returns the number of bytes; 0 if the folder is not needed.
-        make_room: moves an old folder of that name away and returns its new path; None without an old folder.
+        make_room: moves an old folder of that name away and returns its new path; None without one.
         token: makes the folder's first name one that nobody has ever used.
-
-    Returns:
-        The number of bytes written.
     """
     new = temporary(target.with_name(f"{target.name}.{token}") if token else target)
     files.discard(new)  # a killed process with the same pid may have left such a folder
@@ -243,10 +228,9 @@ def save_apart(
     """Commit best weights, which lie apart from the checkpoints of a run.
 
     Args:
-        folder: folder of the metric's best weights; created with its parents.
-        keep: names of older weights in `folder` that stay; all others are deleted after the commit.
+        folder: folder of the metric's best weights.
+        keep: names of older weights in `folder` that stay.
         top: the run directory; no link below it is followed.
-        token: as in `place`.
     """
     require_finite(commit.name, commit.common.arrays, commit.guarded)
     target = folder / str(commit.name)

@@ -33,7 +33,7 @@ from everstep.checkpoint import files, format
 from everstep.checkpoint.array_file import Record
 from everstep.checkpoint.commit import Commit, CommittedCheckpoint, require_finite
 from everstep.checkpoint.format import Checkpoint
-from everstep.checkpoint.pieces import RankPiece, write_pieces
+from everstep.checkpoint.pieces import write_pieces
 from everstep.checkpoint.writer import disk_failed
 from everstep.contracts.group import Group, named
 from everstep.durable import remedy
@@ -61,7 +61,7 @@ class Part(NamedTuple):
         digest: digest of the rank's whole state.
         replicated: digest of each thing that must be the same on all ranks, by name.  A name with "#" is of
             what only some ranks hold, and must be the same on the ranks that tell it.
-        pieces: what the rank wrote of arrays that the ranks hold together, as `RankPiece`.
+        pieces: what the rank wrote of arrays that the ranks hold together.
     """
 
     files: dict[str, Record]
@@ -254,10 +254,7 @@ class WriterExchange(Exchange):
         """Return the parts of all ranks, in the order of ranks, once all have written theirs."""
         heard = self._heard([f"part/{rank}" for rank in range(1, self.size)], "did not report its part")
         self._forget()
-        parts = [own]
-        for records, digest, replicated, pieces in heard:
-            found = {name: RankPiece(*piece) for name, piece in pieces.items()}
-            parts.append(Part(records, digest, replicated, found))
+        parts = [own, *(Part(*part) for part in heard)]
         _require_replicas([part.replicated for part in parts])
         return parts
 

@@ -25,7 +25,6 @@ discard_leftovers = partial(durable.discard_leftovers, room="checkpoint")
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write a new file; its folder is not synced."""
     with create(path) as file:
         write(file, data)
 
@@ -39,11 +38,7 @@ def make_dir(path: Path) -> None:
 
 
 def move(source: Path, folder: Path, name: str, *, top: Path) -> Path:
-    """Move `source` durably into `folder` as `name`, or as `name.2`, `name.3` ... if the name is taken.
-
-    Args:
-        folder: created if it is missing; the parent must exist.
-    """
+    """Move `source` durably into `folder` as `name`, or as `name.2`, `name.3` ... if the name is taken."""
     require_no_link(source, top)
     require_no_link(folder, top)
     make_dir(folder)
@@ -69,7 +64,6 @@ def put_back(moved: Path, source: Path) -> None:
 
 
 def unlink(path: Path) -> None:
-    """Delete a file."""
     reach("checkpoint.unlink")
     path.unlink()
 
@@ -111,11 +105,7 @@ def trial_write(run_dir: Path) -> None:
 
 
 def forecast(run_dir: Path, bytes_needed: int) -> None:
-    """Refuse a disk with too little space for checkpoints, before training.
-
-    Args:
-        bytes_needed: size of the checkpoints that are kept.
-    """
+    """Refuse a disk with too little space for checkpoints, before training."""
     free = shutil.disk_usage(run_dir).free
     if free < bytes_needed:
         raise RunDirError(

@@ -23,7 +23,7 @@ The checksum of the manifest (xxh3_128) covers the exact bytes of the body.  The
 Of several pieces each has "xxh3_128", too.  Who needs some of the arrays reads and verifies these alone, by
 the checksums of the arrays or of their pieces.
 
-So no bit of any file can change unnoticed, and nobody needs to list the folder.  Nothing is ever unpickled.
+Nothing is ever unpickled.
 
 A rank's file is complete in itself, so that each rank writes one file and tells only its size and checksum.
 The strings beside its arrays (safetensors' metadata) have `everstep`: JSON with `structure` and `arrays`.
@@ -57,20 +57,17 @@ from everstep.checkpoint.manifest import (
     size,
     versions,
 )
-from everstep.checkpoint.pieces import RankPiece, described, lay_out
+from everstep.checkpoint.pieces import Piece, described, lay_out
 from everstep.contracts.state import HostArray, Json
 from everstep.errors import CheckpointError, RestoreError
 from everstep.state import Encoded, merge
 
 OWN = "everstep"
-"""Name of the string that has a rank's own tree."""
 
 Phase = Literal["step", "epoch"]
-"""Kind of the boundary at which a snapshot is taken: after a step, or after an epoch's tail."""
 
 
 def rank_file(rank: int) -> str:
-    """Name of the file of a rank's own tree."""
     return f"rank-{rank:05d}.safetensors"
 
 
@@ -82,7 +79,7 @@ class Checkpoint:
         path: folder of the checkpoint.
         name: name of the checkpoint; `name.step` is the step.
         epoch: the epoch at the snapshot, from 1; 0 before the first epoch.
-        phase: kind of the boundary: "step", or "epoch" after an epoch's tail.
+        phase: "step", or "epoch" after an epoch's tail.
         partial: whether the epoch was ended before its pass over the data.
         structure: the state tree of the rank that reads, encoded as JSON by `everstep.state`.
         arrays: the arrays that `structure` names, or the wanted ones, each with memory of its own.
@@ -118,14 +115,11 @@ class Checkpoint:
 
 
 def write(folder: Path, facts: Mapping[str, Json], common: Encoded, own: Encoded | None = None) -> int:
-    """Write all files of a checkpoint into an existing folder, in one process; sync the files and the folder.
+    """Write all files of a checkpoint into an existing folder, in one process; returns their bytes.
 
     Args:
         facts: the manifest's body without what this module adds.
         own: the own tree of rank 0.
-
-    Returns:
-        Number of bytes of the files in the folder.
     """
     written = write_common(folder, common)
     ranks = [write_own(folder, 0, own or Encoded({}), common)]
@@ -133,11 +127,7 @@ def write(folder: Path, facts: Mapping[str, Json], common: Encoded, own: Encoded
 
 
 def copy(source: Path, folder: Path, facts: Mapping[str, Json] | None = None) -> int:
-    """Copy all files of a checkpoint into an existing folder; returns the number of bytes.
-
-    Args:
-        facts: values of the manifest that replace those of the same name.
-    """
+    """Copy a checkpoint into an existing folder, with other values of some facts; returns the bytes."""
     body = read_body(source)
     for name, record in body["files"].items():
         copy_file(source / name, folder / name, record)
@@ -145,7 +135,7 @@ def copy(source: Path, folder: Path, facts: Mapping[str, Json] | None = None) ->
 
 
 class Written(NamedTuple):
-    """What the manifest says of the arrays of the common tree, and of the file that has them."""
+    """Descriptions of the arrays of the common tree, and the record of their file."""
 
     described: dict[str, dict[str, Json]]
     record: Record
@@ -179,7 +169,7 @@ def write_manifest(
     common: Encoded,
     written: Written,
     ranks: Sequence[Mapping[str, Record]],
-    pieces: Sequence[Mapping[str, RankPiece]] = (),
+    pieces: Sequence[Mapping[str, Piece]] = (),
 ) -> int:
     """Write the manifest, which makes a checkpoint of the files in the folder, and sync the folder.
 
@@ -187,9 +177,6 @@ def write_manifest(
         written: what `write_common` returned.
         ranks: the records of the files that each rank wrote.
         pieces: what each rank wrote of arrays that the ranks hold together.
-
-    Returns:
-        Number of bytes of the files in the folder.
     """
     body: dict[str, Any] = {
         "format": FORMAT,
@@ -205,7 +192,6 @@ def write_manifest(
 
 
 def _finish(folder: Path, body: Mapping[str, Any]) -> int:
-    """Write the manifest and sync the folder; returns the number of bytes of all files in it."""
     manifest = packed(body)
     files.write_new(folder / MANIFEST, manifest)
     files.fsync_folder(folder)

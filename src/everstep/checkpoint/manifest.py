@@ -41,7 +41,6 @@ def packed(body: Mapping[str, Any]) -> bytes:
 
 
 def json_bytes(value: Any, whose: str) -> bytes:
-    """Return a value as compact JSON."""
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
@@ -52,12 +51,10 @@ def json_bytes(value: Any, whose: str) -> bytes:
 
 @cache
 def _own_version() -> str:
-    """Return the version of the running everstep; a later upgrade on disk does not change the answer."""
     return version("everstep")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of everstep, Python and NumPy, and of torch if the program uses torch."""
     found = {"everstep": _own_version(), "python": platform.python_version(), "numpy": np.__version__}
     if (torch := sys.modules.get("torch")) is not None:
         found["torch"] = str(torch.__version__)
@@ -131,7 +128,6 @@ def _oddities(body: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_time(text: str) -> bool:
-    """Whether a text is a time that a clock can show, in ISO form."""
     try:
         return datetime.fromisoformat(text).timestamp() >= 0
     except (ValueError, OverflowError):
@@ -163,7 +159,6 @@ def check_sizes(folder: Path, body: Mapping[str, Any]) -> None:
 
 
 def size(body: Mapping[str, Any]) -> int:
-    """Number of bytes of the files of a checkpoint, without the manifest."""
     return sum(record["bytes"] for record in body["files"].values())
 
 
@@ -189,11 +184,10 @@ _META: dict[str, Any] = {
 
 
 def _fits(value: Any, shape: Any) -> bool:
-    """Whether a value of JSON has a shape.
+    """Whether a JSON value has a shape.
 
-    Args:
-        shape: a type (int: from 0; float: a finite number), None, a tuple of alternatives, {"*": of each
-            value}, [of each item], or [of the first item, of the second].
+    A shape is a type (int: from 0; float: a finite number), a tuple of alternatives, {"*": of each value},
+    [of each item], or [of the first item, of the second].
     """
     if isinstance(shape, tuple):
         return any(_fits(value, each) for each in shape)
@@ -211,7 +205,7 @@ def _fits(value: Any, shape: Any) -> bool:
 
 
 def checked(described: dict[str, Any]) -> dict[str, Any]:
-    """Return descriptions of arrays, all of which have the facts that a `HostArray` needs."""
+    """Return descriptions of arrays, each of which must have the facts that a `HostArray` needs."""
     if odd := [name for name, facts in described.items() if not _is_description(facts)]:
         raise KeyError(f"arrays/{odd[0]}")
     return described

@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import xxhash
@@ -34,72 +34,36 @@ Piece: TypeAlias = Mapping[str, Any]
 def lay_out(
     file: str, arrays: Mapping[str, HostArray]
 ) -> tuple[dict[str, HostArray], dict[str, dict[str, Json]]]:
-    """Return which arrays of a tree are written, equal ones once, and the description of each.
-
-    Args:
-        file: name of the file that has the arrays.
-    """
-    here, described = {}, {}
+    """Return which arrays of a tree are written to `file`, equal ones once, and the description of each."""
+    here, descriptions = {}, {}
     first: dict[tuple[str, str, tuple[int, ...]], str] = {}
     """Name of the first array of each content: digest of the bytes, element type and shape."""
     for name in ordered(arrays):
         array, digest = arrays[name], content_digest(arrays[name])
-        described[name] = describe(array, array.shape, array.nbytes, xxh3_128=digest)
+        descriptions[name] = describe(array, array.shape, array.nbytes, xxh3_128=digest)
         large = array.nbytes >= LEAST
         key = first.setdefault((digest, array.dtype, array.shape), name) if large else name
         if key == name:
             here[name] = array
         else:
-            whole: dict[str, Json] = {"offset": [0] * len(array.shape), "shape": list(array.shape)}
-            described[name]["pieces"] = [{"file": file, "key": key, **whole}]
-    return here, described
+            descriptions[name]["pieces"] = [_whole(file, key, array.shape)]
+    return here, descriptions
 
 
 def describe(array: HostArray, shape: Sequence[int], size: int, **more: Json) -> dict[str, Json]:
-    """Describe an array.
+    """Describe an array, or the whole array of `shape` and `size` bytes of which `array` is a box."""
+    facts = {"dtype": array.dtype, "shape": list(shape), "backend": array.backend, "extra": array.extra}
+    return {**facts, "bytes": size, **more}
 
-    Args:
-        array: the array, or a box of it.
-        shape, size: shape and number of bytes of the whole array.
-        more: "xxh3_128", "pieces" or both.
-    """
-    return {
-        "dtype": array.dtype,
-        "shape": list(shape),
-        "backend": array.backend,
-        "extra": array.extra,
-        "bytes": size,
-        **more,
-    }
+
+def _whole(file: str, key: str, shape: Sequence[int]) -> dict[str, Json]:
+    return {"file": file, "key": key, "offset": [0] * len(shape), "shape": list(shape)}
 
 
 def pieces_of(name: str, facts: Mapping[str, Any], file: str) -> list[Piece]:
-    """List the pieces of a described array, each with its checksum.
-
-    Args:
-        file: the file of the array's tree.  An array that lies whole in it is one piece.
-    """
-    shape = facts["shape"]
-    whole = {"file": file, "key": name, "offset": [0] * len(shape), "shape": shape}
-    pieces: list[Piece] = facts.get("pieces", [whole])
+    """List the pieces of a described array of the tree in `file`, each with its checksum."""
+    pieces: list[Piece] = facts.get("pieces", [_whole(file, name, facts["shape"])])
     return [{"xxh3_128": facts.get("xxh3_128"), **pieces[0]}] if len(pieces) == 1 else pieces
-
-
-class RankPiece(NamedTuple):
-    """Piece that a rank wrote of an array.
-
-    Attributes:
-        offset: index, in the whole array, of the first element.
-        shape: shape of the piece.
-        file, key: place of the piece.
-        xxh3_128: digest of the bytes, in hex.
-    """
-
-    offset: Sequence[int]
-    shape: Sequence[int]
-    file: str
-    key: str
-    xxh3_128: str
 
 
 # ------------------------------------------------------------------------------------- writing
@@ -107,21 +71,17 @@ class RankPiece(NamedTuple):
 
 def write_pieces(
     folder: Path, rank: int, arrays: Mapping[str, HostArray]
-) -> tuple[dict[str, Record], dict[str, RankPiece]]:
-    """Write the file of a rank's pieces, unless the rank has none.
-
-    Returns:
-        The record of the file by its name, and the pieces by the names of the arrays.
-    """
+) -> tuple[dict[str, Record], dict[str, Piece]]:
+    """Write the file of a rank's pieces, if any; returns its record by its name, and the pieces by array."""
     regions = {n: array.region for n, array in arrays.items() if array.region is not None and array.nbytes}
     mine = {name: region for name, region in regions.items() if _writer(name, region) == rank}
     if not mine:
         return {}, {}
     file, pieces = f"pieces-{rank:05d}.safetensors", {}
-    here, described = lay_out(file, {name: arrays[name] for name in mine})
+    here, descriptions = lay_out(file, {name: arrays[name] for name in mine})
     for name, region in mine.items():
-        (piece,) = pieces_of(name, described[name], file)
-        pieces[name] = RankPiece(region.offset, region.shape, file, piece["key"], piece["xxh3_128"])
+        (piece,) = pieces_of(name, descriptions[name], file)
+        pieces[name] = {**piece, "offset": list(region.offset), "shape": list(region.shape)}
     return {file: write_arrays(folder / file, here)}, pieces
 
 
@@ -131,35 +91,28 @@ def _writer(name: str, region: Region) -> int:
 
 
 def described(
-    arrays: Mapping[str, HostArray], ranks: Sequence[Mapping[str, RankPiece]]
+    arrays: Mapping[str, HostArray], ranks: Sequence[Mapping[str, Piece]]
 ) -> dict[str, dict[str, Any]]:
-    """Describe the arrays that the ranks hold together, for the manifest.
-
-    Args:
-        arrays: the common tree's.
-        ranks: what each rank wrote.
-    """
-    return {
-        name: describe(
-            array,
-            region.whole,
-            math.prod(region.whole) * _item(array),
-            pieces=_pieces(name, region, ranks),
-        )
-        for name, array in arrays.items()
-        if (region := array.region) is not None
-    }
+    """Describe the arrays that the ranks hold together, of which each rank wrote some pieces."""
+    descriptions = {}
+    for name, array in arrays.items():
+        if (region := array.region) is not None:
+            count = math.prod(array.shape)
+            item = array.nbytes // count if count else ITEM_BYTES[array.dtype]
+            pieces: Any = [theirs[name] for theirs in ranks if name in theirs]
+            _require_whole(name, region, pieces)
+            size = math.prod(region.whole) * item
+            descriptions[name] = describe(array, region.whole, size, pieces=pieces)
+    return descriptions
 
 
-def _pieces(name: str, region: Region, ranks: Sequence[Mapping[str, RankPiece]]) -> list[Piece]:
-    found = [theirs[name]._asdict() for theirs in ranks if name in theirs]
-    if not tile(found, region.whole):
-        parts = ", ".join(f"{piece['file']} has {piece['shape']} at {piece['offset']}" for piece in found)
+def _require_whole(name: str, region: Region, pieces: Sequence[Piece]) -> None:
+    if not tile(pieces, region.whole):
+        parts = ", ".join(f"{piece['file']} has {piece['shape']} at {piece['offset']}" for piece in pieces)
         raise CheckpointError(
             f"the ranks do not hold the array {name!r} of shape {list(region.whole)} together "
             f"({parts or 'nobody has a part'}): shard it over all ranks, in one layout"
         )
-    return list(found)
 
 
 def tile(pieces: Sequence[Piece], whole: Sequence[int]) -> bool:
@@ -167,7 +120,7 @@ def tile(pieces: Sequence[Piece], whole: Sequence[int]) -> bool:
     if not all(len(piece["offset"]) == len(piece["shape"]) == len(whole) for piece in pieces):
         return False
     full = [piece for piece in pieces if math.prod(piece["shape"])]
-    if not all(at + n <= most for piece in full for at, n, most in _sides(piece, whole)):
+    if not all(0 <= at <= at + n <= most for piece in full for at, n, most in _sides(piece, whole)):
         return False
     if sum(math.prod(piece["shape"]) for piece in full) != math.prod(whole):
         return False
@@ -182,12 +135,6 @@ def tile(pieces: Sequence[Piece], whole: Sequence[int]) -> bool:
             return False
         behind.append(piece)
     return True
-
-
-def _item(array: HostArray) -> int:
-    """Bytes of an element; of a box without elements, by the name of its type."""
-    count = math.prod(array.shape)
-    return array.nbytes // count if count else ITEM_BYTES[array.dtype]
 
 
 # ------------------------------------------------------------------------------------- reading
@@ -205,75 +152,67 @@ class Assembly:
         self._users: dict[tuple[str, str], list[tuple[Made, Piece]]] = defaultdict(list)
 
     def add(self, arrays: Mapping[str, Any], file: str, regions: Regions | None = None) -> list[Made]:
-        """Want the arrays of a tree; returns what `arrays` takes once all is read.
+        """Want the arrays of a tree, or regions of them; returns what has each of `arrays` once all is read.
 
-        Args:
-            arrays: their descriptions, by name.
-            file: where an array without pieces lies.
-            regions: which part of each array is wanted; None: all of each.
+        A ValueError says that the pieces of an array are not the whole of it.
         """
         wanted = []
         for name, facts in arrays.items():
+            pieces = pieces_of(name, facts, file)
+            if not tile(pieces, facts["shape"]):
+                raise ValueError(f"arrays/{name}: its pieces do not make the shape {facts['shape']}")
             region = None if regions is None else regions(name, tuple(facts["shape"]))
             wanted.append(made := Made(name, facts, region))
-            for piece in pieces_of(name, facts, file):
+            for piece in pieces:
                 if region is None or _overlap(piece, region.offset, region.shape) is not None:
-                    place = piece["file"], piece["key"]
-                    made.places[place] = f"no file {place[0]} with an array {place[1]!r} is there"
-                    self._users[place].append((made, piece))
+                    made.missing.add((piece["file"], piece["key"]))
+                    self._users[piece["file"], piece["key"]].append((made, piece))
                     self.keys[piece["file"]][piece["key"]] = piece["xxh3_128"]
         return wanted
 
     def put(self, file: str, key: str, data: Bytes) -> None:
-        """Take an array of a file; what is not wanted takes no memory."""
+        """Take an array of a file, which may yet turn out to be damaged; what is not wanted goes."""
         for number, (made, piece) in enumerate(self._users.get((file, key), ())):
             # copies: arrays do not share memory
-            made.places[file, key] = made.put(piece, data.copy() if number else data)
+            made.put(piece, data.copy() if number else data)
 
 
 class Made:
-    """Array that is being put together.
-
-    Attributes:
-        places: for each file and key of a piece, the bytes that it has filled, or what is wrong.
-    """
+    """Array that is being put together; `missing` are the files and keys of pieces that it still lacks."""
 
     def __init__(self, name: str, facts: Mapping[str, Any], region: Region | None) -> None:
         self.name, self._facts, self._region = name, facts, region
-        self._shape = tuple(facts["shape"])
-        self._offset = (0,) * len(self._shape) if region is None else region.offset
-        self._box = self._shape if region is None else region.shape
-        self._item = facts["bytes"] // max(1, math.prod(self._shape))
+        shape = tuple(facts["shape"])
+        self._offset = (0,) * len(shape) if region is None else region.offset
+        self._box = shape if region is None else region.shape
+        self._item = facts["bytes"] // max(1, math.prod(shape))
+        self._size = math.prod(self._box) * self._item if region is not None else facts["bytes"]
         self._data: Bytes | None = None
-        self.places: dict[tuple[str, str], int | str] = {}
+        self.missing: set[tuple[str, str]] = set()
 
-    def put(self, piece: Piece, data: Bytes) -> int | str:
-        """Take a piece, of a file that may yet turn out to be damaged; returns the bytes that were filled."""
-        if not all(0 <= at <= at + n <= most for at, n, most in _sides(piece, self._shape)):
-            return f"the piece {dict(piece)} is not inside the shape {[*self._shape]}"
+    def put(self, piece: Piece, data: Bytes) -> None:
         if data.size != math.prod(piece["shape"]) * self._item:
-            return f"the piece {dict(piece)} has {data.size} bytes"
+            return
+        self.missing.discard((piece["file"], piece["key"]))
         elements = data.reshape(*piece["shape"], self._item)
         if (tuple(piece["offset"]), elements.shape[:-1]) == (self._offset, self._box):
             self._data = data
-            return data.size
-        if self._data is None:  # zeros: where nothing is put, no old memory may show
-            self._data = np.zeros(math.prod(self._box) * self._item, np.uint8)
+            return
+        if self._data is None:
+            self._data = np.zeros(self._size, np.uint8)
         spans = _overlap(piece, self._offset, self._box)
         assert spans is not None, "the piece does not meet the region"
         inside = elements[_slices(spans, piece["offset"])]
         self._data.reshape(*self._box, self._item)[_slices(spans, self._offset)] = inside
-        return inside.size
 
     def array(self) -> HostArray:
-        """Return the array; a ValueError says which piece is missing or odd."""
-        facts, size = self._facts, math.prod(self._box) * self._item
-        odd = [found for found in self.places.values() if isinstance(found, str)]
-        filled = sum(found for found in self.places.values() if isinstance(found, int))
-        if odd or filled != size:
-            told = odd[0] if odd else f"its pieces have {filled} bytes of {size}"
-            raise ValueError(f"arrays/{self.name}: {told}")
+        """Return the array; a ValueError names a piece that it lacks."""
+        for file, key in sorted(self.missing):
+            raise ValueError(f"arrays/{self.name}: {file} has no array {key!r} of the size")
         data = np.zeros(0, np.uint8) if self._data is None else self._data
+        if data.size != self._size:
+            raise ValueError(f"arrays/{self.name}: it has {data.size} bytes in place of {self._size}")
+        facts = self._facts
         return HostArray(facts["dtype"], self._box, data, facts["backend"], facts["extra"], self._region)
 
 

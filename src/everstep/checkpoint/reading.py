@@ -22,7 +22,6 @@ _PLAIN = ("epoch", "phase", "partial", "digest", "versions", "created", "segment
 
 
 def every(name: str) -> bool:
-    """Want each array of a checkpoint."""
     return True
 
 
@@ -40,10 +39,6 @@ def read(
         wanted: whether an array is read, by its name.  Of a part of the arrays, only the bytes that these
             need are read and verified; the structure is whole.
         regions: which part of an array of the common tree is kept in memory; None: all of each.
-
-    Raises:
-        DamagedCheckpointError: says which file is damaged, and how.
-        CheckpointVersionError: another everstep wrote the checkpoint in a format that is not read here.
     """
     body = read_body(folder)
     check_sizes(folder, body)
@@ -75,7 +70,7 @@ def read(
 
 
 def read_own_trees(folder: Path) -> list[Encoded]:
-    """Read the own trees of all ranks, and verify their bytes; the manifest, which grows with them, once."""
+    """Read the own trees of all ranks, and verify their bytes; the manifest is read once."""
     body = read_body(folder)
     try:
         return [_own_tree(folder, body, rank, every) for rank in range(len(body["ranks"]))]
@@ -88,7 +83,6 @@ def _own_file(body: dict[str, Any], rank: int) -> str | None:
 
 
 def _own_tree(folder: Path, body: dict[str, Any], rank: int, wanted: Callable[[str], bool]) -> Encoded:
-    """Read the file of a rank's own tree; an empty tree if the rank has none."""
     if (file := _own_file(body, rank)) is None:
         return Encoded({})
     content = read_arrays(folder / file, body["files"][file])
@@ -100,7 +94,6 @@ def _own_tree(folder: Path, body: dict[str, Any], rank: int, wanted: Callable[[s
 
 
 def _described(arrays: dict[str, Any], wanted: Callable[[str], bool]) -> dict[str, Any]:
-    """Return the descriptions of the wanted arrays."""
     return {name: facts for name, facts in checked(arrays).items() if wanted(name)}
 
 
@@ -119,7 +112,6 @@ def verify(folder: Path) -> None:
 
 
 def _odd(folder: Path, error: Exception) -> NoReturn:
-    """Raise the error of a checkpoint whose checksums are right and whose content is not."""
     if isinstance(error, CheckpointError):
         raise error
     damaged(folder / MANIFEST, f"does not have the content of format {FORMAT} ({error!r})", error)

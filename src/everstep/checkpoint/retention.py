@@ -18,12 +18,10 @@ class Facts(NamedTuple):
     """Facts of a checkpoint's manifest, as retention needs them.
 
     Attributes:
-        name: the checkpoint's name.
         partial: whether its epoch was cut short, so that the checkpoint inside that epoch is needed, too.
         created: time of the commit, in seconds since 1970.
         metrics: values in `meta["metrics"]` of the checkpoint's own step, for `keep_best`.
         kept: names of all best weights that are kept, by metric, the best first.
-        segment: number of the start that wrote the checkpoint.
         interim: whether the checkpoint is only used until the end of its epoch is saved.
     """
 
@@ -48,10 +46,7 @@ class Facts(NamedTuple):
 
 
 def kept_best(meta: Any) -> dict[str, list[str]]:
-    """Return the names of the best weights in a checkpoint's `meta`, by metric, the best first.
-
-    Names that cannot be folders below `best/` are left out.
-    """
+    """Return the names of the best weights by metric, the best first; only those of folders below `best/`."""
     return {
         metric: [name for name in names if CheckpointName.matches(name)]
         for metric, names in ((meta or {}).get("kept") or {}).items()
@@ -60,11 +55,7 @@ def kept_best(meta: Any) -> dict[str, list[str]]:
 
 
 def is_interim(body: Mapping[str, Any]) -> bool:
-    """Whether the manifest is that of an interim checkpoint.
-
-    Such a checkpoint is saved one step before the end of an epoch, so that a resume can run the epoch's tail;
-    it is deleted after the next commit.
-    """
+    """Whether it was saved one step before an epoch's end, for its tail; it goes after the next commit."""
     return bool((body["meta"] or {}).get("interim"))
 
 
@@ -108,12 +99,7 @@ def _check_best(best: Any) -> None:
 def expendable(
     policy: Retention, present: Sequence[Facts], protect: Collection[CheckpointName]
 ) -> list[CheckpointName]:
-    """List the checkpoints that may be deleted.
-
-    Args:
-        present: all whole checkpoints, oldest first.
-        protect: names that stay in any case.
-    """
+    """List those of all whole checkpoints, oldest first, that may be deleted."""
     counted = [facts for facts in present if not facts.interim]
     newest = counted if policy.keep_last is None else counted[-policy.keep_last :]
     kept = {facts.name for facts in (*newest, *present[-1:])} | set(protect)
@@ -130,8 +116,7 @@ def expendable(
 def names_inside(closed: CheckpointName) -> tuple[CheckpointName, ...]:
     """List names from which a raised limit can resume inside an epoch that was cut short, the best first.
 
-    They are the last step and the step before it.  In an epoch of one step, the step before is the end of
-    the epoch before; after a second step loop of one step, it is one step before the end of the first loop.
+    In an epoch of one step, the step before is the end of the epoch before.
     """
     step, epoch = closed.step, closed.epoch
     assert epoch is not None

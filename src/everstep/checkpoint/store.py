@@ -57,17 +57,13 @@ class Store:
     created before the first commit.
 
     Args:
-        run_dir: the run directory, which exists.
         segment: number of this start, for manifests and for the names in damaged/ and superseded/; 0 to read.
-        say: takes sentences for the user; by default nobody reads them.
+        say: takes sentences for the user.
         run: the run's id, which each checkpoint must have; None reads checkpoints of any run.
         require_newest: raises if a later start has taken over the run; called before each rename of a commit.
         wanted: whether an array of a checkpoint is read, by its name; see `reading.read`.
 
     Attributes:
-        folder: the folder of the checkpoints.
-        choice_file: the file `checkpoint`, in which a person names the checkpoint to resume from.
-        pins_file: the file of the pinned names.
         regions: which part of each array is kept in memory; see `reading.read`.
         damaged: names that were found damaged, and have not moved to damaged/ yet.
     """
@@ -95,7 +91,6 @@ class Store:
         """Checkpoints on disk that this start does not continue from, and has not set aside yet."""
 
     def path(self, name: CheckpointName) -> Path:
-        """Folder of a checkpoint, whether it exists or not."""
         return self.folder / str(name)
 
     def names(self) -> list[CheckpointName]:
@@ -117,7 +112,7 @@ class Store:
     def find(
         self, which: bool | int | str | Path, *, interim: bool = True
     ) -> tuple[Checkpoint | None, list[str]]:
-        """Find the checkpoint to resume from; returns it with notes on the choice, for the user.
+        """Find the checkpoint to resume from, and notes on the choice; None only if there is none.
 
         A start repairs what a kill left unfinished.  After a resume from the checkpoint, call
         `continue_from`: a later one must not win at the next start.
@@ -127,9 +122,6 @@ class Store:
                 (of two at one step, the checkpoint after the epoch); a name; or the path of a checkpoint's
                 folder anywhere.
             interim: with `which=True`, whether the checkpoint may be an interim one.
-
-        Returns:
-            None for the checkpoint only if the run has none.
         """
         if which is False:
             raise ConfigError("which=False finds nothing: give True, a step, a name or a path")
@@ -157,7 +149,6 @@ class Store:
         return reading.read(path, regions=self.regions)
 
     def _read_chosen(self, name: CheckpointName) -> Checkpoint:
-        """Read the checkpoint that a person chose; an error lists the others, and none takes its place."""
         try:
             return self.read(name)
         except DamagedCheckpointError as error:
@@ -259,7 +250,6 @@ class Store:
         return [facts for name in self.names() if (facts := self._facts_of(name)) is not None]
 
     def _facts_of(self, name: CheckpointName) -> Facts | None:
-        """Read the facts from the manifest, once; None where the manifest or sizes are damaged."""
         if name not in self._facts and name not in self.damaged:
             try:
                 body = read_body(self.path(name))
@@ -270,7 +260,6 @@ class Store:
         return self._facts.get(name)
 
     def pins(self) -> set[CheckpointName]:
-        """Return the pinned names."""
         try:
             return {CheckpointName.parse(text) for text in read_note(self.pins_file)}
         except FileNotFoundError:
@@ -281,10 +270,7 @@ class Store:
             ) from error
 
     def chosen_by_hand(self) -> str:
-        """Return the name in the first line of the file `checkpoint`; "" without a file or a line.
-
-        Who wrote the path of a checkpoint's folder there means its name.
-        """
+        """Return the name in the first line of the file `checkpoint`, which may be a path; "" for none."""
         try:
             with open_regular(self.choice_file) as file:
                 raw = file.read(_LONGEST).removeprefix(b"\xef\xbb\xbf")  # some editors put this mark first
@@ -304,7 +290,6 @@ class Store:
     # ---------------------------------------------------------------------------------- best weights
 
     def best_folder(self, metric: str) -> Path:
-        """Folder of the best weights by `metric`."""
         return best_folder(self.run_dir, metric)
 
     def best(self) -> dict[str, Path]:
@@ -341,10 +326,7 @@ class Store:
         return isinstance(meta, dict) and meta.get("value") == value
 
     def check_best(self) -> list[str]:
-        """Read every byte of the best weights.
-
-        Damaged ones and those of another run move to `damaged/`, each with a sentence.
-        """
+        """Read all best weights; damaged ones and another run's move away, each with a sentence."""
         problems = []
         for path in self.best_folders():
             try:
@@ -410,16 +392,7 @@ class Store:
         """Write a checkpoint, durable and whole, or leave the directory as it was.
 
         A whole checkpoint of that name with the same digest is kept; with another digest it moves to
-        `superseded/`; a damaged one moves to `damaged/`.
-
-        Args:
-            ranks: on several ranks, the writer's exchange, inside its `save`; None on one process.
-
-        Raises:
-            RunLockedError: a later start has taken over the run.
-            NonFiniteError: a guarded array has NaN or infinity; nothing was written.
-            CheckpointError: the values cannot be written in this format.
-            OSError: the disk failed; nothing of this checkpoint is left.
+        `superseded/`; a damaged one to `damaged/`.  `ranks` is the writer's exchange, inside its `save`.
         """
         name, digest = commit.name, commit.digest
         # first: a bad state leaves the directory as it was
@@ -441,11 +414,7 @@ class Store:
         write: Callable[[Path], int],
         token: str = "",
     ) -> int:
-        """Let `write` fill the folder of a checkpoint, unless `held`, which has the name, is an equal one.
-
-        Returns:
-            Number of bytes written; 0 if the equal one was kept.
-        """
+        """Let `write` fill the folder of a checkpoint, unless `held`, which has the name, is an equal one."""
         moved: Path | None = None
 
         def make_room() -> Path | None:
@@ -484,14 +453,7 @@ class Store:
             return None
 
     def adopt(self, checkpoint: Checkpoint, **facts: Json) -> dict[str, Json]:
-        """Commit a copy of another run's checkpoint, with the best weights that it names.
-
-        Args:
-            facts: values that replace those of the same name in its `meta`.
-
-        Returns:
-            `meta` of the copy.
-        """
+        """Commit a copy of another run's checkpoint and its best weights; returns `meta` of the copy."""
         foreign: Any = checkpoint.meta
         meta: dict[str, Json] = {**foreign, **facts, "run": self.run}
         # weights first: after a kill in between, no checkpoint here names weights that are missing
@@ -501,11 +463,7 @@ class Store:
         return meta
 
     def copy(self, name: CheckpointName, folder: Path) -> Path:
-        """Copy a checkpoint out of the run; returns the new folder.
-
-        Args:
-            folder: the folder to be made is `folder/NAME`; `folder` is made, too, if it is missing.
-        """
+        """Copy a checkpoint out of the run, to `folder/NAME`; returns that new folder."""
         self._require(name)
         target = folder.absolute() / str(name)
         if os.path.lexists(target):
@@ -532,10 +490,8 @@ class Store:
     def continue_from(self, checkpoint: Checkpoint | None) -> None:
         """Leave later checkpoints, or all for None: they do not count any more, and `settle` moves them.
 
-        A start that is refused before `settle` leaves the directory as it was.
-
-        Args:
-            checkpoint: a checkpoint of this run; or of another run, which `settle` copies here.
+        A start that is refused before `settle` leaves the directory as it was.  `settle` copies a checkpoint
+        of another run.
         """
         there, self._chosen = self._on_disk(), checkpoint
         if checkpoint is not None:
@@ -586,10 +542,7 @@ class Store:
             files.fsync_folder(self.run_dir)
 
     def abandon(self, step: int, segment: int) -> None:
-        """Set aside the checkpoints of `step` and later steps that starts up to `segment` saved.
-
-        After a kill in the middle it is called again.
-        """
+        """Set aside what starts up to `segment` saved at `step` and later; called again after a kill."""
         gone = [one.name for one in self.facts() if one.name.step >= step and one.segment <= segment]
         if not gone:
             return
@@ -613,16 +566,10 @@ class Store:
     # ------------------------------------------------------------------------------------ retention
 
     def retain(self, policy: Retention, needed: Collection[CheckpointName] = ()) -> list[CheckpointName]:
-        """Delete the checkpoints that `policy` does not keep; reads manifests only; called after a commit.
+        """Delete the checkpoints that `policy` does not keep, and return their names, oldest first.
 
-        The newest whole checkpoint stays, and so do the name in the `checkpoint` file, pinned and damaged
-        checkpoints.  An error of the disk is a sentence for the user, because the commit is done.
-
-        Args:
-            needed: names that stay this time.
-
-        Returns:
-            Names of the deleted checkpoints, oldest first.
+        The newest whole one stays, and so do the name in the `checkpoint` file, pinned, damaged and `needed`
+        ones.  An error of the disk is a sentence for the user, because the commit is done.
         """
         deleted = []
         for name in self.expendable(policy):
@@ -670,7 +617,6 @@ class Store:
 
 
 def best_folder(run_dir: Path, metric: str) -> Path:
-    """Folder of a run's best weights by `metric`."""
     return run_dir / "best" / metric.replace("/", ".")
 
 
@@ -687,7 +633,6 @@ def find_checkpoint(
         path: a checkpoint's folder, `RUN/best/METRIC`, or a run directory for its newest whole checkpoint.
         say: takes notes on the choice, for the user.
         interim: whether the newest checkpoint of a run may be an interim one.
-        wanted: whether an array is read, by its name; see `reading.read`.
     """
     if not path.is_dir():
         path = _of_metric(path)

@@ -28,9 +28,6 @@ class Writer:
     A job that a disk error or lack of memory ends is a *failed save*: the error goes to the job's `failed`,
     and training continues.  The next `poll`, `wait`, `submit` or `close` raises any other error in the
     caller's thread, with its traceback.
-
-    Args:
-        say: takes a sentence about a failed save whose job has no `failed`.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -42,12 +39,7 @@ class Writer:
         """Number of jobs so far."""
 
     def submit(self, job: Callable[[], T], done: Callable[[T], None], failed: _Failed | None = None) -> None:
-        """Run `job` in the background, after waiting for the running one.
-
-        Args:
-            done: called in the background thread with the job's result.
-            failed: called with the error of a failed save; None: `say` gets a sentence.
-        """
+        """Run `job` after the running one; its thread calls `done` with the result, or `failed`."""
         if self._closed:
             raise UsageError("the writer is closed: submit before close()")
         self.wait()
@@ -81,7 +73,6 @@ class Writer:
 
     @property
     def busy(self) -> bool:
-        """Whether a job is running."""
         return self._thread is not None and self._thread.is_alive()
 
     @property

@@ -38,12 +38,6 @@ def as_stream(data: Any) -> Stream:
     3. A sequence of batches (list, tuple, range) is resumed by index.
     4. Any other iterable is resumed by drawing its batches again; data of libraries whose state is known to
        tell its place, and what `stateful` declares, by that state.
-
-    Args:
-        data: the user's data.
-
-    Raises:
-        DataError: `data` gives no batches; the message says what to use.
     """
     if isinstance(data, Stream):
         return data
@@ -66,15 +60,12 @@ def as_stream(data: Any) -> Stream:
 def stateful(data: Iterable[Any]) -> Stream:
     """Make a stream that reaches its place by the data's own state, at once; you assert that this is right.
 
-    A run relies on it: if the state leaves something out (a shuffle buffer, a generator), a resume is not
-    exact.  `everstep check` tries it on copies.
+    If the state leaves something out (a shuffle buffer, a generator), a resume is not exact.  `everstep
+    check` tries it on copies.
 
     Args:
         data: has `state_dict` and `load_state_dict`; or its iterators have these, or `get_state` and
             `set_state`.
-
-    Raises:
-        NotResumableError: the data is an iterator without such methods.
     """
     if _loader_adapter(data) is not None:
         return as_stream(data)  # the state of a StatefulDataLoader is used anyway, any other has no state
@@ -84,7 +75,6 @@ def stateful(data: Iterable[Any]) -> Stream:
 
 
 def named(streams: Any) -> Mapping[str, Any]:
-    """Check a mapping of names to data, and return it."""
     if not isinstance(streams, Mapping):
         raise ConfigError(
             f"streams is a {type(streams).__name__}; give names to data, as in "
@@ -96,10 +86,7 @@ def named(streams: Any) -> Mapping[str, Any]:
 
 
 def describe(stream: Stream, seed: int) -> dict[str, Any]:
-    """Describe what decides a stream's batches in a run of this seed, as a dictionary of JSON values.
-
-    A stream without a description of its own is described by its type.
-    """
+    """Describe what decides a stream's batches in a run of this seed, as JSON values; at least its type."""
     own = stream.describe(seed)
     return {"kind": stream.kind} if own is None else own
 

@@ -36,7 +36,6 @@ Accessors: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 
 def length_of(data: Any) -> int | None:
-    """Return `len(data)`, None where the data has no length."""
     try:
         return len(data)
     except (TypeError, NotImplementedError):
@@ -44,7 +43,6 @@ def length_of(data: Any) -> int | None:
 
 
 def is_stateful(data: Any) -> bool:
-    """Whether data has `state_dict` and `load_state_dict`."""
     return callable(getattr(data, "state_dict", None)) and callable(getattr(data, "load_state_dict", None))
 
 
@@ -99,10 +97,7 @@ class IterableStream(OwnStream):
 
     Data that resumes by "replay" is brought to where the pass began: `set_epoch`, its own `state_dict` and
     the global random state are as they were there.  Then the batches are drawn again, and the run compares
-    them with its ledger.  Data that resumes by "state" is not compared.
-
-    Args:
-        resumes: None: "state" for data that is known to tell its place, else "replay".
+    them with its ledger.
     """
 
     rank_keys = ("state", "random")
@@ -269,14 +264,7 @@ def replay(iterable: Iterable[Any]) -> IterableStream:
 def skip(
     what: str, batches: Iterator[Any], count: int, replayed: Callable[[Any], object] | None = None
 ) -> str:
-    """Draw and discard `count` batches.
-
-    Args:
-        replayed: called with each of them.
-
-    Returns:
-        A sentence for the user, with the number of batches and the time.
-    """
+    """Draw and discard `count` batches, each handed to `replayed`; returns a sentence for the user."""
     start = time.perf_counter()
     for done in range(count):
         try:

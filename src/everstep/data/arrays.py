@@ -37,10 +37,6 @@ def arrays(
         shuffle: draw a new order each pass, a pure function of (seed, purpose, pass).
         seed: seed of the order; None takes the run's seed.
         drop_last: leave out a last batch that is smaller.
-
-    Raises:
-        DataError: no array, an argument that is not an array, different lengths, or no samples.
-        ConfigError: `batch_size` or `seed` is not an integer, or `batch_size` is less than 1.
     """
     if not arrays:
         raise DataError(
@@ -64,8 +60,6 @@ def _length(array: Any) -> int:
 
 
 class Arrays(SampledStream):
-    """Stream that `arrays` makes.  Immutable."""
-
     def __init__(self, arrays: tuple[Any, ...], sampling: Sampling) -> None:
         super().__init__(sampling)
         self._arrays = arrays

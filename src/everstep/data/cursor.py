@@ -21,10 +21,8 @@ from everstep.errors import DataError, UsageError
 class PassCursor(Cursor):
     """Cursor over an iterator of batches.
 
-    Attributes:
-        what: the data, in words, for messages.
-
     Args:
+        what: the data, in words, for messages.
         done: batches of the pass before the place where the cursor is opened.
         counts: False where the number of those batches is not known.
         total: batches of the whole pass, None if unknown.
@@ -125,9 +123,8 @@ class SampledCursor(PassCursor):
 class SampledStream(Stream):
     """Stream over samples.  Immutable.
 
-    A loop reads the stream pass by pass.  It can also be iterated directly, as for an evaluation
-    (`for x, y in valid:`): always the same pass, whatever a run does with the stream, and the global
-    random state stays unchanged.
+    It can also be iterated directly, as for an evaluation (`for x, y in valid:`): always the same pass, and
+    the global random state stays unchanged.
     """
 
     def __init__(self, sampling: Sampling) -> None:

@@ -32,21 +32,15 @@ def _text(use: str, seed: int, purpose: str, pass_index: int) -> bytes:
 
 
 def pass_key(use: str, seed: int, purpose: str, pass_index: int) -> int:
-    """Return the 64-bit key of one use ("sample", "collate" ...) in one pass."""
     return xxhash.xxh3_64_intdigest(_text(use, seed, purpose, pass_index))
 
 
 def key_at(key: int, position: int) -> int:
-    """Return the 64-bit key of one position under a pass key."""
     return xxhash.xxh3_64_intdigest(position.to_bytes(8, "little"), seed=key)
 
 
 def permutation(length: int, seed: int, purpose: str, pass_index: int) -> Indices:
-    """Return the order of one shuffled pass.
-
-    Returns:
-        int64, shape (length,): each of 0 .. length-1 once.
-    """
+    """Return the order of one shuffled pass: int64, shape (length,), each of 0 .. length-1 once."""
     key = xxhash.xxh3_128_intdigest(_text("order", seed, purpose, pass_index))
     return stable_order(np.random.Philox(key=key).random_raw(length))
 
@@ -77,9 +71,7 @@ class Sampling:
         kind: kind of the stream, for its description.
         length: number of samples.
         batch_size: samples in a batch; the last batch may be smaller.
-        shuffle: draw a new order each pass, else 0 .. length-1.
         seed: seed of the order and the keys; None takes the run's seed.
-        drop_last: leave out a last batch that is smaller.
         keyed: the samples themselves depend on the seed (augmentation), even unshuffled.
         share: the part of each batch that this rank is handed.
     """
@@ -115,7 +107,6 @@ class Sampling:
 
     @property
     def batches(self) -> int:
-        """Number of batches in a pass, the same on all ranks."""
         whole, rest = self._counts()
         return whole * (not self.share.leaves_out(self.batch_size)) + (
             rest > 0 and not self.share.leaves_out(rest)
@@ -134,7 +125,6 @@ class Sampling:
         return sum(len(self.share.of(size)[0]) for size in sizes)
 
     def weight(self, batch: int) -> float:
-        """Return the weight of the mean over this rank's part of a batch; see `Cursor.weight`."""
         return self.share.of(min(self.batch_size, self.length - batch * self.batch_size))[1]
 
     def describe(self, seed: int) -> dict[str, Any]:
@@ -150,7 +140,6 @@ class Sampling:
         }
 
     def plan(self, purpose: str, pass_index: int, seed: int) -> Plan:
-        """Make the plan of one pass."""
         return Plan(self, purpose, pass_index, self._seed(seed))
 
     def _seed(self, run_seed: int) -> int:
@@ -178,7 +167,6 @@ class Plan:
         )
 
     def __len__(self) -> int:
-        """Number of batches."""
         return self._batches
 
     def indices(self, batch: int) -> Indices:
@@ -199,5 +187,4 @@ class Plan:
         return samples[: len(samples) // self.share.size * self.share.size] if self._drops else samples
 
     def weight(self, batch: int) -> float:
-        """Return the weight of the mean over this rank's part of a batch; see `Cursor.weight`."""
         return self._sampling.weight(batch)

@@ -16,7 +16,6 @@ _BUFFERED = "datasets.iterable_dataset.BufferShuffledExamplesIterable"
 
 
 def class_names(data: Any) -> list[str]:
-    """List the full names of an object's class and its base classes."""
     return [f"{cls.__module__}.{cls.__qualname__}" for cls in type(data).__mro__]
 
 
@@ -34,8 +33,7 @@ def refusal(data: Any) -> str | None:
 def ranks_said(data: Any) -> tuple[int, int] | None:
     """Return the rank and the number of ranks for which data says that it splits itself; else None.
 
-    Samplers and data say so by attributes `rank` and `num_replicas`, as torch's `DistributedSampler` does;
-    Hugging Face's datasets by what `split_dataset_by_node` sets.
+    By attributes `rank` and `num_replicas`, as of torch's `DistributedSampler`, or as Hugging Face's.
     """
     if is_hugging_face(data) and (node := data._distributed) is not None:
         return node.rank, node.world_size
@@ -95,9 +93,7 @@ def begin_anew(data: Any) -> None:
 def shuffle_buffers(data: Any) -> dict[str, str]:
     """Describe the `shuffle(...)` buffers of a Hugging Face `IterableDataset`; its state lacks them.
 
-    Returns:
-        Facts for `describe`: the sizes, and digests of the generators' states, which differ at each start
-        without a seed.  Empty for any other data.
+    The digests are of the generators' states, which differ at each start without a seed.
     """
     parts = _parts(getattr(data, "_ex_iterable", None))
     buffers = [part for part in parts if _BUFFERED in class_names(part)]

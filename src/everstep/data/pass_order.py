@@ -39,13 +39,11 @@ class PassOrder:
     A sampler that yields more than its length is not drawn at the start, but read as it goes.
 
     Args:
-        sampler: yields batches of indices, or single indices.
-        in_batches: whether it yields batches.
+        in_batches: whether the sampler yields batches of indices, or single indices.
         kept: what the user's samplers keep.
-        entries: what the sampler yields in the pass, if that is known already.
 
     Attributes:
-        entries: the same; None until it is drawn.
+        entries: what the sampler yields in the pass; None until it is drawn.
         first: number of the entry with which the next iteration begins.
     """
 
@@ -93,7 +91,6 @@ def plain_index(entry: Any) -> Any:
 
 
 def can_be_saved(tree: Any) -> bool:
-    """Whether a checkpoint can hold a tree."""
     try:
         encode(tree)
     except StateError:
@@ -117,7 +114,6 @@ def _packed(entries: list[Any]) -> Any:
 
 
 def unpacked(tree: Any) -> list[Any] | None:
-    """Undo `PassOrder.packed`."""
     if tree is None or "entries" in tree:
         return None if tree is None else tree["entries"]
     indices = iter(tree["indices"].tolist())
@@ -210,7 +206,6 @@ class KeptBySamplers:
         )
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Load what `save` returned."""
         for place, tree in copy.deepcopy(dict(saved)).items():
             sampler = self._samplers[place]
             if tree["state"] is not None:

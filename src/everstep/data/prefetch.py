@@ -28,12 +28,8 @@ def prefetch(data: Any, buffer: int = 2) -> Prefetched:
     mix its draws with the step's.  Give it a generator of its own.
 
     Args:
-        data: a stream, or anything `as_stream` takes.
+        data: a stream, or anything `as_stream` takes, but a torch loader, which has processes of its own.
         buffer: batches that may wait, 1 or more.
-
-    Raises:
-        ConfigError: `buffer` is less than 1, or `data` is a torch loader, which draws from the global
-            random state and prefetches in processes of its own.
     """
     buffer = integer("buffer", buffer)
     stream = as_stream(data)
@@ -43,8 +39,6 @@ def prefetch(data: Any, buffer: int = 2) -> Prefetched:
 
 
 class Prefetched(StreamWrapper):
-    """Stream that `prefetch` makes.  Immutable."""
-
     def __init__(self, stream: Stream, buffer: int) -> None:
         super().__init__(stream)
         self._buffer = buffer

@@ -35,11 +35,7 @@ class RingBuffer(OwnEntry):
         fields: name to element type of NumPy, or to (element type, shape of a value).
 
     Attributes:
-        capacity: as given.
         appended: number of items that were ever appended.
-
-    Raises:
-        ConfigError: the capacity is not a positive integer, or a field has no usable name, type or shape.
     """
 
     @checked_keywords
@@ -91,12 +87,7 @@ class RingBuffer(OwnEntry):
     def update(self, indices: Any, /, **values: Any) -> None:
         """Replace values of some fields, as priorities: for each field an array of shape (len(indices), ...).
 
-        Args:
-            indices: as in `memory[indices]`; of an index that is there twice the last value counts.
-
-        Raises:
-            IndexError: an index is outside.
-            DataError: as `append`, but for missing fields; nothing is written.
+        Of an index that is there twice the last value counts.  After an error nothing is written.
         """
         slots, shape = self._slots(indices)
         arrays = self._fitted(values, shape)
@@ -108,7 +99,6 @@ class RingBuffer(OwnEntry):
             field.write(slots[chosen], array.reshape((len(slots), *field.shape))[chosen])
 
     def clear(self) -> None:
-        """Forget all items."""
         self._count = 0
 
     def _fitted(self, values: Mapping[str, Any], before: tuple[int, ...] | None) -> dict[str, NDArray[Any]]:
@@ -128,9 +118,6 @@ class RingBuffer(OwnEntry):
 
         Returns:
             Name to value, with the shape of the index before the shape of a value.
-
-        Raises:
-            IndexError: an index is outside, or not an integer.
         """
         slots, shape = self._slots(index)
         return {name: f.values[slots].reshape((*shape, *f.shape)) for name, f in self._fields.items()}
@@ -141,9 +128,6 @@ class RingBuffer(OwnEntry):
         Args:
             generator: NumPy's generator to draw from, an entry of the state of its own; None draws from
                 `np.random`, whose state is saved by itself.
-
-        Raises:
-            DataError: the memory is empty.
         """
         if not self._count:
             raise DataError("sample() from an empty memory: call append() or extend() first")
@@ -200,7 +184,6 @@ class RingBuffer(OwnEntry):
         return found
 
     def entry(self) -> Entry:
-        """Make the entry of the memory."""
         return _RingEntry(self)
 
     def __copy__(self) -> RingBuffer:
@@ -213,8 +196,6 @@ class RingBuffer(OwnEntry):
 
 
 class _RingEntry(Entry):
-    """Entry of a ring buffer."""
-
     def __init__(self, memory: RingBuffer) -> None:
         self.memory = memory
 
@@ -278,8 +259,7 @@ class _Field:
     def fitted(self, value: Any, before: tuple[int, ...] | None) -> NDArray[Any]:
         """Return values as an array of the field's type; refuse those that it would cut or wrap.
 
-        Args:
-            before: shape before that of a value; None for any number of values.
+        `before` is the shape before that of a value; None for any number of values.
         """
         dtype = self.values.dtype
         try:

@@ -23,7 +23,6 @@ class Foreign(NamedTuple):
     """Weights as another program has written them, not read yet.
 
     Attributes:
-        path: the file or folder.
         kind: kind of the file or folder, in words.
         tree: names to arrays (`Unread`), or the names of branches to such trees and plain values.
     """
@@ -72,7 +71,6 @@ def _open_folder(path: Path, say: Callable[[str], None]) -> Foreign | None:
 
 
 def _open_file(path: Path) -> tuple[str, dict[str, Any]]:
-    """Open one file by its content; returns its kind and its tree."""
     try:
         with open_regular(path) as file:
             start = file.read(9)

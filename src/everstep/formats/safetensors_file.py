@@ -84,12 +84,10 @@ def _read(path: Path, name: str, span: Span) -> HostArray:
 def refuse(
     path: Path, how: str, cause: Exception | None = None, remedy: str = "give another copy of it"
 ) -> NoReturn:
-    """Raise the error of a file of weights that cannot be read."""
     raise CheckpointError(f"{path} {how}; {remedy}") from cause
 
 
 def unreadable(path: Path, error: OSError) -> NoReturn:
-    """Raise the error of a file that is missing or cannot be read."""
     refuse(
         path,
         "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})",
@@ -118,11 +116,7 @@ def byte_count(size: int | str) -> int:
 
 
 def write_shards(folder: Path, arrays: Mapping[str, HostArray], most: int | None = None) -> None:
-    """Write arrays as `model.safetensors`, or, where they are larger than `most`, as shards with an index.
-
-    Args:
-        most: most bytes of arrays in a file; an array that is larger has a file of its own.
-    """
+    """Write arrays as `model.safetensors`, or, of more than `most` bytes, as shards with an index."""
     shards = _divided(arrays, most)
     # some readers of Hugging Face refuse a file that does not name the framework
     about = {"format": "pt"} if {array.backend for array in arrays.values()} == {"torch"} else {}
