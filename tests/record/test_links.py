@@ -18,7 +18,6 @@ from everstep.checkpoint import (
     save_apart,
 )
 from everstep.cli.group import commands
-from everstep.durable import temporary
 from everstep.errors import CheckpointError, RunDirError
 from everstep.record import RunDir, remove
 from everstep.record.trail import trail_path
@@ -164,15 +163,9 @@ def test_a_run_directory_that_is_reached_through_a_link_is_fine(tmp_path: Path) 
 
 
 def test_what_is_prepared_beside_a_file_is_not_prepared_through_a_link(tmp_path: Path, victim: Path) -> None:
-    """The temporary name of this process may have been taken by somebody who knew its number."""
     evil = train(tmp_path / "evil", 1).run_dir
     before = content(victim)
-    beside = [
-        temporary(trail_path(evil, 2)),
-        evil / "logs" / ".table.csv.tmp",
-    ]
-    for place in beside:
-        place.symlink_to(victim / "run.json")
+    (evil / "logs" / ".table.csv.tmp").symlink_to(victim / "run.json")
     train(evil, 2)
     assert content(victim) == before
 
