@@ -19,32 +19,11 @@ from everstep import Every
 from everstep.checkpoint import retire_others
 from everstep.durable import remedy
 from everstep.errors import CheckpointError, RunLockedError
-from everstep.record import RunDir, RunLock, rundir
+from everstep.record import RunDir, RunLock
 from everstep.testing import armed
 from tiny_runs import Tiny
 
 # ------------------------------------------------------------------------------ a new run directory
-
-
-def test_the_loser_of_a_race_opens_the_run_of_the_winner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The winner begins, and has saved, between the loser's look for run.json and its next one."""
-    run, read = tmp_path / "run", rundir._read
-    winners: list[RunDir] = []
-
-    def winner_comes(path: Path) -> Any:
-        found = read(path)
-        if not winners:
-            monkeypatch.setattr(rundir, "_read", read)
-            winners.append(RunDir.open(run, seed=3))
-            for name in ("checkpoints", "journal", "logs", "best"):
-                (run / name).mkdir()
-        return found
-
-    monkeypatch.setattr(rundir, "_read", winner_comes)
-    loser = RunDir.open(run, seed=5)
-    assert (loser.seed, loser.id) == (3, winners[0].id)
 
 
 def test_every_parent_that_is_made_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

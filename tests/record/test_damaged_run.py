@@ -21,7 +21,6 @@ import pytest
 from befalling import TO_A_FOLDER, WHOLE_FILE
 
 import gate
-from everstep.checkpoint import Commit, Store, read_checkpoint
 from everstep.cli import _run
 from everstep.errors import CheckpointError, EverstepError
 from everstep.proof.compare import compare_runs
@@ -355,29 +354,3 @@ def test_whatever_stands_in_the_place_of_a_folder(whole: Path, twin: Path, tmp_p
         except Exception as error:
             wrong.append(f"{how.__name__} of {folder}: {type(error).__name__}: {error}")
     assert not wrong, "\n".join(wrong)
-
-
-def test_the_check_finds_a_silent_reader_and_another_run(befallen: Befallen, twin: Path) -> None:
-    """A value that nobody speaks of, and a run of other bits, would be faults."""
-    damage = Damage(0, Path("journal/segment-0001.evj"), "flip")
-    told = {"metrics": [1], "tags": []}
-    befallen.struck.renew()
-    run, other = befallen.struck.run, {"metrics": [2], "tags": []}
-    assert silent(run, damage, told, other, "all is well") == ["metrics"]
-    assert silent(run, damage, told, other, "segment-0001.evj is torn") == []
-    with pytest.raises(AssertionError, match="leaf/"):
-        outcome(damage, Changed(befallen.struck), twin)
-
-
-class Changed(Struck):
-    """A run in which a state was forged, with right checksums."""
-
-    def __init__(self, struck: Struck) -> None:
-        self.run = struck.run
-        newest = Store(self.run).names()[-1]
-        found = read_checkpoint(self.run / "checkpoints" / str(newest))
-        found.arrays["user/w"].data[:1] ^= 1
-        folder = self.run / "checkpoints" / str(newest)
-        shutil.rmtree(folder)
-        kept = {name: getattr(found, name) for name in ("digest", "epoch", "phase", "meta")}
-        Store(self.run, found.segment, print).commit(Commit(newest, found.common, **kept))

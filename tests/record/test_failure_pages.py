@@ -97,8 +97,6 @@ def test_a_page_of_a_deep_recursion_is_small(tmp_path: Path) -> None:
 
 STRANGERS: dict[str, Any] = {
     "text": b"not JSON",
-    "list": b"[1]",
-    "nothing": b"{}",
     "huge": b" " * (2 << 20),
     "another time": {"time": 1e300},
     "another step": {"step": "3"},

@@ -122,12 +122,6 @@ def test_a_start_killed_before_its_first_flush_supersedes_nothing(tmp_path):
     assert run.problems == []
 
 
-def test_a_start_from_nothing_supersedes_everything(tmp_path):
-    segment(tmp_path, 1, None, block(1, 2))
-    segment(tmp_path, 2, None, block(1, value=7.0))
-    assert RunJournal(tmp_path).series("loss") == ([1], [7.0])
-
-
 def test_of_two_superseded_rows_the_older_is_compared_with(tmp_path):
     positions = segment(tmp_path, 1, None, block(1), block(2, 3, value=1.0))
     segment(tmp_path, 2, positions[1], block(2, value=2.0))

@@ -80,12 +80,6 @@ def test_use_after_close_is_an_error_and_closing_twice_is_not(journal):
         journal.sync()
 
 
-def test_closing_writes_what_was_added(journal, tmp_path):
-    journal.append(block(1, 2))
-    journal.close()
-    assert steps_of(tmp_path) == [1, 2]
-
-
 def points(tmp_path, action):
     """The hazards that `action` passes."""
     trace = tmp_path / "trace"
@@ -108,13 +102,6 @@ def test_fsync_only_writes_no_later_row(journal, tmp_path):
     journal.append(block(2))
     assert points(tmp_path, lambda: journal.fsync_only(position)) == ["journal.fsync"]
     assert steps_of(tmp_path) == [1]
-
-
-def test_what_is_durable_is_not_synced_again(journal, tmp_path):
-    journal.append(block(1))
-    position = journal.flush()
-    journal.sync()
-    assert points(tmp_path, lambda: journal.fsync_only(position)) == []
 
 
 def test_a_decision_is_durable_at_once(journal, tmp_path):
@@ -230,19 +217,6 @@ def test_rows_beyond_the_limit_are_dropped_and_declared_and_positions_stay_true(
     assert len(list(run.events("kept"))) == 4
     for at, position in positions.items():
         assert {key[1] for key in run.superseded(position)[1]} == {each for each in rows if each > at}
-
-
-def test_frames_behind_a_withdrawn_decision_keep_their_places(tmp_path):
-    """The message of the refusal is recorded, too, behind the decision."""
-    journal = Journal.open(tmp_path, 1, None, {}, warn=lambda message: journal.event("warned", {}))
-    journal.sync()
-    hazard.arm("ENOSPC:journal.write:1-1000")
-    with pytest.raises(OSError, match="waits to be written"):
-        journal.decide({"what": "something"})
-    hazard.arm(None)
-    journal.close()
-    kinds = [event.kind for event in RunJournal(tmp_path).events(valid=False)]
-    assert kinds[:3] == ["segment", "gap", "warned"] and RunJournal(tmp_path).problems == []
 
 
 def test_rows_that_never_found_space_are_declared_at_close(journal, tmp_path, told):

@@ -330,8 +330,8 @@ class OpenRun:
         # a trial that a person starts again is still one of its sweep, whose variable is then not set
         facts |= next(({"sweep": one["sweep"]} for one in self.history.facts_since(1) if "sweep" in one), {})
         facts = without_credentials(facts)
-        # last: the marks are of the facts as they are recorded, without credentials
-        facts |= trust.marks(self.run_dir.id, facts)
+        # last: the mark is of the facts as they are recorded, without credentials
+        facts[trust.MARK] = trust.mark(self.run_dir.id, facts)
         journal = Journal.open(self.run_dir.path, self.segment, point.parent, facts, warn=self.voice.warn)
         if not self.settings.lock:
             journal.flush()  # nobody can ask the lock whether this runs
