@@ -219,14 +219,6 @@ def test_rows_beyond_the_limit_are_dropped_and_declared_and_positions_stay_true(
         assert {key[1] for key in run.superseded(position)[1]} == {each for each in rows if each > at}
 
 
-def test_rows_that_never_found_space_are_declared_at_close(journal, tmp_path, told):
-    journal.flush()
-    hazard.arm("ENOSPC:journal.write:1-9")
-    journal.append(block(1, 2, 3))
-    journal.close()
-    assert "bytes and 0 dropped rows are lost" in told[-1]
-
-
 def test_after_a_failed_fsync_the_frames_are_written_again(journal, tmp_path, told):
     journal.append(block(1))
     journal.sync()
@@ -279,18 +271,6 @@ def test_one_thread_syncs_while_another_records(journal, tmp_path):
     assert not failures
     assert steps_of(tmp_path) == list(range(300))
     assert RunJournal(tmp_path).problems == []
-
-
-def test_warn_may_use_the_journal_itself(tmp_path):
-    def warn(message):
-        journal.event("warning", {"message": message})
-
-    journal = Journal.open(tmp_path, 1, None, {}, warn=warn)
-    hazard.arm("ENOSPC:journal.write:1")
-    journal.flush()
-    journal.sync()
-    journal.close()
-    assert len(list(RunJournal(tmp_path).events("warning"))) == 2
 
 
 def test_a_write_torn_anywhere_and_a_resume_leave_every_row_once(tmp_path):
