@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from everstep.arguments import checked_keywords, integer
 from everstep.drill.processes import kill_marked, owned_folder, with_parent
 from everstep.drill.program import WitnessLine, read_witness
-from everstep.errors import ReplayError, UsageError
+from everstep.errors import ReplayError
 from everstep.record import Difference, RunDir, user_path
 from everstep.record.rundir import ROOT
 from everstep.replaying.recorded_program import RecordedProgram
@@ -175,7 +175,7 @@ def replay(
 
 
 class Replay:
-    """Context of `replay`.
+    """Context of `replay`; all but `step` is there after the block.
 
     Attributes:
         step, epoch: numbers of the step and its epoch.
@@ -184,22 +184,14 @@ class Replay:
         random: the random state, as `everstep.state.capture` returns it.
     """
 
-    if TYPE_CHECKING:
-        epoch: int
-        batch: Any
-        state: Mapping[str, Any]
-        random: Any
+    epoch: int
+    batch: Any
+    state: Mapping[str, Any]
+    random: Any
 
     def __init__(self, run_dir: Path, step: int, opened_as: Path | None) -> None:
         self._run_dir, self.step, self._opened_as = run_dir, step, opened_as
         self._before: dict[str, str | None] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in ("epoch", "batch", "state", "random"):
-            raise AttributeError(f"a Replay has no {name!r}")
-        raise UsageError(
-            f"{name}: what is at hand before the step is known after the block; ask behind the with statement"
-        )
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
