@@ -110,7 +110,7 @@ class RunJournal:
     @property
     def problems(self) -> list[str]:
         """Descriptions of torn, damaged or missing places; empty for a healthy journal."""
-        found = [p for s in self._segments.values() for p in (*s.problems, *([s.torn] if s.torn else []))]
+        found = [p for s in self._segments.values() for p in (*s.problems, s.torn) if p]
         for number in self._chain:
             segment = self._segments[number]
             if segment.parent is None:
@@ -261,15 +261,12 @@ class RunJournal:
 
         Starts that resumed from such a start are included.  A start from `position` has not made that choice.
         """
-        chain = self._chain_to(position)
-        left: set[int] = set()
+        chain, left = self._chain_to(position), set[int]()
+        reasons = (OTHER_CONFIGURATION, OTHER_DATA)
+        chose = {event.segment for event in self.events("decision") if event.data.get("why") in reasons}
         for number, segment in self._segments.items():
-            chose = any(
-                event.kind == "decision" and event.data.get("why") in (OTHER_CONFIGURATION, OTHER_DATA)
-                for event in segment.events
-            )
             inherited = segment.parent is not None and segment.parent.segment in left
-            if number not in chain and (chose or inherited):
+            if number not in chain and (number in chose or inherited):
                 left.add(number)
         return left
 
@@ -310,29 +307,21 @@ class RunJournal:
 
         The chooser is the start that made a person's choice; 0 where it was no choice.
         """
-        began = [
-            (s.number - 1, 0, 0, f"start {s.number} began from nothing")
-            for s in self._segments.values()
-            if s.started and s.parent is None
+        cuts = [
+            (one.number - 1, 0, 0, f"start {one.number} began from nothing")
+            for one in self._segments.values()
+            if one.started and one.parent is None
         ]
-        rollbacks = [
-            (
-                each.segment,
-                0,
-                each.first,
-                f"rollback {each.number} has other batches from step {each.first} on",
-            )
-            for each in self.rollbacks()
-        ]
-        accepted = [
-            (at, 0, first, f"a divergence was accepted at step {first}") for at, first in self._accepted
-        ]
-        chosen = [
-            (at - 1, at, event.data["step"], f"start {at} had {event.data.get('why')}")
-            for event in self.events("decision")
-            if event.data.get("what") == CHOSEN and (at := event.segment)
-        ]
-        return began + rollbacks + accepted + chosen
+        for each in self.rollbacks():
+            why = f"rollback {each.number} has other batches from step {each.first} on"
+            cuts.append((each.segment, 0, each.first, why))
+        for at, step in self._accepted:
+            cuts.append((at, 0, step, f"a divergence was accepted at step {step}"))
+        for event in self.events("decision"):
+            if event.data.get("what") == CHOSEN:
+                at, why = event.segment, f"start {event.segment} had {event.data.get('why')}"
+                cuts.append((at - 1, at, event.data["step"], why))
+        return cuts
 
     def divergences(self, position: Position | None = None) -> list[Event]:
         """List the divergences in the run's valid events that nobody has accepted, oldest first.
