@@ -17,7 +17,7 @@ import warm
 from everstep.checkpoint import Store
 from everstep.drill import DrillReport, drill
 from everstep.drill.divergence import cause
-from everstep.drill.report import Ordeal, write_junit
+from everstep.drill.report import KillResult, write_junit
 from everstep.errors import ConfigError, Interrupted
 from everstep.unattended import LIMIT
 
@@ -55,20 +55,20 @@ def test_runs_are_left_at_a_number_of_steps(name: str, steps: int) -> None:
     assert (report.cut, report.steps) == ((steps, steps) if is_cut else (None, 24))
     assert all(
         sum(start.steps for start in one.starts) - one.again == report.steps
-        for one in report.ordeals
+        for one in report.results
         if one.starts
     )
     assert ("the tail of that epoch" in report.verdict()) == is_cut
     if steps == 9 and name == "everything":  # the tail of epoch 1 comes before
-        assert report.ordeals[1].verdict == "exact"
+        assert report.results[1].verdict == "exact"
     if name == "supervisor":
-        assert report.ordeals[1].verdict == "no such place"
+        assert report.results[1].verdict == "no such place"
 
 
 @pytest.mark.campaign("long")
 def test_a_fault_is_found_before_the_runs_are_left() -> None:
     report = drilled("schedule_outside", max_steps=9, hazards=["last step"])
-    assert (report.exit_code, [one.verdict for one in report.ordeals]) == (1, ["differs"])
+    assert (report.exit_code, [one.verdict for one in report.results]) == (1, ["differs"])
     assert (first := report.first_divergence) is not None and first.component == "weights"
     assert report.undisturbed == 3 and "not chance: 3 undisturbed runs are equal" in report.verdict()
 
@@ -117,7 +117,7 @@ def test_a_script_without_a_seed_is_told_so_and_not_failed_for_it() -> None:
 @pytest.mark.campaign("long")
 def test_chance_is_not_blamed_on_the_state() -> None:
     report = drilled("chance", hazards=["SIGTERM", "last step"])
-    assert (report.exit_code, report.undisturbed, len(report.ordeals)) == (3, 3, 1), report
+    assert (report.exit_code, report.undisturbed, len(report.results)) == (3, 3, 1), report
     assert "chance: of three undisturbed runs" in report.verdict()
 
 
@@ -131,13 +131,13 @@ def test_the_earliest_difference_wins_over_a_later_touch() -> None:
 
 
 def test_a_junit_file_has_a_case_per_hazard(tmp_path: Path) -> None:
-    ordeals = [
-        Ordeal("commit", "exact"),
-        Ordeal("commit", "failed", message="out of \x1b order"),
-        Ordeal("head", "no such place"),
+    results = [
+        KillResult("commit", "exact"),
+        KillResult("commit", "failed", message="out of \x1b order"),
+        KillResult("head", "no such place"),
     ]
     file = tmp_path / "cases.xml"
-    write_junit(file, "train.py", DrillReport("train.py", [], 0, [], 8, 1.0, ordeals=ordeals))
+    write_junit(file, "train.py", DrillReport("train.py", [], 0, [], 8, 1.0, results=results))
     suite = ElementTree.parse(file).getroot()[0]
     cases = {case.get("name"): [each.tag for each in case] for case in suite}
     assert cases == {

@@ -37,8 +37,8 @@ def drilled(*args: str, **options: object) -> DrillReport:
 def test_a_sound_script_on_two_ranks_is_exact() -> None:
     report = drilled(hazards=["torchrun", "SIGTERM"])
     assert report.exit_code == 0, report
-    assert [one.verdict for one in report.ordeals] == ["exact"] * 2, report
-    statuses = [[start.status for start in one.starts] for one in report.ordeals]
+    assert [one.verdict for one in report.results] == ["exact"] * 2, report
+    statuses = [[start.status for start in one.starts] for one in report.results]
     assert statuses == [[-9, 0], [143, 0]]
     assert report.as_dict()["ranks"] == 2 and "2 ranks, 15 steps" in report.header()
     assert "on 2 ranks" in report.verdict() and "not covered: several machines" in report.verdict()

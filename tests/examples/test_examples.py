@@ -43,7 +43,7 @@ def exact(name: str) -> DrillReport:
     file = EXAMPLES / (name if "." in name else f"{name}.py")
     report = drill(file, SMALL[name], kills=1, keep="kept")
     assert report.exact, report
-    assert {one.verdict for one in report.ordeals} <= {"exact", "no such place"}, report
+    assert {one.verdict for one in report.results} <= {"exact", "no such place"}, report
     return report
 
 

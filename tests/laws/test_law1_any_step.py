@@ -144,7 +144,7 @@ choices = {
 }
 
 
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=5)
 @given(data=st.sampled_from(IN_PROCESS), **choices)
 @example(  # opening the pass anew draws from the program's generators
     data="plain",

@@ -214,8 +214,3 @@ def test_a_mask_of_minus_infinity_is_no_fault(tmp_path: Path) -> None:
     program = Program(tmp_path, 99, "loss", 0.0, services=[everstep.Checkpoints(Every(steps=1))])
     program.model.register_buffer("mask", torch.full((2,), -math.inf, dtype=torch.float64))
     assert program.train_loop().finished
-
-
-def test_a_metric_that_nobody_guards_may_be_nan(tmp_path: Path) -> None:
-    services = [everstep.services.NaNGuard(metrics=["valid_*"]), everstep.Checkpoints(Every(steps=1))]
-    assert Program(tmp_path, 3, "loss", math.nan, services=services).train_loop().finished

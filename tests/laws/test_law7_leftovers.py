@@ -12,7 +12,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.optim import optimizer as torch_optimizer
@@ -207,11 +206,3 @@ def test_handlers_of_the_users_come_back(tmp_path: Path) -> None:
         assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def test_a_suite_of_loops_keeps_its_descriptors(tmp_path: Path) -> None:
-    """Nine runs in one process: nothing piles up."""
-    with nothing_left():
-        for number in range(9):
-            with everstep.Supervisor(tmp_path / str(number), {"w": np.zeros(3)}, default_services=False):
-                pass

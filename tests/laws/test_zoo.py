@@ -174,14 +174,25 @@ def heads(
     return seen
 
 
-def data_with_generators(run: Path, tick: Tick, make: Callable[[], Any]) -> Any:
-    batches, seen = make(), list[float]()
+def reads(run: Path, tick: Tick, data: dict[str, Any], head: Any = None, tail: Any = None) -> Any:
+    """Notes each batch of each epoch's loops; `head` and `tail` are called around them."""
+    seen = list[float]()
     with loop(run, state={"seen": seen}) as train:
-        for _ in train.iter_epochs():
-            for _, (x,) in train.iter_steps(batches):
-                seen.append(x.sum().item())
+        for epoch in train.iter_epochs():
+            if head is not None:
+                head(epoch)
+            for name, batches in data.items():
+                for _, (x,) in train.iter_steps(batches, name):
+                    seen.append(x.sum().item())
+                    tick()
+            if tail is not None:
+                tail(train, seen)
                 tick()
     return seen
+
+
+def data_with_generators(run: Path, tick: Tick, make: Callable[[], Any]) -> Any:
+    return reads(run, tick, {"train": make()})
 
 
 def one_generator() -> Any:
@@ -224,45 +235,33 @@ def a_list_of_the_state_that_steps_change(run: Path, tick: Tick) -> Any:
 
 
 def two_loaders_share_a_generator(run: Path, tick: Tick) -> Any:
-    generator, seen = torch.Generator().manual_seed(1), list[float]()
-    data = {"a": loader(generator), "b": loader(generator)}
-    with loop(run, state={"seen": seen}) as train:
-        for _ in train.iter_epochs():
-            for name, batches in data.items():
-                for _, (x,) in train.iter_steps(batches, name):
-                    seen.append(x.sum().item())
-                    tick()
-    return seen
+    generator = torch.Generator().manual_seed(1)
+    return reads(run, tick, {"a": loader(generator), "b": loader(generator)})
 
 
 def two_loaders_seeded_at_the_head(run: Path, tick: Tick) -> Any:
     """The second is not opened yet where the first loop is saved."""
-    first, second, seen = torch.Generator(), torch.Generator(), list[float]()
-    data = {"train": loader(first), "other": loader(second, 6)}
-    with loop(run, state={"seen": seen}) as train:
-        for epoch in train.iter_epochs():
-            first.manual_seed(100 + epoch)
-            second.manual_seed(50 + epoch)
-            for name, batches in data.items():
-                for _, (x,) in train.iter_steps(batches, name):
-                    seen.append(x.sum().item())
-                    tick()
-            tick()
-            train.collect_metrics(sum=sum(seen))
-    return seen
+    first, second = torch.Generator(), torch.Generator()
+
+    def head(epoch: int) -> None:
+        first.manual_seed(100 + epoch)
+        second.manual_seed(50 + epoch)
+
+    def tail(train: Any, seen: list[float]) -> None:
+        tick()
+        train.collect_metrics(sum=sum(seen))
+
+    return reads(run, tick, {"train": loader(first), "other": loader(second, 6)}, head, tail)
 
 
 def an_evaluation_moves_the_generator_of_the_training(run: Path, tick: Tick) -> Any:
-    batches, seen = loader(torch.Generator().manual_seed(1)), list[float]()
-    with loop(run, state={"seen": seen}) as train:
-        for _ in train.iter_epochs():
-            for _, (x,) in train.iter_steps(batches):
-                seen.append(x.sum().item())
-                tick()
-            with train.evaluation():
-                train.collect_metrics(first=next(iter(batches))[0][0])
-            tick()
-    return seen
+    batches = loader(torch.Generator().manual_seed(1))
+
+    def tail(train: Any, seen: list[float]) -> None:
+        with train.evaluation():
+            train.collect_metrics(first=next(iter(batches))[0][0])
+
+    return reads(run, tick, {"train": batches}, tail=tail)
 
 
 def a_loader_draws_from_a_generator_of_the_state(run: Path, tick: Tick) -> Any:

@@ -23,7 +23,7 @@ from starts import Start, Step  # noqa: E402
 from strikes import CHAIN, FULL, IN_SAVE, KINDS, MID_EPOCH, TERM  # noqa: E402
 from witness import Witness  # noqa: E402
 
-from faults import DAMAGES, FLIPPED, TRUNCATED, ZEROED  # noqa: E402
+from faults import FLIPPED, TRUNCATED, ZEROED  # noqa: E402
 
 PROGRAM = Path(__file__).parent / "conformance_program.py"
 TINY = ("--save-every", "6", "--epoch", "10", "--kills", "1")
@@ -100,25 +100,6 @@ def test_a_run_without_files_is_not_damaged_and_that_is_no_success(tmp_path: Pat
     assert status == 1 and score["score"] == {FLIPPED: {verdicts.NOT_DONE: 1}}, said
 
 
-@pytest.mark.campaign("timed")
-def test_what_cannot_be_struck_inside_is_not_called_exact(tmp_path: Path) -> None:
-    """The program tells of its steps when it has done them all: every strike comes too late."""
-    kinds = (MID_EPOCH, CHAIN, FULL, *DAMAGES)
-    chosen = [option for kind in kinds for option in ("--only", kind)]
-    status, score, said = tiny(tmp_path, "tells late", *chosen)
-    # a strike that comes while the program ends meets the last save, or loses some of what is told
-    found = {kind: next(iter(verdict)) for kind, verdict in score["score"].items()}
-    assert status == 1 and set(found) == set(kinds), said
-    assert {found[MID_EPOCH], found[CHAIN]} <= {verdicts.MISSED, verdicts.INEXACT}, said
-    assert set(found.values()) <= {verdicts.MISSED, verdicts.INEXACT, verdicts.EXACT}, said
-
-
-@pytest.mark.campaign("timed")
-def test_without_a_fork_server_the_program_is_started_as_it_is(tmp_path: Path) -> None:
-    status, score, said = judged(tmp_path, [str(PROGRAM), "none"], *TINY, "--only", MID_EPOCH)
-    assert status == 0 and score["score"] == {MID_EPOCH: {verdicts.EXACT: 1}}, said
-
-
 def test_a_temporary_folder_whose_path_is_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 20)
     folder.mkdir()
@@ -130,12 +111,6 @@ def test_a_temporary_folder_whose_path_is_too_long_for_a_socket_is_refused(tmp_p
         text=True,
     )
     assert done.returncode == 2 and f"it is {folder}: set TMPDIR to a shorter one" in done.stderr
-
-
-@pytest.mark.campaign("long")
-def test_a_strike_is_repeated_by_its_number(tmp_path: Path) -> None:
-    first, again = (tiny(tmp_path, "none", "--only", f"{ZEROED}:0")[1]["strikes"] for _ in range(2))
-    assert len(first) == 1 and first[0]["plan"] == again[0]["plan"]
 
 
 @pytest.mark.campaign("machine")

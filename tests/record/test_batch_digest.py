@@ -111,10 +111,3 @@ def test_a_program_may_resize_its_batch_after_the_digest() -> None:
         for batch in (torch.ones(shape), torch.ones(shape).t(), torch.ones(200, 200)):
             assert batch_digest([batch], 0) is not None
             batch.resize_(500, 500)
-
-
-def test_more_shapes_than_are_remembered() -> None:
-    texts = [torch.full((length,), 7) for length in range(1, 3000)]
-    before = [batch_digest([text], 0) for text in texts]
-    assert len(set(before)) == len(texts)
-    assert [batch_digest([text.numpy()], 0) for text in texts] == before

@@ -1,16 +1,12 @@
-"""Every file of a run, damaged in every way: a resume ends exact or names the file, and no reader is silent.
+"""Every file of a run, damaged in every way: a resume ends exact, or names the file.
 
-A run with everything in it (tests/whole_run.py) is damaged, looked at, and resumed.  Damage number n follows
+A run with everything in it (tests/whole_run.py) is damaged and resumed.  Damage number n follows
 from the campaign's seed and n alone.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +17,6 @@ import pytest
 from befalling import TO_A_FOLDER, WHOLE_FILE
 
 import gate
-from everstep.checkpoint import Commit, Store, read_checkpoint
-from everstep.cli import _run
 from everstep.errors import CheckpointError, EverstepError
 from everstep.proof.compare import compare_runs
 from everstep.testing import nothing_left
@@ -144,7 +138,7 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Struck:
-    """A damaged copy of the run, and what readers say of it.
+    """A damaged copy of the run.
 
     Args:
         whole: the run.
@@ -158,37 +152,6 @@ class Struck:
         """Make the copy as the run is; no index knows it."""
         shutil.rmtree(self.run.parent, ignore_errors=True)
         shutil.copytree(self._whole, self.run)
-
-    def look(self) -> tuple[dict[str, Any], str]:
-        """What `everstep show` tells as JSON, and all that was said."""
-        said: list[str] = []
-        told: dict[str, Any] = {}
-        for command in (
-            ("show", str(self.run), "--json"),
-            ("audit", str(self.run)),
-            ("checkpoints", str(self.run), "verify"),
-            ("runs", "--json", "--index", str(self.run.parent)),
-        ):
-            status, out, err = _called(*command)
-            assert status in (0, 1, 2), f"{command}: status {status}: {err}"
-            said += [out, err]
-            if command[0] == "show" and status == 0:
-                told = json.loads(out)
-        return told, "\n".join(said)
-
-
-def _called(*command: str) -> tuple[int, str, str]:
-    out, err, before = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["everstep", *command]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                status = _run()
-            except SystemExit as left:
-                status = int(left.code or 0)
-    finally:
-        sys.argv = before
-    return status, out.getvalue(), err.getvalue()
 
 
 def is_named(damage: Damage, said: str) -> bool:
@@ -243,48 +206,12 @@ def _told(how: str, damage: Damage, text: str, else_: str = "") -> str:
     return how
 
 
-UNPROTECTED = {
-    "labels.json": ("tags", "note"),
-    "pins.json": ("checkpoints",),
-    "failure page": ("failures",),
-    "evaluation": ("evaluations",),
-    "trail": ("segments",),
-    "lock.json": ("status", "segments"),
-    "lock": ("status", "segments"),  # without one a heartbeat tells who is alive, as on some file systems
-}
-"""Files that a person may edit or delete, or that a kill may leave so -> what `show` takes from them."""
-
-
-def silent(run: Path, damage: Damage, before: dict[str, Any], after: dict[str, Any], said: str) -> list[str]:
-    """Parts of `show` that are others now, though nobody was told of the file."""
-    if is_named(damage, said):
-        return []
-    free = [part for one in damage.struck for part in UNPROTECTED.get(kind_of(one), ())]
-    if damage.also is not None and _saved(damage.also) == _saved(damage.place):
-        # a state that was saved twice: its other manifest tells another time, and else the same
-        before, after = _undated(before), _undated(after)
-    return [name for name in before if name not in free and before[name] != after.get(name)]
-
-
-def _saved(place: Path) -> tuple[str, str]:
-    """The checkpoint to which a file belongs, also if that was superseded, and its name there."""
-    return place.parent.name.partition(".")[0], place.name
-
-
-def _undated(told: dict[str, Any]) -> dict[str, Any]:
-    saves = [{**each, "created": None} for each in told.get("checkpoints", ())]
-    return {**told, "checkpoints": saves}
-
-
 class Befallen:
-    """The run, its twin, and what readers say of the run."""
+    """The run and its twin."""
 
     def __init__(self, whole: Path, twin: Path, folder: Path) -> None:
         self.files = files_of(whole)
         self.struck, self._twin = Struck(whole, folder), twin
-        self.struck.renew()
-        self._before, said = self.struck.look()
-        self._usual = {*said.splitlines()}
 
     def wrong_with(self, number: int) -> tuple[Damage, str, str]:
         """The damage, how the run ended, and what is wrong with that, or ""."""
@@ -293,12 +220,6 @@ class Befallen:
         if not strike(self.struck.run, damage):
             return damage, "unchanged", ""
         try:
-            after, all_said = self.struck.look()
-            # the whole run's checkpoints are named, too: only what is said anew tells of the damage
-            said = "\n".join(line for line in all_said.splitlines() if line not in self._usual)
-            if parts := silent(self.struck.run, damage, self._before, after, said):
-                return damage, "silent", f"{parts} of show are others, and nobody is told: {said[-1500:]}"
-            (self.struck.run.parent / "everstep.db").unlink(missing_ok=True)
             return damage, outcome(damage, self.struck, self._twin), ""
         except Exception as error:
             return damage, "fault", f"{type(error).__name__}: {error}"
@@ -355,29 +276,3 @@ def test_whatever_stands_in_the_place_of_a_folder(whole: Path, twin: Path, tmp_p
         except Exception as error:
             wrong.append(f"{how.__name__} of {folder}: {type(error).__name__}: {error}")
     assert not wrong, "\n".join(wrong)
-
-
-def test_the_check_finds_a_silent_reader_and_another_run(befallen: Befallen, twin: Path) -> None:
-    """A value that nobody speaks of, and a run of other bits, would be faults."""
-    damage = Damage(0, Path("journal/segment-0001.evj"), "flip")
-    told = {"metrics": [1], "tags": []}
-    befallen.struck.renew()
-    run, other = befallen.struck.run, {"metrics": [2], "tags": []}
-    assert silent(run, damage, told, other, "all is well") == ["metrics"]
-    assert silent(run, damage, told, other, "segment-0001.evj is torn") == []
-    with pytest.raises(AssertionError, match="leaf/"):
-        outcome(damage, Changed(befallen.struck), twin)
-
-
-class Changed(Struck):
-    """A run in which a state was forged, with right checksums."""
-
-    def __init__(self, struck: Struck) -> None:
-        self.run = struck.run
-        newest = Store(self.run).names()[-1]
-        found = read_checkpoint(self.run / "checkpoints" / str(newest))
-        found.arrays["user/w"].data[:1] ^= 1
-        folder = self.run / "checkpoints" / str(newest)
-        shutil.rmtree(folder)
-        kept = {name: getattr(found, name) for name in ("digest", "epoch", "phase", "meta")}
-        Store(self.run, found.segment, print).commit(Commit(newest, found.common, **kept))

@@ -121,22 +121,6 @@ def test_a_choice_that_saved_nothing_and_is_taken_back_is_not_compared_with(tmp_
     assert tiny.w.tobytes() == whole.w.tobytes()
 
 
-@pytest.mark.campaign("long")
-def test_a_choice_that_was_saved_is_compared_with(tmp_path: Path) -> None:
-    crashed(tmp_path)
-    changed = start(tmp_path, seed=8, on_change="override")
-    inside = lambda loop, step: loop.make_checkpoint() if step == 7 else boom_at(9)(loop, step)  # noqa: E731
-    with pytest.raises(Boom):
-        changed.train(inside=inside)
-    tiny = start(tmp_path, seed=8).train()
-    assert "resume verified: 1 step executed again: 1 batch digest and 1 value of loss equal" in tiny.lines
-    assert differing_marks(tmp_path) == []
-
-
-def differing_marks(run_dir: Path) -> list[int]:
-    return [event.data["step"] for event in RunJournal(run_dir).events("diverged", valid=False)]
-
-
 def test_a_step_that_failed_has_no_rows_whoever_reads_at_the_exit(tmp_path: Path) -> None:
     """Part of its values would be compared with all of them at the next start."""
 

@@ -27,23 +27,17 @@ BATCH = {"stream": "train", "pass_index": 0, "batch_index": 1, "samples": [1, 2]
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("decision", {**ROLLBACK, "step": "Infinity"}, "'step' is 'Infinity'"),
-    ("decision", {**ROLLBACK, "checkpoint": 5}, "'checkpoint' is 5"),
     ("decision", {**ROLLBACK, "batches": [{**BATCH, "batch_index": "x"}]}, "'batches' is a list"),
     ("decision", {"what": "rollback"}, "'number' is missing"),
     ("decision", {"what": "accepted", "step": True}, "'step' is True"),
     ("verified", {"steps": "e400", "report": "resume verified"}, "'steps' is 'e400'"),
-    ("verified", {"steps": float("inf")}, "'steps' is inf"),
     ("verified", {"report": ["x"]}, "'report' is a list"),
-    ("diverged", {"step": 1.5}, "'step' is 1.5"),
-    ("times", {"data_wait": "x"}, "'data_wait' is 'x'"),
     ("times", {"seconds": float("nan")}, "'seconds' is nan"),
     ("summary", {"name": ["x"], "step": 1, "text": "x"}, "'name' is a list"),
-    ("summary", {"name": "x", "step": -5, "text": "x"}, "'step' is -5"),
     ("summary", {"name": "x", "step": 1, "image": {"file": ["x"]}}, "'image' is an object"),
     ("checkpoint", {"name": "step-00000001", "bytes": 10**30}, "'bytes' is an integer of more than 64 bits"),
     ("closed", {"status": "constructor"}, "'status' is 'constructor'"),
     ("segment", {"parent": None, "facts": {"resumed_from": ["x"]}}, "'facts' is an object"),
-    ("segment", {"parent": None, "facts": {"ranks": float("inf")}}, "'facts' is an object"),
 ]
 
 

@@ -98,21 +98,6 @@ def test_a_path_that_is_no_run_names_the_runs_near_it(tmp_path):
         RunJournal(tmp_path)
 
 
-def test_a_resume_supersedes_what_came_after_its_checkpoint(tmp_path):
-    positions = segment(tmp_path, 1, None, block(1, 2, value=1.0), block(3, 4, value=1.0))
-    segment(tmp_path, 2, positions[1], block(3, value=2.0))
-    run = RunJournal(tmp_path)
-    assert run.series("loss") == ([1, 2, 3], [1.0, 1.0, 2.0])
-    assert [(row.segment, row.step) for row in run.rows(valid=False)] == [
-        (1, 1),
-        (1, 2),
-        (1, 3),
-        (1, 4),
-        (2, 3),
-    ]
-    assert run.status() == (2, 1, 3, 3, 2, None)
-
-
 def test_a_start_killed_before_its_first_flush_supersedes_nothing(tmp_path):
     segment(tmp_path, 1, None, block(1, 2))
     segment_path(tmp_path, 2).touch()
@@ -120,12 +105,6 @@ def test_a_start_killed_before_its_first_flush_supersedes_nothing(tmp_path):
     assert run.series("loss")[0] == [1, 2]
     assert [one.started for one in run.segments()] == [True, False]
     assert run.problems == []
-
-
-def test_a_start_from_nothing_supersedes_everything(tmp_path):
-    segment(tmp_path, 1, None, block(1, 2))
-    segment(tmp_path, 2, None, block(1, value=7.0))
-    assert RunJournal(tmp_path).series("loss") == ([1], [7.0])
 
 
 def test_of_two_superseded_rows_the_older_is_compared_with(tmp_path):

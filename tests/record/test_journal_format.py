@@ -57,11 +57,6 @@ def test_every_block_comes_back_bit_for_bit(rows, epoch, phase, name, wall):
     assert back._replace(values=[]) == given._replace(values=[])
 
 
-def test_any_unicode_name_is_kept(tmp_path):
-    path, _ = write(tmp_path, [block(name="läß/\udcff\0")])
-    assert read_segment(path).blocks[0].block.name == "läß/\udcff\0"
-
-
 @pytest.mark.parametrize(
     ("steps", "counts", "most"), [(1, 1, 10), (3, 1, 10), (0, 1, 12), (1, 0, 11), (0, 0, 13)]
 )
@@ -123,20 +118,6 @@ def test_a_newer_format_is_refused_naming_both_versions(tmp_path, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(JournalError, match="has journal format 3, this everstep reads up to 1; upgrade"):
         read_segment(path)
-
-
-def test_a_file_under_another_number_is_noticed(tmp_path):
-    path, _ = write(tmp_path, [])
-    moved = path.rename(path.with_name("segment-0005.evj"))
-    assert "its header says segment 1" in read_segment(moved).problems[0]
-
-
-def test_a_stored_block_knows_its_place_and_time(tmp_path):
-    path, positions = write(tmp_path, [block("a"), block("b")])
-    read = read_segment(path)
-    assert [stored.offset for stored in read.blocks] == [positions[0].offset, positions[1].offset]
-    assert read.events[0].time <= read.blocks[0].time <= read.blocks[1].time
-    assert read.events[0].data == {"run": None, "parent": None, "facts": {"seed": 1}}
 
 
 def test_a_journal_of_version_1_is_read_for_ever():

@@ -80,12 +80,6 @@ def test_use_after_close_is_an_error_and_closing_twice_is_not(journal):
         journal.sync()
 
 
-def test_closing_writes_what_was_added(journal, tmp_path):
-    journal.append(block(1, 2))
-    journal.close()
-    assert steps_of(tmp_path) == [1, 2]
-
-
 def points(tmp_path, action):
     """The hazards that `action` passes."""
     trace = tmp_path / "trace"
@@ -108,13 +102,6 @@ def test_fsync_only_writes_no_later_row(journal, tmp_path):
     journal.append(block(2))
     assert points(tmp_path, lambda: journal.fsync_only(position)) == ["journal.fsync"]
     assert steps_of(tmp_path) == [1]
-
-
-def test_what_is_durable_is_not_synced_again(journal, tmp_path):
-    journal.append(block(1))
-    position = journal.flush()
-    journal.sync()
-    assert points(tmp_path, lambda: journal.fsync_only(position)) == []
 
 
 def test_a_decision_is_durable_at_once(journal, tmp_path):
@@ -232,27 +219,6 @@ def test_rows_beyond_the_limit_are_dropped_and_declared_and_positions_stay_true(
         assert {key[1] for key in run.superseded(position)[1]} == {each for each in rows if each > at}
 
 
-def test_frames_behind_a_withdrawn_decision_keep_their_places(tmp_path):
-    """The message of the refusal is recorded, too, behind the decision."""
-    journal = Journal.open(tmp_path, 1, None, {}, warn=lambda message: journal.event("warned", {}))
-    journal.sync()
-    hazard.arm("ENOSPC:journal.write:1-1000")
-    with pytest.raises(OSError, match="waits to be written"):
-        journal.decide({"what": "something"})
-    hazard.arm(None)
-    journal.close()
-    kinds = [event.kind for event in RunJournal(tmp_path).events(valid=False)]
-    assert kinds[:3] == ["segment", "gap", "warned"] and RunJournal(tmp_path).problems == []
-
-
-def test_rows_that_never_found_space_are_declared_at_close(journal, tmp_path, told):
-    journal.flush()
-    hazard.arm("ENOSPC:journal.write:1-9")
-    journal.append(block(1, 2, 3))
-    journal.close()
-    assert "bytes and 0 dropped rows are lost" in told[-1]
-
-
 def test_after_a_failed_fsync_the_frames_are_written_again(journal, tmp_path, told):
     journal.append(block(1))
     journal.sync()
@@ -305,18 +271,6 @@ def test_one_thread_syncs_while_another_records(journal, tmp_path):
     assert not failures
     assert steps_of(tmp_path) == list(range(300))
     assert RunJournal(tmp_path).problems == []
-
-
-def test_warn_may_use_the_journal_itself(tmp_path):
-    def warn(message):
-        journal.event("warning", {"message": message})
-
-    journal = Journal.open(tmp_path, 1, None, {}, warn=warn)
-    hazard.arm("ENOSPC:journal.write:1")
-    journal.flush()
-    journal.sync()
-    journal.close()
-    assert len(list(RunJournal(tmp_path).events("warning"))) == 2
 
 
 def test_a_write_torn_anywhere_and_a_resume_leave_every_row_once(tmp_path):

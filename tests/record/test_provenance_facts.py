@@ -111,20 +111,9 @@ def test_pushed_means_that_a_remote_branch_has_the_commit(repo, git, tmp_path):
     assert provenance.git_facts(repo)["pushed"] is False
 
 
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("https://me:hunter2@example.org/a.git", "https://***@example.org/a.git"),
-        ("https://hunter2@example.org/a@b.git", "https://***@example.org/a@b.git"),
-        ("ssh://git@example.org/a.git", "ssh://git@example.org/a.git"),
-        ("git@example.org:a.git", "git@example.org:a.git"),
-        ("me:hunter2@example.org:a.git", "me:***@example.org:a.git"),
-        ("https://example.org/a.git?access_token=hunter2", "https://example.org/a.git?access_token=***"),
-    ],
-)
-def test_a_remotes_password_is_not_recorded(repo, git, url, shown):
-    git("remote", "add", "upstream", url)
-    assert provenance.git_facts(repo)["remote"] == shown
+def test_a_remotes_password_is_not_recorded(repo, git):
+    git("remote", "add", "upstream", "https://me:hunter2@example.org/a.git")
+    assert provenance.git_facts(repo)["remote"] == "https://***@example.org/a.git"
 
 
 def test_a_repository_without_a_commit(git):
@@ -155,15 +144,6 @@ def test_a_git_that_fails_is_a_note_and_no_failure(tmp_path, monkeypatch, script
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(provenance, "GIT_SECONDS", 0.2)
     assert provenance.git_facts(tmp_path) == {"problem": problem}
-
-
-def test_git_is_asked_where_the_script_lies(tmp_path, monkeypatch):
-    (tmp_path / "train.py").write_text("")
-    (tmp_path / "tool").write_text("")
-    assert provenance.code_folder([str(tmp_path / "train.py")]) == tmp_path.resolve()
-    monkeypatch.chdir(tmp_path)
-    for argv in (["/somewhere/bin/everstep", "train"], ["-c"], [""], [], ["gone.py"]):
-        assert provenance.code_folder(argv) == tmp_path.resolve()
 
 
 def test_importing_the_room_imports_no_framework_and_no_terminal():

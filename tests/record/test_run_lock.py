@@ -66,21 +66,6 @@ def test_a_holder_that_has_not_said_its_name_still_holds(tmp_path, holder, monke
         RunLock(tmp_path).acquire()
 
 
-def test_a_holder_that_began_in_the_same_moment_is_waited_for_until_it_has_said_its_name(
-    tmp_path, holder, monkeypatch
-):
-    (tmp_path / "lock.json").rename(tmp_path / "later")
-
-    def wait(condition, seconds):
-        assert seconds > 0 and not condition()
-        (tmp_path / "later").rename(tmp_path / "lock.json")
-        return condition()
-
-    monkeypatch.setattr("everstep.record.lock.wait_until", wait)
-    with pytest.raises(RunLockedError, match=f"in use by process {holder.pid}"):
-        RunLock(tmp_path).acquire()
-
-
 def test_a_dead_holders_lock_is_taken_over_saying_so(tmp_path, holder):
     holder.kill()
     holder.wait()

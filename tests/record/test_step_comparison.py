@@ -161,14 +161,6 @@ def test_a_metric_that_is_new_in_the_program_is_not_compared(tmp_path):
     assert (comparison.difference, comparison.uncompared["norm"]) == (None, 1)
 
 
-def test_a_pass_ends_where_it_ended(tmp_path):
-    found = EarlierSteps(10, 20, ends={("train", 0): 15}, traced=set(range(11, 21)))
-    comparison = StepComparison(found)
-    comparison.pass_ended(15, "train", 0)
-    comparison.pass_ended(25, "train", 1)
-    assert comparison.difference is None
-
-
 @pytest.mark.parametrize(
     ("reference", "ended", "what"),
     [
@@ -205,11 +197,6 @@ def test_the_state_in_a_snapshot_is_compared():
     comparison.copied(20, "epoch", "random state", 7)
     assert (comparison.equal["random state"], comparison.equal["state digest"]) == (1, 1)
     assert "step 20 random state was 0000000000000006 and is 0000000000000007 now" in comparison.report()
-
-
-def test_nothing_was_executed_again():
-    comparison = StepComparison(EarlierSteps(0))
-    assert (comparison.done, comparison.report()) == (True, "resume not verified: nothing was executed again")
 
 
 def test_the_first_difference_is_the_one_with_the_lowest_step(tmp_path):

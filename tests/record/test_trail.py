@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import struct
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import xxhash
 
-import warm
 from everstep import hazard
 from everstep.metrics.collector import is_wall
-from everstep.record import Block, Trail, last_step, read_trail, trail_path
+from everstep.record import Block, Trail, last_step, newest_step, read_trail
 from everstep.record.journal_format import bits_float
-from everstep.record.trail import ABSENT, BITS, KEY, MAGIC, SMALLEST, TrailContent
+from everstep.record.trail import ABSENT, BITS, KEY, MAGIC, TrailContent
 from waiting import left_open
 
 
@@ -79,47 +76,27 @@ def test_a_step_is_written_by_one_call(trail: Trail) -> None:
     assert read(trail).last == 100
 
 
-def test_steps_before_the_last_but_one_checkpoint_are_left_behind(trail: Trail, warnings: list[str]) -> None:
-    for step in range(1, 9001):
-        trail.batch(step, f"stream {step // 4000}", 0, 0, step << 40)
-        trail.step(step, 1 + step // 500, [(step, f"loss {step // 700}", -step / 3), (step, "acc", 0.5)], {})
-        if step in (500, 2000, 4500):
-            trail.boundary(step)
-            trail.committed(step)
-    before = read(trail)
-    assert (before.whole, before.last, len(before.marks)) == (0, 9000, 3 * 9000)
-    size = trail.path.stat().st_size
-    assert size > SMALLEST
-    trail.boundary(9000)  # 2000 is less than half of it
-    assert trail.path.stat().st_size == size
-    trail.committed(9000)
-    trail.boundary(9000)
-    after = read(trail)
-    assert after.marks == [mark for mark in before.marks if mark.step > 4500]
-    assert (after.whole, after.last) == (4500, 9000)
-    walk(trail, 9001, 9002, names=9)
-    assert read(trail).marks[:-20] == after.marks
-    trail.boundary(9002)
-    trail.committed(9002)
-    trail.committed(9002)
-    walk(trail, 9003, 9100)
-    trail.boundary(9100)  # the places in the new file are its own
-    assert (read(trail).whole, read(trail).last, len(read(trail).marks)) == (9002, 9100, 2 * 98)
-    assert not warnings
-
-
-def test_at_its_largest_it_says_so_and_begins_again(
+def test_a_large_file_makes_way_for_a_new_one(
     trail: Trail, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everstep.record.trail.LARGEST", 20_000)
-    walk(trail, 1, 3000)
+    """What it has lies beside the new one, and nothing of what lay before."""
+    monkeypatch.setattr("everstep.record.trail.ENOUGH", 4_000)
+    walk(trail, 1, 50)
+    trail.boundary()
+    trail.batch(51, "train", 0, 0, 51)
+    walk(trail, 51, 99)
     content = read(trail)
-    assert content.whole == 0 and content.last < 3000
-    trail.boundary(3000)
-    walk(trail, 3001, 3005)
+    assert (content.whole, content.last) == (0, 99)
+    assert [m.step for m in content.marks if m.phase == "step"] == list(range(1, 100))
+    trail.boundary()
+    walk(trail, 100, 101)
     content = read(trail)
-    assert (content.whole, content.last, content.marks[0].step) == (3000, 3005, 3001)
-    assert len(warnings) == 1 and "is full at" in warnings[0]
+    assert (content.whole, content.marks[0].step, newest_step(trail.path.parents[1], 1)) == (50, 51, 101)
+    assert len(list(trail.path.parent.iterdir())) == 2
+    for file in trail.path.parent.glob("*.earlier.trail"):
+        file.unlink()
+    assert (read(trail).whole, read(trail).marks[0].step) == (99, 100)
+    assert not warnings
 
 
 @pytest.mark.parametrize("point", ["create", "write", "rename"])
@@ -133,10 +110,10 @@ def test_a_disk_that_refuses_it_is_said_once_and_training_goes_on(
     walk(trail, 1, 3)
     trail.rows(Block(1, "tail", "valid", False, [1], [0.25], [1], [0]))
     trail.mark(3, "pass", "train")
-    trail.boundary(3)
+    trail.boundary()
     assert len(warnings) == 1 and "the results of steps do not survive a kill" in warnings[0]
-    assert list((tmp_path / "journal").iterdir()) == []
-    trail.boundary(3)  # the disk has room again
+    assert read_trail(trail.path) is None
+    trail.boundary()  # the disk has room again
     walk(trail, 4, 5)
     trail.close()
     content = read(trail)
@@ -144,15 +121,12 @@ def test_a_disk_that_refuses_it_is_said_once_and_training_goes_on(
     assert len(warnings) == 1
 
 
-def test_after_a_write_that_failed_the_next_boundary_begins_again(trail: Trail, warnings: list[str]) -> None:
+def test_after_a_write_that_failed_later_steps_are_written_again(trail: Trail, warnings: list[str]) -> None:
     walk(trail, 1, 3)
     hazard.arm("ENOSPC:trail.write:1")
     walk(trail, 4, 6)
-    assert (read(trail).last, len(read(trail).marks)) == (3, 6)
-    trail.boundary(6)
-    walk(trail, 7, 8)
     content = read(trail)
-    assert (content.whole, content.last, len(content.marks)) == (6, 8, 4)
+    assert (content.whole, content.last, [mark.step for mark in content.marks[6:]]) == (4, 6, [5, 5, 6, 6])
     assert len(warnings) == 1 and "the disk is full: free space" in warnings[0]
 
 
@@ -183,24 +157,10 @@ def test_a_forged_file_is_not_read_as_a_trail(trail: Trail, text: bytes | None) 
     trail.close()
     last = 1 if text else 1 << 62  # steps that the file has no room for
     records = BITS.pack(0, 0, 0, len(text), 1, 0, KEY) + text if text else b""
-    body = struct.pack("=3Q", last, 0, len(records)) + records
-    trail.path.write_bytes(MAGIC + struct.pack("=Q", xxhash.xxh3_64_intdigest(body)) + body)
+    bodies = [struct.pack("=3Q", 0, 0, 0), struct.pack("=3Q", last, 0, len(records)) + records]
+    frames = [struct.pack("=Q", xxhash.xxh3_64_intdigest(body)) + body for body in bodies]
+    trail.path.write_bytes(MAGIC + b"".join(frames))
     assert last_step(trail.path) == last and read_trail(trail.path) is None
-
-
-def test_a_forked_child_leaves_it_alone(trail: Trail) -> None:
-    walk(trail, 1, 2)
-    child = os.fork()
-    if child == 0:
-        try:
-            walk(trail, 3, 5)
-            trail.boundary(5)
-            trail.close()
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    walk(trail, 3, 3)
-    assert read(trail).last == 3
 
 
 def test_closing_a_trail_releases_the_file(trail: Trail) -> None:
@@ -218,17 +178,3 @@ def test_values_of_one_name_are_folded_as_the_journal_folds_them(trail: Trail) -
     ((key, row),) = _folded(read(trail).marks)
     assert key == (1, 1, "step", "loss", 0)
     assert row == (int(np.float64((0.3 + 0.1 + 0.2 + 0.7) / 5).view(np.uint64)), 5)
-
-
-@pytest.mark.parametrize("lost", [False, True], ids=["killed", "and its journal lost"])
-def test_a_trail_that_a_killed_start_was_making_is_deleted_by_the_next(tmp_path: Path, lost: bool) -> None:
-    program = Path(__file__).parent.parent / "laws" / "law_support" / "victim_numpy.py"
-    command = [sys.executable, str(program), str(tmp_path / "run"), "--steps", "4", "--sleep", "0"]
-    armed = {**os.environ, "EVERSTEP_HAZARD": "kill:trail.rename:1"}
-    assert warm.run(command, env=armed).returncode == -9
-    assert list((tmp_path / "run" / "journal").glob(".tmp-*"))
-    if lost:  # as by a power cut: the next start has the same number
-        (tmp_path / "run" / "journal" / "segment-0001.evj").unlink()
-    assert warm.run(command).returncode == 0
-    assert not list((tmp_path / "run").rglob(".tmp-*"))
-    assert trail_path(tmp_path / "run", 1).exists() or not lost

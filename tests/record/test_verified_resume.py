@@ -197,14 +197,12 @@ CLEAN: dict[str, Any] = {
     "an iterable dataset": lambda: DataLoader(Lines(range(8)), 2),
     "batches": lambda: [np.full(2, at) for at in range(4)],
     "a loader": lambda: DataLoader(Noise(), 2, shuffle=True),
-    "a loader with workers": lambda: DataLoader(Noise(), 2, shuffle=True, num_workers=1),
     "everstep's loader with workers": lambda: everstep.data.loader(Noise(), 2, num_workers=1),
 }
 OTHERS: dict[str, Any] = {
     "an iterable dataset in another order": lambda: DataLoader(Lines(random.sample(range(8), 8)), 2),
     "a list in another order": lambda: random.sample([np.full(2, at) for at in range(4)], 4),
     "an unseeded split": lambda: DataLoader(split(), 2),
-    "an unseeded split with workers": lambda: DataLoader(split(), 2, num_workers=1),
     "an unseeded split in everstep's loader": lambda: everstep.data.loader(split(), 2),
 }
 
@@ -292,20 +290,6 @@ def test_between_two_passes_data_that_is_declared_is_compared(tmp_path: Path, de
     assert train(2 if declared else 3).finished
 
 
-def test_between_two_passes_data_of_a_supervisor_is_compared(tmp_path: Path) -> None:
-    def train(last: int, max_step: int) -> None:
-        with quiet(tmp_path, seed=1, max_step=max_step, on_divergence="stop") as sv:
-            batches = sv.stream([np.full(2, 0), np.full(2, last)])
-            while not sv.should_stop():
-                next(batches)
-                sv.advance()
-
-    train(1, 2)
-    train(1, 4)
-    with pytest.raises(DivergenceError, match="was batch 2 of pass 2 with"):
-        train(7, 6)
-
-
 def test_batches_that_steps_change_in_place_are_named(tmp_path: Path) -> None:
     """They are others in the second pass, and a new process has them as they were."""
 
@@ -335,19 +319,6 @@ def test_what_a_person_supersedes_is_not_compared_with(tmp_path: Path, chosen: d
     tiny = differing(start(tmp_path, **(chosen if "seed" in chosen else {}))).train()
     assert not any("differs" in each for each in tiny.loop.ending.warnings)
     assert events(tmp_path, "diverged") == []
-
-
-def test_a_start_killed_before_the_last_repeated_step_reports_what_it_verified(tmp_path: Path) -> None:
-    with pytest.raises(Boom):
-        start(tmp_path).train(inside=boom_at(12))
-    with pytest.raises(Boom):
-        start(tmp_path).train(inside=boom_at(9))
-    assert events(tmp_path, "verified")[0]["report"].startswith("resume verified: 2 steps executed again: 2 ")
-
-
-def test_a_clean_end_leaves_nothing_to_compare(tmp_path: Path) -> None:
-    start(tmp_path).train()
-    assert not any("verified" in line for line in start(tmp_path).train().lines)
 
 
 @pytest.mark.campaign("long")

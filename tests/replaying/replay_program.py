@@ -15,7 +15,6 @@ asked.add_argument("--door", default="TrainLoop")
 asked.add_argument("--stop", type=int, default=None)
 asked.add_argument("--epochs", type=int, default=4)
 asked.add_argument("--decay", type=float, default=0.01)
-asked.add_argument("--gamma", type=float, default=0.9)
 asked.add_argument("--seed", type=int, default=3)
 asked.add_argument("--workers", type=int, default=0)
 asked.add_argument("--fault", default="")
@@ -30,7 +29,7 @@ model = torch.nn.Sequential(
     torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Dropout(0.2), torch.nn.Linear(16, 1)
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=given.decay)
-scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, given.gamma)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
 
 
@@ -70,8 +69,6 @@ def update(step: int, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     if faulty("weight", step):
         with torch.no_grad():
             model[3].weight[0, 0] += 1e-3
-    if faulty("rate", step):
-        optimizer.param_groups[0]["lr"] *= 0.5
     return loss.detach()
 
 
@@ -101,30 +98,7 @@ def supervisor() -> None:
             sv.advance(loss=update(sv.step + 1, next(batches)))
 
 
-class Task(everstep.torch.Task):
-    def build_model(self) -> torch.nn.Module:
-        return model
-
-    def build_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        return optimizer
-
-    scheduler_interval = "update"
-
-    def build_scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-        return scheduler
-
-    def forward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
-        bx, by = batch
-        return {"loss": (self.model(bx) - by).square().mean()}
-
-
-def trainer() -> None:
-    everstep.Trainer(
-        Task(), {"train": train}, given.run_dir, max_epoch=given.epochs, **arguments
-    ).run_training()
-
-
-{"TrainLoop": train_loop, "Supervisor": supervisor, "Trainer": trainer}[given.door]()
+{"TrainLoop": train_loop, "Supervisor": supervisor}[given.door]()
 print("behind the loop")
 with open(given.run_dir + ".behind", "a") as file:
     file.write("x")

@@ -24,16 +24,13 @@ FAULTS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "weight decay": (("--decay", "0.02"), 0, "optimizer"),
     "a flipped weight after the update": (("--fault", "weight", "--at", "9"), 9, "weights"),
     "another draw": (("--fault", "draw", "--at", "14"), 14, "random state"),
-    "a changed rate": (("--fault", "rate", "--at", "10"), 10, "optimizer"),
     "a clipped gradient": (("--fault", "clipped", "--at", "8"), 8, "weights"),
     "another seed": (("--seed", "4"), 1, "samples"),
-    "another schedule": (("--gamma", "0.8"), 6, "optimizer"),
     "a Supervisor's clipped gradient": (
         ("--door", "Supervisor", "--fault", "clipped", "--at", "8"),
         8,
         "weights",
     ),
-    "a Trainer's decay": (("--door", "Trainer", "--decay", "0.02"), 0, "optimizer"),
 }
 
 

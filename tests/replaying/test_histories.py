@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from test_diverge import place
-from test_replay import PROGRAM, as_it_is, replay, start
+from test_replay import as_it_is, replay, start
 
 from everstep.proof.audit import audit
 from everstep.record import RunJournal
@@ -130,18 +130,3 @@ def test_a_fork_and_its_parent_are_compared_from_the_fork_on(
         ("passes 2 to 3", "proven", "each sample of 8 exactly once, in 4 batches"),
     ]
     assert found_by_audit("runs/tiny")[0][:2] == ("passes 1 to 3", "proven")
-
-
-@pytest.mark.campaign("long")
-def test_loader_workers_with_three_kills() -> None:
-    twin = (PROGRAM, "twin", "--workers", "2")
-    start(*twin)
-    killed(3, PROGRAM, "killed", "--workers", "2")
-    assert diverge("twin", "killed")[0]["equal"]["batch digest"] == 24
-    assert "\nverified: " in replay("killed", "--verify", ":")
-    assert found_by_audit("killed") == [
-        ("passes 1 to 4", "proven", "each sample of 48 exactly once, in 6 batches")
-    ]
-    start(PROGRAM, "faulty", "--workers", "2", "--fault", "draw", "--at", "14")
-    found, told = diverge("killed", "faulty", status=1)
-    assert place(found) == (14, "random state"), told

@@ -22,7 +22,7 @@ import pytest
 import everstep
 import warm
 from everstep.drill.processes import with_environment
-from everstep.errors import ReplayError, UsageError
+from everstep.errors import ReplayError
 from everstep.polling import wait_until
 from everstep.record import Journal, RunJournal
 from everstep.replaying.recorded_program import program_of
@@ -129,7 +129,7 @@ def test_another_program_is_found_out_at_its_first_other_value(run: Path) -> Non
 @pytest.mark.campaign("long")
 @pytest.mark.parametrize(
     ("door", "more"),
-    [("TrainLoop", ()), ("Supervisor", ()), ("Trainer", ()), ("TrainLoop", ("--workers", "2"))],
+    [("TrainLoop", ()), ("Supervisor", ()), ("TrainLoop", ("--workers", "2"))],
 )
 def test_each_door_is_replayed(door: str, more: tuple[str, ...]) -> None:
     start(PROGRAM, "runs/one", "--door", door, *more)
@@ -230,8 +230,6 @@ def test_in_python_a_program_that_does_not_come_to_the_step_is_an_error() -> Non
     at = everstep.runs.replay("runs/noisy", 40)
     with pytest.raises(ReplayError, match="ended before step 40"), at:
         Noisy("runs/noisy")
-    with pytest.raises(UsageError, match="behind the with"):
-        _ = at.batch
 
 
 # ------------------------------------------------------------------------------------ what is refused

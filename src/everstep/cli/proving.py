@@ -34,7 +34,7 @@ def _write_json(file: Path | None, value: Any) -> None:
 
 # ------------------------------------------------------------------------------------------ drill
 
-_DRILL = """Kill SCRIPT at every hazard, resume it each time, and compare with a run that nobody killed.
+_DRILL = """Kill SCRIPT at every hazard, resume it each time, and compare with an undisturbed run.
 
 SCRIPT is a Python script, or a config file for `everstep train`.  First it runs undisturbed, twice; if these
 two runs differ, the difference is reported and nothing is killed.  Then it is killed at random instants and

@@ -1,7 +1,7 @@
 """Drill: prove the promise on your own script.  Kill it at every hazard, resume it, compare."""
 
 from everstep.drill.campaign import drill
-from everstep.drill.report import DrillReport, Ordeal, StartSummary
+from everstep.drill.report import DrillReport, KillResult, StartSummary
 from everstep.drill.strike_plans import HAZARDS, RANK_HAZARDS
 from everstep.record import COMPONENTS, Difference
 
@@ -11,7 +11,7 @@ __all__ = [
     "RANK_HAZARDS",
     "Difference",
     "DrillReport",
-    "Ordeal",
+    "KillResult",
     "StartSummary",
     "drill",
 ]

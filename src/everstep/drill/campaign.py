@@ -18,7 +18,7 @@ from everstep.drill.program import Program, ProgramStart, Strike, command
 from everstep.drill.report import (
     CHANCE,
     DrillReport,
-    Ordeal,
+    KillResult,
     Verdict,
     draw_timeline,
     executed_again,
@@ -93,8 +93,8 @@ def drill(
     if keep is not None and Path(keep).exists():
         raise ConfigError(f"{Path(keep).resolve()} exists; give --keep a folder that can be made")
     with owned_folder("everstep-drill-") if keep is None else nullcontext(Path(keep).resolve()) as folder:
-        arguments = (path, tuple(args), ranks, kills, seed, timeout, max_steps)
-        return _Drill(*arguments, folder, keep is not None, say).run(names)
+        arguments = (path, tuple(args), ranks, seed, timeout, folder, keep is not None)
+        return _Drill(*arguments).run(names, kills, max_steps, say)
 
 
 @dataclass
@@ -104,26 +104,23 @@ class _Drill:
     script: Path
     args: tuple[str, ...]
     ranks: int
-    kills: int
     seed: int
     timeout: float
-    max_steps: int | None
     folder: Path
     keep: bool
-    say: Callable[[str], None]
     number: int = 0
 
-    def __post_init__(self) -> None:
-        self.limit: dict[str, Any] = {} if self.max_steps is None else {"steps": self.max_steps}
+    def run(
+        self, names: list[str], kills: int, max_steps: int | None, say: Callable[[str], None]
+    ) -> DrillReport:
+        """Run the program twice undisturbed, then try each hazard."""
+        self.limit: dict[str, Any] = {} if max_steps is None else {"steps": max_steps}
         """Arguments of `everstep.services.witness.DrillLimit`."""
         self.drawn_seed = Random(f"{self.seed}/seed of a run").getrandbits(31)
         """Seed of the runs that are given none."""
-
-    def run(self, names: list[str]) -> DrillReport:
-        """Run the program twice undisturbed, then try each hazard."""
         first = self.program("undisturbed-1")
         self._undisturbed(first)
-        cut = self.max_steps if _was_left_early(first) else None
+        cut = max_steps if _was_left_early(first) else None
         if cut is not None and not self._landmarks(first)[0].first_saved:
             # else no kill is followed by a resume from a later checkpoint than that of step 0
             self.limit["save_every"] = max(1, cut // SAVES)
@@ -147,31 +144,29 @@ class _Drill:
             save_every=self.limit.get("save_every"),
         )
         report.nondeterminism = self._difference(second)
-        self.say(report.header())
+        say(report.header())
         for name in names:
-            for turn in range(self.kills if name == "random instant" else 1):
+            for turn in range(kills if name == "random instant" else 1):
                 if report.nondeterminism is None:
-                    tried = self._ordeal(name, turn)
-                    report.ordeals.append(tried)
-                    self.say(tried.line)
-        self.say(f"\n{report.verdict()}")
+                    report.results.append(self._try(name, turn))
+                    say(report.results[-1].line)
+        say(f"\n{report.verdict()}")
         return report
 
     # ------------------------------------------------------------------------------ undisturbed
 
     def _landmarks(self, program: Program) -> list[Landmarks]:
         """Return the landmarks of each rank of an undisturbed start."""
-        start = program.starts[0]
-        traces = [Path(str(_trace(program)).replace("{rank}", str(rank))) for rank in range(program.ranks)]
+        traces = [str(_trace(program)).replace("{rank}", str(rank)) for rank in range(program.ranks)]
         return [
-            Landmarks(start.of_rank(rank), trace.read_text().split()) for rank, trace in enumerate(traces)
+            Landmarks(program.starts[0].of_rank(rank), Path(trace).read_text().split())
+            for rank, trace in enumerate(traces)
         ]
 
     def program(self, name: str) -> Program:
         """Make a program, with the limits and the seed that all programs of this drill have."""
+        env = {SEED: str(self.drawn_seed)} | ({LIMIT: json.dumps(self.limit)} if self.limit else {})
         line = command(self.script, self.args, self.ranks)
-        limit = {LIMIT: json.dumps(self.limit)} if self.limit else {}
-        env = {SEED: str(self.drawn_seed), **limit}
         return Program(line, self.folder / name, self.timeout, self.ranks, env=env)
 
     def _undisturbed(self, program: Program) -> ProgramStart:
@@ -180,8 +175,8 @@ class _Drill:
         script, ranks = self.script, self.ranks
         if start.status:
             raise DrillError(
-                f"{script} ended with status {start.status} although nobody struck it; make it run "
-                f"before it is drilled:\n{start.tail}"
+                f"{script} ended with status {start.status} without a kill; make it run before it is "
+                f"drilled:\n{start.tail}"
             )
         if not program.runs:
             raise DrillError(
@@ -206,18 +201,18 @@ class _Drill:
 
     # ------------------------------------------------------------------------------ the hazards
 
-    def _ordeal(self, hazard: str, turn: int) -> Ordeal:
+    def _try(self, hazard: str, turn: int) -> KillResult:
         """Strike a program and start it again until it ends; take another program if no strike hit."""
         if not aim(hazard, self.landmarks, Random(0)):
-            return Ordeal(hazard, "no such place")
+            return KillResult(hazard, "no such place")
         draw = Random(f"{self.seed}/{hazard}/{turn}")
         for _ in range(ATTEMPTS):
-            found = self._attempt(hazard, aim(hazard, self.landmarks, draw))
-            if found.verdict != "not hit":
+            result = self._attempt(hazard, aim(hazard, self.landmarks, draw))
+            if result.verdict != "not hit":
                 break
-        return found
+        return result
 
-    def _attempt(self, hazard: str, strikes: list[Strike]) -> Ordeal:
+    def _attempt(self, hazard: str, strikes: list[Strike]) -> KillResult:
         self.number += 1
         program = self.program(f"{self.number:02d}-{hazard.replace(' ', '-')}")
         hit = 0
@@ -232,7 +227,7 @@ class _Drill:
             shutil.rmtree(program.folder, ignore_errors=True)
         return judged
 
-    def _judged(self, hazard: str, hit: int, program: Program) -> Ordeal:
+    def _judged(self, hazard: str, hit: int, program: Program) -> KillResult:
         last = program.starts[-1]
         divergence = None if last.status else self._difference(program)
         if divergence is not None:
@@ -240,7 +235,7 @@ class _Drill:
         verdict: Verdict = "failed" if last.status else "differs" if divergence else "exact"
         again = executed_again(program.starts, self.place)
         self.report.steps_again |= set(again)
-        return Ordeal(
+        return KillResult(
             hazard,
             "not hit" if verdict == "exact" and not hit else verdict,
             strikes=hit,

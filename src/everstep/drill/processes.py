@@ -8,13 +8,16 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that may end a drill."""
 _PR_SET_PDEATHSIG = 1
 _DYING = 10.0
 """Seconds to wait until killed processes have disappeared."""
@@ -56,6 +59,56 @@ def with_environment(mark: bytes) -> list[int]:
             if mark in environment.read_bytes().split(b"\0"):
                 found.append(int(environment.parent.name))
     return found
+
+
+@contextmanager
+def owned_process(
+    command: Sequence[str], env: Mapping[str, str], log: Path, mark: str, folder: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process in a session of its own; after the block it has ended, with all that it started.
+
+    Args:
+        log: file for the output.
+        mark: name of a variable of `env` by which what is left in other sessions is found.
+        folder: the working directory; None: this process's own.
+    """
+    # held back, so that a process which is being started is not forgotten
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    end_with_parent = with_parent(signal.SIGKILL)
+
+    def prepare() -> None:
+        end_with_parent()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell may have it ignore Ctrl-C
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+    try:
+        with open(log, "wb") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=prepare,
+            )
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+            yield process
+        finally:
+            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also loader workers that outlived the process
+            process.wait()
+            kill_marked(os.fsencode(f"{mark}={env[mark]}"))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def last_lines(log: Path) -> str:
+    """Return the last lines of a program's output."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
 
 
 @contextmanager

@@ -8,21 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from everstep.drill.processes import kill_marked, with_environment, with_parent
+from everstep.drill.processes import last_lines, owned_process, with_environment
 from everstep.errors import DrillError
 from everstep.record import RunJournal
 from everstep.record.rundir import ROOT
 from everstep.services.witness import FILE
-
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that may end a drill."""
 
 LEAVING = 30.0
 """Seconds within which ranks have to leave whose torchrun was killed."""
@@ -122,7 +119,7 @@ class ProgramStart:
     @property
     def tail(self) -> str:
         """Last lines of the output."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+        return last_lines(self.log)
 
 
 @dataclass
@@ -174,26 +171,8 @@ class Program:
         if spec:
             env[HAZARD] = spec
         began, clock = time.time(), time.monotonic()
-        with open(log, "wb") as output, _held_back():
-            process = subprocess.Popen(
-                self.command,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                preexec_fn=_first(with_parent(signal.SIGKILL)),
-            )
-            try:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-                status = self._wait(process, witness, strike)
-            finally:
-                signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # also loader workers that outlived the process
-                process.wait()
-                # also what it left in other sessions, where /proc exists
-                kill_marked(os.fsencode(f"{FILE}={witness}"))
+        with owned_process(self.command, env, log, FILE) as process:
+            status = self._wait(process, witness, strike)
         self.__dict__.pop("runs", None)
         status = status if self.ranks == 1 else self._of_ranks(status, strike, began)
         seconds = time.monotonic() - clock
@@ -269,11 +248,15 @@ class Program:
 
 def read_witness(file: Path) -> list[WitnessLine]:
     """Read the file of a witness; none if it is missing."""
-    lines = file.read_text().splitlines() if file.exists() else []
+    return [WitnessLine(**line) for line in read_lines(file)]
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Read a file of JSON lines; none if it is missing."""
     found = []
-    for line in lines:
+    for line in file.read_text().splitlines() if file.exists() else ():
         with suppress(ValueError):  # a kill may tear the last line
-            found.append(WitnessLine(**json.loads(line)))
+            found.append(json.loads(line))
     return found
 
 
@@ -285,27 +268,3 @@ def command(script: Path, args: tuple[str, ...], ranks: int = 1) -> tuple[str, .
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     program = ("-m", "everstep", "train") if script.suffix in (".yaml", ".yml") else ()
     return (sys.executable, *(launcher if ranks > 1 else ()), *program, str(script), *args)
-
-
-@contextmanager
-def _held_back() -> Iterator[None]:
-    """Hold back the signals that end a drill, so that a process which is being started is not forgotten."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _first(end_with_parent: Callable[[], None]) -> Callable[[], None]:
-    """Make the function that a new process calls first.
-
-    It hears signals: a shell may have it ignore Ctrl-C, and `_held_back` blocks them.
-    """
-
-    def prepare() -> None:
-        end_with_parent()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-
-    return prepare

@@ -28,19 +28,17 @@ UNSEEDED = (
     "then, too: "
 )
 UNSTABLE = (
-    "the clock, a generator that is not seeded, the order of a set (of strings it hangs on PYTHONHASHSEED, "
+    "the clock, a generator that is not seeded, the order of a set (of strings it depends on PYTHONHASHSEED, "
     "of objects on their addresses), a thread, or a kernel that is not deterministic"
 )
 CHANCE = (
-    "chance: of three undisturbed runs two are equal and one differs, so what differs now and then is no "
-    "fault of the resume. A thread, the clock, the order of a set, or a kernel that is not deterministic"
+    "chance: of three undisturbed runs two are equal and one differs, so the resume is not to blame. A "
+    "thread, the clock, the order of a set, or a kernel that is not deterministic"
 )
-
 NOT_RESUMED = (
     "not covered: after no kill did a start resume from a later checkpoint than that of step 0; save more "
     "often, as in Checkpoints(Every(steps=10)), or give more --kills"
 )
-
 NOT_COVERED_ON_RANKS = (
     "not covered: several machines, and a stop that ranks agree on between two boundaries: drilled ranks "
     "meet at every step"
@@ -54,7 +52,7 @@ ONCE, AGAIN, STRUCK, NEVER = "━", "▓", "✗", "·"
 
 @dataclass(frozen=True)
 class StartSummary:
-    """Summary of a start: its strike, its end and its steps.
+    """Summary of a start.
 
     Attributes:
         strike: description of the strike; None if the start was not struck.
@@ -74,13 +72,13 @@ class StartSummary:
 
 
 @dataclass(frozen=True)
-class Ordeal:
-    """Program that was struck and started again until it ended.
+class KillResult:
+    """Program killed at one hazard and restarted until it ended.
 
     Attributes:
         hazard: name of the hazard.
-        verdict: "exact"; "differs", with `divergence`; "failed": a start that was left alone did not end
-            with status 0; "not hit": the program ended before a strike; "no such place".
+        verdict: "exact"; "differs", with `divergence`; "failed": a start without a strike did not end with
+            status 0; "not hit": the program ended before a strike; "no such place".
         strikes: number of starts that were struck.
         struck: description of the place of the strike.
         again: number of steps that were executed again.
@@ -110,10 +108,6 @@ class Ordeal:
             f"{_MARKS.get(self.verdict, ' ')} {what}"
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Convert to a dictionary for JSON."""
-        return {**asdict(self), "divergence": as_json(self.divergence)}
-
 
 @dataclass
 class DrillReport:
@@ -126,7 +120,7 @@ class DrillReport:
         nondeterminism: first difference between two undisturbed programs; the hazards are not tried then.
         ranks: number of processes that trained together.
         seeded: whether every run was given a seed; else the drill gave one.
-        ordeals: an `Ordeal` for each program that was struck.
+        results: a `KillResult` for each program that was struck.
         undisturbed: number of programs that ran undisturbed and were compared.
         cut: step at which the drill left a run that would have gone on; None if all came to their end.
         save_every: number of steps between the checkpoints that the drill added; None if it added none.
@@ -142,7 +136,7 @@ class DrillReport:
     ranks: int = 1
     nondeterminism: Difference | None = None
     seeded: bool = True
-    ordeals: list[Ordeal] = field(default_factory=list)
+    results: list[KillResult] = field(default_factory=list)
     undisturbed: int = 2
     cut: int | None = None
     save_every: int | None = None
@@ -151,7 +145,7 @@ class DrillReport:
     @property
     def exact(self) -> bool:
         """Whether at least one program was struck, and all ended as the undisturbed program."""
-        verdicts = {one.verdict for one in self.ordeals} - {"not hit", "no such place"}
+        verdicts = {one.verdict for one in self.results} - {"not hit", "no such place"}
         return self.nondeterminism is None and verdicts == {"exact"}
 
     @property
@@ -160,7 +154,7 @@ class DrillReport:
         return sum(
             before.status == -signal.SIGKILL
             and any(CheckpointName.parse(name).step for name in after.resumed_from)
-            for one in self.ordeals
+            for one in self.results
             for before, after in pairwise(one.starts)
         )
 
@@ -173,8 +167,8 @@ class DrillReport:
 
     @property
     def first_divergence(self) -> Difference | None:
-        """Difference of two undisturbed programs if they differ, else the earliest of all ordeals."""
-        found = [one.divergence for one in self.ordeals if one.divergence is not None]
+        """Difference of two undisturbed programs if they differ, else the earliest of all results."""
+        found = [one.divergence for one in self.results if one.divergence is not None]
         return self.nondeterminism or first_difference(found, [run.removeprefix("/") for run in self.runs])
 
     def header(self) -> str:
@@ -191,17 +185,22 @@ class DrillReport:
 
     def verdict(self) -> str:
         """Lines below the table."""
-        if self.nondeterminism is not None:
-            return self._nondeterministic(self.nondeterminism)
-        count = Counter(one.verdict for one in self.ordeals)
+        if (where := self.nondeterminism) is not None:
+            runs = "two of three" if self.undisturbed > 2 else "two"
+            return (
+                f"{runs} undisturbed runs of this script differ, so its resume cannot be judged\n"
+                f"first: {where}: {where.expected} in the first, {where.actual} in the last\n"
+                f"likely: {where.note or UNSEEDED * (not self.seeded) + UNSTABLE}"
+            )
+        count = Counter(one.verdict for one in self.results)
         missed = f"; {count['not hit']} ended before they were struck" if count["not hit"] else ""
         lines = []
         if self.exact:
             on = f" on {self.ranks} ranks" if self.ranks > 1 else ""
-            total = f"{count['exact']} of {count['exact']}"
-            lines.append(f"exact: {total} ended as the run that nobody killed{on}{missed}")
+            total = f"{count['exact']} of {count['exact']} killed runs"
+            lines.append(f"exact: {total}{on} match the undisturbed run{missed}")
         if count["failed"]:
-            failed = next(one for one in self.ordeals if one.verdict == "failed")
+            failed = next(one for one in self.results if one.verdict == "failed")
             lines.append(f"{count['failed']} failed to resume; the first, after {failed.hazard!r}:")
             lines.append(textwrap.indent(failed.message, "    "))
         if count["differs"] and (first := self.first_divergence):
@@ -210,17 +209,12 @@ class DrillReport:
             lines.append(f"likely: {cause(first)}")
             lines += [f"not chance: {self.undisturbed} undisturbed runs are equal"] * (self.undisturbed > 2)
         lines = lines or [f"nothing was struck{missed}"]
-        if strikes := sum(one.strikes for one in self.ordeals):
+        if strikes := sum(one.strikes for one in self.results):
             part = 100 * len(self.steps_again) / max(1, self.steps)
             struck = f"{strikes} strike{'s' * (strikes > 1)}"
             lines.append(f"covered: {struck}, {part:.0f} % of the steps executed again")
         lines += [NOT_RESUMED] * (self.exact and not self.kills_resumed)
         lines += [NOT_COVERED_ON_RANKS] * (self.exact and self.ranks > 1)
-        return "\n".join([*lines, *self._notes()])
-
-    def _notes(self) -> list[str]:
-        """Lines about the limits of what was found."""
-        lines = []
         if self.cut is not None:
             lines.append(
                 f"left at step {self.cut}: later steps, the tail of that epoch and the lines after the loop "
@@ -236,19 +230,10 @@ class DrillReport:
                 "no seed=: the drill gave each run the same seed, where the script draws a new one. A resume "
                 "keeps the seed that was drawn; two runs of the script will not be equal without seed="
             )
-        return lines
-
-    def _nondeterministic(self, where: Difference) -> str:
-        likely = where.note or UNSEEDED * (not self.seeded) + UNSTABLE
-        runs = "two of three" if self.undisturbed > 2 else "two"
-        return (
-            f"{runs} undisturbed runs of this script differ, so its resume cannot be judged\n"
-            f"first: {where}: {where.expected} in the first, {where.actual} in the last\n"
-            f"likely: {likely}"
-        )
+        return "\n".join(lines)
 
     def __str__(self) -> str:
-        rows = "".join(f"{one.line}\n" for one in self.ordeals)
+        rows = "".join(f"{one.line}\n" for one in self.results)
         return f"{self.header()}\n{rows}\n{self.verdict()}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -259,48 +244,36 @@ class DrillReport:
             "exact": self.exact,
             "exit_code": self.exit_code,
             "kills_resumed": self.kills_resumed,
-            "strikes": sum(one.strikes for one in self.ordeals),
+            "strikes": sum(one.strikes for one in self.results),
             "steps_again": len(self.steps_again),
             "nondeterminism": as_json(self.nondeterminism),
-            "ordeals": [one.as_dict() for one in self.ordeals],
+            "results": [{**asdict(one), "divergence": as_json(one.divergence)} for one in self.results],
         }
 
 
-# ------------------------------------------------------------------------------------- what befell a start
+# ------------------------------------------------------------------------------------- one start
 
 
 def struck_at(starts: list[ProgramStart]) -> str:
-    """Describe the first strike of these starts, and count the later ones."""
+    """Describe the first strike of these starts, and count the others."""
     if not starts:
         return ""
-    more = f", and {len(starts) - 1} more" if len(starts) > 1 else ""
-    target = "" if starts[0].strike is None else starts[0].strike.target
-    return f"{target} {_where(starts[0])}{_operation(starts[0])}{more}".lstrip()
-
-
-def _where(start: ProgramStart) -> str:
-    """Name the place at which a start ended: its last complete step, or what came before or after."""
+    start, more = starts[0], f", and {len(starts) - 1} more" if len(starts) > 1 else ""
     strike = start.strike or Strike()
     records = [record for record in start.of_rank(strike.rank) if record.at != "before"]
-    killed = start.status == -signal.SIGKILL
-    if not killed:  # the run was closed in order, so that the exit says nothing about the place
+    if start.status != -signal.SIGKILL:  # it was closed in order, so its exit says nothing about the place
         records = [record for record in records if record.at != "exit"]
     if not records or records[-1].at == "enter":
-        return "start-up"
-    last = records[-1]
-    if last.at == "exit":
-        return "shutdown"
-    return f"{'after' if last.at == 'epoch' else 'at'} step {last.step}"
-
-
-def _operation(start: ProgramStart) -> str:
-    """Name the operation at which a start was killed, or that failed; "" if there is none."""
-    if start.strike is None or not start.strike.spec or start.status > 128:
-        return ""
-    name = start.strike.point
-    if start.strike.target:  # a rank's name leaves less space
+        where = "start-up"
+    elif records[-1].at == "exit":
+        where = "shutdown"
+    else:
+        where = f"{'after' if records[-1].at == 'epoch' else 'at'} step {records[-1].step}"
+    name = "" if start.status > 128 else strike.point
+    if strike.target:  # a rank's name leaves less space
         name = name.removeprefix("checkpoint.")
-    return "" if name.startswith("witness.") else f", {_NAMES.get(name, name)}"
+    operation = f", {_NAMES.get(name, name)}" if name and not name.startswith("witness.") else ""
+    return f"{strike.target} {where}{operation}{more}".lstrip()
 
 
 _NAMES = {"loop.tail": "tail begins", "loop.tail_end": "tail ends", "loop.exit": "block ends"}
@@ -334,54 +307,48 @@ def summaries(program: Program) -> list[StartSummary]:
 
 # ---------------------------------------------------------------------------------------- the timeline
 
-
-def positions(undisturbed: Undisturbed) -> dict[tuple[str, int, int], int]:
-    """Map (run, epoch, step) to the number of steps that the undisturbed program has then done, from 1."""
-    steps = [
-        record for start in undisturbed.program.starts for record in start.records if record.at == "step"
-    ]
-    return {(record.run, record.epoch, record.step): n for n, record in enumerate(steps, 1)}
+Positions = dict[tuple[str, int, int], int]
+"""(run, epoch, step) -> the number of steps that the undisturbed program has then done, from 1."""
 
 
-def done_by(start: ProgramStart, place: dict[tuple[str, int, int], int]) -> list[int]:
+def positions(undisturbed: Undisturbed) -> Positions:
+    """Number the steps of the undisturbed program."""
+    records = [record for start in undisturbed.program.starts for record in start.records]
+    steps = [(record.run, record.epoch, record.step) for record in records if record.at == "step"]
+    return {step: n for n, step in enumerate(steps, 1)}
+
+
+def _done_by(start: ProgramStart, place: Positions) -> list[int]:
     """List the steps that a start completed, as positions."""
     keys = [(record.run, record.epoch, record.step) for record in start.records if record.at == "step"]
     return [place[key] for key in keys if key in place]
 
 
-def executed_again(starts: list[ProgramStart], place: dict[tuple[str, int, int], int]) -> Counter[int]:
+def executed_again(starts: list[ProgramStart], place: Positions) -> Counter[int]:
     """Count, for each step that was completed more than once, how often it was executed again."""
-    done = Counter(step for start in starts for step in done_by(start, place))
+    done = Counter(step for start in starts for step in _done_by(start, place))
     return Counter({step: times - 1 for step, times in done.items() if times > 1})
 
 
-def draw_timeline(
-    starts: list[ProgramStart], place: dict[tuple[str, int, int], int], width: int = WIDTH
-) -> str:
+def draw_timeline(starts: list[ProgramStart], place: Positions, width: int = WIDTH) -> str:
     """Draw columns of steps: done once, done again, struck, never done."""
     total = max(place.values(), default=1)
     times = [0] * total
-    marks: set[int] = set()
-    reached = 0
+    struck: set[int] = set()
+    reached = 1
     for start in starts:
-        done = done_by(start, place)
+        done = _done_by(start, place)
         for step in done:
             times[step - 1] += 1
         reached = done[-1] if done else reached
         if start.strike is not None and start.status:
-            marks.add(_column(max(reached, 1), total, width))
+            struck.add(min(width - 1, (reached - 1) * width // total))
     cells = []
     for column in range(width):
         first = column * total // width
-        span = times[first : max(first + 1, (column + 1) * total // width)]
-        cells.append(
-            STRUCK if column in marks else AGAIN if max(span) > 1 else ONCE if max(span) == 1 else NEVER
-        )
+        most = max(times[first : max(first + 1, (column + 1) * total // width)])
+        cells.append(STRUCK if column in struck else (NEVER, ONCE, AGAIN)[min(most, 2)])
     return "".join(cells)
-
-
-def _column(step: int, total: int, width: int) -> int:
-    return min(width - 1, (step - 1) * width // total)
 
 
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -407,7 +374,7 @@ def write_junit(file: Path, script: str, result: DrillReport | str) -> None:
         differ = result.nondeterminism is not None
         add("two undisturbed runs", 0.0, "failure" if differ else "", result.verdict() if differ else "")
         turns: Counter[str] = Counter()
-        for one in result.ordeals:
+        for one in result.results:
             turns[one.hazard] += 1
             name = one.hazard if turns[one.hazard] == 1 else f"{one.hazard} {turns[one.hazard]}"
             seconds = sum(start.seconds for start in one.starts)

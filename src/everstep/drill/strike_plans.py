@@ -28,6 +28,11 @@ class Landmarks:
     points: list[str] = field(repr=False)
 
     @cached_property
+    def begun(self) -> int:
+        """Index of the point that ends the first step."""
+        return self.points.index("witness.step")
+
+    @cached_property
     def steps(self) -> int:
         """Number of completed steps, over all runs."""
         return self.points.count("witness.step")
@@ -51,56 +56,39 @@ class Landmarks:
     @cached_property
     def first_saved(self) -> int:
         """Ordinal of the first step that begins after a checkpoint of an earlier step; 0 if there is none."""
-        begun = self.points.index("witness.step")
-        saved = (i for i, name in enumerate(self.points) if name == "checkpoint.rename" and i > begun)
-        at = next(saved, len(self.points))
+        at = next(iter(self.after_the_first_step("checkpoint.rename")), len(self.points))
         return self.points[:at].count("witness.step") + 1 if "witness.step" in self.points[at:] else 0
+
+    def after_the_first_step(self, *names: str) -> list[int]:
+        """List the points (by their indices) of these names, or that begin so, after the first step."""
+        return [i for i, name in enumerate(self.points) if i > self.begun and name.startswith(names)]
 
     def goes_on(self, point: int) -> bool:
         """Whether a step follows a point (given by its index) before a run ends."""
         after = (name for name in self.points[point:] if name in ("witness.step", "loop.exit"))
         return next(after, None) == "witness.step"
 
-    def any_of(self, points: Iterable[int], draw: Random) -> list[Strike]:
+    def any_of(self, points: Sequence[int], draw: Random) -> list[Strike]:
         """Kill at one of these points (indices), chosen with equal chances."""
-        choice = list(points)
-        if not choice:
-            return []
-        at = draw.choice(choice)
-        name = self.points[at]
-        return [Strike(f"kill:{name}:{self.points[: at + 1].count(name)}")]
+        return [self.kill(draw.choice(points))] if points else []
+
+    def kill(self, at: int) -> Strike:
+        """Kill at a point, given by its index."""
+        return Strike(f"kill:{self.points[at]}:{self.points[: at + 1].count(self.points[at])}")
+
+
+Aim = Callable[[Landmarks, Random], list[Strike]]
+RankAim = Callable[[Sequence[Landmarks], Random], list[Strike]]
 
 
 def _random_instant(landmarks: Landmarks, draw: Random) -> list[Strike]:
     return [Strike(seconds=draw.uniform(0, landmarks.seconds))]
 
 
-def _start_up(landmarks: Landmarks, draw: Random) -> list[Strike]:
-    return landmarks.any_of(range(landmarks.points.index("witness.step")), draw)
-
-
-def _commit(landmarks: Landmarks, draw: Random) -> list[Strike]:
-    begun = landmarks.points.index("witness.step")
-    writes = [i for i, name in enumerate(landmarks.points) if name.startswith("checkpoint.") and i > begun]
-    return landmarks.any_of(writes, draw)
-
-
-def _tail(landmarks: Landmarks, draw: Random) -> list[Strike]:
-    tails = [i for i, name in enumerate(landmarks.points) if name in ("loop.tail", "loop.tail_end")]
-    return landmarks.any_of(tails, draw)
-
-
-def _last_step(landmarks: Landmarks, draw: Random) -> list[Strike]:
-    return [Strike(f"kill:witness.step:{draw.choice(landmarks.last_steps)}")]
-
-
 def _head(landmarks: Landmarks, draw: Random) -> list[Strike]:
     """Strike in the tail by SIGTERM, so that the epoch's end is saved; kill the next start in the head."""
-    followed = [
-        landmarks.points[: i + 1].count("loop.tail_end")
-        for i, name in enumerate(landmarks.points)
-        if name == "loop.tail_end" and landmarks.goes_on(i)
-    ]
+    tails = [i for i, name in enumerate(landmarks.points) if name == "loop.tail_end"]
+    followed = [n for n, i in enumerate(tails, 1) if landmarks.goes_on(i)]
     if not followed:
         return []
     return [Strike(f"SIGTERM:loop.tail_end:{draw.choice(followed)}"), Strike("kill:witness.before:1")]
@@ -133,26 +121,17 @@ def _signal_then_kill(landmarks: Landmarks, draw: Random) -> list[Strike]:
 
 
 def _disk_full(landmarks: Landmarks, draw: Random) -> list[Strike]:
-    begun = landmarks.points.index("witness.step")
-    before = landmarks.points[:begun].count("checkpoint.write")
-    after = landmarks.points[begun:].count("checkpoint.write")
+    before = landmarks.points[: landmarks.begun].count("checkpoint.write")
+    after = landmarks.points[landmarks.begun :].count("checkpoint.write")
     return [Strike(f"ENOSPC:checkpoint.write:{before + draw.randint(1, max(1, after))}-1000000000")]
 
 
 def _message(landmarks: Landmarks, draw: Random) -> list[Strike]:
-    """Kill at a message of a commit."""
-    messages = ("checkpoint.tell_", "checkpoint.heard_", "checkpoint.verdict")
-    begun = landmarks.points.index("witness.step")
-    points = [i for i, name in enumerate(landmarks.points) if name.startswith(messages) and i > begun]
-    # each kind of message with equal chances: there are more of some
+    """Kill at a message of a commit; each kind of message with equal chances: there are more of some."""
+    points = landmarks.after_the_first_step("checkpoint.tell_", "checkpoint.heard_", "checkpoint.verdict")
     kinds = sorted({landmarks.points[i] for i in points})
     kind = draw.choice(kinds) if kinds else ""
-    return landmarks.any_of((i for i in points if landmarks.points[i] == kind), draw)
-
-
-def _collective(landmarks: Landmarks, draw: Random) -> list[Strike]:
-    """Kill a rank as it begins a step: the others wait for it in the step's collectives."""
-    return [Strike(f"kill:witness.before:{draw.randint(1, landmarks.steps)}")]
+    return landmarks.any_of([i for i in points if landmarks.points[i] == kind], draw)
 
 
 def _one_rank(aim: Aim) -> RankAim:
@@ -175,15 +154,12 @@ def _at(target: str, strikes: Iterable[Strike]) -> list[Strike]:
     return [strike._replace(target=target) for strike in strikes]
 
 
-Aim = Callable[[Landmarks, Random], list[Strike]]
-RankAim = Callable[[Sequence[Landmarks], Random], list[Strike]]
-
 HAZARDS: dict[str, Aim] = {
     "random instant": _random_instant,
-    "start-up": _start_up,
-    "commit": _commit,
-    "tail": _tail,
-    "last step": _last_step,
+    "start-up": lambda landmarks, draw: landmarks.any_of(range(landmarks.begun), draw),
+    "commit": lambda landmarks, draw: landmarks.any_of(landmarks.after_the_first_step("checkpoint."), draw),
+    "tail": lambda landmarks, draw: landmarks.any_of(landmarks.after_the_first_step("loop.tail"), draw),
+    "last step": lambda landmarks, draw: [Strike(f"kill:witness.step:{draw.choice(landmarks.last_steps)}")],
     "head": _head,
     "shutdown": _shutdown,
     "resume": _resume,
@@ -200,7 +176,10 @@ RANK_HAZARDS: dict[str, RankAim] = {
     "torchrun": lambda ranks, draw: _at(TORCHRUN, _random_instant(ranks[0], draw)),
     "writer's commit": lambda ranks, draw: _at("rank 0", _message(ranks[0], draw)),
     "another's commit": _another,
-    "collective": _one_rank(_collective),
+    # as it begins a step: the others wait for it in the step's collectives
+    "collective": _one_rank(
+        lambda landmarks, draw: [Strike(f"kill:witness.before:{draw.randint(1, landmarks.steps)}")]
+    ),
 }
 """Hazards of a script on several ranks."""
 

@@ -176,10 +176,8 @@ def _read_ledger(
         for name, facts in ledger.items() if isinstance(ledger, dict) else ():
             stream = streams.setdefault(name, _Stream(name, why_out, earlier))
             try:
-                if not isinstance(facts, Mapping):
-                    raise ValueError(f"stream {name!r:.60} has {facts!r:.60}")
                 stream.take(facts, event.segment, chosen=event.segment in chosen)
-            except ValueError as error:
+            except (ValueError, TypeError, AttributeError) as error:  # odd values
                 problems.append(
                     f"segment {event.segment}: the ledger's entry at {event.offset} cannot be read: {error}"
                 )
@@ -295,15 +293,13 @@ class _Stream:
             self._add(entry, start)
 
     def _describe(self, facts: Mapping[str, Any]) -> None:
-        data, share, of = facts["data"], facts.get("share", [1, None]), facts.get("of")
-        if not isinstance(data, dict) or not (isinstance(share, list) and len(share) == 2):
-            raise ValueError(f"its data is {data!r:.60}")
-        size, rule = share
-        if not (type(size) is int and 0 < size < 1 << 20 and rule in (None, "weight", "drop", "pad")):
-            raise ValueError(f"its share is {share!r:.60}")
-        if of not in (None, "samples", "digests"):
-            raise ValueError(f"its chains are of {of!r:.60}")
-        before, self._described = self._described, (data, of, Share(0, size, rule))
+        size, rule = facts.get("share", [1, None])
+        if not (0 < size < 1 << 20 and rule in (None, "weight", "drop", "pad")):
+            raise ValueError(f"its share is {size!r:.20} and {rule!r:.20}")
+        before, self._described = (
+            self._described,
+            (dict(facts["data"]), facts.get("of"), Share(0, size, rule)),
+        )
         if self._described != before and self._pass is not None:
             self._pass.plan = self._plan(self._pass.number)
 
@@ -312,11 +308,11 @@ class _Stream:
         data, of, share = self._described
         kind, length, size = data.get("kind"), data.get("length"), data.get("batch_size")
         # a stream of the user's may have the name of our kind: then the entries have digests
-        if kind not in ("arrays", "loader") or of == "digests":
+        if kind not in ("arrays", "loader") or of not in (None, "samples"):
             return f"data of kind {str(kind)!r:.40} does not tell the numbers of its samples"
-        if not all(type(number) is int and number > 0 for number in (length, size)) or length > LARGEST:
-            return "its description is not that of everstep's own data, or has too many samples"
         try:
+            if not 0 < length <= LARGEST or size < 1:
+                return "its description is not that of everstep's own data, or has too many samples"
             shuffle, drop_last = bool(data.get("shuffle")), bool(data.get("drop_last"))
             sampling = Sampling(kind, length, size, shuffle, data.get("seed"), drop_last, share=share)
             return sampling.plan(self.name, pass_index, 0)

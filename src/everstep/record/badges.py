@@ -34,20 +34,17 @@ def badges_in(noted: Iterable[tuple[int, str, Mapping[str, Any]]]) -> dict[int, 
     Args:
         noted: start, kind and data of the events "verified" and "diverged", in their order.
     """
-    found: dict[int, Badge] = {}
+    badges: dict[int, Badge] = {}
     for start, kind, data in noted:
         if misfit(kind, data):
             continue  # an older version of everstep shipped it
-        before = found.get(start)
-        report = data.get("report", "") or (before.report if before else "")
-        steps = [data["step"]] if kind == "diverged" else []
-        if before is not None and before.at is not None:
-            steps.append(before.at)
-        verified = report.startswith("resume verified")
-        told: Any = "diverged" if steps else "verified" if verified else "not verified"
-        compared = (before.steps if before else 0) or data.get("steps", 0)
-        found[start] = Badge(told, min(steps, default=None), report, compared)
-    return found
+        before = badges.get(start, Badge("not verified"))
+        report = data.get("report", "") or before.report
+        steps = [at for at in (before.at, data["step"] if kind == "diverged" else None) if at is not None]
+        verified: Any = "verified" if report.startswith("resume verified") else "not verified"
+        compared = before.steps or data.get("steps", 0)
+        badges[start] = Badge("diverged" if steps else verified, min(steps, default=None), report, compared)
+    return badges
 
 
 class Start(NamedTuple):
@@ -75,25 +72,19 @@ def judged(starts: Iterable[Start], reported: Mapping[int, Badge]) -> list[tuple
         starts: the starts that trained, the first start first.
         reported: `badges_in` of the run.
     """
-    found, known = [], list(starts)
+    judgements, known = [], list(starts)
     for start, following in zip_longest(known, known[1:]):
-        reached, told = start.reached, reported.get(following.number) if following else None
-        if following is not None and told is not None and told.steps:
-            reached = max(reached or 0, (following.began or 0) + told.steps)
-        badge = _badge(start, reached, reported.get(start.number))
-        found.append((reached, badge))
-    return found
-
-
-def _badge(start: Start, reached: int | None, reported: Badge | None) -> Badge:
-    if reported is not None and reported.kind == "diverged":
-        return reported
-    if start.began is None:
-        return Badge("first")
-    if reported is not None and reported.report:
-        return reported
-    if not start.running and reached is not None and reached <= start.began:
-        return Badge("nothing to verify", None, "this start executed no step")
-    return Badge(
-        "not verified", None, "this start ended before its steps were compared with the earlier ones"
-    )
+        reached, own = start.reached, reported.get(start.number)
+        if following is not None and (repeated := reported.get(following.number)) and repeated.steps:
+            reached = max(reached or 0, (following.began or 0) + repeated.steps)
+        if start.began is None and (own is None or own.kind != "diverged"):
+            badge = Badge("first")
+        elif own is not None and (own.report or own.kind == "diverged"):
+            badge = own
+        elif not start.running and reached is not None and reached <= (start.began or 0):
+            badge = Badge("nothing to verify", None, "this start executed no step")
+        else:
+            why = "this start ended before its steps were compared with the earlier ones"
+            badge = Badge("not verified", None, why)
+        judgements.append((reached, badge))
+    return judgements

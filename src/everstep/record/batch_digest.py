@@ -46,7 +46,7 @@ def batch_digest(batch: Any, start: int) -> int | None:
     No code of the batch's own classes runs, so taking the digest changes nothing.
 
     Args:
-        batch: arrays, numbers, strings, in lists, tuples, dictionaries, sets and dataclasses, nested.
+        batch: arrays, numbers, strings, in lists, tuples, dictionaries and dataclasses, nested.
         start: the seed of the digest, a number from 0.
     """
     kind = type(batch)
@@ -175,14 +175,6 @@ def _of_scalar(value: Any, seed: int, depth: int) -> int:
     return _hash(repr(value).encode(), seed)
 
 
-def _of_set(value: Any, seed: int, depth: int) -> int | None:
-    """Digest a set by its sorted digests: the order of its items differs from process to process."""
-    found = [_of(item, seed, depth + 1) for item in value] if depth < _DEPTH and len(value) <= 64 else []
-    if not found or None in found:
-        return None
-    return _hash(repr(sorted(each for each in found if each is not None)).encode(), seed)
-
-
 def _unknown(value: Any, seed: int, depth: int) -> None:
     return None
 
@@ -199,8 +191,6 @@ _HANDLERS: dict[type, Handler] = {
     tuple: _of_items,
     dict: _of_dict,
     UserDict: _of_user_dict,
-    set: _of_set,
-    frozenset: _of_set,
     str: _of_text,
     bytes: _of_bytes,
     bytearray: _of_bytes,

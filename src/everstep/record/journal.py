@@ -45,8 +45,8 @@ _CHUNK = 1 << 20
 
 class _Lost(NamedTuple):
     rows: int
-    first: int
-    last: int
+    first_step: int
+    last_step: int
 
 
 def _warn(message: str) -> None:
@@ -105,10 +105,6 @@ class Journal:
             facts: this start's provenance, JSON; None if the segment is not a start and only gets decisions.
             warn: called once when the disk begins to refuse writes, and once when writing works again.
             limit: bytes kept in memory while the disk refuses.
-
-        Raises:
-            JournalError: the segment exists; `facts` are not JSON.
-            RunDirError: the file cannot be created.
         """
         start = {"run": certain_id(run_dir), "parent": parent, "facts": without_credentials(facts)}
         event = pack_event("segment", start, True, time.time())  # first: facts that are not JSON make no file
@@ -264,8 +260,7 @@ class Journal:
 
     def _drop(self, steps: list[int]) -> None:
         lost = self._lost or _Lost(0, steps[0], steps[0])
-        first, last = min(lost.first, *steps), max(lost.last, *steps)
-        self._lost = _Lost(lost.rows + len(steps), first, last)
+        self._lost = _Lost(lost.rows + len(steps), min(lost.first_step, *steps), max(lost.last_step, *steps))
 
     def _write(self) -> None:
         try:
@@ -298,8 +293,8 @@ class Journal:
             f"{self.path}: the journal can be written again; the rows that waited are written"
         )
         if self._lost is not None:
-            data = {"rows": self._lost.rows, "first_step": self._lost.first, "last_step": self._lost.last}
-            self._tail += pack_frame(EVENT, self._end, pack_event("gap", data, True, time.time()))
+            gap = pack_event("gap", self._lost._asdict(), True, time.time())
+            self._tail += pack_frame(EVENT, self._end, gap)
             self._lost = None
 
     def _fsync(self, needed: int) -> None:

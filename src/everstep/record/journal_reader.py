@@ -20,19 +20,19 @@ from everstep.contracts.metrics import Block, phases_and_names
 from everstep.errors import ConfigError, RunDirError, nearest
 from everstep.record import journal_format
 from everstep.record.event_fields import ACCEPTED, CHOSEN, DIVERGED
-from everstep.record.journal_format import Hole, Position
+from everstep.record.journal_format import Position
 from everstep.record.rollback import Rollback
 from everstep.record.rundir import certain_id, user_path
 from everstep.record.segment_file import (
     Event,
     Item,
     Segment,
+    in_order,
     read_or_miss,
+    read_segment,
     segment_number,
     segment_path,
-    unpack_item,
 )
-from everstep.untrusted_files import open_regular
 
 OTHER_CONFIGURATION, OTHER_DATA = "another configuration", "other data"
 """Reasons why a chosen checkpoint is trained differently."""
@@ -110,7 +110,7 @@ class RunJournal:
     @property
     def problems(self) -> list[str]:
         """Descriptions of torn, damaged or missing places; empty for a healthy journal."""
-        found = [p for s in self._segments.values() for p in (*s.problems, *([s.torn] if s.torn else []))]
+        found = [p for s in self._segments.values() for p in (*s.problems, s.torn) if p]
         for number in self._chain:
             segment = self._segments[number]
             if segment.parent is None:
@@ -170,9 +170,7 @@ class RunJournal:
             position: the place up to which the run is read; None: its end.
         """
         for number, end in (self._chain if position is None else self._chain_to(position)).items():
-            segment = self._segments[number]
-            items: list[Item] = [*segment.events, *segment.blocks]
-            yield number, sorted((i for i in items if i.offset < end), key=lambda item: item.offset)
+            yield number, [item for item in in_order(self._segments[number]) if item.offset < end]
 
     def events(self, kind: str | None = None, valid: bool = True) -> Iterator[Event]:
         """Yield events in the order of writing.  Decisions are always valid.
@@ -263,15 +261,12 @@ class RunJournal:
 
         Starts that resumed from such a start are included.  A start from `position` has not made that choice.
         """
-        chain = self._chain_to(position)
-        left: set[int] = set()
+        chain, left = self._chain_to(position), set[int]()
+        reasons = (OTHER_CONFIGURATION, OTHER_DATA)
+        chose = {event.segment for event in self.events("decision") if event.data.get("why") in reasons}
         for number, segment in self._segments.items():
-            chose = any(
-                event.kind == "decision" and event.data.get("why") in (OTHER_CONFIGURATION, OTHER_DATA)
-                for event in segment.events
-            )
             inherited = segment.parent is not None and segment.parent.segment in left
-            if number not in chain and (chose or inherited):
+            if number not in chain and (number in chose or inherited):
                 left.add(number)
         return left
 
@@ -312,29 +307,21 @@ class RunJournal:
 
         The chooser is the start that made a person's choice; 0 where it was no choice.
         """
-        began = [
-            (s.number - 1, 0, 0, f"start {s.number} began from nothing")
-            for s in self._segments.values()
-            if s.started and s.parent is None
+        cuts = [
+            (one.number - 1, 0, 0, f"start {one.number} began from nothing")
+            for one in self._segments.values()
+            if one.started and one.parent is None
         ]
-        rollbacks = [
-            (
-                each.segment,
-                0,
-                each.first,
-                f"rollback {each.number} has other batches from step {each.first} on",
-            )
-            for each in self.rollbacks()
-        ]
-        accepted = [
-            (at, 0, first, f"a divergence was accepted at step {first}") for at, first in self._accepted
-        ]
-        chosen = [
-            (at - 1, at, event.data["step"], f"start {at} had {event.data.get('why')}")
-            for event in self.events("decision")
-            if event.data.get("what") == CHOSEN and (at := event.segment)
-        ]
-        return began + rollbacks + accepted + chosen
+        for each in self.rollbacks():
+            why = f"rollback {each.number} has other batches from step {each.first} on"
+            cuts.append((each.segment, 0, each.first, why))
+        for at, step in self._accepted:
+            cuts.append((at, 0, step, f"a divergence was accepted at step {step}"))
+        for event in self.events("decision"):
+            if event.data.get("what") == CHOSEN:
+                at, why = event.segment, f"start {event.segment} had {event.data.get('why')}"
+                cuts.append((at - 1, at, event.data["step"], why))
+        return cuts
 
     def divergences(self, position: Position | None = None) -> list[Event]:
         """List the divergences in the run's valid events that nobody has accepted, oldest first.
@@ -437,9 +424,10 @@ class Follower:
 
     def __init__(self, run_dir: Path, segment: int) -> None:
         self._run_dir, self._segment = Path(run_dir), segment
-        self._path = self._run_dir / "journal" / f"segment-{segment:04d}.evj"
-        self._at = journal_format.HEADER_SIZE  # where to read next, in the file
-        self._next = 0  # the least offset that is news, in everything that the segment wrote
+        self._size = 0
+        """Bytes of the file that were read; a last frame that is still being written is read next time."""
+        self._end = 0
+        """The least offset that is news: a file that was copied together has no entry twice."""
 
     def older(self) -> Iterator[tuple[int, list[Item]]]:
         """Yield the valid parts of the earlier segments: see `RunJournal.parts`."""
@@ -447,14 +435,7 @@ class Follower:
 
     def news(self) -> Iterator[Item]:
         """Yield the entries that reached the newest segment's file since the last call."""
-        with open_regular(self._path) as file:
-            start = file.seek(self._at)
-            data = file.read()
-        for found in journal_format.scan(data, 0):
-            if isinstance(found, Hole):
-                continue  # a last frame that is still being written is read again next time
-            self._at = start + found.end
-            item = unpack_item(self._segment, found) if found.offset >= self._next else ""
-            if not isinstance(item, str):
-                self._next = item.offset + 1
-                yield item
+        new = read_segment(segment_path(self._run_dir, self._segment), self._size)
+        items = [item for item in in_order(new) if item.offset >= self._end]
+        self._size, self._end = new.size, max(self._end, new.end)
+        yield from items

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import xxhash
@@ -78,17 +78,6 @@ class Entry(NamedTuple):
 def first_link(stream: str, pass_index: int) -> int:
     """Return the chain with which a pass begins."""
     return link(json.dumps(["ledger", stream, pass_index]).encode(), 0)
-
-
-def linked(chain: int, batches: Iterable[Any]) -> int:
-    """Return the chain after some batches.
-
-    Args:
-        batches: of each batch, in order, a buffer with its sample numbers or its digest, or `LEFT_OUT`.
-    """
-    for batch in batches:
-        chain = link(batch, chain)
-    return chain
 
 
 def unpack(text: object) -> Iterator[Entry]:

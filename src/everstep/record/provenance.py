@@ -132,9 +132,8 @@ def git_facts(folder: Path) -> dict[str, Any] | None:
         millions of outputs takes minutes.  None outside a repository and without git;
         {"problem": ...} where git fails or does not answer in time.
     """
-    deadline = time.monotonic() + GIT_SECONDS
     try:
-        return _git_facts(folder, deadline)
+        return _git_facts(folder, time.monotonic() + GIT_SECONDS)
     except FileNotFoundError:
         return None
     except subprocess.TimeoutExpired:
@@ -149,20 +148,18 @@ def git_facts(folder: Path) -> dict[str, Any] | None:
 
 
 def _git_facts(folder: Path, deadline: float) -> dict[str, Any]:
-    status = _git(folder, deadline, "status", "--porcelain=v2", "--branch", "--untracked-files=no").decode(
-        errors="replace"
-    )
+    status = _git(folder, deadline, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
     heads = dict(re.findall(r"^# branch\.(\S+) (.*)$", status, re.MULTILINE))
     commit = None if heads["oid"] == "(initial)" else heads["oid"]
     dirty = bool(re.search(r"^[^#]", status, re.MULTILINE))
-    urls = _git(folder, deadline, "config", "--get-regexp", r"^remote\..*\.url$", empty=True).decode(
-        errors="replace"
-    )
+    urls = _git(folder, deadline, "config", "--get-regexp", r"^remote\..*\.url$", empty=True)
     remotes = dict(re.findall(r"^remote\.(.*)\.url (.*)$", urls, re.MULTILINE))
     remote = remotes.get("origin") or next(iter(remotes.values()), None)
     diff = pushed = None
     if commit and dirty:
-        diff = xxhash.xxh3_64_hexdigest(_git(folder, deadline, "diff", "HEAD", "--no-ext-diff", "--binary"))
+        diff = xxhash.xxh3_64_hexdigest(
+            _git(folder, deadline, "diff", "HEAD", "--no-ext-diff", "--binary").encode()
+        )
     if commit:
         contains = ("for-each-ref", "--count=1", f"--contains={commit}", "refs/remotes")
         pushed = bool(_git(folder, deadline, *contains).strip())
@@ -176,7 +173,7 @@ def _git_facts(folder: Path, deadline: float) -> dict[str, Any]:
     }
 
 
-def _git(folder: Path, deadline: float, *command: str, empty: bool = False) -> bytes:
+def _git(folder: Path, deadline: float, *command: str, empty: bool = False) -> str:
     """Return the output of a git command; `empty` allows exit status 1 (`git config`: no such key)."""
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}  # an observer takes no index lock
     done = subprocess.run(
@@ -189,4 +186,4 @@ def _git(folder: Path, deadline: float, *command: str, empty: bool = False) -> b
     )
     if done.returncode and not (empty and done.returncode == 1):
         raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
-    return done.stdout
+    return done.stdout.decode(errors="backslashreplace")

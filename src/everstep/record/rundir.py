@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -93,8 +92,7 @@ class RunDir:
             about: further facts of a new run; they may replace its id.
 
         Raises:
-            RunDirError: the path is a file, not writable, on a full disk, a directory of something else,
-                damaged, or of a newer version; with `create=False` also missing.
+            RunDirError: the directory cannot be made, is another thing's, damaged, or of a newer version.
         """
         folder = located(path).absolute()
         try:
@@ -199,16 +197,9 @@ def _require_places(folder: Path) -> None:
         require_no_link(path, folder)
         if not os.path.lexists(path) or (path.is_dir() if name in _FOLDERS else path.is_file()):
             continue
-        here = (
-            "a folder"
-            if path.is_dir()
-            else "a file"
-            if path.is_file()
-            else "not a file, but a pipe or a device"
-        )
-        kept = "folder" if name in _FOLDERS else "file"
+        kind = "folder" if name in _FOLDERS else "file"
         raise RunDirError(
-            f"{path} is {here}, and a run has a {kept} of that name: move it away and start again"
+            f"{path} is no {kind}, and a run has a {kind} of that name: move it away and start again"
         )
 
 
@@ -229,8 +220,7 @@ def _require_empty(folder: Path, seen: Collection[str]) -> None:
 
 
 def _require_version(folder: Path, facts: dict[str, Any]) -> None:
-    version = facts["versions"]["run"]
-    if version > VERSION:
+    if (version := facts["versions"]["run"]) > VERSION:
         raise RunDirError(
             f"{folder} has run directory format {version}, this everstep reads up to {VERSION}; "
             "upgrade everstep"
@@ -276,14 +266,10 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, str | None]:
     except FileNotFoundError:
         return None, None
     except OSError as error:
-        how = f"it {error.strerror}" if error.errno in _NO_FILE else f"it cannot be read ({error.strerror})"
+        how = f"it cannot be read ({error.strerror})"
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         how = "its content was changed"
     return None, f"{path} is damaged: {how}; restore it from a backup"
-
-
-_NO_FILE = (errno.EISDIR, errno.EINVAL, errno.EFBIG)
-"""Error numbers with which `everstep.untrusted_files` refuses anything but a small regular file."""
 
 
 def _is_whole(facts: dict[str, Any]) -> bool:

@@ -173,7 +173,7 @@ def read_segment(path: Path, start: int = 0, run: str | None = None) -> Segment:
             )
         moved = found.offset - at
         last, end = found.offset, found.offset + length
-        item = unpack_item(number, found)
+        item = _unpack(number, found)
         if isinstance(item, Event):
             events.append(item)
         elif isinstance(item, StoredBlock):
@@ -196,7 +196,13 @@ def _refused(number: int, path: Path, why: str) -> Segment:
     return Segment(number, path, 0, problems=[f"{path.name}: {why} no row of it is read"])
 
 
-def unpack_item(segment: int, frame: Frame) -> Item | str:
+def in_order(segment: Segment) -> list[Item]:
+    """List the events and blocks of a segment as they were written."""
+    items: list[Item] = [*segment.events, *segment.blocks]
+    return sorted(items, key=lambda item: item.offset)
+
+
+def _unpack(segment: int, frame: Frame) -> Item | str:
     """Unpack a frame; or say why the frame holds nothing."""
     if frame.kind == journal_format.METRICS:
         if journal_format.is_block(frame.payload):

@@ -25,8 +25,10 @@ from everstep.record.lock import RunLock
 from everstep.record.rundir import RunDir
 from everstep.record.trail import ABSENT, FOLDED, Mark, TrailContent, read_trail, trail_path
 
-Found = tuple[int, int]
+Value: TypeAlias = tuple[int, int]
 """(bits of a value, count of the values folded into it)."""
+Batch: TypeAlias = tuple[int, int | None]
+"""(pass, digest) of a batch; the digest is None where the batch gave nothing to digest."""
 
 
 @dataclass
@@ -51,8 +53,8 @@ class EarlierSteps:
 
     first: int
     last: int = 0
-    rows: dict[Key, Found | None] = field(default_factory=dict)
-    batches: dict[int, dict[tuple[str, int], tuple[int, int | None]]] = field(default_factory=dict)
+    rows: dict[Key, Value | None] = field(default_factory=dict)
+    batches: dict[int, dict[tuple[str, int], Batch]] = field(default_factory=dict)
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     lasts: dict[tuple[str, int], int] = field(default_factory=dict)
     copies: dict[tuple[int, str], int] = field(default_factory=dict)
@@ -83,24 +85,24 @@ def read_earlier_steps(
         tail: whether the start also repeats the tail of an epoch that ends with `step`.
         rank: the rank whose trails are read.
     """
-    found = EarlierSteps(step)
+    earlier = EarlierSteps(step)
     superseded = journal.superseded(position)
     left = journal.left_choices(position)
     if position is not None:
-        found.accepted = journal.compared_until(position.segment, step, left)[0] <= step
+        earlier.accepted = journal.compared_until(position.segment, step, left)[0] <= step
     for segment in journal.segments():
         if segment.number in left:
             continue
         end, why = journal.compared_until(segment.number, step, left)
-        _add_rows(found, superseded.get(segment.number, {}), end, why)
+        _add_rows(earlier, superseded.get(segment.number, {}), end, why)
         trail = read_trail(trail_path(journal.run_dir, segment.number, rank))
         if trail is not None:
-            _add_trail(found, trail, end, why, step if tail else step + 1)
-    found.names |= journal.step_metrics()
-    return found
+            _add_trail(earlier, trail, end, why, step if tail else step + 1)
+    earlier.names |= journal.step_metrics()
+    return earlier
 
 
-def _add_rows(found: EarlierSteps, rows: dict[Key, Found], end: float, why: str) -> None:
+def _add_rows(found: EarlierSteps, rows: dict[Key, Value], end: float, why: str) -> None:
     for key, row in rows.items():
         _, step, phase, _, _ = key
         in_step = phase == "step"
@@ -139,26 +141,26 @@ def _add_trail(found: EarlierSteps, trail: TrailContent, end: float, why: str, b
     found.last = max(found.last, *new, 0)
 
 
-def _folded(marks: list[Mark]) -> Iterator[tuple[Key, Found | None]]:
+def _folded(marks: list[Mark]) -> Iterator[tuple[Key, Value | None]]:
     """Yield the metrics among the marks; a step's values are folded as the collector folds them."""
-    sums: dict[Key, tuple[float, int]] = {}
-    rows: dict[Key, Found | None] = {}
+    sums: dict[Key, tuple[float, int] | None] = {}
+    rows: dict[Key, Value] = {}
     for mark in marks:
+        key = (mark.epoch, mark.step, mark.phase, mark.name, mark.seq)
         if mark.phase in ("batch", "pass", "copy"):
             continue
-        key = (mark.epoch, mark.step, mark.phase, mark.name, mark.seq)
         if mark.flags & ABSENT:
-            rows[key] = None
-            sums.pop(key, None)
+            sums[key] = None
         elif mark.phase != "step" or mark.flags & FOLDED:
             rows[key] = (mark.value, mark.count)
-        elif key not in rows or key in sums:
-            total, count = bits_float(mark.value), mark.count
-            if key in sums:
-                total, count = sums[key][0] + total, sums[key][1] + count
-            sums[key] = (total, count)
-            rows[key] = (float_bits([total / count])[0] if count > 1 else mark.value, count)
-    return iter(rows.items())
+        elif key not in sums:
+            sums[key] = (bits_float(mark.value), mark.count)
+        elif (so_far := sums[key]) is not None:
+            sums[key] = (so_far[0] + bits_float(mark.value), so_far[1] + mark.count)
+    yield from rows.items()
+    for key, folded in sums.items():
+        if key not in rows:
+            yield key, None if folded is None else (float_bits([folded[0] / folded[1]])[0], folded[1])
 
 
 # ------------------------------------------------------------------------------------- the comparison
@@ -181,6 +183,7 @@ class StepComparison:
         steps: count of the steps executed again.
         equal, uncompared: counts of the values found equal, and of the values without a comparison, by kind:
             "batch digest", "random state", "state digest", "last batch digest", and metrics by their names.
+        first, last: the step that the start resumes from, and the last that is executed again.
         differing: count of the values that differ.
         difference: the difference with the lowest step; within a step, the first that was found.
         done: True when nothing is left to compare.
@@ -188,6 +191,7 @@ class StepComparison:
 
     def __init__(self, reference: EarlierSteps, incomparable: Callable[[], str] = lambda: "") -> None:
         self._was, self._incomparable = reference, incomparable
+        self.first, self.last = reference.first, reference.last
         self._why: str | None = None
         self._seen: set[str] = set()
         """Step metrics that this execution has collected."""
@@ -201,16 +205,6 @@ class StepComparison:
         self.differing = 0
         self.difference: Difference | None = None
         self.done = reference.last == reference.first and not reference.rows
-
-    @property
-    def first(self) -> int:
-        """Step that the start resumes from."""
-        return self._was.first
-
-    @property
-    def last(self) -> int:
-        """Last step that is executed again."""
-        return self._was.last
 
     # ----------------------------------------------------------------------------- values found now
 
@@ -231,8 +225,7 @@ class StepComparison:
             elif old == (pass_index, digest):
                 self._drawn[0] += 1
             else:
-                words = batch_words(old, (pass_index, digest))
-                self._differs(step, "samples", f"batch of {stream}", *words)
+                self._differs(step, "samples", f"batch of {stream}", *batch_words(old, (pass_index, digest)))
         elif was.first < step <= was.last:
             self._drawn[1] += 1
 
@@ -333,7 +326,7 @@ class StepComparison:
             if missing and old is not None and not self._why:
                 self._differs(step, "loss", name, *row_words(old, None))
 
-    def _compare(self, key: Key, old: Found | None, new: Found) -> None:
+    def _compare(self, key: Key, old: Value | None, new: Value) -> None:
         _, step, _, name, _ = key
         if old is None or self._why:
             self.uncompared[name] += 1
@@ -390,14 +383,10 @@ class StepComparison:
         )
 
 
-Batch: TypeAlias = tuple[int, int | None]
-"""(pass, digest) of a batch; the digest is None where the batch gave nothing to digest."""
-
-
 def batch_words(old: Batch | None, new: Batch | None) -> tuple[str, str]:
     """Describe two batches that differ: by their passes where these differ, else by their digests."""
     if old is None or new is None:
-        return ("not drawn", "drawn") if old is None else ("drawn", "not drawn")
+        return ("drawn" if old else "not drawn"), ("drawn" if new else "not drawn")
     if old[0] != new[0]:
         return f"of pass {old[0] + 1}", f"of pass {new[0] + 1}"
     return f"the batch with digest {old[1]:016x}", f"the batch with digest {new[1]:016x}"
@@ -430,12 +419,12 @@ def _listed(words: Iterable[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def row_words(old: Found | None, new: Found | None) -> tuple[str, str]:
+def row_words(old: Value | None, new: Value | None) -> tuple[str, str]:
     """Describe two rows that differ."""
     return _row_words(old, new), _row_words(new, old)
 
 
-def _row_words(row: Found | None, other: Found | None) -> str:
+def _row_words(row: Value | None, other: Value | None) -> str:
     if row is None:
         return "missing"
     bits, count = row

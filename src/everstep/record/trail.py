@@ -1,8 +1,8 @@
 """Trail: what each step found, kept where SIGKILL cannot take it, for the next start to compare.
 
-One file per segment and rank, beside the journal.  It is only appended to, a frame for each step in one call;
-at a boundary, what no resume needs is left behind in a new file.  A power cut may lose the trail: it is never
-the truth.
+One file per segment and rank, beside the journal.  It is only appended to, a frame for each step in one call.
+At a boundary, a file of some size makes way for a new one; the one before it stays, and older ones go.  A
+power cut may lose the trail: it is never the truth.
 
     file     magic, frames; what follows the first frame that does not fit its checksum does not count
     frame    checksum of the rest (xxh3_64), last complete step, the step after which all steps are in
@@ -23,12 +23,10 @@ followed by the pair in JSON, of `count` bytes.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
 import struct
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,15 +35,15 @@ import xxhash
 
 from everstep import hazard
 from everstep.contracts.metrics import Block
-from everstep.durable import remedy, temporary
+from everstep.durable import remedy
 from everstep.record.journal_format import float_bits
 from everstep.record.segment_file import segment_path
 from everstep.untrusted_files import parse_json, read_regular
 
+ENOUGH = 1 << 22
+"""Size of the file, in bytes, after which the next boundary begins a new one."""
 LARGEST = 1 << 26
-"""Largest size of the file, in bytes."""
-SMALLEST = 1 << 15
-"""Size in bytes below which nothing is left behind."""
+"""Largest size of a file that is read, in bytes."""
 ABSENT, KEY, FOLDED = 1, 2, 4
 """Flags of a record: the value is not on the host, or unknown; a key's definition; a mean."""
 
@@ -63,14 +61,18 @@ def trail_path(run_dir: Path, segment: int, rank: int = 0) -> Path:
     return segment_path(run_dir, segment).with_suffix(f".rank-{rank:05d}.trail" if rank else ".trail")
 
 
+def _earlier(path: Path) -> Path:
+    """Path of the file that a trail has filled before."""
+    return path.with_suffix(".earlier.trail")
+
+
 # ---------------------------------------------------------------------------------------------- writing
 
 
 class Trail:
     """Writer of one segment's trail.  Only the training thread calls it.
 
-    If the disk refuses the file, the run continues without a trail; a message says so once, and each
-    boundary tries again.
+    If the disk refuses a step's results, the run continues without them; a message says so once.
 
     Args:
         run_dir: the run directory; its journal folder exists.
@@ -104,15 +106,12 @@ class Trail:
         self._records = bytearray()
         """Records that are not in the file yet."""
         self._descriptor: int | None = None
-        """None while the file cannot be written."""
+        """None while the file cannot be made."""
         self._end = 0
-        self._last = self._whole = step
-        self._floors = [step, step]
-        self._boundaries: list[tuple[int, int]] = []
-        """(step, end of the file then): everything that steps until this one found lies before it."""
-        self._is_refused = self._has_warned = False
+        self._last = self._whole = self._begun = step
+        """The last step; those after which all steps are in both files, and in this file."""
+        self._has_warned = False
         self._begin()
-        _OPEN.add(self)
 
     def batch(self, step: int, stream: str, pass_index: int, seq: int, digest: int | None) -> None:
         """Note batch `seq` of `step`; `digest` is None where the batch gives nothing to digest."""
@@ -122,7 +121,8 @@ class Trail:
 
     def mark(self, step: int, phase: str, name: str, value: int = 0, epoch: int = 0) -> None:
         """Note another value that is compared."""
-        self._records += BITS.pack(step, value, epoch, 1, self._key(phase, name), 0, 0)
+        key = self._key(phase, name)
+        self._records += BITS.pack(step, value, epoch, 1, key, 0, 0)
 
     def step(
         self,
@@ -166,30 +166,11 @@ class Trail:
                 self._records += BITS.pack(step, value, block.epoch, count, key, seq, flags)
         self._write()
 
-    def committed(self, step: int) -> None:
-        """Note a committed checkpoint: records before the previous checkpoint are no longer needed."""
-        self._floors = [self._floors[1], step]
-
-    def boundary(self, step: int) -> None:
-        """Note that everything until `step` is written, and leave behind what no resume needs."""
-        if self._descriptor is None:
-            if self._is_refused:
-                self._begin()
-            return
-        self._boundaries.append((step, self._end))
-        if self._end < SMALLEST:
-            return
-        before = [each for each in self._boundaries if each[0] <= self._floors[0]]
-        last, cut = max(before, default=(0, 0))
-        if cut * 2 < self._end:
-            return
-        try:
-            needed = os.pread(self._descriptor, self._end - cut, cut)
-        except OSError as error:
-            self._refuse(error)
-            return
-        self._whole = max(self._whole, last)
-        self._begin(needed, [(step, end - cut) for step, end in self._boundaries if end >= cut])
+    def boundary(self) -> None:
+        """Note that everything so far is read: a file that is large, or could not be made, is begun anew."""
+        if self._descriptor is None or self._end > ENOUGH:
+            self._write()
+            self._begin()
 
     def close(self) -> None:
         """Let go of the file.  May be called twice."""
@@ -203,85 +184,59 @@ class Trail:
         if key is None:
             key = 0 if phase == "step" and self._is_wall(name) else len(self._keys) + 1
             self._keys[phase, name] = key
-            self._records += _definition(key, phase, name)
+            text = json.dumps([phase, name]).encode()
+            self._records += BITS.pack(0, 0, 0, len(text), key, 0, KEY) + text
         return key
 
     def _write(self) -> None:
-        """Append the records; from the first failure until the next boundary there is no file."""
+        """Append the records; those that the disk refuses are lost, with the keys that they define."""
+        body = _BODY.pack(self._last, self._whole, len(self._records)) + self._records
+        self._records.clear()
         if self._descriptor is not None:
             try:
-                self._append(self._frame())
+                self._append(_CHECK.pack(_checksum(body)) + body)
+                return
             except OSError as error:
-                self._refuse(error)
-        if self._descriptor is None:
-            self._whole = self._last
-        self._records.clear()
-
-    def _frame(self) -> bytes:
-        body = _BODY.pack(self._last, self._whole, len(self._records)) + self._records
-        return _CHECK.pack(_checksum(body)) + body
+                self._refused(error)
+        self._whole = self._last
+        self._keys.clear()
 
     def _append(self, data: bytes) -> None:
         hazard.reach("trail.write")
-        if self._end + len(data) > LARGEST:
-            raise OSError(errno.EFBIG, f"it is full at {LARGEST >> 20} MiB")
         assert self._descriptor is not None
         if os.pwrite(self._descriptor, data, self._end) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._end += len(data)
 
-    def _begin(self, frames: bytes = b"", boundaries: Sequence[tuple[int, int]] = ()) -> None:
-        """Put a new file with the frames that are needed in the place of the old one."""
+    def _begin(self) -> None:
+        """Begin a new file; the one that this start has filled makes way for it."""
+        filled = self._descriptor is not None
         self.close()
-        made = temporary(self.path)
-        if not frames:
-            self._whole = self._last
+        self._keys.clear()
+        self._whole, self._begun = max(self._whole, self._begun), self._last
         try:
-            hazard.reach("trail.create")
-            made.unlink(
-                missing_ok=True
-            )  # a killed process with the same pid left it; or a link leads elsewhere
-            self._descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            self._end = 0
-            self._records[:] = b"".join(_definition(key, *name) for name, key in self._keys.items())
-            head = MAGIC + self._frame()
-            self._records.clear()
-            self._append(head + frames + self._frame())  # the last one says which steps are there in full
             hazard.reach("trail.rename")
-            made.replace(self.path)  # last: until then a killed start leaves the old file whole
-            self._boundaries = [(step, end + len(head)) for step, end in boundaries]
-            self._is_refused = False
-        except (OSError, ValueError) as error:
-            with contextlib.suppress(OSError):
-                made.unlink(missing_ok=True)
-            self._refuse(error)
+            if filled:
+                self.path.replace(_earlier(self.path))
+            else:  # of a start whose journal was lost, or what a link leads to elsewhere
+                self.path.unlink(missing_ok=True)
+            hazard.reach("trail.create")
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._descriptor, self._end = os.open(self.path, flags, 0o666), 0
+            self._append(MAGIC)
+            self._write()
+        except OSError as error:
+            self.close()
+            self._refused(error)
 
-    def _refuse(self, error: Exception) -> None:
-        self.close()
-        self._is_refused = True
+    def _refused(self, error: OSError) -> None:
         if not self._has_warned:
             self._has_warned = True
-            why = f"{error.strerror}; {remedy(error)}" if isinstance(error, OSError) else error
             self._warn(
-                f"{self.path}: {why}: until it can be written again, the results of steps do not survive "
-                "a kill; a resume can compare only what the journal has been given"
+                f"{self.path}: {error.strerror}; {remedy(error)}: until it can be written again, the results "
+                "of steps do not survive a kill; a resume can compare only what the journal has been given"
             )
 
-
-def _definition(key: int, phase: str, name: str) -> bytes:
-    text = json.dumps([phase, name]).encode()
-    return BITS.pack(0, 0, 0, len(text), key, 0, KEY) + text
-
-
-_OPEN: weakref.WeakSet[Trail] = weakref.WeakSet()
-
-
-def _close_in_child() -> None:  # the file is the parent's
-    for trail in _OPEN:
-        trail.close()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
 
 # ---------------------------------------------------------------------------------------------- reading
 
@@ -315,22 +270,25 @@ class TrailContent(NamedTuple):
 
 def read_trail(path: Path) -> TrailContent | None:
     """Read a trail; None if it is missing, damaged or of another version."""
-    keys: dict[int, tuple[str, str]] = {}
-    content = None
     marks: list[Mark] = []
-    for last, whole, records in _frames(path):
+    floor, whole, last = 0, 0, -1
+    for file in (_earlier(path), path):
+        keys: dict[int, tuple[str, str]] = {}
         try:
-            marks.extend(_marks(records, keys))
+            for number, (after, since, records) in enumerate(_frames(file)):
+                if number == 0 and after != last:  # the file before is missing, or torn
+                    marks.clear()
+                    floor = after
+                whole, last = max(since, floor), after
+                marks.extend(_marks(records, keys))
         except (KeyError, TypeError, ValueError, struct.error):
             return None
-        content = TrailContent(whole, last, marks)
     # a forged file may claim more steps than it has frames for
-    too_many = content is not None and content.last - content.whole > LARGEST // FRAME.size
-    return None if too_many else content
+    return None if last < 0 or last - whole > 2 * LARGEST // FRAME.size else TrailContent(whole, last, marks)
 
 
 def last_step(path: Path) -> int | None:
-    """Read the last complete step from a trail; None if it is no trail."""
+    """Read the last complete step from a file of a trail; None if it is none."""
     lasts = [last for last, _, _ in _frames(path)]
     return lasts[-1] if lasts else None
 

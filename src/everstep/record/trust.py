@@ -27,13 +27,8 @@ TRUST_VARIABLE = "EVERSTEP_TRUST"
 MARK = "mark"
 """Name of a start's mark among its facts."""
 
-COMMAND_MARK = "command_mark"
-"""Name of the mark of a start's command line, by which `everstep replay` starts its script again."""
-
-_COVERED = {MARK: ("config", "code"), COMMAND_MARK: ("argv", "cwd")}
+_COVERED = ("config", "code", "argv", "cwd")
 """Facts that a mark covers: the imported code, the arguments of its calls, its place; the command line."""
-MARKS = frozenset(_COVERED)
-"""Names of all marks; they tell a person nothing."""
 
 
 def key_file() -> Path | None:
@@ -46,24 +41,14 @@ def key_file() -> Path | None:
     return base / "everstep" / "key"
 
 
-def marks(run: str, facts: Mapping[str, Any]) -> dict[str, str | None]:
-    """Make the marks of a start's record, by name; None where this user's key cannot be made.
-
-    Args:
-        run: the run's id.
-        facts: the facts of `everstep.record.facts`, and "code".
-    """
+def mark(run: str, facts: Mapping[str, Any]) -> str | None:
+    """Make the mark of a start's record; None where this user's key cannot be made."""
     key = _key() or _made_key()
-    return {name: None if key is None else _mark(key, run, facts, name) for name in _COVERED}
+    return None if key is None else _mark(key, run, facts)
 
 
-def distrust(run_dir: Path, facts: Mapping[str, Any], name: str = MARK) -> str:
-    """Say why a start's facts do not count as this user's; "" if they do, or if EVERSTEP_TRUST is set.
-
-    Args:
-        facts: the facts in the journal of the run in `run_dir`.
-        name: the mark that counts, `MARK` or `COMMAND_MARK`.
-    """
+def distrust(run_dir: Path, facts: Mapping[str, Any]) -> str:
+    """Say why a start's facts do not count as this user's; "" if they do, or if EVERSTEP_TRUST is set."""
     if _is_trusted_anyway():
         return ""
     for place in (run_dir, run_dir / "run.json", run_dir / "journal"):
@@ -72,9 +57,9 @@ def distrust(run_dir: Path, facts: Mapping[str, Any], name: str = MARK) -> str:
     key = _key()
     if key is None:
         return f"this user has no key in {key_file()} (the first training makes it)"
-    if not isinstance(found := facts.get(name), str) or not found.isascii():
+    if not isinstance(found := facts.get(MARK), str) or not found.isascii():
         return "its record has no mark"
-    wanted = _mark(key, RunDir.open(run_dir, create=False).id, facts, name)
+    wanted = _mark(key, RunDir.open(run_dir, create=False).id, facts)
     if not hmac.compare_digest(found.encode(), wanted.encode()):
         return "its mark is not yours, or the record was changed after it was marked"
     return ""
@@ -104,8 +89,8 @@ def _owner(place: Path) -> int:
         return -1
 
 
-def _mark(key: bytes, run: str, facts: Mapping[str, Any], name: str) -> str:
-    covered = {"run": run, **{fact: facts.get(fact) for fact in _COVERED[name]}}
+def _mark(key: bytes, run: str, facts: Mapping[str, Any]) -> str:
+    covered = {"run": run, **{fact: facts.get(fact) for fact in _COVERED}}
     return hmac.new(key, json.dumps(covered, sort_keys=True).encode(), hashlib.sha256).hexdigest()
 
 

@@ -5,20 +5,17 @@ A program in this process is left before a step, and all that the step would use
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from everstep.arguments import checked_keywords, integer
-from everstep.drill.processes import kill_marked, owned_folder, with_parent
-from everstep.drill.program import WitnessLine, read_witness
-from everstep.errors import ReplayError, UsageError
+from everstep.drill.processes import last_lines, owned_folder, owned_process
+from everstep.drill.program import WitnessLine, read_lines, read_witness
+from everstep.errors import ReplayError
 from everstep.record import Difference, RunDir, user_path
 from everstep.record.rundir import ROOT
 from everstep.replaying.recorded_program import RecordedProgram
@@ -108,34 +105,12 @@ def execute(
     if witness:
         env[FILE] = str(seen)
     command = [*program.command, *([str(copy.place)] if program.takes_run else [])]
-    with open(log, "wb") as output:
-        try:
-            process = subprocess.Popen(
-                command,
-                cwd=program.folder,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                preexec_fn=with_parent(signal.SIGKILL),
-            )
-        except OSError as error:
-            raise ReplayError(f"{command[0]} cannot be started: {error.strerror}") from error
-        try:
-            status = process.wait()
-        finally:
-            process.kill()
-            process.wait()
-            # loader workers outlive a process that leaves at once
-            kill_marked(os.fsencode(f"{VARIABLE}={env[VARIABLE]}"))
-    found = []
-    for line in out.read_text().splitlines() if out.exists() else []:
-        with suppress(ValueError):  # a kill may tear the last line
-            found.append(json.loads(line))
+    with owned_process(command, env, log, VARIABLE, program.folder) as process:
+        status = process.wait()
     lines = [line._replace(run="") for line in read_witness(seen)]
-    executed = Executed(copy, found, lines)
+    executed = Executed(copy, read_lines(out), lines)
     if not executed.told("left"):
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+        tail = last_lines(log)
         shown, ended = " ".join(program.command[1:]), executed.told("ended")
         if not executed.told("opened"):
             raise ReplayError(f"{shown} did not open the run (exit status {status}):\n{tail}")
@@ -175,7 +150,7 @@ def replay(
 
 
 class Replay:
-    """Context of `replay`.
+    """Context of `replay`; all but `step` is there after the block.
 
     Attributes:
         step, epoch: numbers of the step and its epoch.
@@ -184,22 +159,14 @@ class Replay:
         random: the random state, as `everstep.state.capture` returns it.
     """
 
-    if TYPE_CHECKING:
-        epoch: int
-        batch: Any
-        state: Mapping[str, Any]
-        random: Any
+    epoch: int
+    batch: Any
+    state: Mapping[str, Any]
+    random: Any
 
     def __init__(self, run_dir: Path, step: int, opened_as: Path | None) -> None:
         self._run_dir, self.step, self._opened_as = run_dir, step, opened_as
         self._before: dict[str, str | None] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in ("epoch", "batch", "state", "random"):
-            raise AttributeError(f"a Replay has no {name!r}")
-        raise UsageError(
-            f"{name}: what is at hand before the step is known after the block; ask behind the with statement"
-        )
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:

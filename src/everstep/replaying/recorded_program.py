@@ -14,7 +14,7 @@ from everstep.errors import ConfigError, ReplayError, TrustError
 from everstep.record import Event, RunJournal
 from everstep.record.provenance import git_facts
 from everstep.record.segment_file import step_of
-from everstep.record.trust import COMMAND_MARK, TRUST_VARIABLE, distrust
+from everstep.record.trust import TRUST_VARIABLE, distrust
 from everstep.redaction import HIDDEN
 from everstep.replaying.run_copy import resumed_from
 
@@ -106,7 +106,7 @@ def _recorded(
         raise ReplayError(f"the recorded command line has a credential, which was not recorded: {again}")
     if not script.is_file():
         raise ReplayError(f"the recorded script {script} does not exist: {again}")
-    if not trust and (why := distrust(run_dir, facts, COMMAND_MARK)):
+    if not trust and (why := distrust(run_dir, facts)):
         raise TrustError(
             f"the record of {run_dir} names a command that would be started: {' '.join(argv)}, in {folder}. "
             f"It does not count as yours: {why}. If you trust whoever made it, pass --trust, or set "

@@ -15,7 +15,7 @@ from everstep.index.database import Database
 from everstep.index.filters import Group, leaves, ordered, parse_json, parse_words, why_none
 from everstep.index.run_facts import FACTS, TEXTS
 from everstep.index.run_queries import metric_names, newest_facts
-from everstep.record.trust import MARKS
+from everstep.record.trust import MARK
 
 _MOST_SETTINGS = 3
 """Most settings among the columns of a list for which nobody chose any."""
@@ -167,7 +167,7 @@ def plain(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {
         path: str(value) if isinstance(value, list) else value
         for path, value in flat(tree)
-        if path not in MARKS  # they tell nobody anything
+        if path != MARK  # they tell nobody anything
     }
 
 

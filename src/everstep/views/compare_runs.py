@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, TypeAlias
 from everstep.display.cells import flat
 from everstep.index.run_facts import FACTS
 from everstep.index.run_queries import best_values, starts, summaries
-from everstep.record.trust import MARKS
+from everstep.record.trust import MARK
 from everstep.views.checkpoint_tables import digest_of, options_of
 from everstep.views.find_run import Found
 
-NOT_COMPARED = {"pid", "name", "created", "heartbeat", *MARKS}
+NOT_COMPARED = {"pid", "name", "created", "heartbeat", MARK}
 """Facts that always differ, and tell nobody anything."""
 
 

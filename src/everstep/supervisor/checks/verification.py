@@ -156,13 +156,9 @@ class Verifier:
             self._trail.mark(step, "copy", f"{phase}/{part}", digest)
             self._compare(self._comparison.copied, step, phase, part, digest)
 
-    def committed(self, step: int) -> None:
-        """Note that a checkpoint is committed."""
-        self._trail.committed(step)
-
     def boundary(self, step: int) -> None:
         """Note a boundary, at which everything so far is read."""
-        self._trail.boundary(step)
+        self._trail.boundary()
         if not self._comparison.done:
             self._comparison.reached(step)
             if self._comparison.done:

@@ -11,7 +11,6 @@ from typing import Any
 from everstep import unattended
 from everstep.checkpoint import Checkpoint, Store, forecast, names_inside, read_checkpoint, trial_write
 from everstep.contracts.group import Group
-from everstep.durable import TMP, discard
 from everstep.errors import DamagedCheckpointError, RestoreError, RunDirError
 from everstep.metrics.collector import is_wall
 from everstep.mirror import RunMirror, open_mirror
@@ -28,7 +27,6 @@ from everstep.record import (
     Trail,
     last_step,
     to_read,
-    trail_path,
     trust,
     user_path,
 )
@@ -332,8 +330,8 @@ class OpenRun:
         # a trial that a person starts again is still one of its sweep, whose variable is then not set
         facts |= next(({"sweep": one["sweep"]} for one in self.history.facts_since(1) if "sweep" in one), {})
         facts = without_credentials(facts)
-        # last: the marks are of the facts as they are recorded, without credentials
-        facts |= trust.marks(self.run_dir.id, facts)
+        # last: the mark is of the facts as they are recorded, without credentials
+        facts[trust.MARK] = trust.mark(self.run_dir.id, facts)
         journal = Journal.open(self.run_dir.path, self.segment, point.parent, facts, warn=self.voice.warn)
         if not self.settings.lock:
             journal.flush()  # nobody can ask the lock whether this runs
@@ -349,13 +347,6 @@ class OpenRun:
             if last is None or last < point.step:
                 with suppress(OSError):
                     path.unlink()
-        # What an earlier start was making when it was killed.  If its journal was lost, it had the number of
-        # this start, too; files with that number may belong to other ranks, which make their trails now.
-        others = f"{TMP}{trail_path(self.run_dir.path, self.segment).stem}."
-        own = f"{TMP}{trail_path(self.run_dir.path, self.segment, self.group.rank).name}-"
-        for path in folder.glob(f"{TMP}segment-*.trail-*"):
-            if path.name.startswith(own) or not path.name.startswith(others):
-                discard(path, "trail")
         return Trail(
             self.run_dir.path,
             self.segment,

@@ -386,7 +386,6 @@ class Saver:
             if self._cadence is not None:
                 self._cadence.written(seconds)
             name = str(committed.name)
-            engine.verifier.committed(committed.name.step)
             engine.journal.event("checkpoint", {"name": name, "bytes": committed.bytes}, wall=True)
             engine.announcer.fire(Moment.AFTER_CHECKPOINT, name)
 
