@@ -12,7 +12,6 @@ import errno
 import hashlib
 import json
 import os
-import resource
 import signal
 import sys
 import threading
@@ -30,9 +29,6 @@ from law_support.victim import at_hazards
 import everstep
 from everstep import Every, hazard
 from everstep.index import shipping_thread
-
-SOME = 1 << 25
-"""Bytes of an array that joins the state while it trains."""
 
 REFUSED = ("checkpoint.mkdir", "checkpoint.open", "checkpoint.write", "journal.write", "trail.write")
 """What a full disk refuses: all that needs room."""
@@ -76,9 +72,6 @@ class Deeds:
 
     def service(self, more: str) -> None:
         """At the end of the step; see `Decides`."""
-
-    def grow(self, more: str) -> None:
-        """See `Training.step`."""
 
     def callback(self, more: str) -> None:
         """At the end of the step; see `listen`."""
@@ -124,16 +117,6 @@ class Deeds:
 
         at_hazards(refuse)
 
-    def scarce(self, more: str) -> None:
-        """From now on the process gets little more memory than it has."""
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        most = pages * resource.getpagesize() + SOME // 2
-        resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
-
-    def plenty(self, more: str) -> None:
-        """And now there is memory again."""
-        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-
 
 # ------------------------------------------------------------------------------------------ the program
 
@@ -148,8 +131,6 @@ class Training(victim.Training):
 
     def step(self, step: int, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
         self.begins("body", step)
-        if step in self.deeds.steps_of("grow"):
-            self.notes["grown"] = torch.ones(SOME, dtype=torch.uint8)
         self.deeds.befall(step)
         found = super().step(step, x, y)
         hazard.reach("faults.end")
