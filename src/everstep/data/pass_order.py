@@ -211,5 +211,6 @@ class KeptBySamplers:
             if tree["state"] is not None:
                 sampler.load_state_dict(tree["state"])
                 self._declared.add(place)
-            vars(sampler).update(tree["attributes"])
+            if tree["attributes"]:  # an array has none
+                vars(sampler).update(tree["attributes"])
             self._changing[place].update(tree["attributes"])
