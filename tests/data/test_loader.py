@@ -83,6 +83,25 @@ def test_worker_init_fn_runs_and_sees_the_users_dataset():
     assert batch.tolist() == [10, 10, 10]
 
 
+@pytest.mark.campaign("long")
+def test_workers_started_anew_give_the_same():
+    assert batches(make(num_workers=1, multiprocessing_context="spawn")) == batches(make())
+
+
+class Drawing(Augmented):
+    def __getitem__(self, index):
+        torch.rand(3)
+        return super().__getitem__(index)
+
+
+def test_collate_has_random_state_of_its_own():
+    one, other = (
+        loader(d, 3, collate_fn=noisy_collate).open("t", 0, seed=0) for d in (Augmented(), Drawing())
+    )
+    for left, right in zip(one, other, strict=True):
+        assert fingerprint(left[1:]) == fingerprint(right[1:])
+
+
 class Endless(IterableDataset):
     def __iter__(self):
         return iter(range(3))

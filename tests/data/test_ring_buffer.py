@@ -170,6 +170,14 @@ def test_a_copy_of_the_memory_is_another_memory(fork: Any) -> None:
     assert copied(memory, buffers) == set()
 
 
+def test_a_memory_that_took_the_place_of_another_is_copied() -> None:
+    buffers = Buffers()
+    for start in range(30):  # addresses of the dead are used again
+        memory = made()
+        put(memory, *range(start, start + 20))
+        assert copied(memory, buffers)
+
+
 def test_whatever_happens_between_snapshots_each_is_right() -> None:
     """`copied` compares each snapshot with one into new memory."""
     rng, memory, buffers = random.Random(1), made(), [Buffers(), Buffers()]

@@ -143,6 +143,30 @@ def test_a_part_keeps_the_laws_of_streams(options: Any) -> None:
     check_stream(lambda: as_stream(loader(11, 2, 3, 2, **options)).split(Share(2, 3, "pad")), shares=False)
 
 
+class Stateful(Numbers):
+    """A dataset whose samples depend on how many it has given, which its state tells."""
+
+    given = 0
+
+    def __getitem__(self, index: int) -> int:
+        self.given += 1
+        return 100 * self.given + index
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.given = state["given"]
+
+
+def test_the_laws_hold_for_a_part_with_a_state() -> None:
+    def part() -> Stream:
+        sampler = DistributedSampler(Stateful(12), num_replicas=2, rank=1)
+        return as_stream(StatefulDataLoader(Stateful(12), batch_size=1, sampler=sampler)).split(Share(1, 2))
+
+    check_stream(part, shares=False)
+
+
 def test_evaluating_on_the_loader_in_training_changes_no_order() -> None:
     given = loader(12, 0, 2, 2)
     training, evaluation = (as_stream(given).split(Share(0, 2)) for _ in range(2))
