@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.data.order import Sampling, key_at, pass_key, permutation, stable_order
+from everstep.data.order import Sampling, key_at, pass_key, permutation
 from everstep.errors import ConfigError
 
 
@@ -34,19 +34,6 @@ def test_a_permutation_is_one_and_is_pure(length, seed, purpose, pass_index):
     wheres.append((seed, purpose, pass_index + 1))
     assert len({sample_key(*where, 0) for where in wheres} | {sample_key(*wheres[0], 1)}) == 5
     assert length < 30 or len({tuple(permutation(length, *where)) for where in wheres}) == 4
-
-
-TIED = st.sampled_from([0, 1, 2**16, 2**32 - 1, 2**32, 2**32 + 1, 2**48, 2**63, 2**64 - 2**32, 2**64 - 1])
-
-
-@given(st.lists(st.one_of(TIED, st.integers(0, 2**64 - 1)), max_size=60))
-@settings(max_examples=200, deadline=None)
-def test_the_order_is_that_of_a_stable_sort(numbers):
-    """Random numbers of 64 bits hardly ever share a half, so these are made to."""
-    raw = np.array(numbers, np.uint64)
-    order = stable_order(raw)
-    assert order.dtype == np.int64
-    assert order.tolist() == np.argsort(raw, kind="stable").tolist()
 
 
 @pytest.mark.parametrize(

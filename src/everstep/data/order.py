@@ -42,25 +42,7 @@ def key_at(key: int, position: int) -> int:
 def permutation(length: int, seed: int, purpose: str, pass_index: int) -> Indices:
     """Return the order of one shuffled pass: int64, shape (length,), each of 0 .. length-1 once."""
     key = xxhash.xxh3_128_intdigest(_text("order", seed, purpose, pass_index))
-    return stable_order(np.random.Philox(key=key).random_raw(length))
-
-
-def stable_order(raw: NDArray[np.uint64]) -> Indices:
-    """Return `argsort(raw, kind="stable")`, three times as fast for a million random numbers.
-
-    Stable, so that equal raw numbers have a fixed order under every version of NumPy, whose stable sort of
-    16 bits is a radix sort.  Two of these order the upper 32 bits, and few numbers share them.
-    """
-    upper = (raw >> np.uint64(32)).astype(np.uint32)
-    order = np.argsort(upper.astype(np.uint16), kind="stable")
-    order = order[np.argsort((upper >> 16).astype(np.uint16)[order], kind="stable")]
-    ordered = upper[order]
-    same = ordered[1:] == ordered[:-1]
-    if same.any():
-        places = np.flatnonzero(np.append(same, False) | np.append(False, same))
-        tied = order[places]
-        order[places] = tied[np.lexsort((tied, raw[tied]))]
-    return order.astype(np.int64, copy=False)
+    return np.argsort(np.random.Philox(key=key).random_raw(length), kind="stable")
 
 
 @dataclass(frozen=True)
