@@ -139,9 +139,6 @@ class Plan:
         self.purpose, self.pass_index, self.seed = purpose, pass_index, seed
         self.batch_size, self.share = int(sampling.batch_size), sampling.share
         self._sampling = sampling
-        self._batches = sampling.batches
-        self._drops = self.share.uneven == "drop"
-        self._own = self.share.of(self.batch_size)[0]  # of each batch but a smaller last one
         self.order = (
             permutation(sampling.length, self.seed, purpose, pass_index)
             if sampling.shuffle
@@ -149,7 +146,7 @@ class Plan:
         )
 
     def __len__(self) -> int:
-        return self._batches
+        return self._sampling.batches
 
     def indices(self, batch: int) -> Indices:
         """Return the samples of a batch, of all ranks: int64, shape (batch size,), the last maybe shorter."""
@@ -160,13 +157,14 @@ class Plan:
         """Return the places in `order` of this rank's part of a batch."""
         start = batch * self.batch_size
         count = min(self.batch_size, len(self.order) - start)
-        own = self._own if count == self.batch_size else self.share.of(count)[0]
+        own, _ = self.share.of(count)
         return slice(start + own.start, start + own.stop)
 
     def used(self, batch: int) -> Indices:
         """Return the samples of a batch that some rank is handed: all, unless the rule is "drop"."""
         samples = self.indices(batch)
-        return samples[: len(samples) // self.share.size * self.share.size] if self._drops else samples
+        dropped = len(samples) % self.share.size if self.share.uneven == "drop" else 0
+        return samples[: len(samples) - dropped]
 
     def weight(self, batch: int) -> float:
         return self._sampling.weight(batch)

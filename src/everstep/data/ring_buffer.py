@@ -214,21 +214,17 @@ def _zeros(name: str, capacity: int, kind: Any) -> NDArray[Any]:
     dtype, shape = kind if isinstance(kind, tuple | list) and len(kind) == 2 else (kind, ())
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     shape = tuple(integer(f"size in the shape of {name!r}", size, 0) for size in shape)
+    why = "a field has the name of a variable, and a plain element type"
     try:
         values = np.zeros((capacity, *shape), np.dtype("O" if dtype is None else dtype))
-    except (MemoryError, ValueError) as error:  # a size that no memory, or no index, has
-        raise ConfigError(
-            f"a RingBuffer of {capacity:,} items cannot have the field {name!r} of {kind!r:.80}: "
-            f"{str(error).splitlines()[0]:.200}; give a capacity that fits in memory"
-        ) from error
-    except TypeError:
-        values = np.zeros(0, "O")
-    if values.dtype.hasobject or not values.dtype.itemsize or not name.isidentifier():
-        raise ConfigError(
-            f"the field {name!r} of a RingBuffer cannot be {kind!r:.80}: a field has the name of a variable, "
-            'and an element type of NumPy with or without the shape of a value, as in ("uint8", (84, 84))'
-        )
-    return values
+        if not values.dtype.hasobject and values.dtype.itemsize and name.isidentifier():
+            return values
+    except (MemoryError, ValueError, TypeError) as error:
+        why = str(error).splitlines()[0][:200]
+    raise ConfigError(
+        f"a RingBuffer of {capacity:,} items cannot have the field {name!r} of {kind!r:.80}: {why}; give a "
+        'capacity that fits in memory, and a type of NumPy or a pair as ("uint8", (84, 84))'
+    )
 
 
 class _Field:
