@@ -111,7 +111,7 @@ def test_the_newest_is_harmed_in_any_way(
     tally("damages", count + 1, fault="checkpoint", door=door, file="checkpoint")
 
 
-@pytest.mark.campaign("long", gate=1)
+@pytest.mark.campaign("long")
 def test_all_checkpoints_are_damaged(straight: Run, stopped: Run, door: str) -> None:
     harmed = [folder / (ARRAYS, MANIFEST)[n % 2] for n, folder in enumerate(stopped.checkpoints())]
     before = [path.read_bytes() for path in harmed]
