@@ -102,6 +102,15 @@ def test_a_failing_disk_leaves_the_previous_checkpoint(
         goes_on(run_dir)
 
 
+def test_what_was_to_be_replaced_is_put_back_when_replacing_fails(tmp_path: Path) -> None:
+    commit(store := store_in(tmp_path), at(20))
+    hazard.arm("EIO:checkpoint.rename:2")  # the first moves the old one away
+    with pytest.raises(OSError, match="rename:2"):
+        commit(store, at(20), seed=7)
+    hazard.arm(None)
+    assert store.names() == [at(20)] and seed_of(store.read(at(20))) == 20
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_real_calls_put_data_then_the_name_then_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: str
