@@ -119,16 +119,18 @@ def test_the_real_calls_put_data_then_the_name_then_its_folder(
     synced: list[Path] = []
     inodes: set[int] = set()
     renamed: list[Path] = []
-    fsync, replace = os.fsync, os.replace
+    made: list[Path] = []
+    fsync, replace, mkdir = os.fsync, os.replace, os.mkdir
 
     def see_fsync(descriptor: int) -> None:
         fsync(descriptor)
         synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
         inodes.add(os.fstat(descriptor).st_ino)
-        renamed[:] = [target for target in renamed if target.parent != synced[-1]]
+        for new in renamed, made:
+            new[:] = [path for path in new if path.parent != synced[-1]]
 
     def see_rename(source: Path, target: Path) -> None:
-        assert renamed == [], "the folder of the name before is not on the disk"
+        assert renamed == made == [], "the folder of the name before is not on the disk"
         whole = [*source.iterdir(), source] if source.is_dir() else [source]
         assert {path.stat().st_ino for path in whole} <= inodes, (source, synced)
         if source.name.startswith(TMP):
@@ -137,14 +139,19 @@ def test_the_real_calls_put_data_then_the_name_then_its_folder(
         renamed.append(target)
         names.append(target.name)
 
+    def see_mkdir(path: Path, *mode: int) -> None:
+        mkdir(path, *mode)
+        made.append(Path(path))
+
+    (run_dir := tmp_path.resolve() / "run").mkdir()
     monkeypatch.setattr(os, "fsync", see_fsync)
+    monkeypatch.setattr(os, "mkdir", see_mkdir)
     monkeypatch.setattr(os, "replace", see_rename)
     names: list[str] = []
-    (run_dir := tmp_path.resolve() / "run").mkdir()
     prepare, act = SCENARIOS[scenario]
     prepare(run_dir)
     act(run_dir, lambda line: None)
-    assert renamed == [] and names
+    assert renamed == made == [] and names
 
 
 def test_a_deleted_folder_comes_back_with_the_next_save(tmp_path: Path) -> None:

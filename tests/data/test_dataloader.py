@@ -328,6 +328,16 @@ def test_what_a_sampler_counts_is_no_part_of_what_the_data_is():
     }
 
 
+def test_a_loader_with_a_state_of_its_own_is_read_as_any_iterable():
+    class Mine(DataLoader):
+        pass
+
+    class Knowing(Mine):
+        state_dict = load_state_dict = lambda self, *state: {}
+
+    assert [as_stream(kind(Augmented())).resumes for kind in (Mine, Knowing)] == ["state", "replay"]
+
+
 def test_a_loader_left_in_the_middle_carries_its_generator_on():
     def next_pass(stream):
         return fingerprint([batch[:, 0] for batch in stream.open("train", 1, seed=0)])
