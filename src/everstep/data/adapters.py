@@ -300,11 +300,7 @@ def accessors(batches: Any, what: str) -> Accessors:
 
 
 class _IterableCursor(PassCursor):
-    """Pass over an iterable.
-
-    Args:
-        opened: the position at which the pass was opened; at its start "state" and "random" alone.
-    """
+    """Pass over an iterable, opened at a position; at its start that has "state" and "random" alone."""
 
     def __init__(self, what: str, stream: IterableStream, batches: Iterator[Any], opened: Any) -> None:
         data = stream._data

@@ -99,7 +99,6 @@ def can_be_saved(tree: Any) -> bool:
 
 
 def _number(index: Any) -> Any:
-    """Return an index of NumPy's or torch's as an int."""
     return operator.index(index) if getattr(index, "ndim", None) == 0 else index
 
 

@@ -210,7 +210,6 @@ class _RingEntry(Entry):
 
 
 def _zeros(name: str, capacity: int, kind: Any) -> NDArray[Any]:
-    """Make the values of a field, for an element type with or without the shape of a value."""
     dtype, shape = kind if isinstance(kind, tuple | list) and len(kind) == 2 else (kind, ())
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     shape = tuple(integer(f"size in the shape of {name!r}", size, 0) for size in shape)
