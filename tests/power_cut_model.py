@@ -248,15 +248,14 @@ def _befall(change: Change, content: bytearray, fate: str) -> None:
 class State(dict[str, bytes | None]):
     """A content of the disk: of files by their paths; None is a folder."""
 
-    def build(self, target: Path, only: str = "") -> None:
-        """Make the files and folders; `only`: of this one folder at the top."""
+    def build(self, target: Path) -> None:
+        """Make the files and folders."""
         target.mkdir()
         for path, content in sorted(self.items()):
-            if only in ("", path.partition("/")[0]):
-                if content is None:
-                    (target / path).mkdir()
-                else:
-                    (target / path).write_bytes(content)
+            if content is None:
+                (target / path).mkdir()
+            else:
+                (target / path).write_bytes(content)
 
     def listed(self, folder: str) -> set[str]:
         """The names in a folder; none if it is not there."""
@@ -270,48 +269,36 @@ class Cut(NamedTuple):
         number: which state of those that are possible there.
         state: what the disk holds.
         least: what is certain.
-        said: the bytes of a file that the process has written for us, and that no power cut takes.
     """
 
     at: int
     number: int
     state: State
     least: State
-    said: bytes
 
 
-def cuts(
-    disk: Disk,
-    calls: Sequence[Call],
-    seed: int,
-    each: int,
-    said: str = "",
-    some: Container[int] | None = None,
-) -> Iterator[Cut]:
+def cuts(disk: Disk, calls: Sequence[Call], seed: int, each: int, some: Container[int]) -> Iterator[Cut]:
     """Different states, up to `each` of every instant of a record and of its end.
 
     Args:
         disk: as it was at the beginning; it follows the calls.
         seed: the choice of the states follows from it.
-        said: a file at the top that is no part of the disk.
-        some: the states that are wanted, of (calls + 1) * `each`; None: all.
+        some: the states that are wanted, of (calls + 1) * `each`.
     """
-    met, lines = set[int](), b""
+    met = set[int]()
     for at, call in enumerate([*calls, None]):
         least = disk.state(random.Random(0), EXTREMES[0])
         certain = hash(frozenset(least.items()))
         for number in range(each):
-            if some is not None and at * each + number not in some:
+            if at * each + number not in some:
                 continue
             draw = random.Random(f"{seed} {at} {number}")
             state = disk.state(draw, EXTREMES[number] if number < len(EXTREMES) else None)
-            # the same files are another case where more was said, or is certain
-            if (found := hash((frozenset(state.items()), certain, lines))) not in met:
+            # the same files are another case where more is certain
+            if (found := hash((frozenset(state.items()), certain))) not in met:
                 met.add(found)
-                yield Cut(at, number, state, least, lines)
-        if call is not None and call.path == said:
-            lines += call.data
-        elif call is not None:
+                yield Cut(at, number, state, least)
+        if call is not None:
             disk.follow(call)
 
 

@@ -12,27 +12,6 @@ import pytest
 BENCH = Path(__file__).parent.parent / "bench"
 
 
-@pytest.mark.parametrize(
-    ("path", "promised"),
-    [
-        ("leaf/rng/rank0/torch", True),
-        ("leaf/streams/train/position", True),
-        ("row/1/3/step/batch/0", True),
-        ("row/1/3/step/noise/0", True),
-        ("row/1/3/step/loss/0", False),
-        ("leaf/user/model/body.0.weight", False),
-        ("leaf/services/metrics/state/readers", False),
-    ],
-)
-def test_what_no_kernel_has_a_part_in_is_promised_with_any(
-    path: str, promised: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(BENCH)
-    import proof_gpu
-
-    assert proof_gpu.is_promised(path) == promised
-
-
 @pytest.mark.campaign("long")
 def test_on_a_cpu_it_kills_compares_and_writes_a_table(tmp_path: Path) -> None:
     out = tmp_path / "table.md"

@@ -32,17 +32,6 @@ def test_progress(counters: tuple[int, int, int | None, int | None], known: dict
     assert progress(*counters, **known) == (None if expected is None else pytest.approx(expected))
 
 
-def test_no_eta_before_a_step_and_none_for_an_unbounded_run() -> None:
-    clock = ManualClock()
-    estimator = Estimator(clock)
-    assert estimator.eta(0, 0.0) is None
-    clock.advance(1.0)
-    estimator.update(1)
-    assert estimator.eta(1, None) is None
-    assert estimator.eta(1, 0.0) is None
-    assert estimator.eta(1, 0.1) == pytest.approx(9.0)
-
-
 @pytest.mark.parametrize(("seed", "step_time", "every"), [(0, 0.004, 1), (1, 0.3, 7), (2, 45.0, 1)])
 def test_within_five_percent_after_ten_percent(seed: int, step_time: float, every: int) -> None:
     """A slow first step, noise of 30 % on each, and an evaluation that costs a quarter of each epoch."""
@@ -71,8 +60,10 @@ def test_within_five_percent_after_ten_percent(seed: int, step_time: float, ever
 def test_the_eta_counts_down_between_updates_and_never_below_zero() -> None:
     clock = ManualClock()
     estimator = Estimator(clock)
+    assert estimator.eta(0, 0.0) is None
     clock.advance(10.0)
     estimator.update(1)
+    assert estimator.eta(1, None) is None and estimator.eta(1, 0.0) is None
     clock.advance(4.0)
     assert estimator.eta(1, 0.25) == pytest.approx(26.0)
     clock.advance(1e6)

@@ -74,7 +74,6 @@ def _parse(spec: str) -> Callable[[str], None]:
 
 
 def _strike(kind: str, spec: str) -> Callable[[], None] | None:
-    """Return the action of a kind; None if the kind is unknown."""
     if kind == "kill":
         return lambda: os.kill(os.getpid(), signal.SIGKILL)
     if kind in signal.Signals.__members__:

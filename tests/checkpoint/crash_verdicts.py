@@ -33,12 +33,8 @@ def goes_on(run_dir: Path) -> None:
     store.pins()
 
 
-def require_sound(scenario: str, folder: Path, *, refused: bool = False) -> int:
-    """Require that nothing is lost or half done in `folder`/run; returns the seed that a start goes on from.
-
-    Args:
-        refused: whether the save that was begun has ended with an error: then the one before is the newest.
-    """
+def require_sound(scenario: str, folder: Path) -> int:
+    """Require that nothing is lost or half done in `folder`/run; returns the seed of the next start."""
     run_dir = folder / "run"
     if scenario == "best":
         seed = _require_best(run_dir)
@@ -56,19 +52,19 @@ def require_sound(scenario: str, folder: Path, *, refused: bool = False) -> int:
         seed = seed_of(resumed(run_dir))
         assert seed == 10
     else:
-        seed = _require_newest(scenario, folder, refused)
+        seed = _require_newest(scenario, folder)
     goes_on(run_dir)
     return seed
 
 
-def _require_newest(scenario: str, folder: Path, refused: bool) -> int:
+def _require_newest(scenario: str, folder: Path) -> int:
     before = BEFORE.get(scenario, -1)
     said, begun = last(folder, "end", before), last(folder, "begin", before)
     store = store_in(folder / "run", segment=2)
     store.clean()
     found, _ = store.find(True)
     seed = -1 if found is None else seed_of(found)
-    assert seed in ({said} if refused else {said, begun}), f"{seed} is neither {said} nor {begun}"
+    assert seed in {said, begun}, f"{seed} is neither {said} nor {begun}"
     return seed
 
 

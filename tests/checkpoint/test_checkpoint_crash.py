@@ -14,6 +14,7 @@ from checkpoint_samples import SCENARIOS, at, commit, logging_to, resumed, seed_
 from crash_verdicts import goes_on, require_sound
 
 from everstep import hazard
+from everstep.durable import TMP
 
 REACHED = {"choose": {10, 30}, "best": {1, 2}}
 """Seeds that the kills of a scenario leave, each at least once."""
@@ -101,36 +102,56 @@ def test_a_failing_disk_leaves_the_previous_checkpoint(
         goes_on(run_dir)
 
 
+def test_what_was_to_be_replaced_is_put_back_when_replacing_fails(tmp_path: Path) -> None:
+    commit(store := store_in(tmp_path), at(20))
+    hazard.arm("EIO:checkpoint.rename:2")  # the first moves the old one away
+    with pytest.raises(OSError, match="rename:2"):
+        commit(store, at(20), seed=7)
+    hazard.arm(None)
+    assert store.names() == [at(20)] and seed_of(store.read(at(20))) == 20
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_real_calls_put_data_then_the_name_then_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: str
 ) -> None:
     """A power cut tears what has its name before its content, or the names in it, are on the disk."""
     synced: list[Path] = []
     inodes: set[int] = set()
     renamed: list[Path] = []
-    fsync, replace = os.fsync, os.replace
+    made: list[Path] = []
+    fsync, replace, mkdir = os.fsync, os.replace, os.mkdir
 
     def see_fsync(descriptor: int) -> None:
         fsync(descriptor)
         synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
         inodes.add(os.fstat(descriptor).st_ino)
-        renamed[:] = [target for target in renamed if target.parent != synced[-1]]
+        for new in renamed, made:
+            new[:] = [path for path in new if path.parent != synced[-1]]
 
     def see_rename(source: Path, target: Path) -> None:
-        assert renamed == [], "the folder of the name before is not on the disk"
+        assert renamed == made == [], "the folder of the name before is not on the disk"
         whole = [*source.iterdir(), source] if source.is_dir() else [source]
-        assert {path.stat().st_ino for path in whole} <= inodes and synced[-1] == source, (source, synced)
+        assert {path.stat().st_ino for path in whole} <= inodes, (source, synced)
+        if source.name.startswith(TMP):
+            assert [path for path in synced if source in (path, path.parent)][-1] == source, synced
         replace(source, target)
         renamed.append(target)
         names.append(target.name)
 
+    def see_mkdir(path: Path, *mode: int) -> None:
+        mkdir(path, *mode)
+        made.append(Path(path))
+
+    (run_dir := tmp_path.resolve() / "run").mkdir()
     monkeypatch.setattr(os, "fsync", see_fsync)
+    monkeypatch.setattr(os, "mkdir", see_mkdir)
     monkeypatch.setattr(os, "replace", see_rename)
     names: list[str] = []
-    store = store_in(tmp_path.resolve() / "run")
-    for step in (10, 20, 30):
-        commit(store, at(step))
-    assert renamed == [] and {str(at(step)) for step in (10, 20, 30)} <= {*names}
+    prepare, act = SCENARIOS[scenario]
+    prepare(run_dir)
+    act(run_dir, lambda line: None)
+    assert renamed == made == [] and names
 
 
 def test_a_deleted_folder_comes_back_with_the_next_save(tmp_path: Path) -> None:

@@ -67,6 +67,19 @@ def test_the_partner_of_a_partial_one_stays_with_it() -> None:
     assert kept(Retention(1), [*present, *facts(at(30))]) == [30]
 
 
+def test_an_interim_one_counts_for_no_rule_and_stays_while_it_is_the_newest() -> None:
+    present = [one._replace(metrics={"loss": -one.name.step}) for one in facts(at(3), at(6), at(8), at(9, 3))]
+    present[2] = present[2]._replace(interim=True)
+    end = str(at(9, 3))
+    assert kept(Retention(2), present) == [6, end]
+    assert kept(Retention(None), present) == [3, 6, end]
+    assert kept(Retention(1, Every(steps=4)), present) == [end]
+    assert kept(Retention(1, keep_best=("loss", "min", 2)), present) == [6, end]
+    assert kept(Retention(1), present[:3]) == [6, 8]
+    assert kept(Retention(1), present, {at(8)}) == [8, end]
+    assert kept(Retention(1), [*present[:3], present[3]._replace(partial=True)]) == [8, end]
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -6,11 +6,14 @@ import errno
 import threading
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import everstep
 from everstep.checkpoint import Writer
 from everstep.errors import NoCheckpointError, NonFiniteError, RunDirError, UsageError
+from tiny_runs import Tiny
 from waiting import PATIENCE
 
 
@@ -119,3 +122,23 @@ def test_close_finishes_the_running_job(writer: Writer) -> None:
     writer.close()
     with pytest.raises(UsageError, match="closed"):
         writer.submit(lambda: 1, ignore)
+
+
+def test_no_memory_for_the_copy_of_the_state_is_a_failed_save(tmp_path: Path) -> None:
+    class Scarce:
+        at_step = 0
+
+        def state_dict(self) -> dict[str, int]:
+            if self.at_step in (1, 2):
+                raise MemoryError
+            return {}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            pass
+
+    saves = everstep.Checkpoints(everstep.Every(steps=1), keep_last=None)
+    run = Tiny(tmp_path, max_epoch=1, services=[saves], also={"scarce": Scarce()})
+    run.train(inside=lambda loop, step: setattr(Scarce, "at_step", step))
+    failed = [line for line in run.lines if "a save failed, and the previous checkpoint is intact" in line]
+    assert len(failed) == 2 and all("there is too little memory: free some" in line for line in failed)
+    assert (tmp_path / "checkpoints" / "epoch-0001-step-00000004").is_dir()

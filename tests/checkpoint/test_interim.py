@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from click.testing import CliRunner
 
 import everstep
 from everstep import Every
-from everstep.checkpoint import CheckpointName, Retention, find_checkpoint
-from everstep.checkpoint.retention import Facts, expendable
+from everstep.checkpoint import find_checkpoint
 from everstep.cli.group import commands
 from everstep.proof.compare import compare_runs
 from everstep.trainer.checkpoint_follower import CheckpointFollower
@@ -116,39 +114,6 @@ def test_one_that_a_kill_leaves_behind_goes_at_the_next_start_also_of_a_finished
     aside.rename(run / "checkpoints" / "step-00000002")
     again = tiny(run, max_epoch=1).train()
     assert again.seen == [] and names(run) == OWN[:2]
-
-
-def facts(*steps: int | tuple[int, int], interim: Sequence[int] = (), partial: bool = False) -> list[Facts]:
-    every = [at(*step) if isinstance(step, tuple) else at(step) for step in steps]
-    return [
-        Facts(
-            name,
-            partial and name.epoch is not None,
-            0.0,
-            {"loss": -name.step},
-            {},
-            1,
-            name.step in interim,
-        )
-        for name in every
-    ]
-
-
-def left(policy: Retention, present: list[Facts], *protected: CheckpointName) -> list[str]:
-    gone = expendable(policy, present, protected)
-    return [str(one.name) for one in present if one.name not in gone]
-
-
-def test_it_counts_for_no_rule() -> None:
-    present = facts(3, 6, 8, (9, 3), interim=[8])
-    assert left(Retention(2), present) == ["step-00000006", "epoch-0003-step-00000009"]
-    assert left(Retention(None), present) == ["step-00000003", "step-00000006", "epoch-0003-step-00000009"]
-    assert left(Retention(1, Every(steps=4)), present) == ["epoch-0003-step-00000009"]
-    assert left(Retention(1, keep_best=("loss", "min", 2)), present)[:1] == ["step-00000006"]
-    assert left(Retention(1), present[:3]) == ["step-00000006", "step-00000008"]
-    assert left(Retention(1), present, at(8)) == ["step-00000008", "epoch-0003-step-00000009"]
-    cut = facts(3, 6, 8, (9, 3), interim=[8], partial=True)
-    assert left(Retention(1), cut) == ["step-00000008", "epoch-0003-step-00000009"]
 
 
 def test_latest_is_one_that_was_asked_for(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import everstep
+from everstep.contracts.data import Cursor, Stream
 from everstep.errors import ConfigError, DataError
 from everstep.testing import check_stream
 
@@ -105,19 +106,16 @@ def test_a_policy_that_is_none_is_an_error() -> None:
         everstep.data.checked([], sources="image")
 
 
-class Uncounted:
+class Uncounted(Stream):
     """Three batches a pass; its cursor has a position and no `done`."""
 
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Any:
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         return UncountedCursor(position or 0)
 
 
-class UncountedCursor:
+class UncountedCursor(Cursor):
     def __init__(self, at: int) -> None:
         self.at = at
-
-    def __iter__(self) -> Any:
-        return self
 
     def __next__(self) -> Any:
         if self.at == 3:
@@ -127,12 +125,6 @@ class UncountedCursor:
 
     def position(self) -> int:
         return self.at
-
-    def remaining(self) -> None:
-        return None
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize("prefetched", [False, True])

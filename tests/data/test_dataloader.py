@@ -20,8 +20,6 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-import everstep
-from everstep.backends.torch.user_dataloader import DataLoaderStream
 from everstep.data import as_stream
 from everstep.errors import DataError, NotResumableError
 from everstep.testing import check
@@ -156,6 +154,8 @@ MAKERS = {
     "its own list in place": lambda loader: loader(data, batch_sampler=InPlace()),
     "a state of its own": lambda loader: loader(data, batch_size=3, sampler=Counting()),
     "no length": lambda loader: loader(data, batch_size=3, sampler=Unsized()),
+    "an array": lambda loader: loader(data, batch_size=3, sampler=np.arange(8)[::-1].copy()),
+    "keys": lambda loader: loader(data, batch_size=3, sampler=dict.fromkeys(range(8)).keys()),
     "single samples": lambda loader: loader(data, batch_size=None, sampler=Counting()),
 }
 
@@ -166,49 +166,39 @@ def test_laws(make, loader):
     check_stream(lambda: as_stream(make(loader)))
 
 
-@pytest.mark.campaign("long", gate=1)
+WORKERS = {
+    "map": lambda loader, own: loader(Augmented(4), 2, shuffle=True, num_workers=2, generator=own),
+    "iterable": lambda loader, own: loader(Lines(), 2, num_workers=2),
+    "lazily": lambda loader, own: loader(
+        Augmented(), 1, sampler=Lazily(), num_workers=1, prefetch_factor=1, generator=own
+    ),
+}
+
+
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("loader", [DataLoader, StatefulDataLoader])
-@pytest.mark.parametrize("dataset", [Augmented(4), Lines()], ids=["map", "iterable"])
-def test_laws_with_workers(dataset, loader):
-    def passes(*stops):
-        """The batches of two passes; the run stops at these places, and goes on in another process."""
-        own = {} if isinstance(dataset, IterableDataset) else {"shuffle": True, "generator": generator()}
+@pytest.mark.parametrize("kind", WORKERS)
+def test_laws_with_workers(kind, loader):
+    def passes(stop):
+        """The batches of two passes; the run stops at this place, and goes on in another process."""
+        own, taken = generator(), []
         torch.manual_seed(3)
-        stream, taken = as_stream(loader(dataset, batch_size=2, num_workers=2, **own)), []
+        stream = as_stream(WORKERS[kind](loader, own))
         for pass_index in range(2):
             cursor = stream.open("train", pass_index, seed=0)
-            for batch in cursor:
+            while (batch := next(cursor, None)) is not None:
                 taken.append(batch)
-                if len(taken) in stops:
-                    position = cursor.position()
+                torch.rand(7)  # as dropout draws
+                if len(taken) == stop:
+                    position, state = cursor.position(), torch.get_rng_state()
                     cursor.close()
-                    if own:
-                        own["generator"].manual_seed(9)
+                    own.manual_seed(9)
                     cursor = stream.open("train", pass_index, position, seed=0)
-                    taken += cursor
-                    break
+                    torch.set_rng_state(state)
             cursor.close()
         return fingerprint(taken)
 
-    assert passes(1) == passes()
-
-
-def test_a_sampler_that_draws_as_it_goes_is_exact_with_workers():
-    def read(stop):
-        torch.manual_seed(3)
-        stream = as_stream(DataLoader(Augmented(), 1, sampler=Lazily(), num_workers=1, prefetch_factor=1))
-        cursor, taken = stream.open("train", 0, seed=0), []
-        for batch in cursor:
-            taken.append(batch)
-            if len(taken) == stop:
-                position = cursor.position()
-                cursor.close()
-                taken += stream.open("train", 0, position, seed=0)
-                break
-            torch.rand(7)  # as dropout draws
-        return fingerprint(taken)
-
-    assert read(6) == read(0)
+    assert passes(1) == passes(0)
 
 
 class Hidden(Lazily):
@@ -338,19 +328,14 @@ def test_what_a_sampler_counts_is_no_part_of_what_the_data_is():
     }
 
 
-def test_loaders_are_adapted_by_what_they_are():
+def test_a_loader_with_a_state_of_its_own_is_read_as_any_iterable():
     class Mine(DataLoader):
         pass
 
-    class Knowing(DataLoader):
-        def state_dict(self):
-            return {}
+    class Knowing(Mine):
+        state_dict = load_state_dict = lambda self, *state: {}
 
-        def load_state_dict(self, state):
-            pass
-
-    assert isinstance(as_stream(Mine(Augmented())), DataLoaderStream)
-    assert not isinstance(as_stream(Knowing(Augmented())), DataLoaderStream)
+    assert [as_stream(kind(Augmented())).resumes for kind in (Mine, Knowing)] == ["state", "replay"]
 
 
 def test_a_loader_left_in_the_middle_carries_its_generator_on():
@@ -368,16 +353,3 @@ def test_a_loader_left_in_the_middle_carries_its_generator_on():
     fresh = make()
     fresh.open("train", 0, position, seed=0).close()
     assert next_pass(fresh) == next_pass(stream)
-
-
-NO_ATTRIBUTES = {"array": np.arange(6)[::-1].copy(), "keys": dict.fromkeys(range(6)).keys()}
-
-
-@pytest.mark.parametrize("kind", NO_ATTRIBUTES)
-def test_a_sampler_may_have_no_attributes(kind, tmp_path):
-    sampler = NO_ATTRIBUTES[kind]
-    data = DataLoader([float(at) for at in range(6)], batch_size=2, sampler=sampler)
-    with everstep.TrainLoop(tmp_path / "run", default_services=False, max_epoch=1) as loop:
-        for _ in loop.iter_epochs():
-            seen = [batch.tolist() for _, batch in loop.iter_steps(data)]
-    assert [at for batch in seen for at in batch] == [float(at) for at in sampler]

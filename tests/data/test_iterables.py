@@ -109,28 +109,6 @@ class SelfState:
         self.at, self.sum = state["at"], state["sum"]
 
 
-class HuggingFaces:
-    """A dataset as Hugging Face has it: `state_dict` and `set_epoch`, the state names its epoch."""
-
-    def __init__(self) -> None:
-        self.epoch, self.starting, self.state = 0, dict[str, int](), {"epoch": 0, "at": 0}
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        start = self.starting["at"] if self.starting.get("epoch") == self.epoch else 0
-        for at in range(start + 1, 6):
-            self.state = {"epoch": self.epoch, "at": at}
-            yield self.epoch * 100 + at
-
-    def state_dict(self) -> dict[str, int]:
-        return self.state
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.starting = self.state = state
-
-
 class Streaming:
     """A dataset as streaming libraries have it: the number of samples is told to it."""
 
@@ -181,8 +159,6 @@ class GrainLike:
         lambda: as_stream(([1], [2])),
         lambda: as_stream(SelfState()),
         lambda: stateful(SelfState()),
-        lambda: as_stream(HuggingFaces()),
-        lambda: stateful(HuggingFaces()),
         lambda: as_stream(Streaming()),
         lambda: as_stream(GrainLike()),
         lambda: stateful(GrainLike()),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.data.order import Sampling, key_at, pass_key, permutation, stable_order
+from everstep.data.order import Sampling, key_at, pass_key, permutation
 from everstep.errors import ConfigError
 
 
@@ -29,33 +29,11 @@ def test_a_permutation_is_one_and_is_pure(length, seed, purpose, pass_index):
     assert order.dtype == np.int64
     assert sorted(order.tolist()) == list(range(length))
     assert np.array_equal(order, permutation(length, seed, purpose, pass_index))
-
-
-TIED = st.sampled_from([0, 1, 2**16, 2**32 - 1, 2**32, 2**32 + 1, 2**48, 2**63, 2**64 - 2**32, 2**64 - 1])
-
-
-@given(st.lists(st.one_of(TIED, st.integers(0, 2**64 - 1)), max_size=60))
-@settings(max_examples=200, deadline=None)
-def test_the_order_is_that_of_a_stable_sort(numbers):
-    """Random numbers of 64 bits hardly ever share a half, so these are made to."""
-    raw = np.array(numbers, np.uint64)
-    order = stable_order(raw)
-    assert order.dtype == np.int64
-    assert order.tolist() == np.argsort(raw, kind="stable").tolist()
-
-
-def test_each_part_of_the_key_matters():
-    keys = {
-        sample_key(0, "train", 0, 0),
-        sample_key(1, "train", 0, 0),
-        sample_key(0, "valid", 0, 0),
-        sample_key(0, "train", 1, 0),
-        sample_key(0, "train", 0, 1),
-    }
-    orders = {
-        tuple(permutation(50, *key).tolist()) for key in [(0, "t", 0), (1, "t", 0), (0, "v", 0), (0, "t", 1)]
-    }
-    assert (len(keys), len(orders)) == (5, 4)
+    # each part of the key matters
+    wheres = [(seed, purpose, pass_index), (seed + 1, purpose, pass_index), (seed, purpose + "x", pass_index)]
+    wheres.append((seed, purpose, pass_index + 1))
+    assert len({sample_key(*where, 0) for where in wheres} | {sample_key(*wheres[0], 1)}) == 5
+    assert length < 30 or len({tuple(permutation(length, *where)) for where in wheres}) == 4
 
 
 @pytest.mark.parametrize(
@@ -77,8 +55,6 @@ def test_batches_of_a_plan(length, batch_size, drop_last, sizes):
     ("change", "message"),
     [
         ({"batch_size": 0}, "batch_size=0: give an integer, 1 or more"),
-        ({"batch_size": 2.5}, "batch_size=2.5: give an integer"),
-        ({"batch_size": True}, "batch_size=True: give an integer"),
         ({"seed": "x"}, "seed='x': give an integer, or None"),
     ],
 )

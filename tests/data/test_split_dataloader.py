@@ -25,7 +25,6 @@ from everstep.data import as_stream
 from everstep.data.adapt import describe
 from everstep.errors import DataError
 from everstep.testing import check_stream
-from everstep.testing.object_checks import try_stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's
 
@@ -165,7 +164,6 @@ def test_the_laws_hold_for_a_part_with_a_state() -> None:
         sampler = DistributedSampler(Stateful(12), num_replicas=2, rank=1)
         return as_stream(StatefulDataLoader(Stateful(12), batch_size=1, sampler=sampler)).split(Share(1, 2))
 
-    assert try_stream(part()).kept
     check_stream(part, shares=False)
 
 
@@ -185,15 +183,6 @@ def test_the_description_is_that_of_one_process() -> None:
     one = describe(as_stream(loader(23, 0, 1, 12)), 0)
     assert one == described(0, 1, 12) == described(0, 2, 6) == described(1, 2, 6) == described(2, 4, 3)
     assert one != described(0, 2, 12)
-
-
-def test_a_loader_with_one_place_is_known_by_itself_and_stays_as_it_is() -> None:
-    given = loader(12, 0, 2, 2, kind=StatefulDataLoader)
-    before = vars(given).copy()
-    streams = [as_stream(given).split(Share(0, 2)) for _ in range(2)]
-    assert all(stream.keeps_place is given for stream in streams)
-    list(streams[0].open("train", 0, seed=0))
-    assert vars(given) == before
 
 
 class Halves(IterableDataset[int]):

@@ -172,20 +172,6 @@ print(json.dumps([live.tolist(), "torch" in sys.modules]))
     assert json.loads(done.stdout) == [[[0, 1, 2], [3, 4, 5]], False]
 
 
-def test_an_export_is_taken_back(tmp_path: Path) -> None:
-    given, model = as_safetensors(net(1), tmp_path), net(2)
-    with everstep.TrainLoop(
-        tmp_path / "run", {"model": model}, max_step=1, init_from=given, services=[everstep.services.Export()]
-    ) as loop:
-        for _ in loop.iter_epochs():
-            for _ in loop.iter_steps(everstep.data.arrays(np.zeros(2), batch_size=2)):
-                pass
-    (folder,) = (tmp_path / "run" / "exports" / "export").iterdir()
-    again = net(3)
-    everstep.load(folder, {"model": again})
-    assert same(again, net(1))
-
-
 SHARDED = """
 import sys
 import safetensors.torch, torch

@@ -1,7 +1,7 @@
 """Hostile files: each input ends in a value or in an error of everstep's, and nothing of a file runs.
 
-Every input is read in a process that may take half a gigabyte more than its imports, and whose audit hook
-hears of each import, compilation, execution, process, and file written outside the run.
+Every input is read in a process that may take half a gigabyte more than its imports, and that hears of each
+unpickled class and of each other process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzz_targets import NAMES, Place, targets
+from fuzz_targets import NAMES
 
 import gate
 from whole_run import make_whole
@@ -44,10 +44,6 @@ def fuzz(whole: Path, folder: Path, name: str, first: int, count: int) -> int:
     return count
 
 
-def test_all_targets_are_named(whole: Path, tmp_path: Path) -> None:
-    assert targets(Place(shutil.copytree(whole, tmp_path / "run"))).keys() == NAMES.keys()
-
-
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("part", range(1 + PARTS))
 @pytest.mark.parametrize("name", NAMES)
@@ -58,39 +54,3 @@ def test_a_hostile_input_ends_in_a_value_or_an_error(
     many = MANY // NAMES[name]
     first, count = (INPUTS + (part - 1) * many, many) if part else (0, max(60, INPUTS // NAMES[name]))
     tally("fuzz inputs", fuzz(whole, tmp_path, name, first, count), file=name)
-
-
-ACTS = {
-    "import": "import antigravity_is_not_installed",
-    "compile": "eval('1 + ' + str(1))",
-    "exec": "exec(code)",
-    "pickle.find_class": "pickle.loads(pickled)",
-    "os.system": "os.system('true')",
-    "subprocess.Popen": "subprocess.run(['true'])",
-    "os.fork": "os._exit(0) if os.fork() == 0 else os.wait()",
-    "open for writing": "open('/dev/shm/written', 'w')",
-    "os.remove": "os.remove('/dev/shm/written')",
-    "ctypes.dlopen": "ctypes.CDLL(None)",
-}
-
-
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize(("heard", "act"), ACTS.items())
-def test_the_watch_hears_it(tmp_path: Path, heard: str, act: str) -> None:
-    """A reader that does this would be caught."""
-    program = f"""
-import contextlib, ctypes, fractions, os, pickle, subprocess, sys
-sys.path.insert(0, {str(CHILD.parent)!r})
-from fuzz_child import Watch, one_input
-code, pickled = compile("1", "here", "eval"), pickle.dumps(fractions.Fraction)
-class Reader:
-    may = (Exception,)
-    def read(self, data):
-        {act}
-watch = Watch({str(tmp_path)!r})
-watch.arm()
-print(one_input(Reader(), b"", watch))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert heard in done.stdout, done.stdout
-    assert "(False, '')" not in done.stdout

@@ -65,7 +65,7 @@ class Cuts:
     def require_sound(self, some: Container[int], tally: Tally, part: slice = slice(None)) -> None:
         """Look at a part of those states among `some` that are different."""
         faults, count = list[str](), 0
-        found = cuts(self._disk, self.calls, SEED, EACH, some=some)
+        found = cuts(self._disk, self.calls, SEED, EACH, some)
         for cut in islice(found, part.start, part.stop, part.step):
             count += 1
             try:

@@ -46,12 +46,6 @@ class ArrayFile(NamedTuple):
     metadata: dict[str, str]
 
 
-def is_record(value: object) -> bool:
-    return (
-        isinstance(value, dict) and type(value.get("bytes")) is int and isinstance(value.get("xxh3_128"), str)
-    )
-
-
 def chunks(data: memoryview) -> Iterator[memoryview]:
     return (data[start : start + _CHUNK] for start in range(0, len(data), _CHUNK))
 

@@ -194,7 +194,13 @@ Writing: TypeAlias = Callable[[Commit], Callable[[Path], int]]
 
 def writing(commit: Commit, segment: int = 0) -> Callable[[Path], int]:
     """Make the function that fills a folder on one process."""
-    return lambda folder: format.write(folder, commit.body(segment), commit.common, commit.own)
+
+    def write(folder: Path) -> int:
+        written = format.write_common(folder, commit.common)
+        ranks = [format.write_own(folder, 0, commit.own, commit.common)]
+        return format.write_manifest(folder, commit.body(segment), commit.common, written, ranks)
+
+    return write
 
 
 def copying(checkpoint: Checkpoint, segment: int, meta: Json) -> Callable[[Path], int]:

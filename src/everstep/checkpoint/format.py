@@ -114,18 +114,6 @@ class Checkpoint:
         return self.name.step
 
 
-def write(folder: Path, facts: Mapping[str, Json], common: Encoded, own: Encoded | None = None) -> int:
-    """Write all files of a checkpoint into an existing folder, in one process; returns their bytes.
-
-    Args:
-        facts: the manifest's body without what this module adds.
-        own: the own tree of rank 0.
-    """
-    written = write_common(folder, common)
-    ranks = [write_own(folder, 0, own or Encoded({}), common)]
-    return write_manifest(folder, facts, common, written, ranks)
-
-
 def copy(source: Path, folder: Path, facts: Mapping[str, Json] | None = None) -> int:
     """Copy a checkpoint into an existing folder, with other values of some facts; returns the bytes."""
     body = read_body(source)

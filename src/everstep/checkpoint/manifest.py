@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from everstep.checkpoint.array_file import check_size, damaged, is_record, unreadable
+from everstep.checkpoint.array_file import check_size, damaged, unreadable
 from everstep.errors import CheckpointError, CheckpointVersionError
 from everstep.untrusted_files import is_count, is_file_name, parse_json, read_regular
 
@@ -86,45 +86,48 @@ def read_body(folder: Path) -> dict[str, Any]:
     return body
 
 
-_KINDS = {
+_BODY = {
     "name": str,
+    "step": int,
+    "epoch": int,
     "phase": str,
     "partial": bool,
     "digest": str,
+    "segment": int,
     "created": str,
-    "meta": dict | None,
+    "meta": (dict, None),
     "arrays": dict,
-    "ranks": list,
-    "files": dict,
+    "ranks": [(str, None)],
+    "files": {"*": dict},
 }
-"""Facts that every manifest must have, with their types."""
+"""Facts that every manifest must have, with their shapes, see `_fits`."""
 
-_COUNTS = ("step", "epoch", "segment")
-"""Facts that every manifest must have, and that are integers from 0."""
+_RECORD = {"bytes": int, "xxh3_128": str}
+_DESCRIPTION = {"dtype": str, "shape": [int], "backend": str, "extra": dict, "bytes": int}
 
 
 def _oddities(body: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of facts that are missing or of a wrong kind."""
-    wrong = [name for name, kind in _KINDS.items() if name not in body or not isinstance(body[name], kind)]
-    wrong += [name for name in _COUNTS if not is_count(body.get(name))]
-    if wrong:
+    if wrong := list(_misfits(body, _BODY)):
         yield from wrong
         return
-    meta = body["meta"] or {}
-    facts = ((name, shape) for name, shape in _META.items() if name in meta)
-    yield from (f"meta/{name}" for name, shape in facts if not _fits(meta[name], shape))
+    meta, listed, own = body["meta"] or {}, body["files"], body["ranks"]
+    yield from (
+        f"meta/{name}" for name, shape in _META.items() if name in meta and not _fits(meta[name], shape)
+    )
     if not _is_time(body["created"]):
         yield "created"
     if body["phase"] not in ("step", "epoch"):
         yield "phase"
-    listed = body["files"]
-    # a name with a folder in it could lead anywhere
-    yield from (name for name, record in listed.items() if not is_record(record) or not is_file_name(name))
-    own = body["ranks"]
-    if not own or not all(name is None or isinstance(name, str) for name in own):
+    if not own:
         yield "ranks"
-        return
+    # a name with a folder in it could lead anywhere
+    yield from (n for n, record in listed.items() if not is_file_name(n) or any(_misfits(record, _RECORD)))
     yield from (name for name in (ARRAYS, *own) if name is not None and name not in listed)
+
+
+def _misfits(facts: Mapping[str, Any], shapes: Mapping[str, Any]) -> Iterator[str]:
+    return (name for name, shape in shapes.items() if name not in facts or not _fits(facts[name], shape))
 
 
 def _is_time(text: str) -> bool:
@@ -206,21 +209,7 @@ def _fits(value: Any, shape: Any) -> bool:
 
 def checked(described: dict[str, Any]) -> dict[str, Any]:
     """Return descriptions of arrays, each of which must have the facts that a `HostArray` needs."""
-    if odd := [name for name, facts in described.items() if not _is_description(facts)]:
-        raise KeyError(f"arrays/{odd[0]}")
+    for name, facts in described.items():
+        if not isinstance(facts, dict) or any(_misfits(facts, _DESCRIPTION)):
+            raise KeyError(f"arrays/{name}")
     return described
-
-
-def _is_description(facts: object) -> bool:
-    return (
-        isinstance(facts, dict)
-        and isinstance(facts.get("dtype"), str)
-        and isinstance(facts.get("backend"), str)
-        and isinstance(facts.get("extra"), dict)
-        and isinstance(facts.get("shape"), list)
-        and all(map(_is_length, [facts.get("bytes"), *facts["shape"]]))
-    )
-
-
-def _is_length(value: object) -> bool:
-    return type(value) is int and value >= 0

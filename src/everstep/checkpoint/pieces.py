@@ -52,8 +52,15 @@ def lay_out(
 
 def describe(array: HostArray, shape: Sequence[int], size: int, **more: Json) -> dict[str, Json]:
     """Describe an array, or the whole array of `shape` and `size` bytes of which `array` is a box."""
-    facts = {"dtype": array.dtype, "shape": list(shape), "backend": array.backend, "extra": array.extra}
-    return {**facts, "bytes": size, **more}
+    extra, backend = array.extra, array.backend
+    facts: dict[str, Json] = {
+        "dtype": array.dtype,
+        "shape": [*shape],
+        "backend": backend,
+        "extra": extra,
+        "bytes": size,
+    }
+    return {**facts, **more}
 
 
 def _whole(file: str, key: str, shape: Sequence[int]) -> dict[str, Json]:
@@ -77,7 +84,8 @@ def write_pieces(
     mine = {name: region for name, region in regions.items() if _writer(name, region) == rank}
     if not mine:
         return {}, {}
-    file, pieces = f"pieces-{rank:05d}.safetensors", {}
+    file = f"pieces-{rank:05d}.safetensors"
+    pieces: dict[str, Piece] = {}
     here, descriptions = lay_out(file, {name: arrays[name] for name in mine})
     for name, region in mine.items():
         (piece,) = pieces_of(name, descriptions[name], file)

@@ -230,22 +230,14 @@ def _unsaveable(data: Any) -> str | None:
     """Say why no run can be saved with a wrapper that hides the data's place; None for other data."""
     kind = type(data)
     if any(cls.__module__.split(".")[0] == "tqdm" for cls in kind.__mro__):
-        return (
-            "a progress bar hides the place in its data: put it around the loop's steps, as in "
-            "tqdm(loop.iter_steps(loader))"
-        )
-    if kind is zip:
-        return (
-            "zip hides the places in its data: make one dataset that gives both, as "
-            "torch.utils.data.StackDataset does, or draw from several streams of a Supervisor, as in "
-            'sv.stream(a, name="a") and sv.stream(b, name="b")'
-        )
-    if kind in (enumerate, map, filter, itertools.chain, itertools.cycle, itertools.islice):
-        return (
-            f"{kind.__name__} hides the place in its data: give the data itself, and do in the loop what "
-            f"{kind.__name__} does"
-        )
-    return None
+        remedy = "put it around the loop's steps, as in tqdm(loop.iter_steps(loader))"
+    elif kind is zip:
+        remedy = "make one dataset that gives both, as torch.utils.data.StackDataset does"
+    elif kind in (enumerate, map, filter, itertools.chain, itertools.cycle, itertools.islice):
+        remedy = f"give the data itself, and do in the loop what {kind.__name__} does"
+    else:
+        return None
+    return f"{kind.__name__} hides the place in its data: {remedy}"
 
 
 @checked_keywords
@@ -308,11 +300,7 @@ def accessors(batches: Any, what: str) -> Accessors:
 
 
 class _IterableCursor(PassCursor):
-    """Pass over an iterable.
-
-    Args:
-        opened: the position at which the pass was opened; at its start "state" and "random" alone.
-    """
+    """Pass over an iterable, opened at a position; at its start that has "state" and "random" alone."""
 
     def __init__(self, what: str, stream: IterableStream, batches: Iterator[Any], opened: Any) -> None:
         data = stream._data

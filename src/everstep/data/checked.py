@@ -68,75 +68,7 @@ def checked(
     fixed_batch_size = integer("fixed_batch_size", fixed_batch_size, none="for any length")
     if isinstance(sources, str):
         raise ConfigError(f"sources={sources!r}: give a list of keys, as in [{sources!r}]")
-    return CheckedStream(as_stream(data), _Checks(sources, fixed_batch_size, policies))
-
-
-class _Checks:
-    """Checks of each batch."""
-
-    def __init__(
-        self, sources: Collection[str] | None, size: int | None, policies: Mapping[str, Policy]
-    ) -> None:
-        self.sources, self.size, self.policies = sources, size, policies
-        self._warned: set[str] = set()
-        """Kinds of problems that were warned about."""
-
-    @property
-    def leaves_out(self) -> bool:
-        """Whether some batches may not be handed out."""
-        asked = _LEFT_OUT if self.size is not None else _LEFT_OUT[:1]
-        return any(self.policies[kind] != "error" for kind in asked)
-
-    def of(self, share: Share) -> _Checks:
-        """Return the checks of one rank's part of each batch."""
-        if share.size > 1 and self.leaves_out:
-            raise DataError(
-                f"checked(...) may leave out a batch on one of {share.size} ranks alone, and the others "
-                'would wait for it; give empty_batch="error" and wrong_size="error"'
-            )
-        size = None if self.size is None else len(share.of(self.size)[0])
-        return _Checks(self.sources, size, self.policies)
-
-    def passes(self, batch: Any, where: str) -> bool:
-        """Whether the batch is handed out."""
-        found = list(self._problems(batch))
-        for kind, problem in found:
-            self.report(kind, f"{where}: {problem}")
-        return not any(kind in _LEFT_OUT for kind, _ in found)
-
-    def report(self, kind: str, problem: str) -> None:
-        """Apply the policy to a problem."""
-        policy = self.policies[kind]
-        remedy = "leave such batches out" if kind in _LEFT_OUT else "allow it"
-        message = f'{problem}, or pass {kind}="ignore" to everstep.data.checked to {remedy}'
-        if policy == "error":
-            raise DataError(message)
-        if policy == "warn" and kind not in self._warned:
-            self._warned.add(kind)
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
-
-    def _problems(self, batch: Any) -> Iterator[tuple[str, str]]:
-        parts = _parts(batch)
-        sizes = {name: len(part) for name, part in _leaves(parts)}
-        told = ", ".join(f"{name!r}: {size}" for name, size in sizes.items())
-        if not parts or (sizes and not any(sizes.values())):
-            yield "empty_batch", f"a batch is empty (sizes {told or 'none'}); leave it out of the data"
-            return  # an empty batch is reported once, not again for its keys and its size
-        if self.sources is not None:
-            yield from self._keys(parts)
-        if len(set(sizes.values())) > 1:
-            yield "unequal_lengths", f"the parts are not equally long (sizes {told}); make them so"
-        elif self.size is not None and any(size != self.size for size in sizes.values()):
-            yield "wrong_size", f"the sizes are {told}, not {self.size}; make batches of that size"
-
-    def _keys(self, parts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        assert self.sources is not None
-        for name in self.sources:
-            if name not in parts:
-                yield "missing_source", f"no source {name!r}; {nearest(name, parts)}; give it"
-        unused = [repr(name) for name in parts if name not in self.sources]
-        if unused:
-            yield "unused_source", f"nothing uses {', '.join(unused)}; leave it out of the data"
+    return CheckedStream(as_stream(data), sources, fixed_batch_size, policies)
 
 
 def _parts(batch: Any) -> dict[str, Any]:
@@ -158,34 +90,95 @@ def _leaves(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, part
 
 
+def _keys(sources: Collection[str], parts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name in sources:
+        if name not in parts:
+            yield "missing_source", f"no source {name!r}; {nearest(name, parts)}; give it"
+    unused = [repr(name) for name in parts if name not in sources]
+    if unused:
+        yield "unused_source", f"nothing uses {', '.join(unused)}; leave it out of the data"
+
+
 class CheckedStream(StreamWrapper):
     """Stream that `checked` makes."""
 
-    def __init__(self, stream: Stream, checks: _Checks) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        sources: Collection[str] | None,
+        size: int | None,
+        policies: Mapping[str, Policy],
+    ) -> None:
         super().__init__(stream)
-        self._checks = checks
+        self._sources, self._size, self._policies = sources, size, policies
+        self._warned: set[str] = set()
+        """Kinds of problems that were warned about."""
 
     @property
     def may_be_empty(self) -> bool:  # type: ignore[override]
-        return self._checks.policies["empty_stream"] != "error"
+        return self._policies["empty_stream"] != "error"
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether some batches may not be handed out."""
+        asked = _LEFT_OUT if self._size is not None else _LEFT_OUT[:1]
+        return any(self._policies[kind] != "error" for kind in asked)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         cursor = self.stream.open(purpose, pass_index, position, seed=seed)
         what = f"stream {purpose!r}, pass {pass_index + 1}"
         if position is not None and cursor.done is None:
             what += " from the resume on"
-        return CheckedCursor(cursor, self._checks, what, fresh=position is None)
+        return CheckedCursor(cursor, self, what, fresh=position is None)
 
     def split(self, share: Share) -> Stream:
-        return CheckedStream(self.stream.split(share), self._checks.of(share))
+        if share.size > 1 and self.leaves_out:
+            raise DataError(
+                f"checked(...) may leave out a batch on one of {share.size} ranks alone, and the others "
+                'would wait for it; give empty_batch="error" and wrong_size="error"'
+            )
+        size = None if self._size is None else len(share.of(self._size)[0])
+        return CheckedStream(self.stream.split(share), self._sources, size, self._policies)
+
+    def passes(self, batch: Any, where: str) -> bool:
+        """Whether the batch is handed out."""
+        found = list(self._problems(batch))
+        for kind, problem in found:
+            self.report(kind, f"{where}: {problem}")
+        return not any(kind in _LEFT_OUT for kind, _ in found)
+
+    def report(self, kind: str, problem: str) -> None:
+        """Apply the policy to a problem."""
+        policy = self._policies[kind]
+        remedy = "leave such batches out" if kind in _LEFT_OUT else "allow it"
+        message = f'{problem}, or pass {kind}="ignore" to everstep.data.checked to {remedy}'
+        if policy == "error":
+            raise DataError(message)
+        if policy == "warn" and kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+    def _problems(self, batch: Any) -> Iterator[tuple[str, str]]:
+        parts = _parts(batch)
+        sizes = {name: len(part) for name, part in _leaves(parts)}
+        told = ", ".join(f"{name!r}: {size}" for name, size in sizes.items())
+        if not parts or (sizes and not any(sizes.values())):
+            yield "empty_batch", f"a batch is empty (sizes {told or 'none'}); leave it out of the data"
+            return  # an empty batch is reported once, not again for its keys and its size
+        if self._sources is not None:
+            yield from _keys(self._sources, parts)
+        if len(set(sizes.values())) > 1:
+            yield "unequal_lengths", f"the parts are not equally long (sizes {told}); make them so"
+        elif self._size is not None and any(size != self._size for size in sizes.values()):
+            yield "wrong_size", f"the sizes are {told}, not {self._size}; make batches of that size"
 
 
 class CheckedCursor(CursorWrapper):
     """Cursor that checks the batches that it hands out."""
 
-    def __init__(self, cursor: Cursor, checks: _Checks, what: str, *, fresh: bool) -> None:
+    def __init__(self, cursor: Cursor, stream: CheckedStream, what: str, *, fresh: bool) -> None:
         super().__init__(cursor)
-        self._checks, self._what = checks, what
+        self._stream, self._what = stream, what
         self._opened_at = cursor.done or 0
         self._drawn = 0
         self._left_out: list[int] = []
@@ -199,12 +192,12 @@ class CheckedCursor(CursorWrapper):
             except StopIteration:
                 if self._empty:
                     self._empty = False  # reported once, though the end may be asked for again
-                    self._checks.report(
+                    self._stream.report(
                         "empty_stream", f"{self._what}: no batch in a whole pass; give it data"
                     )
                 raise
             self._drawn += 1  # before the check: a message counts the batches that were left out, too
-            if self._checks.passes(batch, f"{self._what}, batch {self._opened_at + self._drawn}"):
+            if self._stream.passes(batch, f"{self._what}, batch {self._opened_at + self._drawn}"):
                 self._empty = False
                 return batch
             if self.cursor.done is not None:
@@ -216,4 +209,4 @@ class CheckedCursor(CursorWrapper):
 
     def remaining(self) -> int | None:
         left = self.cursor.remaining()
-        return left if not left or not self._checks.leaves_out else None
+        return left if not left or not self._stream.leaves_out else None

@@ -99,7 +99,6 @@ def can_be_saved(tree: Any) -> bool:
 
 
 def _number(index: Any) -> Any:
-    """Return an index of NumPy's or torch's as an int."""
     return operator.index(index) if getattr(index, "ndim", None) == 0 else index
 
 
@@ -211,5 +210,6 @@ class KeptBySamplers:
             if tree["state"] is not None:
                 sampler.load_state_dict(tree["state"])
                 self._declared.add(place)
-            vars(sampler).update(tree["attributes"])
+            if tree["attributes"]:  # an array has none
+                vars(sampler).update(tree["attributes"])
             self._changing[place].update(tree["attributes"])

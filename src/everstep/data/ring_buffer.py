@@ -165,7 +165,7 @@ class RingBuffer(OwnEntry):
         """Take the state that `state_dict` returned; refuse one of another capacity or of other fields."""
         self.compare(state).require_none()
         for name, field in self._fields.items():
-            field.load(state["chunks"][name])
+            field.load(state["chunks"][name], min(self.appended, self.capacity))
         self.appended, self._count = state["appended"], state["items"]
 
     def compare(self, state: Any) -> Mismatch:
@@ -210,25 +210,20 @@ class _RingEntry(Entry):
 
 
 def _zeros(name: str, capacity: int, kind: Any) -> NDArray[Any]:
-    """Make the values of a field, for an element type with or without the shape of a value."""
     dtype, shape = kind if isinstance(kind, tuple | list) and len(kind) == 2 else (kind, ())
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     shape = tuple(integer(f"size in the shape of {name!r}", size, 0) for size in shape)
+    why = "a field has the name of a variable, and a plain element type"
     try:
         values = np.zeros((capacity, *shape), np.dtype("O" if dtype is None else dtype))
-    except (MemoryError, ValueError) as error:  # a size that no memory, or no index, has
-        raise ConfigError(
-            f"a RingBuffer of {capacity:,} items cannot have the field {name!r} of {kind!r:.80}: "
-            f"{str(error).splitlines()[0]:.200}; give a capacity that fits in memory"
-        ) from error
-    except TypeError:
-        values = np.zeros(0, "O")
-    if values.dtype.hasobject or not values.dtype.itemsize or not name.isidentifier():
-        raise ConfigError(
-            f"the field {name!r} of a RingBuffer cannot be {kind!r:.80}: a field has the name of a variable, "
-            'and an element type of NumPy with or without the shape of a value, as in ("uint8", (84, 84))'
-        )
-    return values
+        if not values.dtype.hasobject and values.dtype.itemsize and name.isidentifier():
+            return values
+    except (MemoryError, ValueError, TypeError) as error:
+        why = str(error).splitlines()[0][:200]
+    raise ConfigError(
+        f"a RingBuffer of {capacity:,} items cannot have the field {name!r} of {kind!r:.80}: {why}; give a "
+        'capacity that fits in memory, and a type of NumPy or a pair as ("uint8", (84, 84))'
+    )
 
 
 class _Field:
@@ -245,16 +240,9 @@ class _Field:
         fitting = CHUNK // max(values[:1].nbytes, 1)
         self._length = 1 << max(0, fitting.bit_length() - 1)
         # views that are saved: they live as long as the values, as each has its stamp
-        self._views = [
-            self._view(start, start + self._length) for start in range(0, len(values), self._length)
-        ]
-        self._begun = self._view(0, 0)
-        """The filled slots of the chunk that is being filled, as saved last."""
-
-    def _view(self, start: int, stop: int) -> NDArray[Any]:
-        view = self.values[start:stop]
-        view.flags.writeable = False
-        return view
+        self._views = [values[at : at + self._length] for at in range(0, len(values), self._length)]
+        for view in self._views:
+            view.flags.writeable = False
 
     def fitted(self, value: Any, before: tuple[int, ...] | None) -> NDArray[Any]:
         """Return values as an array of the field's type; refuse those that it would cut or wrap.
@@ -285,25 +273,17 @@ class _Field:
         """Write to slots, each of them once."""
         for index in set((slots // self._length).tolist()):
             unstamp(self._views[index])
-        unstamp(self._begun)
         self.values[slots] = values
 
     def chunks(self, used: int) -> list[NDArray[Any]]:
-        """Return the chunks of the first `used` slots, with stamps; of the last one its used slots alone."""
-        index, rest = divmod(used, self._length)
-        views = self._views[:index]
-        if rest and rest == len(self._views[index]):
-            views.append(self._views[index])
-        elif rest:
-            if len(self._begun) != rest or self._begun.ctypes.data != self._views[index].ctypes.data:
-                self._begun = self._view(index * self._length, used)
-            views.append(self._begun)
+        """Return the chunks with the first `used` slots, with stamps; slots that are not used are zeros."""
+        views = self._views[: -(-used // self._length)]
         for view in views:
             stamp(view)
         return views
 
-    def load(self, chunks: list[Any]) -> None:
-        """Copy saved chunks, of whatever length."""
+    def load(self, chunks: list[Any], used: int) -> None:
+        """Copy saved chunks, of whatever length, over `used` slots."""
         count = sum(map(len, chunks))
         if count > len(self.values):
             raise RestoreError(f"the field {self._name!r} has more items than the capacity")
@@ -311,6 +291,7 @@ class _Field:
         for chunk in chunks:
             self.write(np.arange(at, at + len(chunk)), chunk)
             at += len(chunk)
+        self.write(np.arange(at, used), 0)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # a copy and a pickle make views, and thereby stamps, of their own

@@ -65,47 +65,35 @@ class CursorWrapper(Cursor):
         return self.cursor.position()
 
 
-@forwarding_to("given")
-class AdaptedStream(Stream):
+class AdaptedStream(StreamWrapper):
     """Stream over a user's object with a stream's methods; members that it lacks have the defaults."""
 
     source = Stream.source
     shareable = Stream.shareable
 
-    def __init__(self, given: Any) -> None:
-        self.given = given
-
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        cursor = self.given.open(purpose, pass_index, position, seed=seed)
+        cursor = self.stream.open(purpose, pass_index, position, seed=seed)
         return cursor if isinstance(cursor, Cursor) else AdaptedCursor(cursor)
 
     def split(self, share: Share) -> Stream:
-        own = getattr(self.given, "split", None)
-        if own is None:
-            return super().split(share)
-        part = own(share)
+        if not hasattr(self.stream, "split"):
+            return Stream.split(self, share)
+        part = self.stream.split(share)
         return part if isinstance(part, Stream) else AdaptedStream(part)
 
     @property
     def kind(self) -> str:
-        return type(self.given).__qualname__
+        return type(self.stream).__qualname__
 
     def __repr__(self) -> str:
-        return repr(self.given)
+        return repr(self.stream)
 
 
-@forwarding_to("given")
-class AdaptedCursor(Cursor):
+class AdaptedCursor(CursorWrapper):
     """Cursor over a user's object with a cursor's methods; members that it lacks have the defaults."""
 
-    def __init__(self, given: Any) -> None:
-        self.given = given
-
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.given)
+        return iter(self.cursor)
 
     def __next__(self) -> Any:
-        return next(self.given)
-
-    def position(self) -> Any:
-        return self.given.position()
+        return next(self.cursor)

@@ -73,8 +73,6 @@ def read_pickle(data: bytes) -> Any:
 
 
 class _Chunk(NamedTuple):
-    """Region of an array, and the place of its bytes."""
-
     offset: tuple[int, ...]
     shape: tuple[int, ...]
     file: Path
@@ -118,7 +116,6 @@ def _content(folder: Path, path: Path, root: Any) -> tuple[dict[str, Any], list[
 def _place(
     folder: Path, whose: Path, name: str, place: dict[str, Any], sizes: dict[Path, int]
 ) -> tuple[Path, int, int]:
-    """Return file, first byte and number of bytes of a chunk, which are in the file."""
     if place.get("transform_descriptors"):
         refuse(whose, f"has {name!r} in an encoding of another program", remedy="save without extensions")
     file = inside(folder, place["relative_path"], whose)
@@ -149,7 +146,6 @@ def _array(name: str, facts: dict[str, Any], places: dict[Any, tuple[Path, int, 
 
 
 def _read(name: str, dtype: str, shape: tuple[int, ...], chunks: list[_Chunk]) -> HostArray:
-    """Read all chunks of an array, one at a time, into one array."""
     whole: NDArray[np.uint8] | None = None
     extra: dict[str, Any] = {}
     for chunk in chunks:

@@ -110,7 +110,6 @@ def _require_stored(path: Path) -> None:
 
 
 def _open_shards(index: Path) -> dict[str, Any]:
-    """List the arrays of all shards that an index names."""
     try:
         weight_map = parse_json(read_regular(index, _LARGEST_INDEX))["weight_map"]
         names: dict[str, set[str]] = {}

@@ -136,7 +136,6 @@ def write_shards(folder: Path, arrays: Mapping[str, HostArray], most: int | None
 
 
 def _divided(arrays: Mapping[str, HostArray], most: int | None) -> list[list[str]]:
-    """Divide the names of arrays among files, in their order."""
     shards: list[list[str]] = [[]]
     size = 0
     for name, array in arrays.items():

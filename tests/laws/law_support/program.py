@@ -131,11 +131,3 @@ class Points:
             for point, count in sorted(Counter(self.course()).items())
             for n in (range(1, count + 1) if every_time else sorted({1, (count + 1) // 2, count}))
         ]
-
-
-def workers_of(pid: int) -> list[int]:
-    """The child processes of `pid`."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
