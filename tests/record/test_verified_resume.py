@@ -281,7 +281,7 @@ def test_other_batches_behind_one_that_only_warned_stop_the_run(tmp_path: Path) 
 
     with pytest.raises(Boom):
         train([0, 1, 2, 3], boom=4)
-    with pytest.raises(DivergenceError, match="step 3 batch of train was .*--divergence 2"):
+    with pytest.raises(DivergenceError, match=r"step 3 batch of train was .*--divergence 2"):
         train([3, 2, 1, 0])
     accept(tmp_path, 2)
     train([3, 2, 1, 0])

@@ -258,11 +258,8 @@ class RunJournal:
             for number, segment in self._segments.items()
         }
 
-    def left_choices(self, position: Position | None) -> set[int]:
-        """Find the starts under a person's choice of configuration or data that `position` does not follow.
-
-        Starts that resumed from such a start are included.  A start from `position` has not made that choice.
-        """
+    def abandoned_starts(self, position: Position | None) -> set[int]:
+        """Find the starts whose overridden configuration or data a position does not inherit."""
         chain, left = self._chain_to(position), set[int]()
         reasons = (OTHER_CONFIGURATION, OTHER_DATA)
         chose = {event.segment for event in self.events("decision") if event.data.get("why") in reasons}
@@ -296,7 +293,7 @@ class RunJournal:
         self, others: Callable[[Mapping[str, Any]], bool], position: Position | None, step: int
     ) -> bool:
         """Whether a start from `position` would be compared with one of `others`."""
-        left = self.left_choices(position)
+        left = self.abandoned_starts(position)
         return any(
             others(event.data.get("facts", {})) and self.compared_until(event.segment, step, left)[0] > step
             for event in self.events("segment", valid=False)

@@ -85,7 +85,7 @@ def read_earlier_steps(
     """
     earlier = EarlierSteps(step)
     superseded = journal.superseded(position)
-    left = journal.left_choices(position)
+    left = journal.abandoned_starts(position)
     if position is not None:
         earlier.accepted = journal.compared_until(position.segment, step, left)[0] <= step
     for segment in journal.segments():
