@@ -22,7 +22,7 @@ from everstep.contracts.data import Cursor, Stream
 from everstep.data import arrays, checked, loader, prefetch
 from everstep.data.arrays import Arrays
 from everstep.proof.audit import Audit, audit
-from everstep.record import Journal, journal_format, ledger_format
+from everstep.record import Journal, journal_format
 from everstep.record.journal_format import EVENT, HEADER_SIZE, METRICS, Frame
 from tiny_runs import Boom, Tiny, boom_at
 
@@ -263,27 +263,11 @@ def _no_event(frames: Frames) -> None:
     del frames[ledger_at(frames)[1]]
 
 
-def _swapped(frames: Frames) -> None:
-    a, b = ledger_at(frames)[1:3]
-    frames[a], frames[b] = frames[b], frames[a]
-
-
 def _no_batch(frames: Frames) -> None:
     """An entry that says one batch less, whose chain stays."""
     at = ledger_at(frames)[1]
     kind, payload = frames[at]
     frames[at] = kind, edit(payload, '"entries":"0 3 5 ', '"entries":"0 3 4 ')
-
-
-def _other_chain(frames: Frames) -> None:
-    at = ledger_at(frames)[1]
-    kind, payload = frames[at]
-    entry = next(ledger_format.unpack(next(iter(_ledger(payload).values()))["entries"]))
-    frames[at] = kind, edit(payload, f"{entry.chain:016x}", f"{entry.chain ^ 1:016x}")
-
-
-def _ledger(payload: bytes) -> dict[str, Any]:
-    return dict(journal_format.unpack_event(memoryview(payload))["data"]["ledger"])
 
 
 def _other_order(frames: Frames) -> None:
@@ -295,9 +279,7 @@ def _other_order(frames: Frames) -> None:
 
 EDITS = {
     "no event": _no_event,
-    "swapped": _swapped,
     "no batch": _no_batch,
-    "other chain": _other_chain,
     "other order": _other_order,
 }
 

@@ -267,6 +267,26 @@ def test_a_last_batch_that_differs_only_warns_where_the_program_sets_its_data_la
     assert ending.finished and any("resume differs: step 4 batch" in each for each in ending.warnings)
 
 
+def test_other_batches_behind_one_that_only_warned_stop_the_run(tmp_path: Path) -> None:
+    """After a kill: the last batch is drawn again, and the steps behind it are executed again."""
+
+    def train(order: list[int], boom: int = 0) -> None:
+        data, saves = [np.full(2, at) for at in order], everstep.Checkpoints(everstep.Every(steps=2))
+        options: Any = {"default_services": False, "services": [saves], "max_epoch": 1, "seed": 1}
+        with everstep.TrainLoop(tmp_path, **options) as loop:
+            for _ in loop.iter_epochs():
+                for step, _ in loop.iter_steps(data):
+                    if step == boom:
+                        raise Boom
+
+    with pytest.raises(Boom):
+        train([0, 1, 2, 3], boom=4)
+    with pytest.raises(DivergenceError, match=r"step 3 batch of train was .*--divergence 2"):
+        train([3, 2, 1, 0])
+    accept(tmp_path, 2)
+    train([3, 2, 1, 0])
+
+
 @pytest.mark.parametrize("declared", [True, False])
 def test_between_two_passes_data_that_is_declared_is_compared(tmp_path: Path, declared: bool) -> None:
     """Other data that is not declared may be meant for the next epoch."""

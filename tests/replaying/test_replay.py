@@ -7,12 +7,10 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,7 @@ import pytest
 
 import everstep
 import warm
-from everstep.drill.processes import with_environment
 from everstep.errors import ReplayError
-from everstep.polling import wait_until
 from everstep.record import Journal, RunJournal
 from everstep.replaying.recorded_program import program_of
 
@@ -151,36 +147,6 @@ def test_the_run_of_a_config_is_replayed(tmp_path: Path) -> None:
     before = as_it_is(Path("runs/tiny"))
     assert "\nverified: " in replay("runs/tiny", "--verify", ":")
     assert as_it_is(Path("runs/tiny")) == before
-
-
-@pytest.mark.campaign("long")
-@pytest.mark.parametrize("killed", [False, True])
-def test_a_killed_replay_leaves_no_process(run: Path, temporary: Path, killed: bool) -> None:
-    held_by = "import pathlib, time; pathlib.Path('held').write_text('x'); time.sleep(60)"
-    program = (SCRIPTS / "everything.py").read_text()
-    loop = "for _step, (x, y) in run.iter_steps(train):"
-    assert loop in program
-    Path("hold.py").write_text(program.replace(loop, f"{loop}\n            {held_by}"))
-    command = [sys.executable, "-m", "everstep", "replay", run, "--verify", "27:28"]
-    held = run.parent.parent / "held"
-    process = subprocess.Popen(
-        [*command, "--", "hold.py", str(run)],
-        env={**os.environ, "PYTHONPATH": WITH_SCRIPTS},
-        start_new_session=True,
-    )
-    try:
-        assert wait_until(Path("held").exists, 60)
-        (plan,) = temporary.resolve().glob("everstep-replay-*/plan.json")
-        mark = os.fsencode(f"EVERSTEP_REPLAY={plan}")
-        assert with_environment(mark)
-        process.send_signal(signal.SIGKILL if killed else signal.SIGTERM)
-        assert process.wait(30) in (-signal.SIGKILL, 128 + signal.SIGTERM)
-        assert wait_until(lambda: not with_environment(mark), 30)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert not held.exists()
-    assert plan.exists() == killed
 
 
 # ------------------------------------------------------------------------------------ one step

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any, TypeAlias
 
 from everstep.drill.program import Program, WitnessLine
 from everstep.proof.compare import compare_runs
-from everstep.record import ABSENT, WARNED, Difference, Row, first_difference
+from everstep.record import ABSENT, WARNED, Difference, first_difference
+from everstep.record.journal_reader import Key, Value
+from everstep.record.step_comparison import row_words
 
 CAUSES = {
     "samples": "the data reads something that is not in the state: a generator of its own, the clock, the "
@@ -36,8 +37,7 @@ TOUCHED = (
 
 Lines: TypeAlias = dict[tuple[str, int, str, int, int], WitnessLine]
 """(run, rank, place, epoch, step) -> what a witness has seen there."""
-Rows: TypeAlias = dict[tuple[int, int, str, str, int], Row]
-"""(epoch, step, phase, name, seq) -> row."""
+Rows: TypeAlias = dict[Key, Value]
 
 _FROM_OUTSIDE = ("random state", "loss", "weights", "optimizer", "state")
 """Components that differ by what the state lacks, or by a kernel that was chosen otherwise."""
@@ -62,7 +62,7 @@ class Undisturbed:
     @cached_property
     def rows(self) -> dict[str, Rows]:
         """Valid rows of each run."""
-        return {run: rows_by_key(self.program.journal(run).rows()) for run in self.program.runs}
+        return {run: dict(self.program.journal(run).comparable()) for run in self.program.runs}
 
     def first_divergence(self, other: Program) -> Difference | None:
         """Find the place where `other` first differs from this program; None if its runs ended the same."""
@@ -76,7 +76,7 @@ class Undisturbed:
             found += differing_lines(self.lines, start.witnessed, enters=number == 0)
         runs = [run for run in other.runs if run in self.program.runs]
         for run in runs:  # all rows that were ever written, also those superseded later
-            found += differing_rows(self.rows[run], other.journal(run).rows(valid=False), run)
+            found += differing_rows(self.rows[run], other.journal(run).comparable(valid=False), run)
         if not found:  # the ends can differ even if all steps are the same
             for run in other.runs:
                 ends = compare_runs(self.program.root / run, other.root / run)
@@ -128,40 +128,22 @@ def differing_lines(
                     yield Difference(component, name, was_digest, digest, *where, note)
 
 
-def rows_by_key(rows: Iterable[Row]) -> Rows:
-    """Map rows that do not depend on the clock by their keys."""
-    return {_key(row): row for row in rows if not row.wall}
-
-
-def differing_rows(expected: Rows, rows: Iterable[Row], run: str = "") -> Iterator[Difference]:
+def differing_rows(expected: Rows, rows: Iterable[tuple[Key, Value]], run: str = "") -> Iterator[Difference]:
     """Yield the rows that differ, or are new."""
-    for row in rows:
-        was = expected.get(_key(row))
-        if row.wall or (was is not None and _bits(row) == _bits(was)):
+    for key, value in rows:
+        was = expected.get(key)
+        if was == value:
             continue
-        in_service = row.phase.startswith("eval/")
-        component, name = ("service", row.phase.removeprefix("eval/")) if in_service else ("loss", row.name)
+        epoch, step, phase, name, _ = key
+        in_service = phase.startswith("eval/")
+        component, called = ("service", phase.removeprefix("eval/")) if in_service else ("loss", name)
         if was is None:
-            component, name = "journal", f"row {name}"
+            component, called = "journal", f"row {called}"
         # the head of an epoch lies before its first step
-        step, place = row.step, row.phase if row.phase in ("step", "tail") else "epoch"
-        if row.phase == "head":
-            step, place = step + 1, "before"
-        values = ABSENT if was is None else _value(was, row), _value(row, was)
-        yield Difference(component, name, *values, step, row.epoch, place, run)
-
-
-def _key(row: Row) -> tuple[int, int, str, str, int]:
-    return row.epoch, row.step, row.phase, row.name, row.seq
-
-
-def _bits(row: Row) -> bytes:
-    return struct.pack(">dq", row.value, row.count)
-
-
-def _value(row: Row, other: Row | None) -> str:
-    same_value = other is not None and row.value == other.value
-    return f"{row.value!r} (of {row.count} values)" if same_value else repr(row.value)
+        step, place = (step + 1, "before") if phase == "head" else (step, "epoch")
+        place = phase if phase in ("step", "tail") else place
+        old, new = row_words(was, value)
+        yield Difference(component, called, old if was is not None else ABSENT, new, step, epoch, place, run)
 
 
 def as_json(difference: Difference | None) -> dict[str, Any] | None:

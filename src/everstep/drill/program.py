@@ -183,7 +183,10 @@ class Program:
     def _wait(self, process: subprocess.Popen[bytes], witness: Path, strike: Strike | None) -> int:
         until = time.monotonic() + self.timeout
         if strike is not None and strike.seconds is not None:
-            while not self._all_open(witness) and process.poll() is None and time.monotonic() < until:
+            # until the first run is open on all ranks
+            while process.poll() is None and time.monotonic() < until:
+                if len({line.rank for line in read_witness(witness)}) == self.ranks:
+                    break
                 time.sleep(0.001)
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(strike.seconds)
@@ -196,18 +199,12 @@ class Program:
                 "smaller by its arguments, or raise the timeout"
             ) from None
 
-    def _all_open(self, witness: Path) -> bool:
-        """Whether the first run of a start is open on all ranks."""
-        if self.ranks == 1:
-            return witness.exists()
-        return len({record.rank for record in self._read(witness)}) == self.ranks
-
     def _kill(self, process: subprocess.Popen[bytes], witness: Path, strike: Strike) -> None:
         """Kill whom a strike aims at."""
         if strike.target in ("", TORCHRUN):
             process.kill()
         pids = {record.rank: record.pid for record in self._read(witness)}
-        for rank, pid in pids.items() if strike.target else ():
+        for rank, pid in pids.items():
             if strike.target in (ALL_RANKS, f"rank {rank}"):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -222,7 +219,7 @@ class Program:
             if time.monotonic() > until:
                 raise DrillError(
                     f"{len(left)} of {self.ranks} ranks still run {LEAVING:g} s after their torchrun was "
-                    "killed, so a new start would meet them; see to what they wait for"
+                    "killed, so a new start would meet them; check what they wait for"
                 )
             time.sleep(0.05)
 

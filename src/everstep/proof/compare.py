@@ -99,10 +99,8 @@ def _leaves(where: str, tree: Encoded) -> _Facts:
 
 def _rows(run_dir: Path) -> _Facts:
     rows: _Facts = defaultdict(list)
-    for row in RunJournal(run_dir).rows():
-        if not row.wall:
-            key = f"row/{row.epoch}/{row.step}/{row.phase}/{row.name}/{row.seq}"
-            rows[key].append(struct.pack(">dq", row.value, row.count))
+    for key, value in RunJournal(run_dir).comparable():
+        rows[f"row/{'/'.join(map(str, key))}"].append(struct.pack(">Qq", *value))
     return rows
 
 

@@ -73,7 +73,7 @@ class Journal:
         self._warn = warn
         self._limit = limit
         self._lock = threading.Lock()  # guards the fields below
-        self._syncing = threading.RLock()  # guards the file during an fsync; taken before _lock
+        self._syncing = threading.Lock()  # guards the file during an fsync; taken before _lock
         self._open: dict[tuple[int, str, str, bool], list[Block]] = {}  # rows that are not in a frame yet
         self._added: dict[tuple[int, str, str, bool], float] = {}  # when the newest of these were added
         self._durable = 0  # bytes of the file that are durable
@@ -152,25 +152,10 @@ class Journal:
         """Add an event of kind "decision", which nothing supersedes, and make it durable.
 
         Raises:
-            OSError: the decision could not be made durable, so it must not be applied; it is withdrawn.
+            OSError: it is not durable.  As it may be found by the next start, this one must not go on.
         """
-        event = pack_event("decision", _recordable(data), False, time.time())
-        with self._syncing:
-            offset = self._add_event(event)
-            try:
-                self.sync()
-            except OSError:
-                with self._lock:
-                    self._withdraw(offset, len(event))
-                raise
-
-    def _withdraw(self, offset: int, size: int) -> None:
-        """Put an event that says nothing in the place of an event that is not durable."""
-        begin = offset - self._durable
-        frame = pack_frame(EVENT, offset, pack_event("gap", {}, False, 0.0).ljust(size))
-        self._tail[begin : begin + len(frame)] = frame
-        self._written = min(self._written, begin)
-        self._write()
+        self._add_event(pack_event("decision", _recordable(data), False, time.time()))
+        self.sync()
 
     def flush(self) -> Position:
         """Hand all frames to the operating system; frames that the disk refuses wait in memory.
@@ -239,14 +224,11 @@ class Journal:
         if self._fd < 0:
             raise UsageError(f"{self.path} is closed; call it before Journal.close()")
 
-    def _add_event(self, event: bytes) -> int:
-        """Add a packed event; return its offset."""
+    def _add_event(self, event: bytes) -> None:
         with self._lock:
             self._require_open()
             self._close_blocks()  # an event follows the rows that came before
-            offset = self._end
-            self._tail += pack_frame(EVENT, offset, event)
-            return offset
+            self._tail += pack_frame(EVENT, self._end, event)
 
     def _close_blocks(self) -> None:
         """Pack the rows of each metric as a single block: each boundary may have read a few of them."""

@@ -41,6 +41,8 @@ OTHER_RANKS, OTHER_LAYOUT = "another number of ranks", "another layout of the sh
 
 Key: TypeAlias = tuple[int, int, str, str, int]
 """(epoch, step, phase, name, seq): the unique key of a row in a run."""
+Value: TypeAlias = tuple[int, int]
+"""(bits of a value, count of the values folded into it): two rows are equal if both are."""
 
 
 class Row(NamedTuple):
@@ -156,6 +158,10 @@ class RunJournal:
             ):
                 yield Row(segment, block.epoch, step, block.phase, block.name, seq, value, count, block.wall)
 
+    def comparable(self, valid: bool = True) -> Iterator[tuple[Key, Value]]:
+        """Yield the rows that do not depend on the clock, as key and value; see `rows`."""
+        return (row for _, block in self._blocks(valid) for row in comparable_rows(block))
+
     def _blocks(self, valid: bool) -> Iterator[tuple[int, Block]]:
         for segment in self._segments.values():
             end = self._chain.get(segment.number, 0) if valid else segment.end
@@ -239,28 +245,21 @@ class RunJournal:
         found = [event.data for event in heads if event.segment >= self._began]
         return {data["stream"]: data for data in found if data["step"] == step}
 
-    def superseded(self, position: Position | None) -> dict[int, dict[Key, tuple[int, int]]]:
-        """Map each segment to the rows that a start from `position` leaves behind, as comparable rows.
-
-        A comparable row is key -> (bits of the value, count).  Rows that depend on the clock are left out; of
-        two rows with the same key the newer counts.  With None for the position, all rows are left behind.
-        """
+    def superseded(self, position: Position | None) -> dict[int, dict[Key, Value]]:
+        """Map each segment to the comparable rows that a start from `position` leaves behind; None: all."""
         chain = self._chain_to(position)
         return {
             number: {
                 key: row
                 for stored in segment.blocks
                 if stored.offset >= chain.get(number, 0)
-                for key, row in comparable_rows(stored.block).items()
+                for key, row in comparable_rows(stored.block)
             }
             for number, segment in self._segments.items()
         }
 
-    def left_choices(self, position: Position | None) -> set[int]:
-        """Find the starts under a person's choice of configuration or data that `position` does not follow.
-
-        Starts that resumed from such a start are included.  A start from `position` has not made that choice.
-        """
+    def abandoned_starts(self, position: Position | None) -> set[int]:
+        """Find the starts whose overridden configuration or data a position does not inherit."""
         chain, left = self._chain_to(position), set[int]()
         reasons = (OTHER_CONFIGURATION, OTHER_DATA)
         chose = {event.segment for event in self.events("decision") if event.data.get("why") in reasons}
@@ -294,7 +293,7 @@ class RunJournal:
         self, others: Callable[[Mapping[str, Any]], bool], position: Position | None, step: int
     ) -> bool:
         """Whether a start from `position` would be compared with one of `others`."""
-        left = self.left_choices(position)
+        left = self.abandoned_starts(position)
         return any(
             others(event.data.get("facts", {})) and self.compared_until(event.segment, step, left)[0] > step
             for event in self.events("segment", valid=False)
@@ -408,15 +407,12 @@ def is_accepted(segment: int, step: int, decisions: Iterable[tuple[int, int]]) -
     return any(segment <= at and step >= first for at, first in decisions)
 
 
-def comparable_rows(block: Block) -> dict[Key, tuple[int, int]]:
-    """Map a block's rows: key -> (bits of the value, count); empty if they depend on the clock."""
-    if block.wall:
-        return {}
-    bits = journal_format.float_bits(block.values)
-    return {
-        (block.epoch, step, block.phase, block.name, seq): (value, count)
-        for step, seq, value, count in zip(block.steps, block.seqs, bits, block.counts, strict=True)
-    }
+def comparable_rows(block: Block) -> Iterator[tuple[Key, Value]]:
+    """Yield a block's rows as key and value; none if they depend on the clock."""
+    if not block.wall:
+        bits = journal_format.float_bits(block.values)
+        for step, seq, value, count in zip(block.steps, block.seqs, bits, block.counts, strict=True):
+            yield (block.epoch, step, block.phase, block.name, seq), (value, count)
 
 
 class Follower:

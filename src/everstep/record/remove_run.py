@@ -62,30 +62,23 @@ def remove(run_dir: Path, run: str) -> None:
     if why := why_stays(run_dir, run):
         raise RunDirError(f"{run_dir} stays: {why}")
     moved = run_dir.with_name(f"{run_dir.name}.removed-{secrets.token_hex(3)}")
-    lock = RunLock(run_dir)
+    lock, place = RunLock(run_dir), run_dir
     lock.acquire()
     try:
         if (there := RunDir.open(run_dir, create=False).id) != run:  # replaced since why_stays looked
             raise RunDirError(f"{run_dir} stays: another run is there, {there}")
         rename(run_dir, moved, "removing")
         lock.moved()
+        place = moved
         fsync_folder(moved.parent, "removing")
+        _empty(moved)
     except RunDirError:
         raise
     except OSError as error:
-        raise RunDirError(
-            error.errno, f"the run cannot be removed: {error.strerror}; check its folder", str(run_dir)
-        ) from error
+        why = f"the run cannot be removed wholly: {error.strerror}; check the disk, and remove the rest"
+        raise RunDirError(error.errno, why, str(place)) from error
     finally:
         lock.release()
-    try:
-        _empty(moved)
-    except OSError as error:
-        raise RunDirError(
-            error.errno,
-            f"the run cannot be removed wholly: {error.strerror}; check the disk, and remove the rest",
-            str(moved),
-        ) from error
 
 
 def _empty(folder: Path) -> None:

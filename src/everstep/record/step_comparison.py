@@ -20,13 +20,11 @@ from everstep.record.difference import Difference
 from everstep.record.event_fields import ACCEPTED
 from everstep.record.journal import Journal
 from everstep.record.journal_format import Position, bits_float, float_bits
-from everstep.record.journal_reader import Key, RunJournal, comparable_rows
+from everstep.record.journal_reader import Key, RunJournal, Value, comparable_rows
 from everstep.record.lock import RunLock
 from everstep.record.rundir import RunDir
 from everstep.record.trail import ABSENT, FOLDED, Mark, TrailContent, read_trail, trail_path
 
-Value: TypeAlias = tuple[int, int]
-"""(bits of a value, count of the values folded into it)."""
 Batch: TypeAlias = tuple[int, int | None]
 """(pass, digest) of a batch; the digest is None where the batch gave nothing to digest."""
 
@@ -87,7 +85,7 @@ def read_earlier_steps(
     """
     earlier = EarlierSteps(step)
     superseded = journal.superseded(position)
-    left = journal.left_choices(position)
+    left = journal.abandoned_starts(position)
     if position is not None:
         earlier.accepted = journal.compared_until(position.segment, step, left)[0] <= step
     for segment in journal.segments():
@@ -186,6 +184,7 @@ class StepComparison:
         first, last: the step that the start resumes from, and the last that is executed again.
         differing: count of the values that differ.
         difference: the difference with the lowest step; within a step, the first that was found.
+        latest: the difference that was found last.
         done: True when nothing is left to compare.
     """
 
@@ -204,6 +203,7 @@ class StepComparison:
         self.uncompared: Counter[str] = Counter()
         self.differing = 0
         self.difference: Difference | None = None
+        self.latest: Difference | None = None
         self.done = reference.last == reference.first and not reference.rows
 
     # ----------------------------------------------------------------------------- values found now
@@ -298,7 +298,7 @@ class StepComparison:
         if in_steps:
             self._seen.add(block.name)
         was = self._was
-        for key, new in comparable_rows(block).items():
+        for key, new in comparable_rows(block):
             step = key[1]
             self._noted.add(step)
             if key in was.rows:
@@ -337,8 +337,9 @@ class StepComparison:
 
     def _differs(self, step: int, component: str, name: str, old: str, new: str) -> None:
         self.differing += 1
+        self.latest = Difference(component, name, old, new, step)
         if self.difference is None or step < self.difference.step:
-            self.difference = Difference(component, name, old, new, step)
+            self.difference = self.latest
 
     # -------------------------------------------------------------------------------------- the report
 

@@ -28,6 +28,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -216,10 +217,11 @@ class Trail:
         self._whole, self._begun = max(self._whole, self._begun), self._last
         try:
             hazard.reach("trail.rename")
-            if filled:
-                self.path.replace(_earlier(self.path))
-            else:  # of a start whose journal was lost, or what a link leads to elsewhere
-                self.path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # a person may delete it
+                if filled:
+                    self.path.replace(_earlier(self.path))
+                else:  # of a start whose journal was lost, or what a link leads to elsewhere
+                    self.path.unlink()
             hazard.reach("trail.create")
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._descriptor, self._end = os.open(self.path, flags, 0o666), 0

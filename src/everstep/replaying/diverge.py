@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep.checkpoint import Checkpoint, CheckpointName, Store, read_checkpoint
-from everstep.drill.divergence import Rows, differing_lines, differing_rows, lines_by_place, rows_by_key
+from everstep.drill.divergence import Rows, differing_lines, differing_rows, lines_by_place
 from everstep.errors import ReplayError
 from everstep.record import Difference, RunJournal, first_difference, read_trail, trail_path
 from everstep.record.segment_file import step_of
@@ -124,16 +124,16 @@ def _of_rows(a: Path, b: Path, steps: range, equal: Counter[str]) -> Iterator[Di
     names = [{key[2:4] for key in each} for each in rows]
     one, other = ({key: row for key, row in each.items() if key[2:4] in names[0] & names[1]} for each in rows)
     for key, row in other.items():
-        different = list(differing_rows(one, [row]))
+        different = list(differing_rows(one, [(key, row)]))
         yield from different
         if not different:
             equal[key[3] if key[2] == "step" else f"{key[2]}/{key[3]}"] += 1
 
 
 def _rows(run_dir: Path, steps: range) -> Rows:
-    rows = RunJournal(run_dir).rows()
+    rows = RunJournal(run_dir).comparable()
     # lines at the head of an epoch that is entered again write no rows
-    return rows_by_key(row for row in rows if row.step in steps and row.phase != "head")
+    return {key: value for key, value in rows if key[1] in steps and key[2] != "head"}
 
 
 def _of_batches(a: Path, b: Path, steps: range, equal: Counter[str]) -> Iterator[Difference]:

@@ -71,6 +71,8 @@ class Verifier:
         self.handed: int | None = None
         self.places: dict[str, int] = {}
         self._noted: Difference | None = None
+        self._seen: Difference | None = None
+        self._stopped = False
         self._error: DivergenceError | None = None
         self._only_warns = False
         """Whether a batch that differs now stops nothing by default."""
@@ -213,19 +215,22 @@ class Verifier:
 
     def _notice(self) -> None:
         """Record a divergence at once in the journal's file, because a kill may follow."""
-        new = self._comparison.difference
-        if new is None or new == self._noted:
+        new, latest = self._comparison.difference, self._comparison.latest
+        if new is None or latest is None or latest is self._seen:
             return
-        self._noted = new
-        in_data = new.component == "samples"
-        found = {"component": new.name, "old": new.expected, "new": new.actual}
-        self._journal.event(DIVERGED, {"step": new.step, **found, "in_data": in_data})
-        self._journal.flush()
-        if self._on_divergence == "stop" or (
-            self._on_divergence is None and in_data and not self._only_warns
-        ):
+        self._seen = latest
+        if new != self._noted:
+            self._noted = new
+            found = {"component": new.name, "old": new.expected, "new": new.actual}
+            in_data = new.component == "samples"
+            self._journal.event(DIVERGED, {"step": new.step, **found, "in_data": in_data})
+            self._journal.flush()
+        in_data = latest.component == "samples"  # also behind a difference that only warned
+        stops = self._on_divergence is None and in_data and not self._only_warns
+        if not self._stopped and (self._on_divergence == "stop" or stops):
+            self._stopped = True
             self._error = DivergenceError(
-                f"resume differs: {in_words(new)}; {self._cause(new)}. If the change is intended, run "
+                f"resume differs: {in_words(latest)}; {self._cause(latest)}. If the change is intended, run "
                 f"everstep accept RUN --divergence {new.step}, and start again; or continue with "
                 'on_divergence="warn"',
                 step=new.step,
