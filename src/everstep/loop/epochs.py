@@ -26,12 +26,6 @@ class Epochs(LoopDriver):
     A resume inside an epoch enters that epoch again: until the program reaches the step loop of the
     checkpoint, `before_resume_point` is true, and earlier step loops of the epoch run no step.
 
-    Args:
-        engine: counts the steps.
-        steps_per_epoch: number of steps in an epoch; None: an epoch is a pass over its data.
-        epoch_lines: window of the epoch's line, which begins anew with each epoch.
-        show_eta: whether lines have the ETA.
-
     Attributes:
         within_epoch: whether an epoch is open.
         before_resume_point: whether the open epoch was entered again and its resume point is not reached.

@@ -37,12 +37,7 @@ BoundaryOf = Callable[[Service], Boundary]
 
 
 class ServiceBoard:
-    """Holds the services in the order in which they run.
-
-    Args:
-        collector: gives each service its metric window.
-        voice: warns of a service that fails.
-    """
+    """Holds the services in the order in which they run."""
 
     def __init__(self, collector: Collector, voice: Voice) -> None:
         self._reports = True
@@ -124,11 +119,7 @@ class ServiceBoard:
     def run(
         self, services: Sequence[Service], boundary_of: BoundaryOf, *, finish: bool = False
     ) -> list[tuple[Service | None, Action]]:
-        """Run services in order; each runs, whatever an earlier service asked for.
-
-        Args:
-            finish: call `finish`, not `run`.
-        """
+        """Run services in order; each runs, whatever an earlier service asked for."""
         actions: list[tuple[Service | None, Action]] = []
         for service in services:
             if not self._reports and not self._runs(service):
@@ -312,12 +303,6 @@ Actions = Iterable[tuple[Service | None, Action]]
 
 class Announcer:
     """Tells services of moments.
-
-    Args:
-        board: the services.
-        progress: the run's counters.
-        apply: takes the actions that services answer with.
-        together: unites them over ranks.
 
     Attributes:
         synchronous: moments inside steps that a service asked for; the others cost nothing.

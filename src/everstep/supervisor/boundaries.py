@@ -62,11 +62,7 @@ class Decisions:
     def stop(
         self, reason: str, kind: str, by: str | None = None, *, failed: bool = False, code: int = 0
     ) -> None:
-        """End the run.  The first reason counts, unless a later one is a failure or has a higher exit status.
-
-        Args:
-            kind, by, failed, code: as in `StopRecord`.
-        """
+        """End the run.  The first reason counts, unless a later one is a failure or has a higher code."""
         engine = self._engine
         stop, reason = engine.progress.stop, without_credentials(reason)
         if stop is None or (failed, code) > (stop.failed, stop.code):

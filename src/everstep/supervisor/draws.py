@@ -88,12 +88,6 @@ class Draws(LoopDriver):
 class Endless:
     """Batches of a stream, pass after pass, for `Supervisor.stream`.
 
-    Args:
-        engine: the engine of the run.
-        draws: takes each batch that is handed out.
-        run_stream: the stream.
-        passes: number of passes after which the run stops; None: never.
-
     Attributes:
         passes: as given.
         drawn: number of batches handed out in this start.

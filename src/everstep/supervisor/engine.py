@@ -54,10 +54,6 @@ class Engine:
     The engine holds the parts of a run and calls them in their order; each part owns its own state.  A door
     (`Supervisor`, `TrainLoop`) uses the engine's methods and parts, and is its `LoopDriver`.
 
-    Args:
-        settings: the checked arguments.
-        user: the objects that were passed as `state=`.
-
     Attributes:
         status: "new" before the `with` block, "open" inside, "closed" after it.
         begun: whether the program has reached the place at which the run begins or resumes.
@@ -407,15 +403,7 @@ class Engine:
             self.boundaries.walk(Moment.AFTER_STEP, batch, can_save=can_save)
 
     def count_round(self, never_done: str, remedy: str) -> None:
-        """Notice a loop that asks and never completes a step; a signal ends it at the last checkpoint.
-
-        Args:
-            never_done, remedy: for the message: what the loop did not do, and what to do.
-
-        Raises:
-            ProgressError: the loop has asked too often.
-            Interrupted: a signal has come.
-        """
+        """Notice a loop that asks and never completes a step; a signal ends it at the last checkpoint."""
         current = self.progress
         spent_on = self._rounds.asked((current.step, current.epoch))
         if spent_on is not None:
@@ -450,11 +438,7 @@ class Engine:
         return True
 
     def leave(self) -> None:
-        """Wait until the last save is committed, then leave the body.
-
-        Raises:
-            Interrupted: always; in a session with a person, KeyboardInterrupt.
-        """
+        """Wait until the last save is committed, then leave the body."""
         interruption = self.decisions.interruption
         assert interruption is not None
         # first: an interrupted start is left only with its state on disk

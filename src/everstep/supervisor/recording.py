@@ -15,10 +15,6 @@ from everstep.supervisor.streams.run_streams import Streams
 class Recording:
     """Takes the rows that the collector has finished.
 
-    Args:
-        recovered: has the newest values in the checkpoint.
-        streams: have the ledger of the data.
-
     Attributes:
         last_values: newest value of each metric collected outside steps, the means of epochs included; in
             a loop without epochs, of all metrics.

@@ -49,12 +49,7 @@ class LoopKind:
     same_data: bool = False
 
     def require(self, wanted: Iterable[Moment], who: str, every: Schedule | None = None) -> None:
-        """Refuse moments that never come in this loop.
-
-        Args:
-            who: what asks for the moments, in words.
-            every: its schedule after steps and epochs.
-        """
+        """Refuse moments that never come in this loop."""
         wanted = frozenset(wanted)
         missing = wanted - self.moments
         if Moment.AFTER_STEP in wanted:
@@ -112,10 +107,6 @@ class LoopOptions(RunOptions, total=False):
 class Settings:
     """Checked arguments of a start, without its state.
 
-    Args:
-        kind: the loop that drives it.
-        max_epoch: as for a `TrainLoop`.
-
     Attributes:
         path: the run's directory.
         services: the given services, then those that every run has.
@@ -125,9 +116,6 @@ class Settings:
         mirror, mirror_wait: of the `Checkpoints` among the services.
         checkpoints, recovery, retry, hang_watch, console: services that say how the engine works; None for
             one that is not there.
-
-    Raises:
-        ConfigError: an argument is out of range, or contradicts another.
     """
 
     def __init__(

@@ -17,10 +17,6 @@ _LOOKS = 16
 class ProgramChecks:
     """Looks for what the state lacks, in the first steps and at boundaries.
 
-    Args:
-        first: step at which this start begins.
-        warn_once: warns, unless an earlier start of the run has.
-
     Attributes:
         looks_left: number of steps after which modules outside the state are still to be looked at.
     """
@@ -81,12 +77,7 @@ class ProgramChecks:
 
 
 class WatchedMetrics:
-    """Warns, once, of each metric that a service watches and that does not come.
-
-    Args:
-        services: the services of the run; more may come.
-        voice: warns the user.
-    """
+    """Warns, once, of each metric that a service watches and that does not come."""
 
     def __init__(self, services: Iterable[Service], voice: Voice) -> None:
         self._services, self._voice = services, voice
@@ -95,11 +86,7 @@ class WatchedMetrics:
         """Names that evaluations have found since the last `check_evaluated`."""
 
     def check(self, values: Set[str], *, at_end: bool = False) -> None:
-        """Warn of each metric that never came; before the end, only if another metric has a name like it.
-
-        Args:
-            values: the names of metrics that have a value.
-        """
+        """Warn of each metric that never came; before the end, only if another metric has a name like it."""
         watching = self._watching()
         others = values - watching.keys()
         for metric in [name for name in watching if name not in values]:
@@ -110,11 +97,7 @@ class WatchedMetrics:
         self._evaluated |= names
 
     def check_evaluated(self, values: Set[str]) -> None:
-        """Warn of each metric that an evaluation should have given, as "valid/acuracy" beside "valid/loss".
-
-        Args:
-            values: as for `check`.
-        """
+        """Warn of each metric that an evaluation should have given: "valid/acuracy" beside "valid/loss"."""
         evaluated, self._evaluated = self._evaluated, set()
         if not evaluated:
             return

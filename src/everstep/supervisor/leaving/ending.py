@@ -88,14 +88,7 @@ class EndStatus(NamedTuple):
 def end_status(
     cause: BaseException | None, stop: StopRecord | None, interruption: Interrupt | None, *, at_end: bool
 ) -> EndStatus:
-    """Find status and reason of a start, from what ended it.
-
-    Args:
-        cause: the exception that left the loop, or that came while it was closed.
-        stop: the run's stop, if one was decided.
-        interruption: the interruption of this start, if there was one.
-        at_end: whether the program reached the loop's own end.
-    """
+    """Find status and reason of a start, from what ended it."""
     if isinstance(cause, Interrupted):
         return EndStatus("stopped", cause.reason)
     # an interactive session is left by KeyboardInterrupt, saved like a script that a signal ends

@@ -38,11 +38,7 @@ ALIKE = 5.0
 
 
 class Exit:
-    """Leaves the loop of one start, once.
-
-    Args:
-        engine: the engine of that start.
-    """
+    """Leaves the loop of one start, once."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -52,15 +48,7 @@ class Exit:
         """Whether this rank leaves by an error that the other ranks do not have."""
 
     def leave(self, error: BaseException | None) -> bool:
-        """Close everything, whatever fails; return True if `error` is the loop's end and not an error.
-
-        Args:
-            error: the exception that left the body of the `with` block.
-
-        Raises:
-            BaseException: another error in place of `error`, the first failure while closing, or the exit
-                status of a stop.
-        """
+        """Close everything, whatever fails; return True if `error` is the loop's end and not an error."""
         engine = self._engine
         stop = engine.progress.stop
         ended = isinstance(error, StopIteration) and stop is not None and stop.kind == "stream"
@@ -98,12 +86,7 @@ class Exit:
         return ended
 
     def _undone(self, errors: Sequence[BaseException], step: int) -> RolledBack | None:
-        """Decide to go back, or to try again, if the error that ended the loop allows it.
-
-        Args:
-            errors: the error that ended the loop, then those that came while it was left.
-            step: the step that was running, or the last one.
-        """
+        """Decide to go back, or to try again, if the error that ended the loop allows it."""
         engine = self._engine
         if self._alone and engine.ranks.several:
             return None
@@ -283,9 +266,6 @@ def restore_best(service: Best, store: Store, user: UserState, voice: Voice) -> 
 
     Weights that cannot be loaded give a warning: the run has ended by then, and an error would come again at
     every start.
-
-    Returns:
-        The record of the loaded weights; None if the objects still have the last weights.
     """
     lost: list[str] = []
     for place in service.places:

@@ -28,14 +28,7 @@ _tries: dict[str, _Tries] = {}
 
 
 class Retries:
-    """The tries of a run.
-
-    Args:
-        retry: the service that allows them; None if the run has none.
-        run_dir: the run's directory.
-        ends: tells whether a signal asks the run to end: then no wait is made.
-        voice: warns the user.
-    """
+    """The tries of a run."""
 
     def __init__(
         self,
@@ -50,11 +43,7 @@ class Retries:
         self._ends, self._voice = ends, voice
 
     def again(self, error: BaseException, step: int) -> TriedAgain | None:
-        """Decide to try again from the newest checkpoint, and wait; None if the error is final.
-
-        Args:
-            step: the step that was running, or the last one.
-        """
+        """Decide to try again from the newest checkpoint, and wait; None if the error is final."""
         retry = self._retry
         if retry is None or not retry.takes(error):
             return None

@@ -22,11 +22,6 @@ T = TypeVar("T")
 class Rollbacks:
     """Rollbacks of a run: the decided ones, and the next.
 
-    Args:
-        decided: rollbacks of earlier starts.
-        recovery: the service that allows more; None if the run has none.
-        group: the ranks; the writer decides, and all leave by the same decision.
-
     Attributes:
         decided: rollbacks of all starts, this one included.
     """

@@ -110,9 +110,6 @@ class InitFrom:
 
         Returns:
             The checkpoint, None for another program's weights; the path; and in words what is there.
-
-        Raises:
-            RestoreError: names do not fit and are not allowed to; has the three lists of them.
         """
         required: Collection[str] | None = None
         foreign, checkpoint = self.open_foreign(say), None

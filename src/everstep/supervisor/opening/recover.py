@@ -53,11 +53,7 @@ from everstep.supervisor.streams import reused_data
 
 
 def recover(run: OpenRun, user: UserState, board: ServiceBoard, limits: Limits) -> ResumePoint:
-    """Restore the chosen checkpoint, or initialise where there is none.
-
-    Raises:
-        CheckpointError, RestoreError, ConfigError: the start cannot be made as asked for.
-    """
+    """Restore the chosen checkpoint, or initialise where there is none."""
     settings = run.settings
     require_same_start(run.group, settings, user, board, limits)
     for problem in run.history.problems:
@@ -212,9 +208,6 @@ def _compare_settings(
 
     Returns:
         The options to use as given, by entry of the state; and the facts that stay as stored.
-
-    Raises:
-        ChangedError: something differs, and `on_change` is "error".
     """
     settings = run.settings
     config = changed_config(meta.get("config"), run.config)

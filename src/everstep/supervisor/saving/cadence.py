@@ -37,11 +37,7 @@ class _Cost(NamedTuple):
 
 
 class Cadence:
-    """Measures each save, and tells the schedule of saves before the next one.
-
-    Args:
-        schedule: one that learns.
-    """
+    """Measures each save, and tells the schedule of saves before the next one."""
 
     def __init__(self, engine: Engine, schedule: Schedule) -> None:
         self._engine, self._schedule = engine, schedule

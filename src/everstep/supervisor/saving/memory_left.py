@@ -14,9 +14,6 @@ def memory_left(root: Path = Path("/")) -> int | None:
 
     The smallest counts of: what Linux estimates as available; and for the cgroup of this process and those
     above it (version 2, or 1) the limit less what is in use and cannot be dropped.
-
-    Args:
-        root: folder with proc/ and sys/.
     """
     available = re.search(r"^MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo"), re.M)
     amounts = [int(available[1]) << 10] if available else []
@@ -47,12 +44,7 @@ def _text(path: Path) -> str:
 
 
 def too_large(needed: int, left: int | None) -> str | None:
-    """Return a sentence where a copy of the state does not fit in memory; None where it fits.
-
-    Args:
-        needed: bytes of the kept copy that are still to come.
-        left: what `memory_left` returned.
-    """
+    """Return a sentence where a copy of the state does not fit in memory; None where it fits."""
     if left is None or needed <= max(left, SMALL):
         return None
     new, free = (f"{count / (1 << 30):.1f} GiB" for count in (needed, left))

@@ -41,9 +41,6 @@ class Saver:
     The state of one step is copied once (a `Snapshot`); the newest copy stays in the kept buffers, and is
     committed when it is asked for, at once or later.  What the writer thread does is `Writing`'s.
 
-    Args:
-        engine: the engine, whose run is open.
-
     Attributes:
         asked: whether a save is asked for at the next boundary.
         last: the newest commit of this process, None before the first.
@@ -306,11 +303,7 @@ class Saver:
         self._engine.wakeups.wish()
 
     def _failed(self, error: OSError | MemoryError, name: str = "", best: Sequence[SaveBest] = ()) -> None:
-        """Count a failed save, and warn; training goes on.
-
-        Args:
-            name: the checkpoint that was to be, and `best` the best weights.
-        """
+        """Count a failed save, and warn; training goes on."""
         run_dir = self._engine.opening.run_dir.path
         if not run_dir.is_dir():
             error = RunDirError(
@@ -362,11 +355,7 @@ class Saver:
             ) from self.error
 
     def settle(self, *, wait: bool = False) -> None:
-        """Announce the new commits of the writer thread, in the journal and to observers.
-
-        Args:
-            wait: whether to wait for the running write first.
-        """
+        """Announce the new commits of the writer thread, in the journal and to observers."""
         engine = self._engine
         try:
             if wait:

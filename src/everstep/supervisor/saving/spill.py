@@ -20,11 +20,7 @@ from everstep.state import Encoded, content_digest
 
 
 class Spill:
-    """File without a name in the run directory: whatever ends the process, nothing is left of it.
-
-    Args:
-        folder: the run directory.
-    """
+    """File without a name in the run directory: whatever ends the process, nothing is left of it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

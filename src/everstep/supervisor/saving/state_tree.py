@@ -85,11 +85,7 @@ class Progress:
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Progress:
-        """Make a Progress of what `tree` returned.
-
-        Raises:
-            TypeError: a counter is missing, unknown, or of another type.
-        """
+        """Make a Progress of what `tree` returned."""
         fields = {name: value for name, value in tree.items() if name != "batch_in_epoch"}
         stop = fields.pop("stop")
         made = cls(**fields, stop=None if stop is None else StopRecord(**stop))
@@ -130,14 +126,7 @@ def whole_tree(
     wall: dict[str, Any],
     rank: int = 0,
 ) -> dict[str, Any]:
-    """Build the state tree of a run, with the global random state as it is now.
-
-    Args:
-        user: the branches of `UserState.save`.
-        lines: random state of the program's lines that a resume runs again.
-        metrics: the collector's windows.
-        rank: number of this rank.
-    """
+    """Build the state tree of a run, with the global random state as it is now."""
     now, again = random_parts(rank)
     return {
         "progress": progress,

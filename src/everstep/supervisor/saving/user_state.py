@@ -24,19 +24,12 @@ _ATTRIBUTES = "attributes"
 class UserState:
     """The objects that the user passed as `state=`.
 
-    Args:
-        state: name to object, or (name, object) pairs.
-
     Attributes:
         objects: object by name, bare also where it was declared by `PerRank`.
         per_rank: names of the entries that are each rank's own.
         merges: functions that merge them for another number of ranks, by name.
         tainted: whether a guard has found the state bad, so that it is not saved.
         task: the task whose steps change the state; None where the program has steps of its own.
-
-    Raises:
-        ConfigError: the objects have no names, or a name is taken twice, empty or has a "/".
-        StateError: an object cannot be saved.
     """
 
     def __init__(self, state: Mapping[str, Any] | Sequence[tuple[str, Any]] | None) -> None:

@@ -116,12 +116,6 @@ def states_of(held: Held) -> list[Any]:
 class HeadWatch:
     """Watches what the head of each epoch does to the generators of one stream's data.
 
-    Args:
-        name: the name of the stream.
-        generators: the generators of all streams.
-        say: takes sentences for the user.
-        noticed: called with the stream's name, and with what a head has done.
-
     Attributes:
         declared: whether the data is known where the run begins.
         recorded: the record of the head that follows the resume point; None if there is none.
@@ -283,10 +277,6 @@ class RngMarks:
 
     At a resume these lines run again, before the run's own random state comes back, and draw the same
     numbers as the first time.
-
-    Args:
-        user: the state, which may hold generators.
-        saved: what `tree` gave, empty in a fresh run.
     """
 
     def __init__(self, user: UserState, saved: dict[str, Any]) -> None:

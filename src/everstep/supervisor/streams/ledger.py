@@ -135,12 +135,7 @@ class Ledger:
             self._earlier.append(self._told(before))
 
     def news(self, cursor: Cursor | None, data: dict[str, Any]) -> list[dict[str, Any]]:
-        """Account for all batches, and return what the journal is to have of this stream, an event for each.
-
-        Args:
-            cursor: the open pass.
-            data: the description of the data.
-        """
+        """Account for all batches; return what the journal is to have of this stream, an event for each."""
         if self.drawn:
             self.take(cursor)
         told, self._earlier = self._earlier, []

@@ -81,10 +81,6 @@ class RunStream:
 
         Returns:
             Whether such a stream is accepted.
-
-        Raises:
-            NotResumableError: no checkpoint could be made while the stream is read.
-            DataError: the stream is not what the checkpoint read; has both values of each difference.
         """
         if refusal := stream.unsaveable:
             raise NotResumableError(f"stream {self.name!r}: {refusal}")
@@ -296,9 +292,6 @@ class RunStream:
 
         All batches so far are in complete steps.  Two runs at the same place have equal branches, however
         they came there.
-
-        Args:
-            head_may_follow: as for `Streams.tree`.
         """
         if isinstance(self._left, NotResumableError):
             raise self._left
@@ -354,11 +347,7 @@ class RunStream:
         return self._saved_words if self.stream is None else self.stream.unhashed_keys
 
     def load(self, tree: dict[str, Any], words: dict[str, Any], where: object) -> None:
-        """Load what `tree` returned; takes effect at the next `open`.
-
-        Args:
-            where: the checkpoint, for messages.
-        """
+        """Load what `tree` returned; takes effect at the next `open`."""
         if not is_count(tree["pass"]) or not isinstance(tree["generators"], list | None):
             raise ValueError(f"stream {self.name!r} has {tree!r:.300}")
         self._where = where

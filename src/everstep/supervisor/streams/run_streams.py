@@ -23,11 +23,6 @@ from everstep.supervisor.streams.same_samples import require_same_samples
 class QuarantineCursor(CursorWrapper):
     """Cursor that knows the place of each batch in its pass, and leaves quarantined batches out.
 
-    Args:
-        cursor: the cursor to draw from; tells `done`.
-        quarantined: indices of batches that are not handed out.
-        drew: called with the index of each batch that is handed out.
-
     Attributes:
         skipped: number of batches that were left out.
     """
@@ -72,15 +67,6 @@ class QuarantineCursor(CursorWrapper):
 
 class Streams:
     """All streams of a run, by name.
-
-    Args:
-        seed: seed of the run.
-        say: takes sentences for the user.
-        override: whether to read given data that is not what the checkpoint read.
-        quarantined: batches that are not handed out.
-        same_data: whether another try in this process reads the same objects, and not new ones.
-        group: the ranks, each of which reads its share of each batch.
-        uneven: rule for batches that the number of ranks does not divide; see `Share`.
 
     Attributes:
         drew: called with the stream, pass and index of each batch that is handed out, if set.
@@ -130,12 +116,7 @@ class Streams:
         self._declared = dict(declared)
 
     def bind(self, data: Any, name: str) -> RunStream:
-        """Let the stream of `name` read `data`, and return the stream.
-
-        Raises:
-            ConfigError: the name is empty, or another object holds it.
-            DataError: this is not the data that the checkpoint read.
-        """
+        """Let the stream of `name` read `data`, and return the stream."""
         run_stream = self._by_name.get(valid_name("stream", name))
         if run_stream is None:
             run_stream = self._by_name[name] = self._new(name)

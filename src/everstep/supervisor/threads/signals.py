@@ -134,11 +134,7 @@ def is_interactive() -> bool:
 
 
 def exit_error(code: int, reason: str) -> BaseException:
-    """Make the exception that leaves a saved run; after Ctrl-C an interactive session continues.
-
-    Args:
-        code: the exit status; under torchrun the process ends with 0, see `exit_status`.
-    """
+    """Make the exception that leaves a saved run; after Ctrl-C an interactive session continues."""
     if code == 128 + signal.SIGINT and is_interactive():
         return KeyboardInterrupt(reason)
     return Interrupted(exit_status(code), reason)

@@ -15,12 +15,7 @@ LONGEST_SLEEP = 1.0
 
 
 class Ticker:
-    """Wakes the loop when a schedule in seconds becomes due.
-
-    Args:
-        clock: monotonic seconds.
-        wake: called when a time has come; must only set plain attributes.
-    """
+    """Wakes the loop when a schedule in seconds becomes due."""
 
     def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
         self._clock, self._wake = clock, wake
@@ -71,9 +66,6 @@ class Wakeups:
     Threads and signal handlers interrupt the main thread between any two instructions, so they take no
     lock here: they append to a deque and set plain attributes.
 
-    Args:
-        clock: monotonic seconds.
-
     Attributes:
         next_due: first step after which the loop has to ask; compared at every step.
         actions: actions that threads asked for, oldest first; applied at the next boundary.
@@ -95,11 +87,7 @@ class Wakeups:
         """Whether this process looks at the clock: of several ranks only the writer does."""
 
     def agree_by(self, agreement: Agreement, *, keeps_time: bool) -> None:
-        """Let `wish` stop all ranks at one step, instead of this rank alone.
-
-        Args:
-            keeps_time: whether this rank's clock makes boundaries due.
-        """
+        """Let `wish` stop all ranks at one step, instead of this rank alone."""
         self._agreement, self._keeps_time = agreement, keeps_time
 
     def wish(self) -> None:
@@ -150,13 +138,7 @@ class Wakeups:
         self._woken = False
 
     def plan(self, step: int, due_step: int, due_time: float | None) -> None:
-        """Plan the next boundary, at the end of this one.
-
-        Args:
-            step: the last completed step.
-            due_step: first step after which something is due by number.
-            due_time: the clock's time at which something is due; None: never.
-        """
+        """Plan the next boundary, at the end of this one."""
         self._due_step = due_step
         self._due_time = due_time if self._keeps_time else None
         if self._clock is time.monotonic:
