@@ -6,7 +6,7 @@ with one integer comparison that nothing is due.
 
 Schedules in steps and epochs are due at multiples of n, counted from the run's first step: a resumed run
 has them at the same steps.  A schedule in seconds depends on the clock: it is left out of comparisons, and
-the supervisor's ticker thread wakes the loop for it.  `Auto` chooses its seconds by what saves cost.
+the supervisor's timer thread wakes the loop for it.  `Auto` chooses its seconds by what saves cost.
 """
 
 from __future__ import annotations

@@ -527,14 +527,6 @@ def test_an_endless_step_loop_is_refused(make: Make) -> None:
                 loop.iter_steps()
 
 
-def test_advance_belongs_to_the_supervisor(make: Make) -> None:
-    with make(max_epoch=1) as loop:
-        with pytest.raises(UsageError, match="iter_steps"):
-            loop.advance()
-        with pytest.raises(UsageError, match="iter_steps"):
-            loop.stream([1])
-
-
 def test_where_everything_lies(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path / "run", max_epoch=1).train(tail=lambda loop, epoch: loop.print_logs())
     where = tiny.loop.ending.where

@@ -86,7 +86,7 @@ def test_an_exception_leaves_every_completed_step_in_the_record(tmp_path: Path) 
 
 
 def test_a_time_budget_is_noticed_without_any_service_due(tmp_path: Path) -> None:
-    """The ticker thread wakes a loop in which nothing else would."""
+    """The timer thread wakes a loop in which nothing else would."""
     loop = everstep.TrainLoop(tmp_path, max_time=0.05, max_step=1 << 40, default_services=False)
 
     def train() -> None:
@@ -135,7 +135,7 @@ def test_a_clock_of_ones_own_drives_schedules_in_seconds_by_itself(
     ticks = Ticks()
     door(tmp_path / "run", ManualClock(), ticks, seconds)
     assert ticks.ran[:3] == first
-    assert "everstep-ticker" not in ticks.threads
+    assert "everstep-timer" not in ticks.threads
 
 
 def test_the_parts_of_the_time_sum_to_the_whole(tmp_path: Path) -> None:

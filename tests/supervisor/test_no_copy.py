@@ -15,7 +15,6 @@ import everstep
 from everstep import Every
 from everstep.errors import CheckpointError, GuardStop, Interrupted, NonFiniteError
 from everstep.state import Buffers, digest, encode
-from everstep.supervisor.saving import memory_left as memory
 from everstep.supervisor.saving.spill import Spill
 from everstep.testing import armed, nothing_left
 from tiny_runs import Boom, boom_at
@@ -168,52 +167,3 @@ def test_what_is_kept_on_disk_comes_back_and_damage_is_noticed(tmp_path: Path) -
     with pytest.raises(OSError, match="has changed there"):
         _ = kept.arrays["n"].data
     spill.close()
-
-
-# --------------------------------------------------------------------------- the word about memory
-
-
-def made(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
-def test_the_memory_that_is_left_is_that_of_the_machine_or_of_the_group(tmp_path: Path) -> None:
-    assert memory.memory_left(tmp_path) is None
-    made(tmp_path, {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n"})
-    assert memory.memory_left(tmp_path) == 8000 << 10
-    v2 = {
-        "proc/self/cgroup": "0::/a/b\n",
-        "sys/fs/cgroup/a/b/memory.max": "max\n",
-        "sys/fs/cgroup/a/b/memory.current": "5\n",
-        "sys/fs/cgroup/a/memory.max": "5000000\n",
-        "sys/fs/cgroup/a/memory.current": "4000000\n",
-        "sys/fs/cgroup/a/memory.stat": "anon 1\ninactive_file 300000\nactive_file 5\n",
-    }
-    assert memory.memory_left(made(tmp_path, v2)) == 1_300_000
-    v1 = {
-        "proc/self/cgroup": "3:cpu:/x\n4:memory:/docker/1\n",
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": "3000000\n",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes": "2900000\n",
-    }
-    assert memory.memory_left(made(tmp_path, v1)) == 100_000
-    here = memory.memory_left()
-    assert here is None or here > 0
-
-
-def test_the_word_is_said_after_the_first_update_with_the_optimizers_moments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "SMALL", 0)
-    told = []
-    for left, copy in ((400, True), (1000, True), (400, False)):
-        # of 4 * 8 + 8 + 8 + 1 weights the first copy is there: two moments of 4 bytes, 4 counts, are to come
-        monkeypatch.setattr("everstep.supervisor.saving.saver.memory_left", lambda left=left: left)
-        warned: list[str] = []
-        program = Program(tmp_path / f"{left}-{copy}", copy=copy, max_epoch=1)
-        monkeypatch.setattr(program.loop._engine.voice, "warn", warned.append)
-        program.train()
-        told.append([text for text in warned if "copy=False" in text])
-    assert [len(each) for each in told] == [1, 0, 0]

@@ -25,7 +25,6 @@ from everstep.errors import (
 from everstep.services.best import Best
 from everstep.state import Buffers, Encoded, encode, split
 from everstep.supervisor.saving.cadence import Cadence
-from everstep.supervisor.saving.memory_left import memory_left, too_large
 from everstep.supervisor.saving.replicas import difference, leaf_digests
 from everstep.supervisor.saving.snapshot import Snapshot, take_snapshot
 from everstep.supervisor.saving.spill import Spill
@@ -249,10 +248,7 @@ class Saver:
         return None
 
     def reserve(self) -> None:
-        """Reserve buffers after the first update, for optimizers' moments: no save must stall for them.
-
-        Where they will not fit into the memory that is left, none are made, and the user is warned.
-        """
+        """Reserve buffers after the first update, for optimizers' moments: no save must stall for them."""
         engine = self._engine
         if self._reserved or not self._buffers.copy or not engine.user.updates:
             return
@@ -260,11 +256,7 @@ class Saver:
             return
         self._reserved = True
         arrays = engine.user.arrays()
-        new = [array for name, array in arrays.items() if name not in self._buffers.kept]
-        if problem := too_large(sum(int(getattr(array, "nbytes", 0)) for array in new), memory_left()):
-            engine.voice.warn(problem)
-        else:
-            self._writer.submit(lambda: self._buffers.reserve(arrays), lambda _: None)
+        self._writer.submit(lambda: self._buffers.reserve(arrays), lambda _: None)
 
     # ----------------------------------------------------------------------------- the writer thread
 
