@@ -152,6 +152,8 @@ def _resume(
         one_fingerprint &= not differing and laid_alike
     _say_resumed(run, checkpoint, progress, finished)
     now, lines = random_parts(run.group.rank)
+    with reading(checkpoint.path, "services/metrics"):
+        collector = tree["services"].pop("metrics")["state"]
     return ResumePoint(
         progress=progress,
         checkpoint=str(checkpoint.name),
@@ -160,8 +162,8 @@ def _resume(
         parent=parent,
         comparison=_comparison(run, parent, progress, same_numbers),
         chosen=run.chosen,
-        collector=tree["services"]["metrics"]["state"],
-        services={name: saved for name, saved in tree["services"].items() if name != "metrics"},
+        collector=collector,
+        services=tree["services"],
         streams=tree["streams"],
         finished=finished,
         digest=checkpoint.digest,
@@ -180,7 +182,7 @@ def _read(run: OpenRun, checkpoint: Checkpoint, user: UserState) -> tuple[dict[s
     """Read the tree that this rank continues from, and its counters."""
     rank = run.group.rank
     checkpoint = for_rank(checkpoint, run.group, user)
-    tree = saved_tree(checkpoint, rank=rank)
+    tree = saved_tree(checkpoint)
     with reading(checkpoint.path, "progress"):
         progress = Progress.from_tree(tree["progress"])
     now, lines = random_parts(rank)
