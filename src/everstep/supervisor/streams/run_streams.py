@@ -15,7 +15,7 @@ from everstep.errors import ConfigError, UsageError, nearest
 from everstep.group import Single
 from everstep.record import Batch
 from everstep.supervisor.streams import reused_data
-from everstep.supervisor.streams.generators import Generators, HeadWatch
+from everstep.supervisor.streams.generators import Generators
 from everstep.supervisor.streams.run_stream import RunStream
 from everstep.supervisor.streams.same_samples import require_same_samples
 
@@ -91,7 +91,7 @@ class Streams:
         uneven: Uneven | None = None,
     ) -> None:
         self._group = group = group or Single()
-        self._share = Share(group.data_rank, group.data.size, uneven)
+        self.share = Share(group.data_rank, group.data.size, uneven)
         self.drew: Callable[[str, int, int], None] | None = None
         self.noticed: Callable[[str, dict[str, Any]], None] = lambda name, head: None
         self.compared: Callable[[str, tuple[str, str] | None, bool], None] = lambda name, words, is_read_on: (
@@ -104,12 +104,12 @@ class Streams:
         self.per_step: dict[str, list[int]] = {}
         self._sources: dict[str, Any] = {}
         self._declared: dict[str, Any] = {}
-        self._seed, self._say, self._override, self._same_data = seed, say, override, same_data
-        self._generators = Generators()
+        self.seed, self.say, self._override, self._same_data = seed, say, override, same_data
+        self.generators = Generators()
 
     def keep(self, objects: Iterable[Any]) -> None:
         """Take objects that the checkpoint's state has restored already: no stream may move these."""
-        self._generators.keep(objects)
+        self.generators.keep(objects)
 
     def declare(self, declared: Mapping[str, Any]) -> None:
         """Declare the data that the program is going to give, by name."""
@@ -129,7 +129,7 @@ class Streams:
                 )
             stream = self._mine(data)
             if self._group.size > 1:
-                self._group.agree(stream.describe(self._seed), f"the data of stream {name!r}")
+                self._group.agree(stream.describe(self.seed), f"the data of stream {name!r}")
                 require_same_samples(self._group, stream, name)
         if run_stream.bind(stream, override=self._override):
             self.changed()
@@ -141,32 +141,21 @@ class Streams:
     def _mine(self, data: Any) -> Stream:
         """Make the stream of this rank's part of the data."""
         stream = as_stream(data)
-        return stream if self._group.size == 1 else stream.split(self._share)
+        return stream if self._group.size == 1 else stream.split(self.share)
 
     def _new(self, name: str) -> RunStream:
-        head = HeadWatch(name, self._generators, self._say, lambda name, head: self.noticed(name, head))
-        made = RunStream(
-            name,
-            self._seed,
-            self._say,
-            self._generators,
-            self._without_quarantined,
-            self._left_out,
-            head,
-            self._share,
-            lambda name, words, is_read_on: self.compared(name, words, is_read_on),
-        )
+        made = RunStream(name, self)
         self.drawn[name], self.per_step[name] = made.ledger.drawn, made.per_step
         return made
 
-    def _left_out(self, run_stream: RunStream) -> set[int]:
+    def left_out(self, run_stream: RunStream) -> set[int]:
         """Return the numbers of the quarantined batches of a stream's open pass."""
         place = (run_stream.name, run_stream.pass_index)
         return {batch for *where, batch in self._quarantined if (*where,) == place}
 
-    def _without_quarantined(self, run_stream: RunStream, cursor: Cursor) -> Cursor:
+    def without_quarantined(self, run_stream: RunStream, cursor: Cursor) -> Cursor:
         """Wrap the cursor, if batches of its pass are to be noted or left out."""
-        out = self._left_out(run_stream)
+        out = self.left_out(run_stream)
         # the usual case: nothing stands between the program and its batches
         if self.drew is None and not out:
             return cursor
@@ -186,7 +175,7 @@ class Streams:
     def sample_ids(self, name: str, pass_index: int, index: int) -> list[int] | None:
         """Return the numbers of the samples in a batch; None where the stream cannot tell them."""
         stream = self._by_name[name].stream if name in self._by_name else None
-        return None if stream is None else stream.sample_ids(name, pass_index, index, seed=self._seed)
+        return None if stream is None else stream.sample_ids(name, pass_index, index, seed=self.seed)
 
     def no_way_back(self) -> str:
         """Explain why this process cannot read a stream again, with a remedy; "" if it can."""
