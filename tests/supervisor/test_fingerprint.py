@@ -11,7 +11,6 @@ import torch
 from click.testing import CliRunner
 
 import everstep
-from everstep.backends.torch.backend import TorchBackend
 from everstep.cli.looking import show_command as show
 from everstep.contracts.group import DataRanks
 from everstep.supervisor.opening.comparing import changes, fingerprint
@@ -108,28 +107,3 @@ def test_a_framework_that_one_side_has_not_imported_is_no_difference() -> None:
     other = {**here, "machine": {**here["machine"], "processor": "abacus"}}
     (found,) = changes(other, here)
     assert str(found) == f"machine.processor: stored abacus, given {here['machine']['processor']}"
-
-
-def test_flags_that_choose_kernels_are_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = TorchBackend()
-    before = backend.fingerprint({})
-    monkeypatch.setenv("MKL_CBWR", "AVX2")
-    torch.use_deterministic_algorithms(True)
-    torch.set_float32_matmul_precision("high")
-    try:
-        now = backend.fingerprint({})
-    finally:
-        torch.use_deterministic_algorithms(False)
-        torch.set_float32_matmul_precision("highest")
-    changed = {name for name in now if now[name] != before.get(name)}
-    assert changed == {"deterministic", "onednn_matmul", "MKL_CBWR"}
-
-
-if torch.cuda.is_available():
-
-    def test_a_device_counts_where_the_state_lies_on_it() -> None:
-        backend = TorchBackend()
-        model = torch.nn.Linear(1, 1)
-        assert "devices" not in backend.fingerprint({"model": model})
-        on_device = backend.fingerprint({"model": model.cuda()})
-        assert "compute capability" in on_device["devices"] and "cudnn_benchmark" in on_device

@@ -5,68 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import everstep
 import warm
-from everstep import At, hazard
 from everstep.record import RunJournal, failures
 from everstep.services import HangWatch
 from everstep.services.recovery import HALF_AN_HOUR
 from everstep.testing import nothing_left
 from tiny_runs import Tiny, rows
 from waiting import until
-
-AFTER = 0.6
-
-
-def hang_until_noticed(run_dir: Path, pages: int = 1) -> None:
-    until(lambda: len(failures(run_dir)) >= pages)
-    threading.Event().wait(1.5 * AFTER)  # once for each hang
-
-
-def watched(run_dir: Path, **arguments: Any) -> Tiny:
-    services = [HangWatch(AFTER), *arguments.pop("services", ())]
-    return Tiny(run_dir, max_epoch=2, services=services, **arguments)
-
-
-@pytest.mark.campaign("timed")
-def test_a_save_that_hangs_beside_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_dir = tmp_path / "run"
-
-    def stuck(name: str) -> None:
-        in_the_save = threading.current_thread().name == "everstep-writer" and name == "checkpoint.rename"
-        if in_the_save and tiny.loop.step > 1 and not failures(run_dir):
-            hang_until_noticed(run_dir)
-
-    tiny = watched(run_dir, services=[everstep.Checkpoints(At(2))])
-    monkeypatch.setattr(hazard, "_action", stuck)
-    tiny.train(lambda loop, step: time.sleep(AFTER / 4))
-    page = failures(run_dir)[0]
-    assert page.what.startswith(f"a save has not ended for {AFTER} s")
-    assert any("everstep-writer" in line for line in page.lines)
-    assert any("hang_until_noticed" in line for line in page.lines)
-
-
-@pytest.mark.campaign("timed")
-def test_a_loop_that_waits_and_asks_does_not_hang(tmp_path: Path) -> None:
-    """Nor does an evaluation: both draw batches, or ask whether to go on."""
-    services = [HangWatch(AFTER), everstep.services.Console(sink=lambda line: None)]
-    with everstep.Supervisor(tmp_path, {"w": np.zeros(1)}, max_step=2, services=services) as sv:
-        data = sv.stream(everstep.data.arrays(np.arange(4), batch_size=1))
-        began = time.monotonic()
-        while not sv.should_stop():
-            if time.monotonic() > began + 4 * AFTER:
-                sv.advance()
-            elif time.monotonic() > began + 2 * AFTER:
-                next(data)
-            time.sleep(0.01)
-    assert failures(tmp_path) == []
 
 
 PROGRAM = """

@@ -148,6 +148,8 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     *((supervised(lambda sv, n=n: sv.loop(n, print)), ConfigError, NUMBER) for n in (-1, "1", None, NAN)),
     (supervised(lambda sv: (sv.stream([1]), sv.stream([2]))), ConfigError, "'train' is in use.*\"train2\""),
     (supervised(lambda sv: (sv.should_stop(), sv.advance(loss="high"))), MetricError, "'loss' is 'high'"),
+    *((lambda path, call=call: call(quiet(path / "run")), UsageError, "before the with block; enter it")
+      for call in (Supervisor.should_stop, Supervisor.advance, lambda sv: sv.stream([1]))),
     (supervised(lambda sv: sv.advance()), UsageError, r"before the first should_stop\(\)"),
     (supervised(lambda sv: next(sv.stream([1]))), UsageError, r"before the first should_stop\(\)"),
     (supervised(lambda sv: [sv.stream([]), sv.should_stop()] and next(sv._draws.streams[0])), DataError,
@@ -164,29 +166,6 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, call: Call, error: type[Ex
     with nothing_left(), pytest.raises(error, match=words):
         call(tmp_path)
     assert (tmp_path / "file").read_text() == "mine"
-
-
-CALLS: dict[str, Callable[[Supervisor], object]] = {
-    "should_stop": lambda sv: sv.should_stop(),
-    "advance": lambda sv: sv.advance(),
-    "stream": lambda sv: sv.stream([1]),
-    "request_stop": lambda sv: sv.request_stop(),
-    "make_checkpoint": lambda sv: sv.make_checkpoint(),
-    "loop": lambda sv: sv.loop(1, print),
-}
-
-
-def test_use_before_and_after_the_with_block(tmp_path: Path) -> None:
-    sv = quiet(tmp_path / "run", max_step=1)
-    for name, call in CALLS.items():
-        with pytest.raises(UsageError, match=rf"{name}\(\) before the with block; enter it first"):
-            call(sv)
-    with sv:
-        sv.should_stop()
-        sv.advance()
-    for name, call in CALLS.items():
-        with pytest.raises(UsageError, match=rf"{name}\(\) after the with block has ended; make a new"):
-            call(sv)
 
 
 def test_pairs_are_names_enough(tmp_path: Path) -> None:

@@ -41,14 +41,6 @@ class Holder(nn.Module):
         self.backbone = model
 
 
-class Foreign(nn.Module):
-    """Wrapper of another library, which adds what DDP adds."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.module = model
-
-
 def compiled(model: nn.Module) -> nn.Module:
     return torch.compile(model, backend="eager")  # type: ignore[return-value]
 
@@ -88,14 +80,6 @@ def test_names_flags_buffers_and_attributes_go_in_and_out_of_a_wrapper(wrapped: 
         assert not other_norm.training and other_part.training and not other_part[0].bias.requires_grad
         assert other_part.cache.tolist() == [5, 5] and not any(entry.check(into.save()))
         assert into.guarded(("2.0.weight",)) and not into.guarded(("1.running_mean",))
-
-
-def test_a_part_named_module_is_no_wrapper() -> None:
-    for model in (nn.DataParallel(Foreign(net(3.0))), Foreign(net(3.0))):
-        tree = make_entry("model", model).save()
-        assert "module.0.weight" in tree
-        make_entry("model", into := nn.DataParallel(Foreign(net()))).load(tree)
-        assert fills(into) == {3.0}
 
 
 @pytest.mark.parametrize(("made", "here"), [(Holder, nn.Identity), (nn.Identity, Holder)])
