@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -271,16 +270,9 @@ def test_training_summary(make: Make, lines: list[str], tmp_path: Path) -> None:
     with make(state=state, seed=5, groups=["model/encoder"], max_epoch=1) as loop:
         loop.print_training_summary()
     environment, table = (line for line in lines if "\n" in line)
-    facts = dict(line.split(maxsplit=1) for line in environment.splitlines()[2:])
     assert environment.startswith("Execution Environment\n---------------------\n")
-    assert facts.pop("torch_threads").isdigit()
-    assert facts == {
-        "run": str(tmp_path / "run"),
-        "seed": "5",
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "torch": str(torch.__version__),
-    }
+    facts = dict(line.split(maxsplit=1) for line in environment.splitlines()[2:])
+    assert (facts["run"], facts["seed"]) == (str(tmp_path / "run"), "5") and "torch_threads" in facts
     assert table == (
         "Trainable Parameters (24 in total)\n"
         "==================================\n"

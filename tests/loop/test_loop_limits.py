@@ -229,25 +229,13 @@ def test_a_run_that_a_service_has_ended_is_reopened_by_changing_it(
     assert tiny.w.tobytes() == straight.w.tobytes() and rows(tmp_path / "run") == rows(tmp_path / "straight")
 
 
-def test_an_early_stop_is_reopened_by_a_changed_stopper_and_by_no_limit(tmp_path: Path) -> None:
-    tiny = stopping(tmp_path / "run").train(tail=validate)
-    again = stopping(tmp_path / "run", max_epoch=30).train(tail=validate)
-    assert again.seen == [] and again.w.tobytes() == tiny.w.tobytes()
-    said = next(line for line in again.lines if "this run is finished" in line)
-    assert "early stop" in said and "change or remove 'early stop valid_loss'" in said
-    assert "raise a limit" not in said
-    tiny = stopping(tmp_path / "run", patience=5).train(tail=validate)
-    assert tiny.seen[0][:2] == (8, 29) and tiny.loop.epoch == 11
-    assert any("patience" in line and "used as given" in line for line in tiny.lines)
-
-
 # ------------------------------------------------------------------------------------ best, never mixed
 
 
 Kept = dict[int, tuple[bytes, bytes]]
 
 
-def with_best(run_dir: Path, restore: Any = True, fails_at: int = 0, **arguments: Any) -> tuple[Tiny, Kept]:
+def with_best(run_dir: Path, restore: bool = True, fails_at: int = 0, **arguments: Any) -> tuple[Tiny, Kept]:
     """Trained, with the weights and the momentum of each epoch."""
     services = [everstep.Best("valid_loss", restore_at_end=restore), *arguments.pop("services", ())]
     tiny, kept = Tiny(run_dir, services=services, **{"max_epoch": 7, **arguments}), Kept()
@@ -278,13 +266,6 @@ def test_restore_at_end_gives_the_best_whole_and_resumes_from_the_last(tmp_path:
     assert goes_on.seen[0][:2] == (8, 29)
     assert goes_on.w.tobytes() == straight.w.tobytes()
     assert goes_on.momentum.tobytes() == straight.momentum.tobytes()
-
-
-def test_restore_at_end_of_a_part_leaves_the_rest_as_it_ended(tmp_path: Path) -> None:
-    tiny, kept = with_best(tmp_path / "run", restore=["w"])
-    assert tiny.w.tobytes() == kept[4][0] != kept[7][0]
-    assert tiny.momentum.tobytes() == kept[7][1] != kept[4][1]
-    assert any("step 16) are loaded into 'w'" in line for line in tiny.lines)
 
 
 def test_restore_at_end_not_after_an_exception_and_not_without_a_best(tmp_path: Path) -> None:

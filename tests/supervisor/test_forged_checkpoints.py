@@ -140,41 +140,16 @@ def test_a_part_that_is_missing_or_of_another_type_is_named_with_the_checkpoint(
     assert part in str(told.value)
 
 
-@pytest.mark.parametrize(("fact", "value"), [("dtype", GONE), ("shape", [-3]), ("bytes", True)])
-def test_an_array_that_is_not_described_makes_the_checkpoint_a_damaged_one(
-    run_dir: Path, fact: str, value: Any
-) -> None:
-    body = json.loads((run_dir / "checkpoints" / NAME / "manifest.json").read_bytes())["body"]
-    body["arrays"]["user/w"][fact] = value
-    if value is GONE:
-        del body["arrays"]["user/w"][fact]
-    forge(run_dir / "checkpoints" / NAME, "arrays", body["arrays"])
-    with pytest.raises(everstep.errors.CheckpointError, match="arrays/user/w"):
-        program(run_dir).train()
-
-
-def test_what_an_object_cannot_load_is_named_with_the_checkpoint_wherever_it_is_loaded(
-    tmp_path: Path,
-) -> None:
-    def state() -> dict[str, Any]:
+def test_what_an_object_cannot_load_is_named_with_the_checkpoint(tmp_path: Path) -> None:
+    def load(run_dir: Path) -> None:
         model = torch.nn.Linear(1, 1)
-        return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
+        state = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
+        if run_dir.exists():
+            everstep.load(run_dir, state)
+        with everstep.Supervisor(run_dir, state, max_step=1) as sv:
+            sv.should_stop()
 
-    def start(run_dir: Path, max_step: int, **more: Any) -> None:
-        objects = state()
-        with everstep.Supervisor(run_dir, objects, max_step=max_step, **more) as sv:
-            sv.stream(None)
-            while not sv.should_stop():
-                objects["optimizer"].step()
-                sv.advance()
-
-    start(tmp_path / "run", 2)
-    for folder in (tmp_path / "run" / "checkpoints").iterdir():
-        forge(folder, "structure/user/optimizer/param_groups", [True])
-    for use in (
-        lambda: start(tmp_path / "run", 4),
-        lambda: start(tmp_path / "new", 4, init_from=tmp_path / "run"),
-        lambda: everstep.load(tmp_path / "run", state()),
-    ):
-        with pytest.raises(EverstepError, match=r"(?s)run/checkpoints/.*optimizer"):
-            use()
+    load(tmp_path / "run")
+    forge(next((tmp_path / "run" / "checkpoints").iterdir()), "structure/user/optimizer/param_groups", [True])
+    with pytest.raises(EverstepError, match=r"(?s)run/checkpoints/.*optimizer"):
+        load(tmp_path / "run")

@@ -13,7 +13,7 @@ import torch
 
 import everstep
 from everstep import Every
-from everstep.errors import CheckpointError, GuardStop, Interrupted, NonFiniteError
+from everstep.errors import Interrupted
 from everstep.state import Buffers, digest, encode
 from everstep.supervisor.saving.spill import Spill
 from everstep.testing import armed, nothing_left
@@ -116,33 +116,6 @@ def test_a_disk_that_refuses_what_is_kept_costs_a_warning(tmp_path: Path, undist
     with armed("ENOSPC:checkpoint.spill:5-40"):
         assert program.train() == undisturbed
     assert any("a save failed" in line for line in program.lines)
-
-
-def test_a_save_that_the_disk_refuses_leaves_the_one_before(tmp_path: Path, undisturbed: str) -> None:
-    program = Program(tmp_path, every=Every(steps=2))
-
-    def full(loop: Any, step: int) -> None:
-        everstep.hazard.arm("ENOSPC:checkpoint.write:1-99")
-        boom_at(3)(loop, step)
-
-    with pytest.raises(Boom), armed("ENOSPC:nothing:1"):
-        program.train(inside=full)
-    assert any("a save failed" in line for line in program.lines)
-    assert steps_of(tmp_path) == [0]
-    assert Program(tmp_path).train() == undisturbed
-
-
-def test_nothing_that_is_not_finite_is_committed(tmp_path: Path) -> None:
-    program = Program(tmp_path, every=Every(steps=1), services=[everstep.services.NaNGuard()])
-
-    def spoil(loop: Any, step: int) -> None:
-        if step == 3:
-            with torch.no_grad():
-                program.model[0].weight[0, 0] = float("nan")
-
-    with pytest.raises((GuardStop, NonFiniteError, CheckpointError)):
-        program.train(inside=spoil)
-    assert steps_of(tmp_path) == [0, 1, 2]
 
 
 def test_nothing_is_copied_and_no_live_array_is_kept() -> None:

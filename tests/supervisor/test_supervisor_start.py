@@ -261,22 +261,6 @@ def test_a_finished_checkpoint_that_is_chosen_sets_the_later_ones_aside(tmp_path
     assert stepwise(tmp_path, max_epoch=1).train().loop.ending.resumed_from == last
 
 
-def test_what_a_dict_has_and_its_checkpoint_lacks_is_said_once(tmp_path: Path) -> None:
-    def lines(notes: dict[str, int]) -> list[str]:
-        said: list[str] = []
-        console = everstep.services.Console(sink=said.append)
-        with Supervisor(tmp_path / "run", {"notes": notes}, max_step=1, services=[console]) as sv:
-            sv.stream(None)
-            while not sv.should_stop():
-                sv.advance()
-        return [line for line in said if "dropped" in line]
-
-    assert lines({"n": 0}) == []
-    notes = {"n": 0, "k": 5}
-    (line,) = lines(notes)
-    assert "state 'notes': the checkpoint has no 'k': dropped" in line and notes == {"n": 0}
-
-
 # ------------------------------------------------------------------------------------------ the lock
 
 

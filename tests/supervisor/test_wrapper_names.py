@@ -15,7 +15,6 @@ import everstep
 from everstep import InitFrom
 from everstep.errors import RestoreError
 from everstep.state import make_entry
-from everstep.supervisor.opening.wrapper_names import rename_for
 from tiny_runs import quiet
 
 
@@ -106,12 +105,3 @@ def test_a_prefix_is_named_with_a_rename_that_works(tmp_path: Path, made: Any, h
         tmp_path / "warm", {"model": (again := bare(here, 0.0))}, init_from=InitFrom(run, rename=rename)
     ):
         assert fills(again) == {3.0}
-
-
-def test_names_that_differ_otherwise_get_no_such_advice() -> None:
-    assert rename_for(["model/a", "model/b"], ["model/module.a"]) == {}
-    assert rename_for(["model/a"], ["model/module.a", "model/c"]) == {}
-    assert rename_for(["model/a"], ["model/b"]) == {}
-    assert rename_for(["model"], []) == {} == rename_for([], ["model/module.a"])
-    both = rename_for(["m/a", "n/b"], ["m/module.a", "n/module.b"])
-    assert both == {"^m/module\\.": "m/", "^n/module\\.": "n/"}
