@@ -109,8 +109,7 @@ class Epochs(LoopDriver):
         if self.within_epoch:  # left by `break`, and a new epoch loop begun
             self._close_epoch()
         if not engine.begun and engine.recovered.mid_epoch:
-            engine.begin_inside()
-            self.before_resume_point = True
+            engine.begun = self.before_resume_point = True  # `engine.resume` follows at the resume point
             # before the epoch's first line, so that the head draws the same random numbers as the first time
             engine.rng_marks.back_to("epoch")
             self._enter_epoch()

@@ -148,13 +148,13 @@ class Boundaries:
     """Walks each boundary of a run.
 
     Attributes:
-        left_open: names of the services that a boundary left by an interruption has still to run.
+        unfinished: names of the services that a boundary left by an interruption has still to run.
         inside: whether a boundary is open; still true after an exception has left it.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.left_open: list[str] = []
+        self.unfinished: list[str] = []
         self.inside = False
         self._may_abandon = False
         """Whether an interruption may end the evaluation that runs now."""
@@ -251,12 +251,12 @@ class Boundaries:
             reason=reason,
             asked=asked,
             handed=engine.verifier.handed,
-            times=_measured(engine) if at_epoch_end and engine.ranks.several else None,
+            times=_measured(engine) if at_epoch_end else None,
         )
         if engine.ranks.times:
             facts = {"epoch": current.epoch, "step": current.step, "ranks": engine.ranks.times}
             engine.journal.event("rank times", facts, wall=True)
-        if stop is not None and engine.ranks.several:
+        if stop is not None:
             # a program may name its rank's own loss: the state has one reason
             current.stop = replace(stop, reason=engine.ranks.writers_reason or stop.reason)
 
@@ -347,6 +347,6 @@ class Boundaries:
     def _leave_open(self, moment: Moment, rest: list[Service]) -> None:
         """Save a boundary whose evaluation is left, with the names of the services still to run."""
         engine = self._engine
-        self.left_open = [service.name for service in rest]
+        self.unfinished = [service.name for service in rest]
         engine.saver.save([(None, Save())], "epoch" if moment is Moment.AFTER_EPOCH else "step")
         engine.leave()

@@ -346,10 +346,6 @@ class Engine:
         self.decisions.check_limits(False)
         self.resume()
 
-    def begin_inside(self) -> None:
-        """Begin inside an epoch, which is entered again; `resume` follows at the resume point."""
-        self.begun = True
-
     def resume(self) -> None:
         """Restore the state, the streams, then random state, at the resume point.
 

@@ -53,7 +53,7 @@ class LoopKind:
         wanted = frozenset(wanted)
         missing = wanted - self.moments
         if Moment.AFTER_STEP in wanted:
-            missing -= {Moment.AFTER_EPOCH}  # a schedule's own choice
+            missing -= {Moment.AFTER_EPOCH}  # its schedule says which of the two
             if Moment.AFTER_EPOCH not in self.moments and isinstance(every, Every) and every.epochs:
                 raise ConfigError(
                     f"{who} is due Every(epochs={every.epochs}), and a {self.name} has no epochs; "

@@ -197,19 +197,19 @@ class Exit:
         """Record and say how this start ended."""
         engine, current = self._engine, self._engine.progress
         interruption = engine.decisions.interruption
-        ended = end_status(cause, current.stop, interruption, at_end=self._at_end)
-        if ended.status == "failed" and cause is not None:
-            ended = ended._replace(reason=engine.reporter.failed(cause))
+        status, reason = end_status(cause, current.stop, interruption, at_end=self._at_end)
+        if status == "failed" and cause is not None:
+            reason = engine.reporter.failed(cause)
         at = {"step": current.step, "epoch": current.epoch}
-        engine.journal.event("closed", {"status": ended.status, "reason": ended.reason, **at}, wall=True)
+        engine.journal.event("closed", {"status": status, "reason": reason, **at}, wall=True)
         engine.journal.flush()
         # before the ending, which lists its warnings; the journal has its last event now
         engine.opening.mirror.finish(engine.journal, engine.saver.writing.retain)
         engine.ending = Ending(
-            reason=ended.reason,
+            reason=reason,
             step=current.step,
             epoch=current.epoch,
-            finished=ended.status == "finished",
+            finished=status == "finished",
             best=best_record(engine),
             where=engine.opening.where(),
             digest=engine.saver.writing.digest or engine.recovered.digest,

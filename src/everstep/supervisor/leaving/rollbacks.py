@@ -91,10 +91,8 @@ class Rollbacks:
     def _new(self, recovery: Recovery, used: int, step: int, reason: str) -> Rollback | str:
         """Decide and record a rollback; return it, or the reason why there is none."""
         rollback = self._rollback(recovery, used, step, reason)
-        return rollback if isinstance(rollback, str) else self._recorded(rollback)
-
-    def _recorded(self, rollback: Rollback) -> Rollback | str:
-        """Record a decision durably and return it, or the reason why it could not be recorded."""
+        if isinstance(rollback, str):
+            return rollback
         try:
             hazard.reach("loop.rollback")
             # durable before the loop is left: a kill from here on leads to the same resume
