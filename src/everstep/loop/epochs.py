@@ -12,7 +12,7 @@ from everstep.metrics import log_tag
 from everstep.metrics.collector import Reader
 from everstep.schedule import NEVER
 from everstep.supervisor.engine import Engine
-from everstep.supervisor.loop_driver import LoopDriver
+from everstep.supervisor.settings import LoopDriver
 from everstep.supervisor.streams.run_stream import RunStream, no_batch
 from everstep.timing import progress
 

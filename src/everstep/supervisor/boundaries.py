@@ -44,7 +44,7 @@ class Decisions:
                 by = None if service is None else service.name
                 self.stop(action.reason, "service", by, failed=action.failed, code=action.code)
                 if action.failed:
-                    engine.user.taint()
+                    engine.user.tainted = True
             elif isinstance(action, Interrupt):
                 self.interruption = self.interruption or action
             elif isinstance(action, Save):
@@ -53,11 +53,6 @@ class Decisions:
                 self._set_value(service, action)
             else:
                 raise UsageError(f"{action!r} cannot be applied here; give Stop, Interrupt, Save or SetValue")
-
-    def apply_pending(self) -> None:
-        """Apply the actions that threads asked for, including those that come meanwhile."""
-        for asked in self._engine.ranks.take_pending():
-            self.apply([asked])
 
     def stop(
         self, reason: str, kind: str, by: str | None = None, *, failed: bool = False, code: int = 0
@@ -213,7 +208,8 @@ class Boundaries:
             rest_of = [*late, *(s for s in due if s.stage > Stage.DECIDE)]
             engine.decisions.apply(self._run_deciding(rest_of, moment, payload, can_save))
             due += late
-        engine.decisions.apply_pending()
+        for pending in engine.ranks.take_pending():  # including those that come meanwhile
+            engine.decisions.apply([pending])
         engine.decisions.notice_signal()
         # a new view: reports and saves see what was decided
         view = engine.announcer.view(moment, payload)

@@ -17,7 +17,7 @@ from everstep.services.when import FunctionService
 from everstep.supervisor.engine import Engine
 from everstep.supervisor.leaving.ending import BestRecord, Ending
 from everstep.supervisor.leaving.exit import Exit, best_record
-from everstep.supervisor.loop_driver import LoopDriver
+from everstep.supervisor.settings import LoopDriver
 
 
 class Handle:

@@ -8,7 +8,7 @@ from typing import Any
 from everstep.contracts.services import Moment
 from everstep.errors import UsageError
 from everstep.supervisor.engine import Engine
-from everstep.supervisor.loop_driver import LoopDriver
+from everstep.supervisor.settings import LoopDriver
 from everstep.supervisor.streams.run_stream import RunStream, no_batch
 from everstep.timing import progress
 

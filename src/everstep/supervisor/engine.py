@@ -30,7 +30,6 @@ from everstep.supervisor.leaving.hangs import HangThread
 from everstep.supervisor.leaving.lost_group import LostGroup
 from everstep.supervisor.leaving.retries import Retries
 from everstep.supervisor.leaving.rollbacks import Rollbacks
-from everstep.supervisor.loop_driver import LoopDriver
 from everstep.supervisor.opening.open_run import OpenRun, ResumePoint
 from everstep.supervisor.opening.recover import recover
 from everstep.supervisor.ranks import Ranks
@@ -39,7 +38,7 @@ from everstep.supervisor.saving.saver import Saver
 from everstep.supervisor.saving.snapshot import take_snapshot
 from everstep.supervisor.saving.state_tree import Progress, reading
 from everstep.supervisor.saving.user_state import UserState
-from everstep.supervisor.settings import Settings
+from everstep.supervisor.settings import LoopDriver, Settings
 from everstep.supervisor.streams.generators import RngMarks
 from everstep.supervisor.threads.periodic_functions import GRACE, PeriodicThreads
 from everstep.supervisor.threads.signals import SignalWatch, exit_error

@@ -1,4 +1,4 @@
-"""Options of a run: their names and types once for all doors, their checks, the services of every run."""
+"""Options of a run: their names and types once for all doors, their checks, and what drives the engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, Protocol, TypedDict, TypeVar
 
 from everstep.arguments import integer, number, plain
 from everstep.contracts.data import Share, Uneven
@@ -69,6 +69,39 @@ _DOORS = dict.fromkeys(Moment, "a TrainLoop and a Trainer have it") | {
     Moment.AFTER_EVAL_STEP: "a Trainer, which evaluates by the task's eval_step, has it"
 }
 """Sentences about the loops that have a moment, by moment."""
+
+
+class LoopDriver(Protocol):
+    """Drives the engine's steps, and answers its questions; the engine asks nothing else of a loop."""
+
+    def tag(self) -> str:
+        """Tag at the beginning of a line, with the place of the run."""
+
+    def get_progress(self) -> float | None:
+        """The part of the run that is done, 0 to 1; None if it is unbounded."""
+
+    def data_wait(self) -> float:
+        """Seconds that this start has waited for batches."""
+
+    def batches(self) -> tuple[int, int]:
+        """Numbers of batches in this start: drawn by the program itself, and used in complete steps."""
+        return 0, 0
+
+    def steps_left(self) -> int | None:
+        """Number of steps until the open step loop ends; None if unknown."""
+        return None
+
+    def is_partial(self) -> bool:
+        """Whether the epoch that is being closed was cut short inside a pass."""
+        return False
+
+    def check_epoch(self) -> None:
+        """Raise an error if an epoch did not make sense; asked at its end, before its save."""
+        return None
+
+    def finish(self) -> bool:
+        """Complete what is open at a clean end; return whether the program reached the loop's own end."""
+        return True
 
 
 class RunOptions(TypedDict, total=False):

@@ -155,7 +155,9 @@ class Exit:
                 "no step is lost"
             ) from error
         # after the last save: best weights in the live objects must not reach a checkpoint
-        self._restore_best()
+        for service in engine.board.bests:
+            if service.restore_at_end:
+                engine.restored = restore_best(service, engine.opening.store, engine.user, engine.voice)
         engine.retries.forget()
         # last: no rank leaves while another may still need its answer
         engine.ranks.group.barrier("the end of the run")
@@ -175,12 +177,6 @@ class Exit:
             )
             return
         engine.saver.save([(None, Save())], "step" if current.step and not current.epoch else "epoch")
-
-    def _restore_best(self) -> None:
-        engine = self._engine
-        for service in engine.board.bests:
-            if service.restore_at_end:
-                engine.restored = restore_best(service, engine.opening.store, engine.user, engine.voice)
 
     def _abandon(self) -> None:
         """Abandon the loop after an exception: finish a running commit, start none, record every step."""

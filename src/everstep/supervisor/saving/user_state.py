@@ -81,13 +81,11 @@ class UserState:
     def described(self) -> dict[str, str]:
         """Describe each entry by its class, or as each rank's own: equal on all ranks of one program."""
         return {
-            name: "PerRank" if name in self.per_rank else _class_of(value)
+            name: "PerRank"
+            if name in self.per_rank
+            else f"{type(value).__module__}.{type(value).__qualname__}"
             for name, value in self.objects.items()
         }
-
-    def taint(self) -> None:
-        """Mark the state as bad: none of it is saved from here on."""
-        self.tainted = True
 
     def open(self, stack: ExitStack) -> None:
         """Start counting updates; the hooks are removed when `stack` closes."""
@@ -353,10 +351,6 @@ def _layouts(entry: Entry, place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, 
     yield from (((*place, *path), array) for path, array in entry.layouts())
     for key, inner in entry.inner():
         yield from _layouts(inner, (*place, key))
-
-
-def _class_of(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 @contextmanager

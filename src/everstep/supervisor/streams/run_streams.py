@@ -169,7 +169,7 @@ class Streams:
                 f"position{otherwise}"
             )
         place = (run_stream.name, run_stream.pass_index)
-        drew = _unnoted if self.drew is None else partial(self.drew, *place)
+        drew = (lambda index: None) if self.drew is None else partial(self.drew, *place)
         return QuarantineCursor(cursor, out, drew)
 
     def sample_ids(self, name: str, pass_index: int, index: int) -> list[int] | None:
@@ -290,7 +290,3 @@ class Streams:
             if run_stream.stream is not None:
                 # after the close: no worker draws from the data any more
                 reused_data.leave(run_stream.stream)
-
-
-def _unnoted(index: int) -> None:
-    """Do nothing: no service asks for the batches."""
