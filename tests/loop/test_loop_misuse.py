@@ -11,7 +11,7 @@ import torch
 
 import everstep
 from everstep import Best, Checkpoints, EarlyStop
-from everstep.errors import ConfigError, ProgressError, UsageError
+from everstep.errors import ProgressError, UsageError
 from tiny_runs import Boom, Tiny
 
 
@@ -34,30 +34,6 @@ def test_a_watched_metric_is_the_runs_best_beside_other_best_services(tmp_path: 
     first = next(line for line in tiny.lines if "valid acc" in line)
     assert first.count(" (*)") == 2
     assert (tmp_path / "run" / "best" / "valid_loss").is_dir()
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a watch against a Best": (
-        {"watch": ("f1", "min"), "services": [Best("f1", "max")]},
-        "give one of the two",
-    ),
-    "no direction": ({"watch": "val_los"}, r'give watch=\("val_los", "min"\) or "max"'),
-    "a triple": ({"watch": ("a", "min", 2)}, "give a name, or a pair"),
-    "a number": ({"watch": 5}, "give a name, or a pair"),
-    "nothing": ({"watch": ()}, "give a name, or a pair"),
-    "two Checkpoints": (
-        {"services": [Checkpoints(everstep.Every(steps=2)), Checkpoints(keep_last=None)]},
-        r"Checkpoints\(Every\(epochs=1\) \| Every\(steps=500\)",
-    ),
-}
-
-
-@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_is_watched_or_saved_in_two_ways_is_refused(
-    tmp_path: Path, arguments: Any, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Tiny(tmp_path / "run", **arguments)
 
 
 # ---------------------------------------------------------------------------- metrics that never come

@@ -54,6 +54,12 @@ def trained(name: str = "run", **arguments: Any) -> Call:
     return lambda path: Tiny(path / name, max_epoch=1, **arguments).train()
 
 
+def endless(path: Path) -> None:
+    with TrainLoop(path / "run", max_epoch=1) as loop:
+        for _ in loop.iter_epochs():
+            loop.iter_steps()
+
+
 class Other(everstep.Service):
     pass
 
@@ -65,6 +71,7 @@ UNSAVED = r"(?s)state entry 'thing'.*"
 FORMS = r"data_ranks=.*give a mesh.*a pair.*or 1"
 NUMBER = r"seconds=.*: give a number, 0 or more"
 POLICY = r'on_missing=\'ignore\'.*"error", "warn" or "skip"'
+TWO_SAVES = r"Checkpoints\(Every\(epochs=1\) \| Every\(steps=500\)"
 SCHEDULE = r'is not a schedule; .*, or "auto"'
 
 REFUSED: list[tuple[Call, type[Exception], str]] = [
@@ -100,6 +107,12 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (door(config={"a": math.inf}), ConfigError, r"config\['a'\] is inf, which JSON lacks"),
     (door(config={"note": 1}, config_free=["not"]), ConfigError, "has no 'not'; did you mean 'note'"),
     (door(services=[HangWatch(), HangWatch(5)]), ConfigError, "two HangWatch"),
+    (door(services=[everstep.Checkpoints(), everstep.Checkpoints(keep_last=None)]), ConfigError, TWO_SAVES),
+    *((door(watch=value), ConfigError, "give a name, or a pair") for value in (("a", "min", 2), 5, ())),
+    (door(watch="val_los"), ConfigError, r'give watch=\("val_los", "min"\) or "max"'),
+    (door(watch=("f1", "min"), services=[everstep.Best("f1", "max")]), ConfigError, "give one of the two"),
+    *((door(**{name: value}), ConfigError, rf"{name}={value!r}: give an integer")
+      for name in ("max_step", "max_epoch", "steps_per_epoch") for value in (0, -1, 1.5, True, "3")),
     (opened({"w": np.zeros(1)}, data_ranks=(0, 2)), ConfigError, "it is 0 of 1, 1 of 0"),
     (trained(ready=lambda: ["w", "v"]), UsageError, r"not ready: \['w', 'v'\] \(before local_init_fn\)"),
     (trained(ready=lambda: "the table is empty"), UsageError, "not ready: the table is empty"),
@@ -143,6 +156,10 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
       for no, what in ((10**400, "an int of 1329 bits"), (10**5000, "an int of"), (np.ma.masked, "masked"))),
     *((in_a_step(lambda loop, name=name: loop.collect_metrics({"good": 1.0, name: 1.0})), MetricError,
        f"metric name {name!r}") for name in (1, None, "")),
+    (in_a_step(lambda loop: loop.collect_metrics({"x": 1.0}, x=2.0)), MetricError, "'x' is given twice"),
+    (in_a_step(lambda loop: loop.collect_metrics(x=[1.0], weight=[1])), MetricError, r"collector\('x'\)"),
+    (in_a_step(lambda loop: loop.timeit("eval").__enter__()), ConfigError, "'eval_time'"),
+    (endless, UsageError, "never ends; give it data, or set max_step"),
     *((supervised(lambda sv, n=n: sv.stream([1], passes=n)), ConfigError, f"passes={n}")
       for n in (0, -1, 1.5)),
     *((supervised(lambda sv, n=n: sv.loop(n, print)), ConfigError, NUMBER) for n in (-1, "1", None, NAN)),
