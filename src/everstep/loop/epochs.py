@@ -70,12 +70,10 @@ class Epochs(LoopDriver):
 
     @property
     def within_step(self) -> bool:
-        """Whether the body of a step is running."""
         return self._engine.collector.open_step != 0 and not self.left_open
 
     @property
     def epoch_seconds(self) -> float:
-        """Seconds since the epoch began."""
         return self._engine.clock() - self._epoch_began
 
     @property
@@ -86,7 +84,6 @@ class Epochs(LoopDriver):
     # -------------------------------------------------------------------------------- the epochs
 
     def iter_epochs(self) -> Iterator[int]:
-        """See `TrainLoop.iter_epochs`."""
         engine = self._engine
         engine.require_open("iter_epochs")
         if self._in_epochs:
@@ -186,7 +183,6 @@ class Epochs(LoopDriver):
     # --------------------------------------------------------------------------------- the steps
 
     def iter_steps(self, data: Any, name: str) -> Iterator[Any]:
-        """See `TrainLoop.iter_steps`."""
         engine, current = self._engine, self._engine.progress
         engine.require_open("iter_steps")
         if not (self.within_epoch and self._in_epochs):
@@ -236,7 +232,6 @@ class Epochs(LoopDriver):
             raise UsageError("iter_steps() inside another iter_steps(); one step loop at a time")
 
     def _resume_here(self) -> None:
-        """Resume here, at the resume point inside an epoch."""
         self.before_resume_point = False
         self._engine.resume()
 

@@ -70,7 +70,6 @@ class ServiceBoard:
         del self._readers[service.name]
 
     def reader(self, service: Service) -> Reader:
-        """The service's own metric window."""
         return self._readers[service.name]
 
     @property
@@ -83,7 +82,6 @@ class ServiceBoard:
         return next((service for service in self._services if isinstance(service, kind)), None)
 
     def wanting(self, moment: Moment) -> list[Service]:
-        """The services that asked for `moment`."""
         return [service for service in self._services if moment in service.moments]
 
     def open(self, run: RunView, now: float) -> None:
@@ -92,7 +90,6 @@ class ServiceBoard:
             self.open_one(service, run, now)
 
     def open_one(self, service: Service, run: RunView, now: float) -> None:
-        """Open a service and start its clock schedule."""
         service.schedule.start(now)
         if not self._runs(service):
             return

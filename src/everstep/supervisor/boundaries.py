@@ -34,7 +34,6 @@ class Decisions:
         """Targets of `SetValue` that services have set in this start."""
 
     def apply(self, actions: Iterable[tuple[Service | None, Action]]) -> None:
-        """Apply actions in the given order."""
         engine = self._engine
         for service, action in actions:
             if isinstance(action, Stop):
@@ -71,7 +70,6 @@ class Decisions:
         self._engine.progress.stop = None
 
     def check_limits(self, at_epoch_end: bool) -> None:
-        """Stop where a limit is reached."""
         engine = self._engine
         step, epoch = engine.limits.max_step, engine.limits.max_epoch
         if step is not None and engine.progress.step >= step:
@@ -298,7 +296,6 @@ class Boundaries:
         engine.saver.reserve()
 
     def _mark_best(self) -> None:
-        """Mark the best value so far in the live line."""
         engine = self._engine
         if (console := engine.voice.console) is not None:
             for best in engine.board.bests:

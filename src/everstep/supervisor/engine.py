@@ -132,7 +132,6 @@ class Engine:
             self.voice.release()
 
     def mark_closed(self) -> None:
-        """Mark the run as closed: nothing of it is open any more."""
         self.status = "closed"
 
     def _open(self, stack: ExitStack) -> None:

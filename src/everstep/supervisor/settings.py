@@ -212,7 +212,6 @@ class Settings:
 
 
 def listed(services: Iterable[Service]) -> list[Service]:
-    """List the services of a `services=` argument."""
     if not isinstance(services, Iterable) or isinstance(services, type):
         raise ConfigError(
             f"services={services!r} is not a list; give a list, as in services=[everstep.Best(...)]"

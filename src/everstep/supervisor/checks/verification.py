@@ -115,7 +115,6 @@ class Verifier:
         self.require_agreement()
 
     def step_done(self, step: int, epoch: int) -> None:
-        """Note a complete step."""
         if not self._started:
             self._started = True
             self._first_step_done(step)
@@ -146,7 +145,6 @@ class Verifier:
                 )
 
     def rows(self, block: Block) -> None:
-        """Note rows of metrics that were read."""
         self._trail.rows(block)
         self._compare(self._comparison.rows, block)
 
@@ -157,7 +155,6 @@ class Verifier:
             self._compare(self._comparison.copied, step, phase, part, digest)
 
     def committed(self, step: int) -> None:
-        """Note that a checkpoint is committed."""
         self._trail.committed(step)
 
     def boundary(self, step: int) -> None:

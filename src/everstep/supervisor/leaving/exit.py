@@ -190,7 +190,6 @@ class Exit:
         engine.journal.flush()
 
     def _conclude(self, cause: BaseException | None) -> None:
-        """Record and say how this start ended."""
         engine, current = self._engine, self._engine.progress
         interruption = engine.decisions.interruption
         status, reason = end_status(cause, current.stop, interruption, at_end=self._at_end)

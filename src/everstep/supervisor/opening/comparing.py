@@ -43,7 +43,6 @@ class Changes:
     by_entry: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, difference: Difference, *, free: bool) -> None:
-        """Add a difference."""
         (self.free if free else self.touching).append(difference)
 
 

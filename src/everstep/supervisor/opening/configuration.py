@@ -60,7 +60,6 @@ class Configuration:
 
     @classmethod
     def of(cls, given: Any, free: Iterable[str] = ()) -> Configuration | None:
-        """Make a Configuration of a `config=` argument."""
         if given is None or isinstance(given, cls):
             return given
         if not isinstance(given, Mapping):

@@ -86,7 +86,6 @@ class InitFrom:
 
     @classmethod
     def of(cls, given: str | Path | Self | None) -> Self | None:
-        """Make an InitFrom of an `init_from=` argument."""
         return given if given is None or isinstance(given, cls) else cls(path=given)  # type: ignore[arg-type]
 
     def load(self, user: UserState, progress: Progress, say: Say) -> str:

@@ -75,7 +75,6 @@ class Saver:
     # ------------------------------------------------------------------------ what is saved, and when
 
     def ask(self) -> None:
-        """Ask for a save at the next boundary."""
         self.asked = True
 
     @property
@@ -318,7 +317,6 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether the writer thread is at work."""
         return self._writer.busy
 
     @property

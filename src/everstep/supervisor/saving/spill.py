@@ -36,7 +36,6 @@ class Spill:
         return replace(encoded, arrays=dict(_written(file, encoded.arrays)))
 
     def close(self) -> None:
-        """Give the space on disk back."""
         if self._file is not None:
             self._file.close()
             self._file = None

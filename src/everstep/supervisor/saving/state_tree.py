@@ -85,7 +85,6 @@ class Progress:
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Progress:
-        """Make a Progress of what `tree` returned."""
         fields = {name: value for name, value in tree.items() if name != "batch_in_epoch"}
         stop = fields.pop("stop")
         made = cls(**fields, stop=None if stop is None else StopRecord(**stop))

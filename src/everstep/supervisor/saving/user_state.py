@@ -274,7 +274,6 @@ class UserState:
                     entry.load(user[name])
 
     def require_entries(self, what: str, names: Iterable[str]) -> None:
-        """Refuse names that are not entries of the state."""
         for name in names:
             if name not in self.entries:
                 raise ConfigError(

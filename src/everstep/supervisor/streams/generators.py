@@ -50,7 +50,6 @@ class Generators:
         self._state += self._back[before:]
 
     def in_state(self, generator: Any) -> bool:
-        """Whether a generator is part of the state."""
         return any(generator is each for each in self._state)
 
     def state_is_held_by(self, data: Iterable[Any], apart: Held) -> bool:
@@ -146,7 +145,6 @@ class HeadWatch:
         return {"opened": self._opened, "given": self._given, "touched": self._touched}
 
     def load(self, tree: dict[str, Any]) -> None:
-        """Load what `tree` returned."""
         self._opened, self._given = tree["opened"], tree["given"]
         self._touched = tree.get("touched", False)
 

@@ -125,7 +125,6 @@ class Ledger:
         self._from = self._here()
 
     def load(self, account: str, pass_index: int) -> None:
-        """Load an account."""
         self._stand_at(*ledger_format.unpack_place(f"{pass_index} {account}"))
         self._from = self._here()
 

@@ -199,7 +199,6 @@ class Streams:
         return next((cursor.weight for cursor in cursors if cursor.weight != 1.0), 1.0)
 
     def bound(self, name: str) -> bool:
-        """Whether the program has bound a stream of this name."""
         return name in self._sources
 
     def end_epoch(self) -> None:
@@ -284,7 +283,6 @@ class Streams:
                 )
 
     def close(self) -> None:
-        """Stop every worker and thread."""
         for run_stream in self._by_name.values():
             run_stream.close()
             if run_stream.stream is not None:

@@ -96,7 +96,6 @@ class SignalWatch:
         self.hopeless = reason
 
     def received_within(self, seconds: float) -> bool:
-        """Whether a signal has come, or comes within `seconds`."""
         until = time.monotonic() + seconds
         while self.received is None and time.monotonic() < until:
             time.sleep(0.01)
