@@ -278,16 +278,6 @@ def test_restore_at_end_not_after_an_exception_and_not_without_a_best(tmp_path: 
     assert tiny.loop.best is None
 
 
-def test_a_part_that_is_not_in_the_state_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"restore_at_end= of 'best valid_loss' names 'wt'.*did you mean 'w'"
-    ):
-        Tiny(tmp_path / "run", services=[everstep.Best("valid_loss", restore_at_end=["wt"])]).train()
-    for wrong in ("w", [], 3, [3]):
-        with pytest.raises(ConfigError, match=r"restore_at_end=.*give True, or a list of entries"):
-            everstep.Best("valid_loss", restore_at_end=wrong)  # type: ignore[arg-type]
-
-
 # ------------------------------------------------------------------- epochs that a limit cut short
 
 

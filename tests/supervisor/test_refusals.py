@@ -149,6 +149,9 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (lambda path: everstep.Checkpoints("often"), ConfigError, SCHEDULE),  # type: ignore[arg-type]
     (lambda path: everstep.Checkpoints(Auto), ConfigError, SCHEDULE),  # type: ignore[arg-type]
     (lambda path: everstep.Checkpoints(keep_every=Auto()), ConfigError, "keep_every=Auto.*give a schedule"),
+    (trained(services=[everstep.Best("loss", restore_at_end=["wt"])]), ConfigError, "did you mean 'w'"),
+    *((lambda path, part=part: everstep.Best("loss", restore_at_end=part), ConfigError, "a list of entries")
+      for part in ("w", [], 3, [3])),
     # calls inside a loop
     *((in_a_step(lambda loop, given=given: loop.collect_metrics(given)), MetricError, "give a mapping")
       for given in (5, [("loss", 1.0)], "loss")),
