@@ -31,13 +31,15 @@ class ProgramChecks:
     ) -> None:
         self._user, self._progress, self._first, self._voice = user, progress, first, voice
         self._warn_once = warn_once
+        self._counters = user.counters.values()
         self.looks_left = _LOOKS
 
     def look(self) -> None:
         """Look, after one of the first steps, for changes in what the state does not save."""
         self.looks_left -= 1
         try:
-            names = self._user.unsaved_changes(self._progress.epoch)
+            epoch = self._progress.epoch
+            names = [name for each in self._counters for name in each.outside.changed(epoch)]
         except Exception as error:  # of objects that do not belong to this run
             self.looks_left = 0
             self._voice.say(f"objects outside the state were not checked ({type(error).__name__}: {error})")
@@ -59,7 +61,7 @@ class ProgramChecks:
 
     def check_strangers(self) -> None:
         """Require that each optimizer of the state's parameters is in the state."""
-        if strangers := self._user.strangers():
+        if strangers := [text for each in self._counters for text in each.strangers()]:
             raise StateError(
                 f"{', '.join(strangers)} is not part of the state, so a resume would lose its effect; "
                 "add it and the model that it steps, as in state={'model': model, 'optimizer': optimizer}"
@@ -68,8 +70,8 @@ class ProgramChecks:
     def check_updates(self) -> None:
         """Require a step of the state's optimizers; called after the first epoch, else at the loop's end."""
         counted = self._progress.step > self._first
-        none = self._user.watches_optimizers and not self._user.updates
-        if counted and none and not self._user.left_out():
+        watched = any(each.optimizers for each in self._counters) and not self._user.updates
+        if counted and watched and not any(each.left_out() for each in self._counters):
             raise ProgressError(
                 f"{self._progress.step} steps were counted and no optimizer of the state made an update; "
                 "call optimizer.step() in the loop, or leave the optimizer out of state"
