@@ -15,6 +15,7 @@ import everstep
 from everstep import InitFrom
 from everstep.errors import RestoreError
 from everstep.state import make_entry
+from everstep.supervisor.opening.wrapper_names import hint
 from tiny_runs import quiet
 
 
@@ -105,3 +106,9 @@ def test_a_prefix_is_named_with_a_rename_that_works(tmp_path: Path, made: Any, h
         tmp_path / "warm", {"model": (again := bare(here, 0.0))}, init_from=InitFrom(run, rename=rename)
     ):
         assert fills(again) == {3.0}
+
+
+def test_names_that_differ_otherwise_get_no_such_advice() -> None:
+    for missing, unexpected in (("a b", "module.a"), ("a", "module.a c"), ("a", "b"), ("", "module.a")):
+        both = ([f"model/{name}" for name in names.split()] for names in (missing, unexpected))
+        assert hint(*both) == ""
