@@ -194,8 +194,8 @@ class ServiceBoard:
     def controllers(self) -> dict[str, Json]:
         """Name and configuration of each controller that has one, for comparison at a resume."""
         configs = {s.name: s.config() for s in self._services if s.controller}
-        told = {name: config for name, config in configs.items() if config is not None}
-        shown: dict[str, Json] = redacted(plain_tree(told))
+        comparable = {name: config for name, config in configs.items() if config is not None}
+        shown: dict[str, Json] = redacted(plain_tree(comparable))
         return shown
 
     def state(self) -> dict[str, Any]:

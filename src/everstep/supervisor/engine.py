@@ -439,8 +439,8 @@ class Engine:
         self.saver.await_commit()
         saved = self.saver.last
         where = "nothing new to save" if saved is None else f"saved {saved.path}"
-        told = {"reason": interruption.reason, "step": self.progress.step, "status": interruption.code}
-        self.journal.event("interrupted", told, wall=True)
+        facts = {"reason": interruption.reason, "step": self.progress.step, "status": interruption.code}
+        self.journal.event("interrupted", facts, wall=True)
         self.voice.say(f"{interruption.reason}: {where}; start again to continue")
         raise exit_error(interruption.code, interruption.reason)
 

@@ -51,11 +51,11 @@ class Recording:
         """
         current = self._progress.step, self._progress.epoch
         # batches of an open step belong to no step that a resume would count
-        told = [] if self._verifier.places else self._streams.account()
-        if not told and current != self._flushed:
-            told = [{}]
+        ledgers = [] if self._verifier.places else self._streams.account()
+        if not ledgers and current != self._flushed:
+            ledgers = [{}]
         self._flushed = current
-        for ledger in told:
+        for ledger in ledgers:
             data: dict[str, Any] = {"step": current[0], "epoch": current[1]}
             if ledger:
                 data["ledger"] = ledger

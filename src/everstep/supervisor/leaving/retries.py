@@ -88,10 +88,10 @@ class Retries:
     def _decide(self, retry: Retry, error: BaseException, what: str, attempt: int) -> str:
         """Record a try, and say it."""
         seconds = retry.seconds(attempt)
-        told = f"{type(error).__name__}: {error}"
-        text = f"{what} failed ({told}): try {attempt} of {retry.times}, in {seconds:g} s"
+        message = f"{type(error).__name__}: {error}"
+        text = f"{what} failed ({message}): try {attempt} of {retry.times}, in {seconds:g} s"
         self._voice.warn(text)
-        data = {"what": "retry", "of": what, "error": told, "try": attempt, "times": retry.times}
+        data = {"what": "retry", "of": what, "error": message, "try": attempt, "times": retry.times}
         try:
             self._journal.decide({**data, "seconds": seconds})
         except OSError as refused:

@@ -83,10 +83,10 @@ class Rollbacks:
         """Return the writer's decision, or its reason why there is none; every rank calls this."""
         if self._group.size == 1:
             return mine
-        told = self._group.share(mine if isinstance(mine, str) else mine.stored(), "a rollback")
-        if self._group.writer or isinstance(told, str):
-            return mine if self._group.writer else told
-        return Rollback.among([tuple(told)])[0]
+        shared = self._group.share(mine if isinstance(mine, str) else mine.stored(), "a rollback")
+        if self._group.writer or isinstance(shared, str):
+            return mine if self._group.writer else shared
+        return Rollback.among([tuple(shared)])[0]
 
     def _new(self, recovery: Recovery, used: int, step: int, reason: str) -> Rollback | str:
         """Decide and record a rollback; return it, or the reason why there is none."""
@@ -131,14 +131,14 @@ class Rollbacks:
 
     def _used_up(self, recovery: Recovery, used: int) -> str:
         tries, anew = recovery.max_rollbacks, recovery.reset_after
-        told = (
+        message = (
             f"all {tries} rollbacks are used up; for more, raise max_rollbacks={tries} of Recovery, or "
             f"{'give reset_after=' if anew is None else f'lower reset_after={anew}'}"
         )
         if shared := shared_samples(self.decided[-used:]):
             samples = ", ".join(f"{sample} of stream {stream!r}" for stream, sample in shared[:8])
-            told += f"; each of them quarantined sample {samples}: look at that sample first"
-        return told
+            message += f"; each of them quarantined sample {samples}: look at that sample first"
+        return message
 
     def _batch(self, drawn: Drawn) -> Batch:
         place = drawn.stream, drawn.pass_index, drawn.batch_index

@@ -276,8 +276,8 @@ class UserState:
 
     def options(self) -> dict[str, dict[str, str]]:
         """Return `Entry.options` by entry, where there are some: how the program made the object."""
-        told = {name: options for name, entry in self.entries.items() if (options := entry.options())}
-        shown: dict[str, dict[str, str]] = redacted(told)
+        comparable = {name: options for name, entry in self.entries.items() if (options := entry.options())}
+        shown: dict[str, dict[str, str]] = redacted(comparable)
         return shown
 
     def exact_on_any_ranks(self) -> bool:

@@ -195,7 +195,7 @@ class HeadWatch:
             self._streams.noticed(self._name, {"given": given, "touched": touched})
         self._warn(given, touched)
 
-    def told(self, held: Held, pass_index: int, *, in_pass: bool) -> list[bool]:
+    def set_by_head(self, held: Held, pass_index: int, *, in_pass: bool) -> list[bool]:
         """Tell which generators the head has set before a resume, so that they stay as they are.
 
         Raises:

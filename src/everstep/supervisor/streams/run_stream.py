@@ -112,26 +112,26 @@ class RunStream:
 
     def _take_share(self, stream: Stream) -> None:
         """Make this rank's place of those that the ranks of another number had; acts once after a `load`."""
-        told, self._of_ranks = self._of_ranks, None
-        if told is None:
+        places, self._of_ranks = self._of_ranks, None
+        if places is None:
             return
         key = pass_key("ranks", self._streams.seed, self.name, self.pass_index)
         try:
             for name, place in (("position", self._saved), ("left", self._left)):
                 for what in stream.rank_keys if isinstance(place, dict) else ():
-                    saved = _distinct([each[name][what] for each in told])
+                    saved = _distinct([each[name][what] for each in places])
                     place[what] = stream.of_other_ranks(what, saved, key)
         except DataError as error:
             raise RestoreError(
                 f"stream {self.name!r}: the checkpoint {self._where} is of another number of ranks "
-                f"({len(told)}), which its place was made for: {error}; start with {len(told)}, or in "
+                f"({len(places)}), which its place was made for: {error}; start with {len(places)}, or in "
                 "another directory with init_from="
             ) from error
         self.ledger.last = None  # of the part of another rank
         # where these differ, the place tells where they stand, or else the program
-        if self._states is not None and len(_distinct([each["generators"] for each in told])) > 1:
+        if self._states is not None and len(_distinct([each["generators"] for each in places])) > 1:
             self._states = [None] * len(self._states)
-        self.head.of_other_ranks(_distinct([each["opened"] for each in told]))
+        self.head.of_other_ranks(_distinct([each["opened"] for each in places]))
 
     def open(self) -> Cursor:
         """Return the open pass; without one, open it where the checkpoint stood, or at its start.
@@ -167,7 +167,7 @@ class RunStream:
         if at_resume_point or self._brought_back:
             given = [self._brought_back] * len(held)
         else:
-            given = self.head.told(held, self.pass_index, in_pass=self.in_pass)
+            given = self.head.set_by_head(held, self.pass_index, in_pass=self.in_pass)
         # opening at a position may draw from the generators, so they are put right afterwards
         with self._streams.generators.returning(self.stream, self._states, given):
             if self._saved is not None:

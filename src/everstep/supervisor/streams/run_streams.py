@@ -230,7 +230,7 @@ class Streams:
         """
         news = {name: each.ledger.news(each.cursor, each.what or {}) for name, each in self._by_name.items()}
         count = max(map(len, news.values()), default=0)
-        return [{name: told[n] for name, told in news.items() if n < len(told)} for n in range(count)]
+        return [{name: events[n] for name, events in news.items() if n < len(events)} for n in range(count)]
 
     def rank_paths(self) -> list[tuple[str, ...]]:
         """List the paths in the state tree whose values are a rank's own, for `split`."""
