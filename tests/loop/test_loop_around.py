@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -15,9 +14,8 @@ import pytest
 import torch
 
 import everstep
-import warm
 from everstep import Every
-from everstep.contracts.services import Boundary, Moment, Service
+from everstep.contracts.services import Boundary, Service
 from everstep.errors import Interrupted, ProgressError, StateError
 from everstep.record import RunJournal
 from everstep.testing import ManualClock, nothing_left
@@ -40,20 +38,6 @@ def test_ctrl_c_in_the_middle_of_an_epoch_loses_no_step(tmp_path: Path, at: int,
     again = Tiny(tmp_path / "run", max_epoch=3).train()
     assert again.seen == straight.seen[again_from - 1 :]  # an epoch's last step runs again, for its tail
     assert again.result() == straight.result()
-
-
-def test_a_script_that_imports_jupyter_ends_by_ctrl_c_as_a_script(tmp_path: Path) -> None:
-    """As libraries do: a script is not a notebook for that."""
-    program = f"""
-import ipykernel.ipkernel, os, signal, sys
-sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
-from pathlib import Path
-from tiny_runs import Tiny
-ctrl_c = lambda loop, step: step == 6 and os.kill(os.getpid(), signal.SIGINT)
-Tiny(Path({str(tmp_path / "run")!r}), max_epoch=3).train(inside=ctrl_c)
-"""
-    assert warm.run([sys.executable, "-c", program]).returncode == 130
-    assert RunJournal(tmp_path / "run").status().step == 6
 
 
 def test_a_signal_in_the_tail_runs_the_tail_again(tmp_path: Path) -> None:
@@ -86,7 +70,7 @@ def test_an_exception_leaves_every_completed_step_in_the_record(tmp_path: Path) 
 
 
 def test_a_time_budget_is_noticed_without_any_service_due(tmp_path: Path) -> None:
-    """The ticker thread wakes a loop in which nothing else would."""
+    """The timer thread wakes a loop in which nothing else would."""
     loop = everstep.TrainLoop(tmp_path, max_time=0.05, max_step=1 << 40, default_services=False)
 
     def train() -> None:
@@ -135,7 +119,7 @@ def test_a_clock_of_ones_own_drives_schedules_in_seconds_by_itself(
     ticks = Ticks()
     door(tmp_path / "run", ManualClock(), ticks, seconds)
     assert ticks.ran[:3] == first
-    assert "everstep-ticker" not in ticks.threads
+    assert "everstep-timer" not in ticks.threads
 
 
 def test_the_parts_of_the_time_sum_to_the_whole(tmp_path: Path) -> None:
@@ -219,27 +203,6 @@ def test_an_evaluation_that_raises_leaves_modes_and_random_state_as_they_were(tm
             break
 
 
-def test_an_evaluation_that_raises_inside_another_takes_nothing_from_it(tmp_path: Path) -> None:
-    found: list[Any] = []
-
-    def raising(loop: Any) -> None:
-        with loop.evaluation():
-            loop.collect_metrics(inner=2.0)
-            raise Boom
-
-    def tail(loop: Any, epoch: int) -> None:
-        with loop.evaluation():
-            loop.collect_metrics(before=1.0)
-            with pytest.raises(Boom):
-                raising(loop)
-            loop.collect_metrics(after=3.0)
-
-    tiny = Tiny(tmp_path / "run", max_epoch=1)
-    tiny.loop.on(Moment.AFTER_EVALUATION, lambda boundary: found.append(boundary.payload))
-    tiny.train(tail=tail)
-    assert found == [{"before": 1.0, "after": 3.0}]
-
-
 # ------------------------------------------------------------------------------------ saves, printing
 
 
@@ -268,15 +231,6 @@ def test_without_a_console_lines_are_printed(tmp_path: Path, capsys: pytest.Capt
     assert out[0] == "[Step 1] hello"
     assert out[1].startswith("[Step 1] loss: 0.5; epoch time: ")
     assert out[2] == "ended: max_epoch 1 is reached (step 1, finished)"
-
-
-def test_the_log_file_has_every_line(tmp_path: Path) -> None:
-    for last in (2, 3):
-        tiny = Tiny(tmp_path / "run", max_epoch=last)
-        tiny.train(tail=lambda loop, epoch: loop.println(f"epoch {epoch} is over"))
-    text = (tmp_path / "run" / "logs" / "run.log").read_text()
-    assert [f"epoch {epoch} is over" in text for epoch in (1, 2, 3)] == [True] * 3
-    assert text.count("ended: max_epoch") == 2
 
 
 # ------------------------------------------------------------------------------------ what must train

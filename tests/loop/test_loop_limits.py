@@ -113,24 +113,6 @@ class Looks(Service):
 # ------------------------------------------------------------------------------------- a clock that jumps
 
 
-def test_a_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:
-    jumps = [1e6, -1e6, 5.0, -50.0, -50.0, 1e9]
-    straight = Tiny(tmp_path / "straight", max_epoch=2).train(tail=lambda loop, e: loop.print_logs())
-    clock = ManualClock(1000.0)
-
-    def inside(loop: Any, step: int) -> None:
-        with loop.timeit("some_time"):
-            clock.now += jumps[step % len(jumps)]
-        loop.get_eta()
-        loop.println("where", with_tag=True)
-
-    services = [everstep.Checkpoints(Every(seconds=5) | Every(epochs=1)), Looks()]
-    tiny = Tiny(tmp_path / "run", max_epoch=2, clock=clock, services=services)
-    tiny.train(inside=inside, tail=lambda loop, e: loop.print_logs())
-    assert tiny.w.tobytes() == straight.w.tobytes()
-    assert rows(tmp_path / "run") == rows(tmp_path / "straight")
-
-
 # ------------------------------------------------------------------------------------------- early stop
 
 LOSSES = [5.0, 4.0, 4.5, 3.0, 3.5, 3.2, 3.1, 1.0, 0.5, 0.4, 0.3]
@@ -166,25 +148,6 @@ def test_early_stop_on_steps_means_min_delta_and_min_steps(tmp_path: Path) -> No
     assert stopper.waited == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"metric": "loss", "patience": 0}, "patience=0"),
-        ({"metric": "loss", "patience": 2.5}, "patience=2.5"),
-        ({"metric": "loss", "patience": 1, "min_delta": -1}, "min_delta=-1: give a number, 0 or more"),
-        ({"metric": "loss", "patience": 1, "min_delta": "a"}, "min_delta='a'"),
-        ({"metric": "loss", "patience": 1, "min_delta": float("nan")}, "min_delta=nan"),
-        ({"metric": "loss", "patience": 1, "min_steps": "a"}, "min_steps='a': give an integer, 0 or"),
-        ({"metric": "loss", "patience": 1, "min_steps": -1}, "min_steps=-1"),
-        ({"metric": "f1", "patience": 1}, 'give mode="min"'),
-        ({"metric": "f1", "mode": "up", "patience": 1}, "'up'"),
-    ],
-)
-def test_early_stop_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        everstep.EarlyStop(**arguments)
-
-
 # --------------------------------------------------------------------------- finished runs, and reopened ones
 
 
@@ -196,18 +159,6 @@ def test_a_finished_run_run_again_executes_no_step_and_says_so(tmp_path: Path) -
         assert again.result() == tiny.result()
         assert any("finished at epoch 2, step 8 (max_epoch 2 is reached); no step" in x for x in again.lines)
         assert again.loop.ending.finished and again.loop.epoch == 2
-
-
-def test_a_raised_max_epoch_is_a_straight_run(tmp_path: Path) -> None:
-    def tail(loop: Any, epoch: int) -> None:
-        loop.collect_metrics(valid_loss=1.0 / epoch)
-        loop.print_logs()
-
-    straight = Tiny(tmp_path / "straight", max_epoch=5).train(tail=tail)
-    Tiny(tmp_path / "run", max_epoch=2).train(tail=tail)
-    tiny = Tiny(tmp_path / "run", max_epoch=5).train(tail=tail)
-    assert tiny.seen[0][:2] == (3, 9)
-    assert tiny.result() == straight.result()
 
 
 def test_a_lowered_limit_runs_no_step(tmp_path: Path) -> None:
@@ -278,25 +229,13 @@ def test_a_run_that_a_service_has_ended_is_reopened_by_changing_it(
     assert tiny.w.tobytes() == straight.w.tobytes() and rows(tmp_path / "run") == rows(tmp_path / "straight")
 
 
-def test_an_early_stop_is_reopened_by_a_changed_stopper_and_by_no_limit(tmp_path: Path) -> None:
-    tiny = stopping(tmp_path / "run").train(tail=validate)
-    again = stopping(tmp_path / "run", max_epoch=30).train(tail=validate)
-    assert again.seen == [] and again.w.tobytes() == tiny.w.tobytes()
-    said = next(line for line in again.lines if "this run is finished" in line)
-    assert "early stop" in said and "change or remove 'early stop valid_loss'" in said
-    assert "raise a limit" not in said
-    tiny = stopping(tmp_path / "run", patience=5).train(tail=validate)
-    assert tiny.seen[0][:2] == (8, 29) and tiny.loop.epoch == 11
-    assert any("patience" in line and "used as given" in line for line in tiny.lines)
-
-
 # ------------------------------------------------------------------------------------ best, never mixed
 
 
 Kept = dict[int, tuple[bytes, bytes]]
 
 
-def with_best(run_dir: Path, restore: Any = True, fails_at: int = 0, **arguments: Any) -> tuple[Tiny, Kept]:
+def with_best(run_dir: Path, restore: bool = True, fails_at: int = 0, **arguments: Any) -> tuple[Tiny, Kept]:
     """Trained, with the weights and the momentum of each epoch."""
     services = [everstep.Best("valid_loss", restore_at_end=restore), *arguments.pop("services", ())]
     tiny, kept = Tiny(run_dir, services=services, **{"max_epoch": 7, **arguments}), Kept()
@@ -329,13 +268,6 @@ def test_restore_at_end_gives_the_best_whole_and_resumes_from_the_last(tmp_path:
     assert goes_on.momentum.tobytes() == straight.momentum.tobytes()
 
 
-def test_restore_at_end_of_a_part_leaves_the_rest_as_it_ended(tmp_path: Path) -> None:
-    tiny, kept = with_best(tmp_path / "run", restore=["w"])
-    assert tiny.w.tobytes() == kept[4][0] != kept[7][0]
-    assert tiny.momentum.tobytes() == kept[7][1] != kept[4][1]
-    assert any("step 16) are loaded into 'w'" in line for line in tiny.lines)
-
-
 def test_restore_at_end_not_after_an_exception_and_not_without_a_best(tmp_path: Path) -> None:
     tiny, kept = with_best(tmp_path / "fails", fails_at=6)
     assert tiny.w.tobytes() == kept[6][0]
@@ -344,16 +276,6 @@ def test_restore_at_end_not_after_an_exception_and_not_without_a_best(tmp_path: 
     tiny.train(tail=lambda loop, epoch: loop.collect_metrics(valid_loss=float("nan")))
     assert tiny.w.tobytes() == Tiny(tmp_path / "plain", max_epoch=2).train().w.tobytes()
     assert tiny.loop.best is None
-
-
-def test_a_part_that_is_not_in_the_state_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"restore_at_end= of 'best valid_loss' names 'wt'.*did you mean 'w'"
-    ):
-        Tiny(tmp_path / "run", services=[everstep.Best("valid_loss", restore_at_end=["wt"])]).train()
-    for wrong in ("w", [], 3, [3]):
-        with pytest.raises(ConfigError, match=r"restore_at_end=.*give True, or a list of entries"):
-            everstep.Best("valid_loss", restore_at_end=wrong)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------- epochs that a limit cut short
@@ -396,32 +318,6 @@ def test_a_raised_max_step_is_a_straight_run_wherever_the_first_one_fell(
     tiny = program(tmp_path / "run", 12)
     assert first - 1 <= tiny.seen[0][1] <= first + 1
     assert tiny.result() == straight.result()
-
-
-def test_rows_of_one_name_at_one_step_have_each_their_own_key(tmp_path: Path) -> None:
-    """A second loop without steps, and a service that is due after the step and after its epoch."""
-    both = Every(steps=2) | Every(epochs=1)
-    measure = Measure("norms", both)
-    tiny = Tiny(tmp_path / "run", samples=8, max_epoch=2, max_step=6, services=[measure])
-    with tiny.loop as loop:
-        for _ in loop.iter_epochs():
-            for data, stream in ((tiny.data, "train"), (tiny.data, "again")):
-                for _, (ids,) in loop.iter_steps(data, stream):
-                    tiny.update(ids)
-                loop.collect_metrics(gap=1.0)
-    keys = [(r[0], r[1], r[2], r[3], r[4]) for r in rows(tmp_path / "run")]
-    assert len(keys) == len(set(keys))
-    assert [k[1:] for k in keys if k[2] == "eval/norms"][-2:] == [
-        (6, "eval/norms", "norm", 0),
-        (6, "eval/norms", "norm", 1),
-    ]
-
-
-class Measure(Service):
-    stage = Stage.MEASURE
-
-    def run(self, boundary: Boundary) -> Outcome:
-        return Outcome({"norm": float(boundary.step)})
 
 
 def test_a_cut_epoch_without_a_checkpoint_inside_says_so_and_the_next_begins(tmp_path: Path) -> None:

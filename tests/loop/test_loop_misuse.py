@@ -11,7 +11,7 @@ import torch
 
 import everstep
 from everstep import Best, Checkpoints, EarlyStop
-from everstep.errors import ConfigError, ProgressError, UsageError
+from everstep.errors import ProgressError, UsageError
 from tiny_runs import Boom, Tiny
 
 
@@ -34,30 +34,6 @@ def test_a_watched_metric_is_the_runs_best_beside_other_best_services(tmp_path: 
     first = next(line for line in tiny.lines if "valid acc" in line)
     assert first.count(" (*)") == 2
     assert (tmp_path / "run" / "best" / "valid_loss").is_dir()
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a watch against a Best": (
-        {"watch": ("f1", "min"), "services": [Best("f1", "max")]},
-        "give one of the two",
-    ),
-    "no direction": ({"watch": "val_los"}, r'give watch=\("val_los", "min"\) or "max"'),
-    "a triple": ({"watch": ("a", "min", 2)}, "give a name, or a pair"),
-    "a number": ({"watch": 5}, "give a name, or a pair"),
-    "nothing": ({"watch": ()}, "give a name, or a pair"),
-    "two Checkpoints": (
-        {"services": [Checkpoints(everstep.Every(steps=2)), Checkpoints(keep_last=None)]},
-        r"Checkpoints\(Every\(epochs=1\) \| Every\(steps=500\)",
-    ),
-}
-
-
-@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_is_watched_or_saved_in_two_ways_is_refused(
-    tmp_path: Path, arguments: Any, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Tiny(tmp_path / "run", **arguments)
 
 
 # ---------------------------------------------------------------------------- metrics that never come
@@ -95,17 +71,6 @@ def test_a_name_like_no_other_is_said_at_the_end_of_each_start_that_trains(tmp_p
         assert tiny.train(tail=collecting(valid_loss=1.0)).loop.ending.warnings == warnings
 
 
-def test_values_of_an_earlier_start_have_come(tmp_path: Path) -> None:
-    def tail(loop: Any, epoch: int) -> None:
-        if epoch == 1:
-            loop.collect_metrics(valid_loss=1.0)
-
-    for max_epoch in (1, 2):
-        services = [EarlyStop("valid_loss", patience=9), Checkpoints(keep_best=("valid_loss", "min", 1))]
-        tiny = Tiny(tmp_path / "run", max_epoch=max_epoch, services=services, watch="valid_loss")
-        assert tiny.train(tail=tail).loop.ending.warnings == ()
-
-
 def test_a_checkpoint_is_not_ranked_by_a_value_that_is_older_than_it(tmp_path: Path) -> None:
     found = {1: 0.1, 3: 0.5}
 
@@ -124,22 +89,6 @@ def test_a_checkpoint_is_not_ranked_by_a_value_that_is_older_than_it(tmp_path: P
 def test_what_nobody_asked_for_or_comes_in_steps_is_not_missed(tmp_path: Path, services: Any) -> None:
     tiny = Tiny(tmp_path / "run", max_epoch=2, services=services).train(tail=collecting(valid_los=1.0))
     assert tiny.loop.ending.warnings == ()
-
-
-def test_a_loop_of_ones_own_misses_a_metric_at_its_end(tmp_path: Path) -> None:
-    def warnings(name: str, metric: str) -> tuple[str, ...]:
-        services = [Checkpoints(everstep.Every(steps=1), keep_last=1, keep_best=(metric, "min", 1))]
-        with everstep.Supervisor(tmp_path / name, services=services, max_step=4) as sv:
-            sv.stream(None)
-            while not sv.should_stop():
-                sv.advance(loss=abs(sv.step - 1.0))
-        return sv.ending.warnings
-
-    assert warnings("right", "loss") == ()
-    assert {path.name for path in (tmp_path / "right" / "checkpoints").glob("step-*")} >= {"step-00000002"}
-    assert warnings("wrong", "losses") == (
-        "'checkpoints': no value of 'losses'; did you mean 'loss'? known: loss",
-    )
 
 
 def test_nothing_to_restore_is_said(tmp_path: Path) -> None:
@@ -191,16 +140,6 @@ def test_an_epoch_that_trains_without_iter_steps_is_an_error(tmp_path: Path) -> 
         without_steps()
 
 
-def test_an_epoch_without_steps_may_train_beside_others_also_after_a_resume(tmp_path: Path) -> None:
-    for max_epoch in (1, 3):
-        net = Net()
-        with everstep.TrainLoop(tmp_path / "run", net.state, max_epoch=max_epoch) as loop:
-            for epoch in loop.iter_epochs():
-                for _ in loop.iter_steps([1, 2]) if epoch != 2 else [1]:
-                    net.update()
-    assert (loop.step, loop.updates) == (4, 5)
-
-
 def test_an_optimizer_step_inside_evaluation_is_an_error(tmp_path: Path) -> None:
     net = Net()
 
@@ -214,14 +153,6 @@ def test_an_optimizer_step_inside_evaluation_is_an_error(tmp_path: Path) -> None
         net.train(tmp_path / "boom", lambda loop: trains(loop, Boom()))
     with pytest.raises(UsageError, match=r"inside evaluation\(\) \(2 updates before the block, 3 after\)"):
         net.train(tmp_path / "run", trains)
-
-
-def test_an_optimizer_of_its_own_may_step_inside_evaluation(tmp_path: Path) -> None:
-    def probes(loop: Any) -> None:
-        with loop.evaluation(grad=True):
-            Net().update()
-
-    assert Net().train(tmp_path / "run", probes).updates == 2
 
 
 # --------------------------------------------------------------------------- a second step loop

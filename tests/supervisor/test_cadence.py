@@ -12,8 +12,6 @@ import everstep
 from everstep import Auto, Every
 from everstep.errors import ConfigError
 from everstep.experiment.calls import schedule
-from everstep.proof.compare import compare_runs
-from everstep.schedule import Instant
 from everstep.supervisor.saving.writing import Writing
 from everstep.testing import ManualClock
 from tiny_runs import events
@@ -80,45 +78,9 @@ def test_after_a_save_that_has_failed_the_next_one_comes_soon(
     assert failed[0] - max(step for step in found if step < failed[0]) >= 50 and after - failed[0] <= 12
 
 
-def test_an_evaluation_beside_each_save_is_not_charged_to_it(tmp_path: Path) -> None:
-    clock = ManualClock()
-    with everstep.TrainLoop(
-        tmp_path / "run",
-        {"slow": Slow(clock, 0.0)},
-        max_epoch=1,
-        max_step=60,
-        services=[everstep.Checkpoints("auto")],
-        clock=clock,
-    ) as loop:
-        for _ in loop.iter_epochs():
-            for _ in loop.iter_steps():
-                clock.advance(1.0)
-                with loop.evaluation():
-                    clock.advance(3.0)
-                loop._engine.saver._writer.wait_idle()
-    costs = events(tmp_path / "run", "cadence")
-    assert len(costs) > 4 and max(each["slower"] for each in costs) < 0.5, costs
-
-
-def test_another_run_learns_anew() -> None:
-    auto = Auto()
-    auto.start(0.0)
-    auto.learn(20.0, 1.0, 1.0)
-    auto.fired(Instant(1, 1, False, 100.0))
-    assert auto.next_time() == 100.0 + 598.0
-    auto.start(200.0)
-    assert auto.next_time() == 210.0
-
-
 def test_beside_another_schedule(tmp_path: Path) -> None:
     found = train(tmp_path / "run", Auto() | Every(steps=17), steps=50)
     assert found == [0, 10, 17, 27, 34, 44, 50], "ten seconds after each save, whoever asked for it"
-
-
-def test_saves_change_nothing_whenever_they_come(tmp_path: Path) -> None:
-    for name, every in (("auto", "auto"), ("never", everstep.Never())):
-        train(tmp_path / name, every, wait=0.5, steps=100)
-    assert not compare_runs(tmp_path / "auto", tmp_path / "never")
 
 
 def test_the_middle_of_the_newest_costs_counts() -> None:

@@ -112,38 +112,21 @@ def test_the_tree_has_the_shape_of_its_format(tmp_path: Path) -> None:
         assert started.w.any()
 
 
-@pytest.mark.campaign("long", gate=10)
 @pytest.mark.parametrize(
     ("place", "value", "part"),
     [
-        ("structure", 7, "progress"),
-        ("structure/progress", {"$dict": 3}, "progress"),
-        ("structure/progress/step", GONE, "progress/step"),
-        ("structure/progress/stop", {"reason": "so"}, "progress"),
-        ("structure/user", {"$list": []}, "user"),
-        ("structure/user/w", {"$array": "nope"}, "user/w"),
-        ("structure/streams/train", None, "streams/train/pass"),
-        ("structure/streams/train/data", 7, "streams"),
+        ("structure", 7, "holds only nothing"),
+        ("structure/wall", GONE, "best weights"),
+        ("structure/progress/step", "6", "progress"),
+        ("structure/user/w", {"$array": "nope"}, "user"),
         ("structure/streams/train/pass", -1, "stream 'train'"),
-        ("structure/streams/train/generators", 7, "stream 'train'"),
-        ("structure/streams/train/position/batches", -5, "stream 'train'"),
         ("structure/rng/rank0/python", True, "rng/rank0"),
-        ("structure/rng/lines0/enter/global", -1, "rng/lines0"),
-        (METRICS, [], "services/metrics"),
-        (f"{METRICS}/epoch/windows/loss/spread", None, "services/metrics"),
-        ("structure/services/early stop valid_loss/state", True, "services/early stop valid_loss"),
-        ("meta", None, "meta/controllers"),
-        ("meta/journal", True, "meta/journal"),
-        ("meta/controllers", -1, "meta/controllers"),
-        ("meta/options", {"w": "x"}, "meta/options"),
-        ("meta/metrics", {"loss": "low"}, "meta/metrics"),
-        ("meta/fingerprint", {"machine": None}, "meta/fingerprint"),
-        ("meta/rollbacks", [7], "meta/rollbacks"),
-        ("meta/open", 7, "meta/open"),
         ("structure/rng/lines0", GONE, "rng/lines0"),
+        (f"{METRICS}/epoch/windows/loss/spread", None, "services/metrics"),
         ("structure/services/metrics", GONE, "services/metrics"),
-        ("structure/streams", GONE, "streams"),
-        ("structure/wall", GONE, "wall"),
+        ("structure/services/early stop valid_loss/state", True, "services/early stop valid_loss"),
+        ("meta/controllers", GONE, "meta"),
+        ("meta/journal", True, "meta/journal"),
     ],
 )
 def test_a_part_that_is_missing_or_of_another_type_is_named_with_the_checkpoint(
@@ -157,56 +140,16 @@ def test_a_part_that_is_missing_or_of_another_type_is_named_with_the_checkpoint(
     assert part in str(told.value)
 
 
-@pytest.mark.parametrize(("fact", "value"), [("dtype", GONE), ("shape", [-3]), ("bytes", True)])
-def test_an_array_that_is_not_described_makes_the_checkpoint_a_damaged_one(
-    run_dir: Path, fact: str, value: Any
-) -> None:
-    body = json.loads((run_dir / "checkpoints" / NAME / "manifest.json").read_bytes())["body"]
-    body["arrays"]["user/w"][fact] = value
-    if value is GONE:
-        del body["arrays"]["user/w"][fact]
-    forge(run_dir / "checkpoints" / NAME, "arrays", body["arrays"])
-    with pytest.raises(everstep.errors.CheckpointError, match="arrays/user/w"):
-        program(run_dir).train()
-
-
-@pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [("created", "x"), ("meta/kept", {"loss": 7}), ("meta/metric_steps", [3])],
-)
-def test_an_older_checkpoint_of_wrong_facts_stops_no_run(run_dir: Path, place: str, value: Any) -> None:
-    older = run_dir / "checkpoints" / "step-00000005"
-    shutil.copytree(run_dir / "checkpoints" / NAME, older)
-    forge(older, "name", older.name)
-    forge(older, "step", 5)
-    forge(older, place, value)
-    assert program(run_dir).train(tail=valid).loop.ending.finished
-    assert everstep.runs.best(run_dir).keys() == {"valid_loss"}
-
-
-def test_what_an_object_cannot_load_is_named_with_the_checkpoint_wherever_it_is_loaded(
-    tmp_path: Path,
-) -> None:
-    def state() -> dict[str, Any]:
+def test_what_an_object_cannot_load_is_named_with_the_checkpoint(tmp_path: Path) -> None:
+    def load(run_dir: Path) -> None:
         model = torch.nn.Linear(1, 1)
-        return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
+        state = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
+        if run_dir.exists():
+            everstep.load(run_dir, state)
+        with everstep.Supervisor(run_dir, state, max_step=1) as sv:
+            sv.should_stop()
 
-    def start(run_dir: Path, max_step: int, **more: Any) -> None:
-        objects = state()
-        with everstep.Supervisor(run_dir, objects, max_step=max_step, **more) as sv:
-            sv.stream(None)
-            while not sv.should_stop():
-                objects["optimizer"].step()
-                sv.advance()
-
-    start(tmp_path / "run", 2)
-    for folder in (tmp_path / "run" / "checkpoints").iterdir():
-        forge(folder, "structure/user/optimizer/param_groups", [True])
-    for use in (
-        lambda: start(tmp_path / "run", 4),
-        lambda: start(tmp_path / "new", 4, init_from=tmp_path / "run"),
-        lambda: everstep.load(tmp_path / "run", state()),
-    ):
-        with pytest.raises(EverstepError, match=r"(?s)run/checkpoints/.*optimizer"):
-            use()
+    load(tmp_path / "run")
+    forge(next((tmp_path / "run" / "checkpoints").iterdir()), "structure/user/optimizer/param_groups", [True])
+    with pytest.raises(EverstepError, match=r"(?s)run/checkpoints/.*optimizer"):
+        load(tmp_path / "run")

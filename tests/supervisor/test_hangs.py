@@ -2,112 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
-
 import everstep
-import warm
-from everstep import At, hazard
 from everstep.record import RunJournal, failures
 from everstep.services import HangWatch
 from everstep.services.recovery import HALF_AN_HOUR
 from everstep.testing import nothing_left
-from tiny_runs import Tiny, rows
+from tiny_runs import Tiny
 from waiting import until
-
-AFTER = 0.6
-
-
-def hang_until_noticed(run_dir: Path, pages: int = 1) -> None:
-    until(lambda: len(failures(run_dir)) >= pages)
-    threading.Event().wait(1.5 * AFTER)  # once for each hang
-
-
-def watched(run_dir: Path, **arguments: Any) -> Tiny:
-    services = [HangWatch(AFTER), *arguments.pop("services", ())]
-    return Tiny(run_dir, max_epoch=2, services=services, **arguments)
-
-
-@pytest.mark.campaign("timed")
-def test_a_save_that_hangs_beside_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_dir = tmp_path / "run"
-
-    def stuck(name: str) -> None:
-        in_the_save = threading.current_thread().name == "everstep-writer" and name == "checkpoint.rename"
-        if in_the_save and tiny.loop.step > 1 and not failures(run_dir):
-            hang_until_noticed(run_dir)
-
-    tiny = watched(run_dir, services=[everstep.Checkpoints(At(2))])
-    monkeypatch.setattr(hazard, "_action", stuck)
-    tiny.train(lambda loop, step: time.sleep(AFTER / 4))
-    page = failures(run_dir)[0]
-    assert page.what.startswith(f"a save has not ended for {AFTER} s")
-    assert any("everstep-writer" in line for line in page.lines)
-    assert any("hang_until_noticed" in line for line in page.lines)
-
-
-@pytest.mark.campaign("timed")
-def test_a_loop_that_waits_and_asks_does_not_hang(tmp_path: Path) -> None:
-    """Nor does an evaluation: both draw batches, or ask whether to go on."""
-    services = [HangWatch(AFTER), everstep.services.Console(sink=lambda line: None)]
-    with everstep.Supervisor(tmp_path, {"w": np.zeros(1)}, max_step=2, services=services) as sv:
-        data = sv.stream(everstep.data.arrays(np.arange(4), batch_size=1))
-        began = time.monotonic()
-        while not sv.should_stop():
-            if time.monotonic() > began + 4 * AFTER:
-                sv.advance()
-            elif time.monotonic() > began + 2 * AFTER:
-                next(data)
-            time.sleep(0.01)
-    assert failures(tmp_path) == []
-
-
-PROGRAM = """
-import everstep, numpy, sys, threading
-from everstep.services import HangWatch
-run_dir, then, sleep = sys.argv[1], sys.argv[2], float(sys.argv[3])
-data = everstep.data.arrays(numpy.arange(8.0), batch_size=2)
-w = numpy.zeros(1)
-services = [HangWatch(2.0, then), everstep.Checkpoints(everstep.Every(steps=1))]
-def body():
-    if loop.step == 3:
-        print("step 3", flush=True)
-        threading.Event().wait(sleep)
-with everstep.TrainLoop(run_dir, {"w": w}, max_epoch=2, services=services) as loop:
-    for epoch in loop.iter_epochs():
-        for step, (batch,) in loop.iter_steps(data):
-            body()
-            w += batch.mean()
-            loop.collect_metrics(loss=w.sum())
-"""
-
-
-def start(run_dir: Path, then: str, sleep: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PROGRAM, str(run_dir), then, str(sleep)]
-    return warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.campaign("timed")
-def test_a_run_that_hangs_can_be_ended_and_goes_on_exactly(tmp_path: Path) -> None:
-    hung = start(tmp_path / "run", "stop", 600)
-    _, said = hung.communicate(timeout=60)
-    assert hung.returncode == 1, said
-    assert "everstep: the loop has not moved for 2 s; the main thread is in" in said and "in body" in said
-    (page,) = failures(tmp_path / "run")
-    assert (page.kind, page.step) == ("hang", 2) and any(line.endswith("in body") for line in page.lines)
-    (end,) = RunJournal(tmp_path / "run").events("closed", valid=False)
-    assert (end.data["status"], end.data["reason"]) == ("failed", page.what)
-    for name in ("run", "undisturbed"):
-        start(tmp_path / name, "stop", 0).communicate(timeout=60)
-    assert everstep.record.failures(tmp_path / "undisturbed") == []
-    assert rows(tmp_path / "run") == rows(tmp_path / "undisturbed") != []
 
 
 def test_a_hang_is_noticed_and_the_run_goes_on(tmp_path: Path) -> None:

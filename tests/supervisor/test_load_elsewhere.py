@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,21 +152,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(trained: Trained
     assert same(snapshot(net.model), net.before)
 
 
-def test_a_program_without_torch_takes_what_needs_none(trained: Trained) -> None:
-    script = """
-import json, sys
-import numpy as np
-import everstep
-notes = {"scale": np.zeros(2), "epoch": 0}
-everstep.load(sys.argv[1], {"notes": notes})
-print(json.dumps([notes["epoch"], notes["scale"].tolist(), "torch" in sys.modules]))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(trained[0])], capture_output=True, text=True, check=True
-    )
-    assert json.loads(done.stdout) == [4, [1, 1], False]
-
-
 def test_only_the_bytes_of_the_entry_are_read(tmp_path: Path, trained: Trained) -> None:
     """The optimizer is damaged, and the model is loaded; a resume would pass the checkpoint over."""
     folder = tmp_path / "checkpoint"
@@ -228,7 +211,6 @@ def test_a_second_launch_ignores_it_and_says_so(tmp_path: Path, trained: Trained
     assert any("init_from" in line and "is not used" in line for line in second.lines)
 
 
-AWAY = {r"^model/0\.weight$": "model/x"}
 CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     "include": ({"include": r"^model/0\."}, r"^1\."),
     "exclude": ({"exclude": r"bias$|^optimizer"}, "bias$"),

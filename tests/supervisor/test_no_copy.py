@@ -13,9 +13,8 @@ import torch
 
 import everstep
 from everstep import Every
-from everstep.errors import CheckpointError, GuardStop, Interrupted, NonFiniteError
+from everstep.errors import Interrupted
 from everstep.state import Buffers, digest, encode
-from everstep.supervisor.saving import memory_left as memory
 from everstep.supervisor.saving.spill import Spill
 from everstep.testing import armed, nothing_left
 from tiny_runs import Boom, boom_at
@@ -119,33 +118,6 @@ def test_a_disk_that_refuses_what_is_kept_costs_a_warning(tmp_path: Path, undist
     assert any("a save failed" in line for line in program.lines)
 
 
-def test_a_save_that_the_disk_refuses_leaves_the_one_before(tmp_path: Path, undisturbed: str) -> None:
-    program = Program(tmp_path, every=Every(steps=2))
-
-    def full(loop: Any, step: int) -> None:
-        everstep.hazard.arm("ENOSPC:checkpoint.write:1-99")
-        boom_at(3)(loop, step)
-
-    with pytest.raises(Boom), armed("ENOSPC:nothing:1"):
-        program.train(inside=full)
-    assert any("a save failed" in line for line in program.lines)
-    assert steps_of(tmp_path) == [0]
-    assert Program(tmp_path).train() == undisturbed
-
-
-def test_nothing_that_is_not_finite_is_committed(tmp_path: Path) -> None:
-    program = Program(tmp_path, every=Every(steps=1), services=[everstep.services.NaNGuard()])
-
-    def spoil(loop: Any, step: int) -> None:
-        if step == 3:
-            with torch.no_grad():
-                program.model[0].weight[0, 0] = float("nan")
-
-    with pytest.raises((GuardStop, NonFiniteError, CheckpointError)):
-        program.train(inside=spoil)
-    assert steps_of(tmp_path) == [0, 1, 2]
-
-
 def test_nothing_is_copied_and_no_live_array_is_kept() -> None:
     live = {"n": np.arange(6.0), "t": torch.arange(6.0), "f": np.asfortranarray(np.ones((2, 3)))}
     buffers = Buffers(copy=False)
@@ -168,52 +140,3 @@ def test_what_is_kept_on_disk_comes_back_and_damage_is_noticed(tmp_path: Path) -
     with pytest.raises(OSError, match="has changed there"):
         _ = kept.arrays["n"].data
     spill.close()
-
-
-# --------------------------------------------------------------------------- the word about memory
-
-
-def made(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
-def test_the_memory_that_is_left_is_that_of_the_machine_or_of_the_group(tmp_path: Path) -> None:
-    assert memory.memory_left(tmp_path) is None
-    made(tmp_path, {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n"})
-    assert memory.memory_left(tmp_path) == 8000 << 10
-    v2 = {
-        "proc/self/cgroup": "0::/a/b\n",
-        "sys/fs/cgroup/a/b/memory.max": "max\n",
-        "sys/fs/cgroup/a/b/memory.current": "5\n",
-        "sys/fs/cgroup/a/memory.max": "5000000\n",
-        "sys/fs/cgroup/a/memory.current": "4000000\n",
-        "sys/fs/cgroup/a/memory.stat": "anon 1\ninactive_file 300000\nactive_file 5\n",
-    }
-    assert memory.memory_left(made(tmp_path, v2)) == 1_300_000
-    v1 = {
-        "proc/self/cgroup": "3:cpu:/x\n4:memory:/docker/1\n",
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": "3000000\n",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes": "2900000\n",
-    }
-    assert memory.memory_left(made(tmp_path, v1)) == 100_000
-    here = memory.memory_left()
-    assert here is None or here > 0
-
-
-def test_the_word_is_said_after_the_first_update_with_the_optimizers_moments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "SMALL", 0)
-    told = []
-    for left, copy in ((400, True), (1000, True), (400, False)):
-        # of 4 * 8 + 8 + 8 + 1 weights the first copy is there: two moments of 4 bytes, 4 counts, are to come
-        monkeypatch.setattr("everstep.supervisor.saving.saver.memory_left", lambda left=left: left)
-        warned: list[str] = []
-        program = Program(tmp_path / f"{left}-{copy}", copy=copy, max_epoch=1)
-        monkeypatch.setattr(program.loop._engine.voice, "warn", warned.append)
-        program.train()
-        told.append([text for text in warned if "copy=False" in text])
-    assert [len(each) for each in told] == [1, 0, 0]

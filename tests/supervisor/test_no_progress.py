@@ -120,21 +120,6 @@ def test_should_stop_may_be_asked_often(tmp_path: Path) -> None:
     assert (sv.step, sv.updates) == (7, 1050)
 
 
-@pytest.mark.campaign("long")
-def test_epochs_without_steps_that_are_meant(tmp_path: Path) -> None:
-    counted = epochs(Tiny(tmp_path / "counted", max_epoch=120))
-    assert counted.ending.finished and counted.epoch == 120
-    asked = epochs(
-        Tiny(tmp_path / "asked"), lambda loop, epoch: loop.request_stop("enough") if epoch == 100 else None
-    )
-    assert asked.ending.finished
-    mixed = epochs(
-        Tiny(tmp_path / "mixed", max_step=3),
-        lambda loop, epoch: list(loop.iter_steps([epoch])) if epoch % 60 == 0 else None,
-    )
-    assert mixed.epoch == 180
-
-
 def terminate(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -54,6 +54,12 @@ def trained(name: str = "run", **arguments: Any) -> Call:
     return lambda path: Tiny(path / name, max_epoch=1, **arguments).train()
 
 
+def endless(path: Path) -> None:
+    with TrainLoop(path / "run", max_epoch=1) as loop:
+        for _ in loop.iter_epochs():
+            loop.iter_steps()
+
+
 class Other(everstep.Service):
     pass
 
@@ -65,6 +71,7 @@ UNSAVED = r"(?s)state entry 'thing'.*"
 FORMS = r"data_ranks=.*give a mesh.*a pair.*or 1"
 NUMBER = r"seconds=.*: give a number, 0 or more"
 POLICY = r'on_missing=\'ignore\'.*"error", "warn" or "skip"'
+TWO_SAVES = r"Checkpoints\(Every\(epochs=1\) \| Every\(steps=500\)"
 SCHEDULE = r'is not a schedule; .*, or "auto"'
 
 REFUSED: list[tuple[Call, type[Exception], str]] = [
@@ -100,6 +107,12 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (door(config={"a": math.inf}), ConfigError, r"config\['a'\] is inf, which JSON lacks"),
     (door(config={"note": 1}, config_free=["not"]), ConfigError, "has no 'not'; did you mean 'note'"),
     (door(services=[HangWatch(), HangWatch(5)]), ConfigError, "two HangWatch"),
+    (door(services=[everstep.Checkpoints(), everstep.Checkpoints(keep_last=None)]), ConfigError, TWO_SAVES),
+    *((door(watch=value), ConfigError, "give a name, or a pair") for value in (("a", "min", 2), 5, ())),
+    (door(watch="val_los"), ConfigError, r'give watch=\("val_los", "min"\) or "max"'),
+    (door(watch=("f1", "min"), services=[everstep.Best("f1", "max")]), ConfigError, "give one of the two"),
+    *((door(**{name: value}), ConfigError, rf"{name}={value!r}: give an integer")
+      for name in ("max_step", "max_epoch", "steps_per_epoch") for value in (0, -1, 1.5, True, "3")),
     (opened({"w": np.zeros(1)}, data_ranks=(0, 2)), ConfigError, "it is 0 of 1, 1 of 0"),
     (trained(ready=lambda: ["w", "v"]), UsageError, r"not ready: \['w', 'v'\] \(before local_init_fn\)"),
     (trained(ready=lambda: "the table is empty"), UsageError, "not ready: the table is empty"),
@@ -136,6 +149,9 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (lambda path: everstep.Checkpoints("often"), ConfigError, SCHEDULE),  # type: ignore[arg-type]
     (lambda path: everstep.Checkpoints(Auto), ConfigError, SCHEDULE),  # type: ignore[arg-type]
     (lambda path: everstep.Checkpoints(keep_every=Auto()), ConfigError, "keep_every=Auto.*give a schedule"),
+    (trained(services=[everstep.Best("loss", restore_at_end=["wt"])]), ConfigError, "did you mean 'w'"),
+    *((lambda path, part=part: everstep.Best("loss", restore_at_end=part), ConfigError, "a list of entries")
+      for part in ("w", [], 3, [3])),
     # calls inside a loop
     *((in_a_step(lambda loop, given=given: loop.collect_metrics(given)), MetricError, "give a mapping")
       for given in (5, [("loss", 1.0)], "loss")),
@@ -143,11 +159,17 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
       for no, what in ((10**400, "an int of 1329 bits"), (10**5000, "an int of"), (np.ma.masked, "masked"))),
     *((in_a_step(lambda loop, name=name: loop.collect_metrics({"good": 1.0, name: 1.0})), MetricError,
        f"metric name {name!r}") for name in (1, None, "")),
+    (in_a_step(lambda loop: loop.collect_metrics({"x": 1.0}, x=2.0)), MetricError, "'x' is given twice"),
+    (in_a_step(lambda loop: loop.collect_metrics(x=[1.0], weight=[1])), MetricError, r"collector\('x'\)"),
+    (in_a_step(lambda loop: loop.timeit("eval").__enter__()), ConfigError, "'eval_time'"),
+    (endless, UsageError, "never ends; give it data, or set max_step"),
     *((supervised(lambda sv, n=n: sv.stream([1], passes=n)), ConfigError, f"passes={n}")
       for n in (0, -1, 1.5)),
     *((supervised(lambda sv, n=n: sv.loop(n, print)), ConfigError, NUMBER) for n in (-1, "1", None, NAN)),
     (supervised(lambda sv: (sv.stream([1]), sv.stream([2]))), ConfigError, "'train' is in use.*\"train2\""),
     (supervised(lambda sv: (sv.should_stop(), sv.advance(loss="high"))), MetricError, "'loss' is 'high'"),
+    *((lambda path, call=call: call(quiet(path / "run")), UsageError, "before the with block; enter it")
+      for call in (Supervisor.should_stop, Supervisor.advance, lambda sv: sv.stream([1]))),
     (supervised(lambda sv: sv.advance()), UsageError, r"before the first should_stop\(\)"),
     (supervised(lambda sv: next(sv.stream([1]))), UsageError, r"before the first should_stop\(\)"),
     (supervised(lambda sv: [sv.stream([]), sv.should_stop()] and next(sv._draws.streams[0])), DataError,
@@ -164,29 +186,6 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, call: Call, error: type[Ex
     with nothing_left(), pytest.raises(error, match=words):
         call(tmp_path)
     assert (tmp_path / "file").read_text() == "mine"
-
-
-CALLS: dict[str, Callable[[Supervisor], object]] = {
-    "should_stop": lambda sv: sv.should_stop(),
-    "advance": lambda sv: sv.advance(),
-    "stream": lambda sv: sv.stream([1]),
-    "request_stop": lambda sv: sv.request_stop(),
-    "make_checkpoint": lambda sv: sv.make_checkpoint(),
-    "loop": lambda sv: sv.loop(1, print),
-}
-
-
-def test_use_before_and_after_the_with_block(tmp_path: Path) -> None:
-    sv = quiet(tmp_path / "run", max_step=1)
-    for name, call in CALLS.items():
-        with pytest.raises(UsageError, match=rf"{name}\(\) before the with block; enter it first"):
-            call(sv)
-    with sv:
-        sv.should_stop()
-        sv.advance()
-    for name, call in CALLS.items():
-        with pytest.raises(UsageError, match=rf"{name}\(\) after the with block has ended; make a new"):
-            call(sv)
 
 
 def test_pairs_are_names_enough(tmp_path: Path) -> None:

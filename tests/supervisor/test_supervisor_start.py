@@ -5,10 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,7 @@ import pytest
 import torch
 
 import everstep
-from everstep import Every, Supervisor, hazard
+from everstep import Every, Supervisor
 from everstep.errors import (
     CheckpointError,
     ConfigError,
@@ -29,7 +25,6 @@ from everstep.errors import (
     StateError,
     UsageError,
 )
-from everstep.record import RunDir, RunJournal
 from everstep.testing import armed, nothing_left
 from tiny_runs import Boom, Tiny, boom_at
 
@@ -266,22 +261,6 @@ def test_a_finished_checkpoint_that_is_chosen_sets_the_later_ones_aside(tmp_path
     assert stepwise(tmp_path, max_epoch=1).train().loop.ending.resumed_from == last
 
 
-def test_what_a_dict_has_and_its_checkpoint_lacks_is_said_once(tmp_path: Path) -> None:
-    def lines(notes: dict[str, int]) -> list[str]:
-        said: list[str] = []
-        console = everstep.services.Console(sink=said.append)
-        with Supervisor(tmp_path / "run", {"notes": notes}, max_step=1, services=[console]) as sv:
-            sv.stream(None)
-            while not sv.should_stop():
-                sv.advance()
-        return [line for line in said if "dropped" in line]
-
-    assert lines({"n": 0}) == []
-    notes = {"n": 0, "k": 5}
-    (line,) = lines(notes)
-    assert "state 'notes': the checkpoint has no 'k': dropped" in line and notes == {"n": 0}
-
-
 # ------------------------------------------------------------------------------------------ the lock
 
 
@@ -296,46 +275,6 @@ def test_a_second_loop_in_the_same_process_is_refused(tmp_path: Path) -> None:
         for _ in loop.iter_epochs():
             list(loop.iter_steps([1]))
     assert Tiny(tmp_path / "run", max_epoch=1).train().loop.ending.finished
-
-
-def test_a_second_process_is_refused_and_a_dead_ones_lock_taken_over(tmp_path: Path) -> None:
-    holder = (
-        "import sys, everstep\n"
-        "sv = everstep.Supervisor(sys.argv[1], default_services=False).__enter__()\n"
-        "print('held', flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", holder, str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"held\n"
-        with pytest.raises(RunLockedError, match=rf"in use by process {process.pid} on host"):
-            Tiny(tmp_path / "run", max_epoch=1).train()
-        process.kill()
-    tiny = Tiny(tmp_path / "run", max_epoch=1).train()
-    assert any(f"took over the run from process {process.pid}" in line for line in tiny.lines)
-
-
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("point", ["lock.open", "lock.lock"])
-def test_a_run_that_is_replaced_while_it_is_entered_is_left_alone(tmp_path: Path, point: str) -> None:
-    """The seed and the config that were read are the removed one's."""
-    run_dir = tmp_path / "run"
-    Tiny(run_dir, max_epoch=1).train()
-
-    def replace(number: int, frame: object) -> None:
-        run_dir.rename(tmp_path / "removed")
-        RunDir.open(run_dir)
-
-    before = signal.signal(signal.SIGUSR2, replace)
-    hazard.arm(f"SIGUSR2:{point}:1")
-    try:
-        with pytest.raises(RunDirError, match=r"replaced by .*; start again"):
-            Tiny(run_dir, max_epoch=2).train()
-    finally:
-        signal.signal(signal.SIGUSR2, before)
-    assert not (run_dir / "journal").exists()
-    assert Tiny(run_dir, max_epoch=2).train().loop.ending.finished
 
 
 # ------------------------------------------------------------------------------ what does not fit
@@ -367,31 +306,6 @@ def test_a_run_directory_that_is_gone_while_training(tmp_path: Path) -> None:
     assert again.train().result()[:2] == straight.train().result()[:2]
 
 
-def test_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    first = Tiny(Path("~/run"), max_epoch=1).train()
-    assert (tmp_path / "run" / "run.json").exists() and not (tmp_path / "~").exists()
-    assert everstep.load("~/run", {"w": first.w}).step == 4
-    assert not RunJournal("~/run").problems
-    saved = "~/run/checkpoints/epoch-0001-step-00000004"
-    assert Tiny(tmp_path / "two", max_epoch=1, init_from=saved).train().loop.step == 4
-    assert Tiny(tmp_path / "three", max_epoch=1, resume=saved).train().loop.step == 4
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own with 1 MiB, where that may be mounted."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.fail("no file system may be mounted here")
-    yield folder
-    # lazily: a process that the test has ended may not be gone, and holds the disk until it is
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
 def require_no_training(run_dir: Path) -> None:
     tiny = Tiny(run_dir, max_epoch=1, state={"w": np.zeros(100_000)})
     with nothing_left(), pytest.raises(RunDirError, match=r"need [\d,]+ bytes, [\d,]+ are free.*free space"):
@@ -405,11 +319,6 @@ def test_without_room_for_two_checkpoints_no_training_begins(
     usage = shutil.disk_usage(tmp_path)._replace(free=2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     require_no_training(tmp_path / "run")
-
-
-@pytest.mark.campaign("machine")
-def test_on_a_small_disk_no_training_begins(disk: Path) -> None:
-    require_no_training(disk / "run")
 
 
 def test_a_trial_save_that_fails_refuses_at_the_first_step(tmp_path: Path) -> None:
@@ -455,20 +364,3 @@ def test_something_unsaveable_that_appears_later_is_an_error_and_loses_nothing(t
     notes = {"a": 0}
     tiny = Tiny(tmp_path / "run", max_epoch=2, state={"notes": notes}).train()
     assert tiny.seen[0][1] == 5 and notes == {"a": 1}
-
-
-def test_an_entry_that_fails_to_save_is_named(tmp_path: Path) -> None:
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.Adam(model.parameters())
-
-    def train() -> None:
-        with everstep.TrainLoop(tmp_path, {"model": model, "optimizer": optimizer}, max_epoch=2) as loop:
-            for _ in loop.iter_epochs():
-                for _ in loop.iter_steps([torch.ones(1, 2)]):
-                    model(torch.ones(1, 2)).sum().backward()
-                    optimizer.step()
-                    optimizer.param_groups[0]["params"] = [torch.nn.Parameter(torch.ones(3))] * 3
-
-    with pytest.raises(KeyError) as caught:
-        train()
-    assert caught.value.__notes__ == ["while state entry 'optimizer' was being saved"]

@@ -296,13 +296,7 @@ class RunView(Protocol):
 
     def clock(self) -> float: ...
 
-    def spent(self) -> dict[str, float]:
-        """Return the seconds of this start by part; their sum is all the time since the run was opened.
-
-        "data" (waiting for batches to train on), "evaluation" (`evaluation()` blocks, a Trainer's
-        evaluations), "services" (all else that runs at boundaries and before epochs), "step" (the rest:
-        the program's own lines, and the device's work for them).
-        """
+    def spent(self) -> dict[str, float]: ...
 
     def call_soon(self, action: Action) -> None: ...
 

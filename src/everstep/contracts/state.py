@@ -89,13 +89,7 @@ class HostArray:
 
 
 class LazyArray(HostArray):
-    """Array whose bytes are fetched each time `data` is asked for: they take no memory meanwhile.
-
-    Args:
-        nbytes: number of bytes.
-        fetch: returns the bytes, in new memory.
-        xxh3_128: their digest, if it is known.
-    """
+    """Array whose bytes `fetch` returns, in new memory, each time `data` is asked for."""
 
     def __init__(
         self,
@@ -418,11 +412,7 @@ class Backend(Protocol):
     def evaluation_mode(
         self, objects: Mapping[str, Any], *, grad: bool = False
     ) -> AbstractContextManager[None]:
-        """Switch the state's models, and what holds them, to evaluation in the block; then all is as before.
-
-        Args:
-            grad: whether gradients are recorded in the block.
-        """
+        """Switch the state's models, and what holds them, to evaluation in the block."""
         return nullcontext()
 
     def synchronize(self) -> None:
@@ -438,15 +428,9 @@ class Backend(Protocol):
         return None
 
     def require_synchronised(self, objects: Mapping[str, Any], data: DataRanks) -> None:
-        """Raise for objects of the state that each process would train on its own, or inexactly.
+        """Raise ConfigError for objects of the state that each process would train on its own, or inexactly.
 
         Objects that may differ between the processes are not among `objects`.
-
-        Args:
-            data: which samples each of the processes reads; there are two or more.
-
-        Raises:
-            ConfigError: names what is trained, and the line to add.
         """
         return
 

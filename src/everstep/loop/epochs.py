@@ -12,7 +12,7 @@ from everstep.metrics import log_tag
 from everstep.metrics.collector import Reader
 from everstep.schedule import NEVER
 from everstep.supervisor.engine import Engine
-from everstep.supervisor.loop_driver import LoopDriver
+from everstep.supervisor.settings import LoopDriver
 from everstep.supervisor.streams.run_stream import RunStream, no_batch
 from everstep.timing import progress
 
@@ -25,12 +25,6 @@ class Epochs(LoopDriver):
 
     A resume inside an epoch enters that epoch again: until the program reaches the step loop of the
     checkpoint, `before_resume_point` is true, and earlier step loops of the epoch run no step.
-
-    Args:
-        engine: counts the steps.
-        steps_per_epoch: number of steps in an epoch; None: an epoch is a pass over its data.
-        epoch_lines: window of the epoch's line, which begins anew with each epoch.
-        show_eta: whether lines have the ETA.
 
     Attributes:
         within_epoch: whether an epoch is open.
@@ -76,12 +70,10 @@ class Epochs(LoopDriver):
 
     @property
     def within_step(self) -> bool:
-        """Whether the body of a step is running."""
         return self._engine.collector.open_step != 0 and not self.left_open
 
     @property
     def epoch_seconds(self) -> float:
-        """Seconds since the epoch began."""
         return self._engine.clock() - self._epoch_began
 
     @property
@@ -92,7 +84,6 @@ class Epochs(LoopDriver):
     # -------------------------------------------------------------------------------- the epochs
 
     def iter_epochs(self) -> Iterator[int]:
-        """See `TrainLoop.iter_epochs`."""
         engine = self._engine
         engine.require_open("iter_epochs")
         if self._in_epochs:
@@ -115,8 +106,7 @@ class Epochs(LoopDriver):
         if self.within_epoch:  # left by `break`, and a new epoch loop begun
             self._close_epoch()
         if not engine.begun and engine.recovered.mid_epoch:
-            engine.begin_inside()
-            self.before_resume_point = True
+            engine.begun = self.before_resume_point = True  # `engine.resume` follows at the resume point
             # before the epoch's first line, so that the head draws the same random numbers as the first time
             engine.rng_marks.back_to("epoch")
             self._enter_epoch()
@@ -193,7 +183,6 @@ class Epochs(LoopDriver):
     # --------------------------------------------------------------------------------- the steps
 
     def iter_steps(self, data: Any, name: str) -> Iterator[Any]:
-        """See `TrainLoop.iter_steps`."""
         engine, current = self._engine, self._engine.progress
         engine.require_open("iter_steps")
         if not (self.within_epoch and self._in_epochs):
@@ -243,7 +232,6 @@ class Epochs(LoopDriver):
             raise UsageError("iter_steps() inside another iter_steps(); one step loop at a time")
 
     def _resume_here(self) -> None:
-        """Resume here, at the resume point inside an epoch."""
         self.before_resume_point = False
         self._engine.resume()
 

@@ -357,17 +357,6 @@ class TrainLoop(Door):
         )
         return False
 
-    def advance(self, **metrics: Any) -> None:
-        """An error: in a TrainLoop `iter_steps` completes the steps."""
-        raise UsageError(
-            "advance() is a Supervisor's; leave it out: in a TrainLoop iter_steps() completes each step"
-        )
-
-    def stream(self, data: Any, name: str = "train", *, passes: int | None = None) -> Iterator[Any]:
-        """An error: in a TrainLoop `iter_steps` reads the data."""
-        self._engine.require_open("stream")
-        raise UsageError("stream() is a Supervisor's; in a TrainLoop give the data to iter_steps()")
-
 
 def _require_metrics(metrics: Mapping[str, Any]) -> None:
     if not isinstance(metrics, Mapping):

@@ -37,12 +37,7 @@ BoundaryOf = Callable[[Service], Boundary]
 
 
 class ServiceBoard:
-    """Holds the services in the order in which they run.
-
-    Args:
-        collector: gives each service its metric window.
-        voice: warns of a service that fails.
-    """
+    """Holds the services in the order in which they run."""
 
     def __init__(self, collector: Collector, voice: Voice) -> None:
         self._reports = True
@@ -75,7 +70,6 @@ class ServiceBoard:
         del self._readers[service.name]
 
     def reader(self, service: Service) -> Reader:
-        """The service's own metric window."""
         return self._readers[service.name]
 
     @property
@@ -88,7 +82,6 @@ class ServiceBoard:
         return next((service for service in self._services if isinstance(service, kind)), None)
 
     def wanting(self, moment: Moment) -> list[Service]:
-        """The services that asked for `moment`."""
         return [service for service in self._services if moment in service.moments]
 
     def open(self, run: RunView, now: float) -> None:
@@ -97,7 +90,6 @@ class ServiceBoard:
             self.open_one(service, run, now)
 
     def open_one(self, service: Service, run: RunView, now: float) -> None:
-        """Open a service and start its clock schedule."""
         service.schedule.start(now)
         if not self._runs(service):
             return
@@ -124,11 +116,7 @@ class ServiceBoard:
     def run(
         self, services: Sequence[Service], boundary_of: BoundaryOf, *, finish: bool = False
     ) -> list[tuple[Service | None, Action]]:
-        """Run services in order; each runs, whatever an earlier service asked for.
-
-        Args:
-            finish: call `finish`, not `run`.
-        """
+        """Run services in order; each runs, whatever an earlier service asked for."""
         actions: list[tuple[Service | None, Action]] = []
         for service in services:
             if not self._reports and not self._runs(service):
@@ -206,8 +194,8 @@ class ServiceBoard:
     def controllers(self) -> dict[str, Json]:
         """Name and configuration of each controller that has one, for comparison at a resume."""
         configs = {s.name: s.config() for s in self._services if s.controller}
-        told = {name: config for name, config in configs.items() if config is not None}
-        shown: dict[str, Json] = redacted(plain_tree(told))
+        comparable = {name: config for name, config in configs.items() if config is not None}
+        shown: dict[str, Json] = redacted(plain_tree(comparable))
         return shown
 
     def state(self) -> dict[str, Any]:
@@ -312,12 +300,6 @@ Actions = Iterable[tuple[Service | None, Action]]
 
 class Announcer:
     """Tells services of moments.
-
-    Args:
-        board: the services.
-        progress: the run's counters.
-        apply: takes the actions that services answer with.
-        together: unites them over ranks.
 
     Attributes:
         synchronous: moments inside steps that a service asked for; the others cost nothing.

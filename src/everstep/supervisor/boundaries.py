@@ -34,7 +34,6 @@ class Decisions:
         """Targets of `SetValue` that services have set in this start."""
 
     def apply(self, actions: Iterable[tuple[Service | None, Action]]) -> None:
-        """Apply actions in the given order."""
         engine = self._engine
         for service, action in actions:
             if isinstance(action, Stop):
@@ -44,7 +43,7 @@ class Decisions:
                 by = None if service is None else service.name
                 self.stop(action.reason, "service", by, failed=action.failed, code=action.code)
                 if action.failed:
-                    engine.user.taint()
+                    engine.user.tainted = True
             elif isinstance(action, Interrupt):
                 self.interruption = self.interruption or action
             elif isinstance(action, Save):
@@ -54,19 +53,10 @@ class Decisions:
             else:
                 raise UsageError(f"{action!r} cannot be applied here; give Stop, Interrupt, Save or SetValue")
 
-    def apply_pending(self) -> None:
-        """Apply the actions that threads asked for, including those that come meanwhile."""
-        for asked in self._engine.ranks.take_pending():
-            self.apply([asked])
-
     def stop(
         self, reason: str, kind: str, by: str | None = None, *, failed: bool = False, code: int = 0
     ) -> None:
-        """End the run.  The first reason counts, unless a later one is a failure or has a higher exit status.
-
-        Args:
-            kind, by, failed, code: as in `StopRecord`.
-        """
+        """End the run.  The first reason counts, unless a later one is a failure or has a higher code."""
         engine = self._engine
         stop, reason = engine.progress.stop, without_credentials(reason)
         if stop is None or (failed, code) > (stop.failed, stop.code):
@@ -80,7 +70,6 @@ class Decisions:
         self._engine.progress.stop = None
 
     def check_limits(self, at_epoch_end: bool) -> None:
-        """Stop where a limit is reached."""
         engine = self._engine
         step, epoch = engine.limits.max_step, engine.limits.max_epoch
         if step is not None and engine.progress.step >= step:
@@ -152,13 +141,13 @@ class Boundaries:
     """Walks each boundary of a run.
 
     Attributes:
-        left_open: names of the services that a boundary left by an interruption has still to run.
+        unfinished: names of the services that a boundary left by an interruption has still to run.
         inside: whether a boundary is open; still true after an exception has left it.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.left_open: list[str] = []
+        self.unfinished: list[str] = []
         self.inside = False
         self._may_abandon = False
         """Whether an interruption may end the evaluation that runs now."""
@@ -217,7 +206,8 @@ class Boundaries:
             rest_of = [*late, *(s for s in due if s.stage > Stage.DECIDE)]
             engine.decisions.apply(self._run_deciding(rest_of, moment, payload, can_save))
             due += late
-        engine.decisions.apply_pending()
+        for pending in engine.ranks.take_pending():  # including those that come meanwhile
+            engine.decisions.apply([pending])
         engine.decisions.notice_signal()
         # a new view: reports and saves see what was decided
         view = engine.announcer.view(moment, payload)
@@ -255,12 +245,12 @@ class Boundaries:
             reason=reason,
             asked=asked,
             handed=engine.verifier.handed,
-            times=_measured(engine) if at_epoch_end and engine.ranks.several else None,
+            times=_measured(engine) if at_epoch_end else None,
         )
         if engine.ranks.times:
             facts = {"epoch": current.epoch, "step": current.step, "ranks": engine.ranks.times}
             engine.journal.event("rank times", facts, wall=True)
-        if stop is not None and engine.ranks.several:
+        if stop is not None:
             # a program may name its rank's own loss: the state has one reason
             current.stop = replace(stop, reason=engine.ranks.writers_reason or stop.reason)
 
@@ -306,7 +296,6 @@ class Boundaries:
         engine.saver.reserve()
 
     def _mark_best(self) -> None:
-        """Mark the best value so far in the live line."""
         engine = self._engine
         if (console := engine.voice.console) is not None:
             for best in engine.board.bests:
@@ -351,6 +340,6 @@ class Boundaries:
     def _leave_open(self, moment: Moment, rest: list[Service]) -> None:
         """Save a boundary whose evaluation is left, with the names of the services still to run."""
         engine = self._engine
-        self.left_open = [service.name for service in rest]
+        self.unfinished = [service.name for service in rest]
         engine.saver.save([(None, Save())], "epoch" if moment is Moment.AFTER_EPOCH else "step")
         engine.leave()

@@ -17,7 +17,7 @@ from everstep.services.when import FunctionService
 from everstep.supervisor.engine import Engine
 from everstep.supervisor.leaving.ending import BestRecord, Ending
 from everstep.supervisor.leaving.exit import Exit, best_record
-from everstep.supervisor.loop_driver import LoopDriver
+from everstep.supervisor.settings import LoopDriver
 
 
 class Handle:
@@ -192,7 +192,11 @@ class Door:
         return self._engine.clock()
 
     def spent(self) -> dict[str, float]:
-        """Seconds of this start by part: "data", "step", "evaluation", "services"; their sum is its time."""
+        """Seconds of this start by part; their sum is its time.
+
+        "data" (waiting for batches to train on), "evaluation" (`evaluation()`, a Trainer's evaluations),
+        "services" (all else at boundaries and before epochs), "step" (the program's lines, and the device).
+        """
         return self._engine.spent.parts(self._engine.loop.data_wait())
 
     # ------------------------------------------------------------------------ for the program

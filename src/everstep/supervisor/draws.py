@@ -8,7 +8,7 @@ from typing import Any
 from everstep.contracts.services import Moment
 from everstep.errors import UsageError
 from everstep.supervisor.engine import Engine
-from everstep.supervisor.loop_driver import LoopDriver
+from everstep.supervisor.settings import LoopDriver
 from everstep.supervisor.streams.run_stream import RunStream, no_batch
 from everstep.timing import progress
 
@@ -87,12 +87,6 @@ class Draws(LoopDriver):
 
 class Endless:
     """Batches of a stream, pass after pass, for `Supervisor.stream`.
-
-    Args:
-        engine: the engine of the run.
-        draws: takes each batch that is handed out.
-        run_stream: the stream.
-        passes: number of passes after which the run stops; None: never.
 
     Attributes:
         passes: as given.

@@ -30,7 +30,6 @@ from everstep.supervisor.leaving.hangs import HangThread
 from everstep.supervisor.leaving.lost_group import LostGroup
 from everstep.supervisor.leaving.retries import Retries
 from everstep.supervisor.leaving.rollbacks import Rollbacks
-from everstep.supervisor.loop_driver import LoopDriver
 from everstep.supervisor.opening.open_run import OpenRun, ResumePoint
 from everstep.supervisor.opening.recover import recover
 from everstep.supervisor.ranks import Ranks
@@ -39,7 +38,7 @@ from everstep.supervisor.saving.saver import Saver
 from everstep.supervisor.saving.snapshot import take_snapshot
 from everstep.supervisor.saving.state_tree import Progress, reading
 from everstep.supervisor.saving.user_state import UserState
-from everstep.supervisor.settings import Settings
+from everstep.supervisor.settings import LoopDriver, Settings
 from everstep.supervisor.streams.generators import RngMarks
 from everstep.supervisor.threads.periodic_functions import GRACE, PeriodicThreads
 from everstep.supervisor.threads.signals import SignalWatch, exit_error
@@ -53,10 +52,6 @@ class Engine:
 
     The engine holds the parts of a run and calls them in their order; each part owns its own state.  A door
     (`Supervisor`, `TrainLoop`) uses the engine's methods and parts, and is its `LoopDriver`.
-
-    Args:
-        settings: the checked arguments.
-        user: the objects that were passed as `state=`.
 
     Attributes:
         status: "new" before the `with` block, "open" inside, "closed" after it.
@@ -137,7 +132,6 @@ class Engine:
             self.voice.release()
 
     def mark_closed(self) -> None:
-        """Mark the run as closed: nothing of it is open any more."""
         self.status = "closed"
 
     def _open(self, stack: ExitStack) -> None:
@@ -350,10 +344,6 @@ class Engine:
         self.decisions.check_limits(False)
         self.resume()
 
-    def begin_inside(self) -> None:
-        """Begin inside an epoch, which is entered again; `resume` follows at the resume point."""
-        self.begun = True
-
     def resume(self) -> None:
         """Restore the state, the streams, then random state, at the resume point.
 
@@ -407,15 +397,7 @@ class Engine:
             self.boundaries.walk(Moment.AFTER_STEP, batch, can_save=can_save)
 
     def count_round(self, never_done: str, remedy: str) -> None:
-        """Notice a loop that asks and never completes a step; a signal ends it at the last checkpoint.
-
-        Args:
-            never_done, remedy: for the message: what the loop did not do, and what to do.
-
-        Raises:
-            ProgressError: the loop has asked too often.
-            Interrupted: a signal has come.
-        """
+        """Notice a loop that asks and never completes a step; a signal ends it at the last checkpoint."""
         current = self.progress
         spent_on = self._rounds.asked((current.step, current.epoch))
         if spent_on is not None:
@@ -450,19 +432,15 @@ class Engine:
         return True
 
     def leave(self) -> None:
-        """Wait until the last save is committed, then leave the body.
-
-        Raises:
-            Interrupted: always; in a session with a person, KeyboardInterrupt.
-        """
+        """Wait until the last save is committed, then leave the body."""
         interruption = self.decisions.interruption
         assert interruption is not None
         # first: an interrupted start is left only with its state on disk
         self.saver.await_commit()
         saved = self.saver.last
         where = "nothing new to save" if saved is None else f"saved {saved.path}"
-        told = {"reason": interruption.reason, "step": self.progress.step, "status": interruption.code}
-        self.journal.event("interrupted", told, wall=True)
+        facts = {"reason": interruption.reason, "step": self.progress.step, "status": interruption.code}
+        self.journal.event("interrupted", facts, wall=True)
         self.voice.say(f"{interruption.reason}: {where}; start again to continue")
         raise exit_error(interruption.code, interruption.reason)
 

@@ -15,10 +15,6 @@ from everstep.supervisor.streams.run_streams import Streams
 class Recording:
     """Takes the rows that the collector has finished.
 
-    Args:
-        recovered: has the newest values in the checkpoint.
-        streams: have the ledger of the data.
-
     Attributes:
         last_values: newest value of each metric collected outside steps, the means of epochs included; in
             a loop without epochs, of all metrics.
@@ -55,11 +51,11 @@ class Recording:
         """
         current = self._progress.step, self._progress.epoch
         # batches of an open step belong to no step that a resume would count
-        told = [] if self._verifier.places else self._streams.account()
-        if not told and current != self._flushed:
-            told = [{}]
+        ledgers = [] if self._verifier.places else self._streams.account()
+        if not ledgers and current != self._flushed:
+            ledgers = [{}]
         self._flushed = current
-        for ledger in told:
+        for ledger in ledgers:
             data: dict[str, Any] = {"step": current[0], "epoch": current[1]}
             if ledger:
                 data["ledger"] = ledger

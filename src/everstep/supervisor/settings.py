@@ -1,4 +1,4 @@
-"""Options of a run: their names and types once for all doors, their checks, the services of every run."""
+"""Options of a run: their names and types once for all doors, their checks, and what drives the engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, Protocol, TypedDict, TypeVar
 
 from everstep.arguments import integer, number, plain
 from everstep.contracts.data import Share, Uneven
@@ -49,16 +49,11 @@ class LoopKind:
     same_data: bool = False
 
     def require(self, wanted: Iterable[Moment], who: str, every: Schedule | None = None) -> None:
-        """Refuse moments that never come in this loop.
-
-        Args:
-            who: what asks for the moments, in words.
-            every: its schedule after steps and epochs.
-        """
+        """Refuse moments that never come in this loop."""
         wanted = frozenset(wanted)
         missing = wanted - self.moments
         if Moment.AFTER_STEP in wanted:
-            missing -= {Moment.AFTER_EPOCH}  # a schedule's own choice
+            missing -= {Moment.AFTER_EPOCH}  # its schedule says which of the two
             if Moment.AFTER_EPOCH not in self.moments and isinstance(every, Every) and every.epochs:
                 raise ConfigError(
                     f"{who} is due Every(epochs={every.epochs}), and a {self.name} has no epochs; "
@@ -74,6 +69,39 @@ _DOORS = dict.fromkeys(Moment, "a TrainLoop and a Trainer have it") | {
     Moment.AFTER_EVAL_STEP: "a Trainer, which evaluates by the task's eval_step, has it"
 }
 """Sentences about the loops that have a moment, by moment."""
+
+
+class LoopDriver(Protocol):
+    """Drives the engine's steps, and answers its questions; the engine asks nothing else of a loop."""
+
+    def tag(self) -> str:
+        """Tag at the beginning of a line, with the place of the run."""
+
+    def get_progress(self) -> float | None:
+        """The part of the run that is done, 0 to 1; None if it is unbounded."""
+
+    def data_wait(self) -> float:
+        """Seconds that this start has waited for batches."""
+
+    def batches(self) -> tuple[int, int]:
+        """Numbers of batches in this start: drawn by the program itself, and used in complete steps."""
+        return 0, 0
+
+    def steps_left(self) -> int | None:
+        """Number of steps until the open step loop ends; None if unknown."""
+        return None
+
+    def is_partial(self) -> bool:
+        """Whether the epoch that is being closed was cut short inside a pass."""
+        return False
+
+    def check_epoch(self) -> None:
+        """Raise an error if an epoch did not make sense; asked at its end, before its save."""
+        return None
+
+    def finish(self) -> bool:
+        """Complete what is open at a clean end; return whether the program reached the loop's own end."""
+        return True
 
 
 class RunOptions(TypedDict, total=False):
@@ -112,10 +140,6 @@ class LoopOptions(RunOptions, total=False):
 class Settings:
     """Checked arguments of a start, without its state.
 
-    Args:
-        kind: the loop that drives it.
-        max_epoch: as for a `TrainLoop`.
-
     Attributes:
         path: the run's directory.
         services: the given services, then those that every run has.
@@ -125,9 +149,6 @@ class Settings:
         mirror, mirror_wait: of the `Checkpoints` among the services.
         checkpoints, recovery, retry, hang_watch, console: services that say how the engine works; None for
             one that is not there.
-
-    Raises:
-        ConfigError: an argument is out of range, or contradicts another.
     """
 
     def __init__(
@@ -191,7 +212,6 @@ class Settings:
 
 
 def listed(services: Iterable[Service]) -> list[Service]:
-    """List the services of a `services=` argument."""
     if not isinstance(services, Iterable) or isinstance(services, type):
         raise ConfigError(
             f"services={services!r} is not a list; give a list, as in services=[everstep.Best(...)]"

@@ -29,7 +29,6 @@ class Voice:
         self.release()
 
     def close(self) -> None:
-        """Close the log file."""
         if self._file is not None:
             self._file.close()
 

@@ -43,11 +43,7 @@ class Rounds:
         self._began = self._used = 0.0
 
     def asked(self, place: tuple[int, int]) -> str | None:
-        """Count a round; return what the rounds were spent on once there are too many, else None.
-
-        Args:
-            place: step and epoch; a loop that makes progress changes one of them.
-        """
+        """Count a round; return what the rounds were spent on once there are too many, else None."""
         if get_ident() != self._thread:
             return None
         if place != self._place:

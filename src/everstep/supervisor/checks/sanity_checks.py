@@ -17,10 +17,6 @@ _LOOKS = 16
 class ProgramChecks:
     """Looks for what the state lacks, in the first steps and at boundaries.
 
-    Args:
-        first: step at which this start begins.
-        warn_once: warns, unless an earlier start of the run has.
-
     Attributes:
         looks_left: number of steps after which modules outside the state are still to be looked at.
     """
@@ -35,13 +31,15 @@ class ProgramChecks:
     ) -> None:
         self._user, self._progress, self._first, self._voice = user, progress, first, voice
         self._warn_once = warn_once
+        self._counters = user.counters.values()
         self.looks_left = _LOOKS
 
     def look(self) -> None:
         """Look, after one of the first steps, for changes in what the state does not save."""
         self.looks_left -= 1
         try:
-            names = self._user.unsaved_changes(self._progress.epoch)
+            epoch = self._progress.epoch
+            names = [name for each in self._counters for name in each.outside.changed(epoch)]
         except Exception as error:  # of objects that do not belong to this run
             self.looks_left = 0
             self._voice.say(f"objects outside the state were not checked ({type(error).__name__}: {error})")
@@ -63,7 +61,7 @@ class ProgramChecks:
 
     def check_strangers(self) -> None:
         """Require that each optimizer of the state's parameters is in the state."""
-        if strangers := self._user.strangers():
+        if strangers := [text for each in self._counters for text in each.strangers()]:
             raise StateError(
                 f"{', '.join(strangers)} is not part of the state, so a resume would lose its effect; "
                 "add it and the model that it steps, as in state={'model': model, 'optimizer': optimizer}"
@@ -72,8 +70,8 @@ class ProgramChecks:
     def check_updates(self) -> None:
         """Require a step of the state's optimizers; called after the first epoch, else at the loop's end."""
         counted = self._progress.step > self._first
-        none = self._user.watches_optimizers and not self._user.updates
-        if counted and none and not self._user.left_out():
+        watched = any(each.optimizers for each in self._counters) and not self._user.updates
+        if counted and watched and not any(each.left_out() for each in self._counters):
             raise ProgressError(
                 f"{self._progress.step} steps were counted and no optimizer of the state made an update; "
                 "call optimizer.step() in the loop, or leave the optimizer out of state"
@@ -81,12 +79,7 @@ class ProgramChecks:
 
 
 class WatchedMetrics:
-    """Warns, once, of each metric that a service watches and that does not come.
-
-    Args:
-        services: the services of the run; more may come.
-        voice: warns the user.
-    """
+    """Warns, once, of each metric that a service watches and that does not come."""
 
     def __init__(self, services: Iterable[Service], voice: Voice) -> None:
         self._services, self._voice = services, voice
@@ -95,11 +88,7 @@ class WatchedMetrics:
         """Names that evaluations have found since the last `check_evaluated`."""
 
     def check(self, values: Set[str], *, at_end: bool = False) -> None:
-        """Warn of each metric that never came; before the end, only if another metric has a name like it.
-
-        Args:
-            values: the names of metrics that have a value.
-        """
+        """Warn of each metric that never came; before the end, only if another metric has a name like it."""
         watching = self._watching()
         others = values - watching.keys()
         for metric in [name for name in watching if name not in values]:
@@ -110,11 +99,7 @@ class WatchedMetrics:
         self._evaluated |= names
 
     def check_evaluated(self, values: Set[str]) -> None:
-        """Warn of each metric that an evaluation should have given, as "valid/acuracy" beside "valid/loss".
-
-        Args:
-            values: as for `check`.
-        """
+        """Warn of each metric that an evaluation should have given: "valid/acuracy" beside "valid/loss"."""
         evaluated, self._evaluated = self._evaluated, set()
         if not evaluated:
             return

@@ -117,7 +117,6 @@ class Verifier:
         self.require_agreement()
 
     def step_done(self, step: int, epoch: int) -> None:
-        """Note a complete step."""
         if not self._started:
             self._started = True
             self._first_step_done(step)
@@ -148,7 +147,6 @@ class Verifier:
                 )
 
     def rows(self, block: Block) -> None:
-        """Note rows of metrics that were read."""
         self._trail.rows(block)
         self._compare(self._comparison.rows, block)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from everstep.contracts.services import Interrupt
 from everstep.errors import Interrupted
@@ -73,38 +72,19 @@ class Ending:
         return f"{self.reason} (step {self.step}, {state})"
 
 
-class EndStatus(NamedTuple):
-    """Status and reason of a start that has ended.
-
-    Attributes:
-        status: "finished" (the run is complete), "stopped" (it can be resumed) or "failed".
-        reason: in words.
-    """
-
-    status: str
-    reason: str
-
-
 def end_status(
     cause: BaseException | None, stop: StopRecord | None, interruption: Interrupt | None, *, at_end: bool
-) -> EndStatus:
-    """Find status and reason of a start, from what ended it.
-
-    Args:
-        cause: the exception that left the loop, or that came while it was closed.
-        stop: the run's stop, if one was decided.
-        interruption: the interruption of this start, if there was one.
-        at_end: whether the program reached the loop's own end.
-    """
+) -> tuple[str, str]:
+    """Find how a start has ended, "finished" (the run is complete), "stopped" or "failed", and why."""
     if isinstance(cause, Interrupted):
-        return EndStatus("stopped", cause.reason)
+        return ("stopped", cause.reason)
     # an interactive session is left by KeyboardInterrupt, saved like a script that a signal ends
     if isinstance(cause, KeyboardInterrupt) and interruption is not None:
-        return EndStatus("stopped", interruption.reason)
+        return ("stopped", interruption.reason)
     if cause is not None:
-        return EndStatus("failed", f"{type(cause).__name__}: {cause}")
+        return ("failed", f"{type(cause).__name__}: {cause}")
     if stop is None:
-        return EndStatus("stopped", "the loop was left before its end")
+        return ("stopped", "the loop was left before its end")
     if stop.failed:
-        return EndStatus("failed", stop.reason)
-    return EndStatus("finished" if at_end else "stopped", stop.reason)
+        return ("failed", stop.reason)
+    return ("finished" if at_end else "stopped", stop.reason)

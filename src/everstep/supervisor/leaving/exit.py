@@ -38,11 +38,7 @@ ALIKE = 5.0
 
 
 class Exit:
-    """Leaves the loop of one start, once.
-
-    Args:
-        engine: the engine of that start.
-    """
+    """Leaves the loop of one start, once."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -52,15 +48,7 @@ class Exit:
         """Whether this rank leaves by an error that the other ranks do not have."""
 
     def leave(self, error: BaseException | None) -> bool:
-        """Close everything, whatever fails; return True if `error` is the loop's end and not an error.
-
-        Args:
-            error: the exception that left the body of the `with` block.
-
-        Raises:
-            BaseException: another error in place of `error`, the first failure while closing, or the exit
-                status of a stop.
-        """
+        """Close everything, whatever fails; return True if `error` is the loop's end and not an error."""
         engine = self._engine
         stop = engine.progress.stop
         ended = isinstance(error, StopIteration) and stop is not None and stop.kind == "stream"
@@ -98,12 +86,7 @@ class Exit:
         return ended
 
     def _undone(self, errors: Sequence[BaseException], step: int) -> RolledBack | None:
-        """Decide to go back, or to try again, if the error that ended the loop allows it.
-
-        Args:
-            errors: the error that ended the loop, then those that came while it was left.
-            step: the step that was running, or the last one.
-        """
+        """Decide to go back, or to try again, if the error that ended the loop allows it."""
         engine = self._engine
         if self._alone and engine.ranks.several:
             return None
@@ -172,7 +155,9 @@ class Exit:
                 "no step is lost"
             ) from error
         # after the last save: best weights in the live objects must not reach a checkpoint
-        self._restore_best()
+        for service in engine.board.bests:
+            if service.restore_at_end:
+                engine.restored = restore_best(service, engine.opening.store, engine.user, engine.voice)
         engine.retries.forget()
         # last: no rank leaves while another may still need its answer
         engine.ranks.group.barrier("the end of the run")
@@ -193,12 +178,6 @@ class Exit:
             return
         engine.saver.save([(None, Save())], "step" if current.step and not current.epoch else "epoch")
 
-    def _restore_best(self) -> None:
-        engine = self._engine
-        for service in engine.board.bests:
-            if service.restore_at_end:
-                engine.restored = restore_best(service, engine.opening.store, engine.user, engine.voice)
-
     def _abandon(self) -> None:
         """Abandon the loop after an exception: finish a running commit, start none, record every step."""
         engine = self._engine
@@ -211,22 +190,21 @@ class Exit:
         engine.journal.flush()
 
     def _conclude(self, cause: BaseException | None) -> None:
-        """Record and say how this start ended."""
         engine, current = self._engine, self._engine.progress
         interruption = engine.decisions.interruption
-        ended = end_status(cause, current.stop, interruption, at_end=self._at_end)
-        if ended.status == "failed" and cause is not None:
-            ended = ended._replace(reason=engine.reporter.failed(cause))
+        status, reason = end_status(cause, current.stop, interruption, at_end=self._at_end)
+        if status == "failed" and cause is not None:
+            reason = engine.reporter.failed(cause)
         at = {"step": current.step, "epoch": current.epoch}
-        engine.journal.event("closed", {"status": ended.status, "reason": ended.reason, **at}, wall=True)
+        engine.journal.event("closed", {"status": status, "reason": reason, **at}, wall=True)
         engine.journal.flush()
         # before the ending, which lists its warnings; the journal has its last event now
         engine.opening.mirror.finish(engine.journal, engine.saver.writing.retain)
         engine.ending = Ending(
-            reason=ended.reason,
+            reason=reason,
             step=current.step,
             epoch=current.epoch,
-            finished=ended.status == "finished",
+            finished=status == "finished",
             best=best_record(engine),
             where=engine.opening.where(),
             digest=engine.saver.writing.digest or engine.recovered.digest,
@@ -283,9 +261,6 @@ def restore_best(service: Best, store: Store, user: UserState, voice: Voice) -> 
 
     Weights that cannot be loaded give a warning: the run has ended by then, and an error would come again at
     every start.
-
-    Returns:
-        The record of the loaded weights; None if the objects still have the last weights.
     """
     lost: list[str] = []
     for place in service.places:

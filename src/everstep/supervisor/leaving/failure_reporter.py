@@ -22,15 +22,7 @@ PATIENCE = 4.0
 
 
 class FailureReporter:
-    """Reports a failure to the journal, `failures/` and the other ranks.
-
-    Args:
-        pages: writes pages in `failures/`.
-        group: the processes that train together.
-        progress: how far the run is.
-        journal: takes events.
-        voice: warns where a page cannot be written.
-    """
+    """Reports a failure to the journal, `failures/` and the other ranks."""
 
     def __init__(
         self, pages: FailurePages, group: Group, progress: Progress, journal: Journal, voice: Voice
@@ -54,11 +46,7 @@ class FailureReporter:
         return _with_cause(what, self._cause)
 
     def page(self, kind: Kind, what: str, lines: list[str], cause: str | None = None) -> str:
-        """Write a page; return its path, or why there is none, for a message.
-
-        Args:
-            kind, what, lines, cause: as in `everstep.record.Failure`.
-        """
+        """Write a page; return its path, or why there is none, for a message."""
         current = self._progress
         try:
             return str(
@@ -72,9 +60,6 @@ class FailureReporter:
         """End this process with exit status 1, from a thread, as its main thread does not come back.
 
         Nothing is saved: the main thread is in the middle of a step.
-
-        Args:
-            kind, what, cause: as in `everstep.record.Failure`.
         """
         lines = stacks()
 
@@ -107,12 +92,7 @@ def stacks() -> list[str]:
 
 
 def tell_torchrun(what: str, lines: list[str]) -> None:
-    """Write torchrun's error file, without credentials.
-
-    Args:
-        what: type and message of the error.
-        lines: its traceback.
-    """
+    """Write torchrun's error file, without credentials."""
     try:
         write_error_file(redacted(what), redacted(lines))
     except OSError as error:

@@ -65,7 +65,6 @@ class HangThread:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
         self._ending.set()
         self._thread.join()
 
@@ -114,7 +113,6 @@ class HangThread:
         return "; ".join(f"rank {rank} {place}" for rank, place in enumerate(said))
 
     def _place(self) -> str:
-        """Say where the main thread is."""
         frame = sys._current_frames().get(self._main)
         if frame is None:
             return "the main thread has ended"

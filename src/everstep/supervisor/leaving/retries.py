@@ -28,14 +28,7 @@ _tries: dict[str, _Tries] = {}
 
 
 class Retries:
-    """The tries of a run.
-
-    Args:
-        retry: the service that allows them; None if the run has none.
-        run_dir: the run's directory.
-        ends: tells whether a signal asks the run to end: then no wait is made.
-        voice: warns the user.
-    """
+    """The tries of a run."""
 
     def __init__(
         self,
@@ -50,11 +43,7 @@ class Retries:
         self._ends, self._voice = ends, voice
 
     def again(self, error: BaseException, step: int) -> TriedAgain | None:
-        """Decide to try again from the newest checkpoint, and wait; None if the error is final.
-
-        Args:
-            step: the step that was running, or the last one.
-        """
+        """Decide to try again from the newest checkpoint, and wait; None if the error is final."""
         retry = self._retry
         if retry is None or not retry.takes(error):
             return None
@@ -99,10 +88,10 @@ class Retries:
     def _decide(self, retry: Retry, error: BaseException, what: str, attempt: int) -> str:
         """Record a try, and say it."""
         seconds = retry.seconds(attempt)
-        told = f"{type(error).__name__}: {error}"
-        text = f"{what} failed ({told}): try {attempt} of {retry.times}, in {seconds:g} s"
+        message = f"{type(error).__name__}: {error}"
+        text = f"{what} failed ({message}): try {attempt} of {retry.times}, in {seconds:g} s"
         self._voice.warn(text)
-        data = {"what": "retry", "of": what, "error": told, "try": attempt, "times": retry.times}
+        data = {"what": "retry", "of": what, "error": message, "try": attempt, "times": retry.times}
         try:
             self._journal.decide({**data, "seconds": seconds})
         except OSError as refused:

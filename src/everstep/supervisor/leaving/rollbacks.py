@@ -22,11 +22,6 @@ T = TypeVar("T")
 class Rollbacks:
     """Rollbacks of a run: the decided ones, and the next.
 
-    Args:
-        decided: rollbacks of earlier starts.
-        recovery: the service that allows more; None if the run has none.
-        group: the ranks; the writer decides, and all leave by the same decision.
-
     Attributes:
         decided: rollbacks of all starts, this one included.
     """
@@ -88,18 +83,16 @@ class Rollbacks:
         """Return the writer's decision, or its reason why there is none; every rank calls this."""
         if self._group.size == 1:
             return mine
-        told = self._group.share(mine if isinstance(mine, str) else mine.stored(), "a rollback")
-        if self._group.writer or isinstance(told, str):
-            return mine if self._group.writer else told
-        return Rollback.among([tuple(told)])[0]
+        shared = self._group.share(mine if isinstance(mine, str) else mine.stored(), "a rollback")
+        if self._group.writer or isinstance(shared, str):
+            return mine if self._group.writer else shared
+        return Rollback.among([tuple(shared)])[0]
 
     def _new(self, recovery: Recovery, used: int, step: int, reason: str) -> Rollback | str:
         """Decide and record a rollback; return it, or the reason why there is none."""
         rollback = self._rollback(recovery, used, step, reason)
-        return rollback if isinstance(rollback, str) else self._recorded(rollback)
-
-    def _recorded(self, rollback: Rollback) -> Rollback | str:
-        """Record a decision durably and return it, or the reason why it could not be recorded."""
+        if isinstance(rollback, str):
+            return rollback
         try:
             hazard.reach("loop.rollback")
             # durable before the loop is left: a kill from here on leads to the same resume
@@ -138,14 +131,14 @@ class Rollbacks:
 
     def _used_up(self, recovery: Recovery, used: int) -> str:
         tries, anew = recovery.max_rollbacks, recovery.reset_after
-        told = (
+        message = (
             f"all {tries} rollbacks are used up; for more, raise max_rollbacks={tries} of Recovery, or "
             f"{'give reset_after=' if anew is None else f'lower reset_after={anew}'}"
         )
         if shared := shared_samples(self.decided[-used:]):
             samples = ", ".join(f"{sample} of stream {stream!r}" for stream, sample in shared[:8])
-            told += f"; each of them quarantined sample {samples}: look at that sample first"
-        return told
+            message += f"; each of them quarantined sample {samples}: look at that sample first"
+        return message
 
     def _batch(self, drawn: Drawn) -> Batch:
         place = drawn.stream, drawn.pass_index, drawn.batch_index

@@ -43,7 +43,6 @@ class Changes:
     by_entry: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, difference: Difference, *, free: bool) -> None:
-        """Add a difference."""
         (self.free if free else self.touching).append(difference)
 
 
@@ -131,13 +130,16 @@ def uncompared(options: Mapping[str, Mapping[str, str]], controllers: Mapping[st
         else:
             yield path, str(config)
 
-    places = [
-        (f"state {entry!r}: {path}", text) for entry, of in options.items() for path, text in leaves(of)
+    both = [
+        *(("state", *each) for each in options.items()),
+        *(("service", *each) for each in controllers.items()),
     ]
-    places += [
-        (f"service {name!r}: {path}", text) for name, of in controllers.items() for path, text in leaves(of)
+    return [
+        f"{kind} {name!r}: {path} ({text.partition(', ')[2]})"
+        for kind, name, of in both
+        for path, text in leaves(of)
+        if is_unknown(text)
     ]
-    return [f"{place} ({text.partition(', ')[2]})" for place, text in places if is_unknown(text)]
 
 
 # ------------------------------------------------------------------------------------ the machine

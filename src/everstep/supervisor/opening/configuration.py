@@ -60,11 +60,6 @@ class Configuration:
 
     @classmethod
     def of(cls, given: Any, free: Iterable[str] = ()) -> Configuration | None:
-        """Make a Configuration of a `config=` argument.
-
-        Args:
-            free: names, or dotted paths, that may change beside those in `FREE`.
-        """
         if given is None or isinstance(given, cls):
             return given
         if not isinstance(given, Mapping):
@@ -137,9 +132,6 @@ def differences(
     """List the places in which two trees differ, by dotted path; `NONE` where one tree lacks the value.
 
     Types count, too: 1, 1.0, true and "1" are four different values.
-
-    Args:
-        sections: as in `Configuration`.
     """
 
     def compare(old: Any, new: Any, place: tuple[object, ...]) -> Iterator[Difference]:

@@ -86,7 +86,6 @@ class InitFrom:
 
     @classmethod
     def of(cls, given: str | Path | Self | None) -> Self | None:
-        """Make an InitFrom of an `init_from=` argument."""
         return given if given is None or isinstance(given, cls) else cls(path=given)  # type: ignore[arg-type]
 
     def load(self, user: UserState, progress: Progress, say: Say) -> str:
@@ -110,9 +109,6 @@ class InitFrom:
 
         Returns:
             The checkpoint, None for another program's weights; the path; and in words what is there.
-
-        Raises:
-            RestoreError: names do not fit and are not allowed to; has the three lists of them.
         """
         required: Collection[str] | None = None
         foreign, checkpoint = self.open_foreign(say), None

@@ -99,12 +99,6 @@ class ResumePoint:
 class OpenRun:
     """The run directory while this process holds it.
 
-    Args:
-        settings: the arguments of this start.
-        voice: tells the user.
-        stack: gives everything back when it closes.
-        group: the ranks of the run; the writer alone changes the directory, and chooses the checkpoint.
-
     Attributes:
         run_dir, store: the directory and its checkpoints.
         history: the journal of the starts before this one.
@@ -155,11 +149,7 @@ class OpenRun:
         self.history = RunJournal(self.run_dir.path, saved_by)
 
     def _meet(self) -> None:
-        """Give the run of the writer to the other ranks.
-
-        Raises:
-            RunDirError: this rank finds no run, or another run, in its run directory.
-        """
+        """Give the run of the writer to the other ranks."""
         mine, config = None, self.config
         if self.writer:
             mine = self.run_dir.id, self.segment, None if config is None else dict(config.tree)
@@ -182,12 +172,7 @@ class OpenRun:
     # -------------------------------------------------------------------- the choice of a checkpoint
 
     def choose(self) -> Checkpoint | None:
-        """Choose a checkpoint, or follow the writer's choice; None where the run starts from nothing.
-
-        Raises:
-            NoCheckpointError, CheckpointError: what is asked for is not there, or damaged.
-            RestoreError: this rank reads another checkpoint than the writer.
-        """
+        """Choose a checkpoint, or follow the writer's choice; None where the run starts from nothing."""
         chosen = self._choose() if self.writer else None
         if self.group.size == 1:
             return chosen

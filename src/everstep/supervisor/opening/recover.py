@@ -53,11 +53,7 @@ from everstep.supervisor.streams import reused_data
 
 
 def recover(run: OpenRun, user: UserState, board: ServiceBoard, limits: Limits) -> ResumePoint:
-    """Restore the chosen checkpoint, or initialise where there is none.
-
-    Raises:
-        CheckpointError, RestoreError, ConfigError: the start cannot be made as asked for.
-    """
+    """Restore the chosen checkpoint, or initialise where there is none."""
     settings = run.settings
     require_same_start(run.group, settings, user, board, limits)
     for problem in run.history.problems:
@@ -156,6 +152,8 @@ def _resume(
         one_fingerprint &= not differing and laid_alike
     _say_resumed(run, checkpoint, progress, finished)
     now, lines = random_parts(run.group.rank)
+    with reading(checkpoint.path, "services/metrics"):
+        collector = tree["services"].pop("metrics")["state"]
     return ResumePoint(
         progress=progress,
         checkpoint=str(checkpoint.name),
@@ -164,8 +162,8 @@ def _resume(
         parent=parent,
         comparison=_comparison(run, parent, progress, same_numbers),
         chosen=run.chosen,
-        collector=tree["services"]["metrics"]["state"],
-        services={name: saved for name, saved in tree["services"].items() if name != "metrics"},
+        collector=collector,
+        services=tree["services"],
         streams=tree["streams"],
         finished=finished,
         digest=checkpoint.digest,
@@ -184,7 +182,7 @@ def _read(run: OpenRun, checkpoint: Checkpoint, user: UserState) -> tuple[dict[s
     """Read the tree that this rank continues from, and its counters."""
     rank = run.group.rank
     checkpoint = for_rank(checkpoint, run.group, user)
-    tree = saved_tree(checkpoint, rank=rank)
+    tree = saved_tree(checkpoint)
     with reading(checkpoint.path, "progress"):
         progress = Progress.from_tree(tree["progress"])
     now, lines = random_parts(rank)
@@ -212,9 +210,6 @@ def _compare_settings(
 
     Returns:
         The options to use as given, by entry of the state; and the facts that stay as stored.
-
-    Raises:
-        ChangedError: something differs, and `on_change` is "error".
     """
     settings = run.settings
     config = changed_config(meta.get("config"), run.config)

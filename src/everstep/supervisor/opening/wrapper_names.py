@@ -9,24 +9,17 @@ from typing import Any
 from everstep.contracts.state import BASE
 
 
-def rename_for(missing: Iterable[str], unexpected: Iterable[str]) -> dict[str, str]:
-    """Find the `rename=` of `InitFrom` that makes names "ENTRY/NAME" fit; empty where no prefix does."""
-    here, there = _by_entry(missing), _by_entry(unexpected)
-    rename: dict[str, str] = {}
-    for entry, ours in here.items():
+def hint(missing: Iterable[str], unexpected: Iterable[str]) -> str:
+    """Write the `rename=` that makes names "ENTRY/NAME" fit, as the end of a sentence; or ""."""
+    there, rename = _by_entry(unexpected), dict[str, str]()
+    for entry, ours in _by_entry(missing).items():
         theirs = there.get(entry, set())
         if prefix := _prefix(theirs, ours):
             rename[f"^{re.escape(entry)}/{re.escape(prefix)}"] = f"{entry}/"
         elif prefix := _prefix(ours, theirs):
             rename[f"^{re.escape(entry)}/"] = f"{entry}/{prefix}"
         else:
-            return {}
-    return rename
-
-
-def hint(missing: Iterable[str], unexpected: Iterable[str]) -> str:
-    """Write a hint for the error about names that do not fit: the end of a sentence, or ""."""
-    rename = rename_for(missing, unexpected)
+            return ""
     what = "The names differ by what a wrapper adds, as DataParallel and DDP do"
     return f". {what}: InitFrom(..., rename={rename})" if rename else ""
 

@@ -37,11 +37,7 @@ class _Cost(NamedTuple):
 
 
 class Cadence:
-    """Measures each save, and tells the schedule of saves before the next one.
-
-    Args:
-        schedule: one that learns.
-    """
+    """Measures each save, and tells the schedule of saves before the next one."""
 
     def __init__(self, engine: Engine, schedule: Schedule) -> None:
         self._engine, self._schedule = engine, schedule
@@ -52,8 +48,8 @@ class Cadence:
         self._rate: float | None = None
         """Steps per second before the newest save: those beside its writing may be slower."""
         self._failure: Exception | None = None
-        self._told = 0.0
-        """Seconds between saves, as the user was told last."""
+        self._announced = 0.0
+        """Seconds between saves, as the user has heard last."""
 
     def _now(self) -> _Moment:
         engine = self._engine
@@ -91,15 +87,17 @@ class Cadence:
         engine = self._engine
         cost = self._cost()
         self._began = None  # what it has cost counts once
-        told = engine.ranks.group.share(cost and (*cost, 1 / (self._rate or math.inf)), "the cost of a save")
-        if told is None:
+        shared = engine.ranks.group.share(
+            cost and (*cost, 1 / (self._rate or math.inf)), "the cost of a save"
+        )
+        if shared is None:
             return
-        *figures, step = told
+        *figures, step = shared
         cost = _Cost(*figures)
         seconds = self._schedule.learn(cost.wait + cost.slower, cost.duration, step)
         engine.journal.event("cadence", {"seconds": seconds, **cost._asdict()}, wall=True)
-        if not self._told / _OTHER < seconds < self._told * _OTHER:
-            self._told = seconds
+        if not self._announced / _OTHER < seconds < self._announced * _OTHER:
+            self._announced = seconds
             engine.voice.say(
                 f"saves: one each {seconds:.3g} s; the newest cost {cost.wait + cost.slower:.2g} s of "
                 f"training and was on the disk after {cost.duration:.2g} s"

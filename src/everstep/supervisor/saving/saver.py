@@ -25,7 +25,6 @@ from everstep.errors import (
 from everstep.services.best import Best
 from everstep.state import Buffers, Encoded, encode, split
 from everstep.supervisor.saving.cadence import Cadence
-from everstep.supervisor.saving.memory_left import memory_left, too_large
 from everstep.supervisor.saving.replicas import difference, leaf_digests
 from everstep.supervisor.saving.snapshot import Snapshot, take_snapshot
 from everstep.supervisor.saving.spill import Spill
@@ -40,9 +39,6 @@ class Saver:
 
     The state of one step is copied once (a `Snapshot`); the newest copy stays in the kept buffers, and is
     committed when it is asked for, at once or later.  What the writer thread does is `Writing`'s.
-
-    Args:
-        engine: the engine, whose run is open.
 
     Attributes:
         asked: whether a save is asked for at the next boundary.
@@ -79,7 +75,6 @@ class Saver:
     # ------------------------------------------------------------------------ what is saved, and when
 
     def ask(self) -> None:
-        """Ask for a save at the next boundary."""
         self.asked = True
 
     @property
@@ -252,10 +247,7 @@ class Saver:
         return None
 
     def reserve(self) -> None:
-        """Reserve buffers after the first update, for optimizers' moments: no save must stall for them.
-
-        Where they will not fit into the memory that is left, none are made, and the user is warned.
-        """
+        """Reserve buffers after the first update, for optimizers' moments: no save must stall for them."""
         engine = self._engine
         if self._reserved or not self._buffers.copy or not engine.user.updates:
             return
@@ -263,11 +255,7 @@ class Saver:
             return
         self._reserved = True
         arrays = engine.user.arrays()
-        new = [array for name, array in arrays.items() if name not in self._buffers.kept]
-        if problem := too_large(sum(int(getattr(array, "nbytes", 0)) for array in new), memory_left()):
-            engine.voice.warn(problem)
-        else:
-            self._writer.submit(lambda: self._buffers.reserve(arrays), lambda _: None)
+        self._writer.submit(lambda: self._buffers.reserve(arrays), lambda _: None)
 
     # ----------------------------------------------------------------------------- the writer thread
 
@@ -306,11 +294,7 @@ class Saver:
         self._engine.wakeups.wish()
 
     def _failed(self, error: OSError | MemoryError, name: str = "", best: Sequence[SaveBest] = ()) -> None:
-        """Count a failed save, and warn; training goes on.
-
-        Args:
-            name: the checkpoint that was to be, and `best` the best weights.
-        """
+        """Count a failed save, and warn; training goes on."""
         run_dir = self._engine.opening.run_dir.path
         if not run_dir.is_dir():
             error = RunDirError(
@@ -333,7 +317,6 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether the writer thread is at work."""
         return self._writer.busy
 
     @property
@@ -362,11 +345,7 @@ class Saver:
             ) from self.error
 
     def settle(self, *, wait: bool = False) -> None:
-        """Announce the new commits of the writer thread, in the journal and to observers.
-
-        Args:
-            wait: whether to wait for the running write first.
-        """
+        """Announce the new commits of the writer thread, in the journal and to observers."""
         engine = self._engine
         try:
             if wait:

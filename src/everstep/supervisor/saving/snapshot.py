@@ -92,7 +92,7 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
         "metrics": {n: v for n, v in values.items() if math.isfinite(v)},
         "metric_steps": dict(engine.recording.last_steps),
         "kept": {metric: list(names) for s in board for metric, names in s.best_to_keep().items()},
-        "open": engine.boundaries.left_open,
+        "open": engine.boundaries.unfinished,
         "rollbacks": [rollback.stored() for rollback in engine.rollbacks.decided],
         "fingerprint": recovered.fingerprint,
         "one_fingerprint": recovered.one_fingerprint,

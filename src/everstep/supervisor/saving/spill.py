@@ -20,11 +20,7 @@ from everstep.state import Encoded, content_digest
 
 
 class Spill:
-    """File without a name in the run directory: whatever ends the process, nothing is left of it.
-
-    Args:
-        folder: the run directory.
-    """
+    """File without a name in the run directory: whatever ends the process, nothing is left of it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -40,7 +36,6 @@ class Spill:
         return replace(encoded, arrays=dict(_written(file, encoded.arrays)))
 
     def close(self) -> None:
-        """Give the space on disk back."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from everstep.checkpoint import Checkpoint, Phase
@@ -85,11 +85,6 @@ class Progress:
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Progress:
-        """Make a Progress of what `tree` returned.
-
-        Raises:
-            TypeError: a counter is missing, unknown, or of another type.
-        """
         fields = {name: value for name, value in tree.items() if name != "batch_in_epoch"}
         stop = fields.pop("stop")
         made = cls(**fields, stop=None if stop is None else StopRecord(**stop))
@@ -99,19 +94,8 @@ class Progress:
         return made
 
 
-BRANCHES: Mapping[str, tuple[str, ...]] = {
-    "progress": tuple(field.name for field in fields(Progress)),
-    "user": (),
-    "gradients": (),
-    "streams": (),
-    "rng": (),
-    "services": ("metrics",),
-    "wall": (),
-}
-"""The branches of a run's state, and the parts of each in every run; those of `rng` are `random_parts`.
-Best weights have `user` alone."""
-STREAM_PARTS = ("pass", "position", "left", "generators", "data", "varies", "opened", "given")
-"""Parts of each stream's branch."""
+BRANCHES = ("progress", "user", "gradients", "streams", "rng", "services", "wall")
+"""The branches of a run's state.  Best weights have `user` alone."""
 
 
 def random_parts(rank: int) -> tuple[str, str]:
@@ -130,14 +114,7 @@ def whole_tree(
     wall: dict[str, Any],
     rank: int = 0,
 ) -> dict[str, Any]:
-    """Build the state tree of a run, with the global random state as it is now.
-
-    Args:
-        user: the branches of `UserState.save`.
-        lines: random state of the program's lines that a resume runs again.
-        metrics: the collector's windows.
-        rank: number of this rank.
-    """
+    """Build the state tree of a run, with the global random state as it is now."""
     now, again = random_parts(rank)
     return {
         "progress": progress,
@@ -149,28 +126,21 @@ def whole_tree(
     }
 
 
-def saved_tree(
-    checkpoint: Checkpoint, branches: tuple[str, ...] = tuple(BRANCHES), rank: int = 0
-) -> dict[str, Any]:
-    """Decode the tree of a checkpoint as `rank` has it, and require `branches`."""
+def saved_tree(checkpoint: Checkpoint, branches: tuple[str, ...] = BRANCHES) -> dict[str, Any]:
+    """Decode branches of a checkpoint's tree."""
     structure: Any = checkpoint.structure if isinstance(checkpoint.structure, dict) else {}
-    tree = {name: _decoded(checkpoint, (name,), structure[name], 2) for name in branches if name in structure}
-    if missing := list(_missing(tree, branches, rank)):
+    if missing := [name for name in branches if name not in structure]:
         raise RestoreError(
             f"checkpoint {checkpoint.path} holds only {', '.join(structure) or 'nothing'}: best weights, or "
             "the state of another program; resume from one in checkpoints/, or take the weights alone with "
             f"init_from={str(checkpoint.path)!r} in a new run directory",
             missing=missing,
         )
+    tree = {}
+    for name in branches:
+        with reading(checkpoint.path, name):
+            tree[name] = dict(decode(Encoded(structure[name], checkpoint.arrays)))
     return tree
-
-
-def _decoded(checkpoint: Checkpoint, place: tuple[str, ...], node: Any, depth: int) -> Any:
-    """Decode a branch of the tree part by part, so that an error names the part."""
-    if depth and isinstance(node, dict) and not any(name.startswith("$") for name in node):
-        return {name: _decoded(checkpoint, (*place, name), each, depth - 1) for name, each in node.items()}
-    with reading(checkpoint.path, "/".join(place)):
-        return decode(Encoded(node, checkpoint.arrays))
 
 
 @contextmanager
@@ -195,12 +165,9 @@ def reading(where: object, part: str) -> Iterator[None]:
 
 def saved_meta(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return a run's `meta` in a checkpoint, with the facts that every reader needs."""
-    meta = checkpoint.meta if isinstance(checkpoint.meta, dict) else {}
-    for name in _NEEDED:
-        with reading(checkpoint.path, f"meta/{name}"):
-            if name not in meta:
-                raise ValueError("it is missing")
-    return meta
+    meta: Any = checkpoint.meta
+    with reading(checkpoint.path, "meta"):
+        return {**meta, **{name: meta[name] for name in ("controllers", "options", "metrics")}}
 
 
 def saved_data(checkpoint: Checkpoint) -> DataRanks:
@@ -212,24 +179,3 @@ def saved_data(checkpoint: Checkpoint) -> DataRanks:
         if len(found.of) != checkpoint.ranks:
             raise ValueError(f"it is {said!r:.100}")
     return found
-
-
-_NEEDED = ("controllers", "options", "metrics")
-"""Facts in `meta` that every checkpoint of a run has; their types are checked with the manifest's."""
-
-
-def _missing(tree: Mapping[str, Any], branches: tuple[str, ...], rank: int) -> Iterator[str]:
-    for name in branches:
-        branch = tree.get(name)
-        if not isinstance(branch, dict):
-            yield name
-            continue
-        parts = random_parts(rank) if name == "rng" else BRANCHES[name]
-        yield from (f"{name}/{part}" for part in parts if part not in branch)
-        if name == "streams":
-            for stream, saved in branch.items():
-                yield from (f"{name}/{stream}/{part}" for part in STREAM_PARTS if not _has(saved, part))
-
-
-def _has(saved: Any, part: str) -> bool:
-    return isinstance(saved, dict) and part in saved

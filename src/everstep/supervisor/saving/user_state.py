@@ -24,19 +24,13 @@ _ATTRIBUTES = "attributes"
 class UserState:
     """The objects that the user passed as `state=`.
 
-    Args:
-        state: name to object, or (name, object) pairs.
-
     Attributes:
         objects: object by name, bare also where it was declared by `PerRank`.
         per_rank: names of the entries that are each rank's own.
         merges: functions that merge them for another number of ranks, by name.
+        counters: count the updates of the optimizers, by the name of the framework.
         tainted: whether a guard has found the state bad, so that it is not saved.
         task: the task whose steps change the state; None where the program has steps of its own.
-
-    Raises:
-        ConfigError: the objects have no names, or a name is taken twice, empty or has a "/".
-        StateError: an object cannot be saved.
     """
 
     def __init__(self, state: Mapping[str, Any] | Sequence[tuple[str, Any]] | None) -> None:
@@ -53,7 +47,7 @@ class UserState:
         given = {name: value.value if isinstance(value, PerRank) else value for name, value in pairs}
         self.objects = undeclared(self.objects)
         self.entries = {name: make_entry(name, value) for name, value in given.items()}
-        self._counters: dict[str, UpdateCounter] = {}
+        self.counters: dict[str, UpdateCounter] = {}
         self._guarded: tuple[list[str], frozenset[str]] = ([], frozenset())
         """Names of all arrays when `guarded` last looked, and its answer."""
         self._updates = 0
@@ -88,13 +82,11 @@ class UserState:
     def described(self) -> dict[str, str]:
         """Describe each entry by its class, or as each rank's own: equal on all ranks of one program."""
         return {
-            name: "PerRank" if name in self.per_rank else _class_of(value)
+            name: "PerRank"
+            if name in self.per_rank
+            else f"{type(value).__module__}.{type(value).__qualname__}"
             for name, value in self.objects.items()
         }
-
-    def taint(self) -> None:
-        """Mark the state as bad: none of it is saved from here on."""
-        self.tainted = True
 
     def open(self, stack: ExitStack) -> None:
         """Start counting updates; the hooks are removed when `stack` closes."""
@@ -105,7 +97,7 @@ class UserState:
         for backend in backends.active():
             counter = backend.update_counter(self.objects)
             if counter is not None:
-                self._counters[backend.name] = counter
+                self.counters[backend.name] = counter
                 stack.callback(counter.close)
                 counter.outside.watch(self.task, saved=self._attributes is not None)
 
@@ -129,40 +121,23 @@ class UserState:
     @property
     def updates(self) -> int:
         """Optimizer updates of the whole run."""
-        return self._updates + sum(counter.updates for counter in self._counters.values())
+        return self._updates + sum(counter.updates for counter in self.counters.values())
 
     def update_digest(self) -> int | None:
         """Digest a small parameter that the optimizers step; None without one in host memory."""
-        return next((d for c in self._counters.values() if (d := c.digest()) is not None), None)
-
-    @property
-    def watches_optimizers(self) -> bool:
-        """Whether the state has an optimizer, so that steps without an update can be noticed."""
-        return any(counter.optimizers for counter in self._counters.values())
-
-    def left_out(self) -> bool:
-        """Whether due updates were left out, because their gradients were not finite."""
-        return any(counter.left_out() for counter in self._counters.values())
-
-    def strangers(self) -> list[str]:
-        """Descriptions of the optimizers that training depends on and this state lacks."""
-        return [text for counter in self._counters.values() for text in counter.strangers()]
-
-    def unsaved_changes(self, epoch: int) -> list[str]:
-        """Classes of the objects outside this state that the last step has changed; `epoch` is the step's."""
-        return [name for counter in self._counters.values() for name in counter.outside.changed(epoch)]
+        return next((d for c in self.counters.values() if (d := c.digest()) is not None), None)
 
     def require_whole(self) -> None:
         """Refuse a state whose optimizers step what it does not save."""
         user = {name: _saved(name, entry) for name, entry in self.entries.items()}
-        unsaved = [text for counter in self._counters.values() for text in counter.unsaved(user)]
+        unsaved = [text for counter in self.counters.values() for text in counter.unsaved(user)]
         if unsaved:
             some = ", ".join(unsaved[:3]) + (f" and {len(unsaved) - 3} more" if len(unsaved) > 3 else "")
             raise StateError(
                 f"the state does not save what its optimizers step: {some}; add the model they belong to, "
                 "as in state={'model': model, 'optimizer': optimizer}"
             )
-        unscheduled = [name for counter in self._counters.values() for name in counter.unscheduled()]
+        unscheduled = [name for counter in self.counters.values() for name in counter.unscheduled()]
         if unscheduled:
             raise StateError(
                 f"a scheduler was made for the learning rate of {', '.join(map(repr, unscheduled))}, and the "
@@ -175,7 +150,7 @@ class UserState:
 
         Attributes of the task are part of `wall`: one that has the time of day in it makes no other run.
         """
-        gradients = {name: counter.gradients() for name, counter in self._counters.items()}
+        gradients = {name: counter.gradients() for name, counter in self.counters.items()}
         return {
             "user": {name: _saved(name, entry) for name, entry in self.entries.items()},
             "gradients": {name: tree for name, tree in gradients.items() if tree is not None},
@@ -271,8 +246,8 @@ class UserState:
         if self._attributes is not None:
             self._attributes.load(tree.get("wall", {}).get(_ATTRIBUTES, {}))
         # watches have counted since the loop was entered: their sum must begin at the checkpoint's
-        self._updates = updates - sum(counter.updates for counter in self._counters.values())
-        for name, counter in self._counters.items():
+        self._updates = updates - sum(counter.updates for counter in self.counters.values())
+        for name, counter in self.counters.items():
             counter.load_gradients(tree["gradients"].get(name))
 
     def load_user(self, user: Mapping[str, Any], part: Collection[str] | None = None) -> None:
@@ -283,7 +258,6 @@ class UserState:
                     entry.load(user[name])
 
     def require_entries(self, what: str, names: Iterable[str]) -> None:
-        """Refuse names that are not entries of the state."""
         for name in names:
             if name not in self.entries:
                 raise ConfigError(
@@ -302,8 +276,8 @@ class UserState:
 
     def options(self) -> dict[str, dict[str, str]]:
         """Return `Entry.options` by entry, where there are some: how the program made the object."""
-        told = {name: options for name, entry in self.entries.items() if (options := entry.options())}
-        shown: dict[str, dict[str, str]] = redacted(told)
+        comparable = {name: options for name, entry in self.entries.items() if (options := entry.options())}
+        shown: dict[str, dict[str, str]] = redacted(comparable)
         return shown
 
     def exact_on_any_ranks(self) -> bool:
@@ -342,7 +316,7 @@ class UserState:
     def recomputing(self, target: str) -> list[str]:
         """Descriptions of the schedulers that undo what `set_value` does to this target."""
         owner, _, option = target.partition(".")
-        return [text for counter in self._counters.values() for text in counter.recomputing(owner, option)]
+        return [text for counter in self.counters.values() for text in counter.recomputing(owner, option)]
 
     @contextmanager
     def evaluation_mode(self, grad: bool) -> Iterator[None]:
@@ -352,7 +326,7 @@ class UserState:
                 stack.enter_context(backend.evaluation_mode(self.objects, grad=grad))
             yield
         # what the evaluation changed outside the state is not the doing of a step
-        for counter in self._counters.values():
+        for counter in self.counters.values():
             counter.outside.skip()
 
 
@@ -360,10 +334,6 @@ def _layouts(entry: Entry, place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, 
     yield from (((*place, *path), array) for path, array in entry.layouts())
     for key, inner in entry.inner():
         yield from _layouts(inner, (*place, key))
-
-
-def _class_of(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 @contextmanager

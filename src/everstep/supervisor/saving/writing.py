@@ -30,13 +30,6 @@ from everstep.supervisor.saving.snapshot import Snapshot
 class Writing:
     """Jobs of the writer thread, one at a time; every rank writes its part of a checkpoint.
 
-    Args:
-        opening: the run directory and its store.
-        journal: made durable up to a snapshot's position before the snapshot is committed.
-        retention: says which checkpoints stay.
-        group: the ranks.
-        warn: takes a sentence for the user.
-
     Attributes:
         digest: digest of the newest committed state, that of an interim checkpoint included.
     """

@@ -10,15 +10,18 @@ than the states of the generators can tell, the resume is refused.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from everstep.contracts.data import Stream
 from everstep.errors import NotResumableError
 from everstep.state import capture, digest, encode, make_entry, restore
 from everstep.supervisor.saving.user_state import UserState
+
+if TYPE_CHECKING:
+    from everstep.supervisor.streams.run_streams import Streams
 
 _MOST_OBJECTS = 10_000
 """Objects of a stream's data that are looked at for objects of the state."""
@@ -47,7 +50,6 @@ class Generators:
         self._state += self._back[before:]
 
     def in_state(self, generator: Any) -> bool:
-        """Whether a generator is part of the state."""
         return any(generator is each for each in self._state)
 
     def state_is_held_by(self, data: Iterable[Any], apart: Held) -> bool:
@@ -116,25 +118,13 @@ def states_of(held: Held) -> list[Any]:
 class HeadWatch:
     """Watches what the head of each epoch does to the generators of one stream's data.
 
-    Args:
-        name: the name of the stream.
-        generators: the generators of all streams.
-        say: takes sentences for the user.
-        noticed: called with the stream's name, and with what a head has done.
-
     Attributes:
         declared: whether the data is known where the run begins.
         recorded: the record of the head that follows the resume point; None if there is none.
     """
 
-    def __init__(
-        self,
-        name: str,
-        generators: Generators,
-        say: Callable[[str], None],
-        noticed: Callable[[str, dict[str, Any]], None],
-    ) -> None:
-        self._name, self._generators, self._say, self._noticed = name, generators, say, noticed
+    def __init__(self, name: str, streams: Streams) -> None:
+        self._name, self._streams = name, streams
         self.declared = False
         self.recorded: dict[str, Any] | None = None
         self._opened: list[list[Any]] | None = []
@@ -155,7 +145,6 @@ class HeadWatch:
         return {"opened": self._opened, "given": self._given, "touched": self._touched}
 
     def load(self, tree: dict[str, Any]) -> None:
-        """Load what `tree` returned."""
         self._opened, self._given = tree["opened"], tree["given"]
         self._touched = tree.get("touched", False)
 
@@ -197,23 +186,23 @@ class HeadWatch:
                 continue
             if not in_pass and (generator is not same or entry.as_seeded()):
                 given.append(index)
-            elif not self._generators.in_state(generator):
+            elif not self._streams.generators.in_state(generator):
                 touched = True
         self._touched = touched
         if not in_pass:
             self._given = given
         if held:  # that a head did nothing is worth knowing, too
-            self._noticed(self._name, {"given": given, "touched": touched})
+            self._streams.noticed(self._name, {"given": given, "touched": touched})
         self._warn(given, touched)
 
-    def told(self, held: Held, pass_index: int, *, in_pass: bool) -> list[bool]:
+    def set_by_head(self, held: Held, pass_index: int, *, in_pass: bool) -> list[bool]:
         """Tell which generators the head has set before a resume, so that they stay as they are.
 
         Raises:
             NotResumableError: the record says that the head did something else to them.
         """
         given = self._are_given(held, pass_index, in_pass=in_pass)
-        free = [index for index, each in enumerate(held) if not self._generators.stands(each)]
+        free = [index for index, each in enumerate(held) if not self._streams.generators.stands(each)]
         found = [index for index in free if given[index]]
         recorded, self.recorded = self.recorded, None
         if recorded is None:
@@ -251,14 +240,14 @@ class HeadWatch:
     def _warn(self, given: list[int], touched: bool) -> None:
         if touched and not self.declared and not self._said:
             self._said = True
-            self._say(
+            self._streams.say(
                 f"warning: stream {self._name!r}: lines at the head of an epoch draw from its generator, so "
                 f"a resume at the end of an epoch is refused; {self._remedy}, or give the lines a generator "
                 "of their own"
             )
         assumed, self._assumed = self._assumed, None
         if assumed is not None and (touched or not set(given) <= set(assumed)):
-            self._say(
+            self._streams.say(
                 f"warning: stream {self._name!r}: this start continued from the end of an epoch, when it was "
                 "not yet recorded that lines at the head of an epoch set its generator or draw from it: "
                 "the batches since may differ from those of an uninterrupted run; "
@@ -283,10 +272,6 @@ class RngMarks:
 
     At a resume these lines run again, before the run's own random state comes back, and draw the same
     numbers as the first time.
-
-    Args:
-        user: the state, which may hold generators.
-        saved: what `tree` gave, empty in a fresh run.
     """
 
     def __init__(self, user: UserState, saved: dict[str, Any]) -> None:

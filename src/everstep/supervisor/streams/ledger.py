@@ -125,44 +125,38 @@ class Ledger:
         self._from = self._here()
 
     def load(self, account: str, pass_index: int) -> None:
-        """Load an account."""
         self._stand_at(*ledger_format.unpack_place(f"{pass_index} {account}"))
         self._from = self._here()
 
     def give_other_data(self, before: dict[str, Any]) -> None:
         """Keep the entries so far together with the description of their data: later entries have another."""
         if self.entry is not None or self.entries:
-            self._earlier.append(self._told(before))
+            self._earlier.append(self._event(before))
 
     def news(self, cursor: Cursor | None, data: dict[str, Any]) -> list[dict[str, Any]]:
-        """Account for all batches, and return what the journal is to have of this stream, an event for each.
-
-        Args:
-            cursor: the open pass.
-            data: the description of the data.
-        """
+        """Account for all batches; return what the journal is to have of this stream, an event for each."""
         if self.drawn:
             self.take(cursor)
-        told, self._earlier = self._earlier, []
+        events, self._earlier = self._earlier, []
         if self.entry is not None or self.entries:
-            told.append(self._told(data))
-        return told
+            events.append(self._event(data))
+        return events
 
-    def _told(self, data: dict[str, Any]) -> dict[str, Any]:
+    def _event(self, data: dict[str, Any]) -> dict[str, Any]:
         if self.entry is not None:
             self.entries.append(self.entry)
             self.entry = None
-        told: dict[str, Any] = {"entries": ";".join(map(str, self.entries))}
+        event: dict[str, Any] = {"entries": ";".join(map(str, self.entries))}
         self.entries.clear()
         if self._from is not None:
-            told["from"], self._from = self._from, None
+            event["from"], self._from = self._from, None
         if (data, self._of) != self._data:
-            self._data, told["data"] = (data, self._of), data
+            self._data, event["data"] = (data, self._of), data
             if self._of is not None:
-                told["of"] = self._of
+                event["of"] = self._of
             if self._share.size > 1:
-                told["share"] = [self._share.size, self._share.uneven]
-        return told
+                event["share"] = [self._share.size, self._share.uneven]
+        return event
 
 
 def _with(left_out: Collection[int], batches: Sequence[Any], numbers: range) -> list[Any]:

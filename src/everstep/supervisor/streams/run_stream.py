@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
 
-from everstep.contracts.data import WHOLE, Cursor, Share, Stream
+from everstep.contracts.data import Cursor, Stream
 from everstep.data.adapt import describe
 from everstep.data.order import pass_key
 from everstep.errors import DataError, DivergenceError, NotResumableError, RestoreError
 from everstep.record import batch_digest
 from everstep.state import digest, encode, isolated, make_entry
 from everstep.supervisor.streams import reused_data
-from everstep.supervisor.streams.generators import Generators, HeadWatch, states_of
+from everstep.supervisor.streams.generators import HeadWatch, states_of
 from everstep.supervisor.streams.ledger import Ledger
 from everstep.untrusted_files import is_count
+
+if TYPE_CHECKING:
+    from everstep.supervisor.streams.run_streams import Streams
 
 
 class RunStream:
@@ -31,20 +34,10 @@ class RunStream:
         what: description of the data, by `data.describe`; None until the program binds the stream.
     """
 
-    def __init__(
-        self,
-        name: str,
-        seed: int,
-        say: Callable[[str], None],
-        generators: Generators,
-        without_quarantined: Callable[[RunStream, Cursor], Cursor],
-        left_out: Callable[[RunStream], Collection[int]],
-        head: HeadWatch,
-        share: Share = WHOLE,
-        compared: Callable[[str, tuple[str, str] | None, bool], None] = lambda name, words, is_read_on: None,
-    ) -> None:
-        self.name = name
-        self.ledger = Ledger(name, share)
+    def __init__(self, name: str, streams: Streams) -> None:
+        self.name, self._streams = name, streams
+        self.ledger = Ledger(name, streams.share)
+        self.head = HeadWatch(name, streams)
         self.per_step = [0, 0]
         self.stream: Stream | None = None
         self.pass_index = 0
@@ -60,9 +53,6 @@ class RunStream:
         """Places of the ranks of another number that wrote the checkpoint, until the data is bound."""
         self._brought_back = False
         """Whether the generators were brought back before the head ran, because the data is declared."""
-        self._generators, self.head = generators, head
-        self._seed, self._say, self._compared = seed, say, compared
-        self._without_quarantined, self._left_out = without_quarantined, left_out
         self.what: dict[str, Any] | None = None
         self._varies = False
         """Whether the description has changed in this run: the program gives other data from pass to pass."""
@@ -81,14 +71,10 @@ class RunStream:
 
         Returns:
             Whether such a stream is accepted.
-
-        Raises:
-            NotResumableError: no checkpoint could be made while the stream is read.
-            DataError: the stream is not what the checkpoint read; has both values of each difference.
         """
         if refusal := stream.unsaveable:
             raise NotResumableError(f"stream {self.name!r}: {refusal}")
-        what = describe(stream, self._seed)
+        what = describe(stream, self._streams.seed)
         accepted = False
         changes = "" if self.what is None else _changes(self.what, what, inside=self._saved is not None)
         if changes:
@@ -118,7 +104,7 @@ class RunStream:
                 'purpose, give each kind its own name, as in name="train2"'
             )
         anew = "; the open pass starts from its beginning" if inside else ""
-        self._say(f"stream {self.name!r} is used as given: {changes}{anew}")
+        self._streams.say(f"stream {self.name!r} is used as given: {changes}{anew}")
         self._saved, self._left, self._must_return = None, None, False
         if inside:
             self._states = None
@@ -126,26 +112,26 @@ class RunStream:
 
     def _take_share(self, stream: Stream) -> None:
         """Make this rank's place of those that the ranks of another number had; acts once after a `load`."""
-        told, self._of_ranks = self._of_ranks, None
-        if told is None:
+        places, self._of_ranks = self._of_ranks, None
+        if places is None:
             return
-        key = pass_key("ranks", self._seed, self.name, self.pass_index)
+        key = pass_key("ranks", self._streams.seed, self.name, self.pass_index)
         try:
             for name, place in (("position", self._saved), ("left", self._left)):
                 for what in stream.rank_keys if isinstance(place, dict) else ():
-                    saved = _distinct([each[name][what] for each in told])
+                    saved = _distinct([each[name][what] for each in places])
                     place[what] = stream.of_other_ranks(what, saved, key)
         except DataError as error:
             raise RestoreError(
                 f"stream {self.name!r}: the checkpoint {self._where} is of another number of ranks "
-                f"({len(told)}), which its place was made for: {error}; start with {len(told)}, or in "
+                f"({len(places)}), which its place was made for: {error}; start with {len(places)}, or in "
                 "another directory with init_from="
             ) from error
         self.ledger.last = None  # of the part of another rank
         # where these differ, the place tells where they stand, or else the program
-        if self._states is not None and len(_distinct([each["generators"] for each in told])) > 1:
+        if self._states is not None and len(_distinct([each["generators"] for each in places])) > 1:
             self._states = [None] * len(self._states)
-        self.head.of_other_ranks(_distinct([each["opened"] for each in told]))
+        self.head.of_other_ranks(_distinct([each["opened"] for each in places]))
 
     def open(self) -> Cursor:
         """Return the open pass; without one, open it where the checkpoint stood, or at its start.
@@ -160,8 +146,8 @@ class RunStream:
             self.go_back()
             if self.cursor is None:
                 self.head.open(self.stream.generators)
-                cursor = self.stream.open(self.name, self.pass_index, seed=self._seed)
-                self.cursor = self._without_quarantined(self, cursor)
+                cursor = self.stream.open(self.name, self.pass_index, seed=self._streams.seed)
+                self.cursor = self._streams.without_quarantined(self, cursor)
             self._left, self._must_return = None, False
         return self.cursor
 
@@ -181,12 +167,12 @@ class RunStream:
         if at_resume_point or self._brought_back:
             given = [self._brought_back] * len(held)
         else:
-            given = self.head.told(held, self.pass_index, in_pass=self.in_pass)
+            given = self.head.set_by_head(held, self.pass_index, in_pass=self.in_pass)
         # opening at a position may draw from the generators, so they are put right afterwards
-        with self._generators.returning(self.stream, self._states, given):
+        with self._streams.generators.returning(self.stream, self._states, given):
             if self._saved is not None:
                 cursor = self._open_at(self.pass_index, self._saved)
-                self.cursor, self._saved = self._without_quarantined(self, cursor), None
+                self.cursor, self._saved = self._streams.without_quarantined(self, cursor), None
             elif self._must_return:
                 # the head of an epoch may have given data for this pass alone
                 same_data = at_resume_point or self.head.declared
@@ -206,7 +192,7 @@ class RunStream:
         for generator, state in zip(stream.generators, self._states, strict=True):
             if state is not None:
                 make_entry("generator", generator).load(state)
-        self._generators.stand(stream.generators)
+        self._streams.generators.stand(stream.generators)
         self.head.begin(stream.generators)
         self._brought_back = True
 
@@ -222,11 +208,11 @@ class RunStream:
         assert self.stream is not None
         source, drawn = self.stream.source, list[int | None]()
         made_of = [source] if source.samples_of is None else source.samples_of
-        if compare and not self._generators.state_is_held_by(made_of, source.generators):
+        if compare and not self._streams.generators.state_is_held_by(made_of, source.generators):
             source.replayed = lambda batch: drawn.append(batch_digest(batch, pass_index))
         try:
             with isolated():
-                cursor = self.stream.open(self.name, pass_index, position, seed=self._seed)
+                cursor = self.stream.open(self.name, pass_index, position, seed=self._streams.seed)
             _require_inside(cursor)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise RestoreError(
@@ -242,7 +228,7 @@ class RunStream:
             cursor.close()
             raise
         if cursor.note:
-            self._say(f"stream {self.name!r}: {cursor.note}")
+            self._streams.say(f"stream {self.name!r}: {cursor.note}")
         return cursor
 
     def _compare(self, pass_index: int, done: int | None, drawn: list[int | None]) -> None:
@@ -250,15 +236,15 @@ class RunStream:
         assert self.stream is not None
         last, of_pass = self.ledger.last, f"of pass {pass_index + 1}"
         whole = self.stream.source is self.stream and not self.stream.draws_again
-        is_other = bool(drawn) and whole and not self.ledger.agrees(drawn, self._left_out(self))
+        is_other = bool(drawn) and whole and not self.ledger.agrees(drawn, self._streams.left_out(self))
         equal = True
         if drawn and last is not None and last[:2] == (pass_index, done) and drawn[-1] is not None:
             equal = drawn[-1] == last[2]
             words = f"batch {done} {of_pass} with digest {last[2]:016x}", f"one with digest {drawn[-1]:016x}"
-            self._compared(self.name, None if equal else words, is_other)
+            self._streams.compared(self.name, None if equal else words, is_other)
         if is_other and equal:
             words = f"one of the {len(drawn)} {of_pass} before the resume point", "another, drawn again"
-            self._compared(self.name, words, True)
+            self._streams.compared(self.name, words, True)
 
     def end_pass(self) -> None:
         """End this pass; the next `open` begins the next pass."""
@@ -296,9 +282,6 @@ class RunStream:
 
         All batches so far are in complete steps.  Two runs at the same place have equal branches, however
         they came there.
-
-        Args:
-            head_may_follow: as for `Streams.tree`.
         """
         if isinstance(self._left, NotResumableError):
             raise self._left
@@ -354,11 +337,7 @@ class RunStream:
         return self._saved_words if self.stream is None else self.stream.unhashed_keys
 
     def load(self, tree: dict[str, Any], words: dict[str, Any], where: object) -> None:
-        """Load what `tree` returned; takes effect at the next `open`.
-
-        Args:
-            where: the checkpoint, for messages.
-        """
+        """Load what `tree` returned; takes effect at the next `open`."""
         if not is_count(tree["pass"]) or not isinstance(tree["generators"], list | None):
             raise ValueError(f"stream {self.name!r} has {tree!r:.300}")
         self._where = where

@@ -15,18 +15,13 @@ from everstep.errors import ConfigError, UsageError, nearest
 from everstep.group import Single
 from everstep.record import Batch
 from everstep.supervisor.streams import reused_data
-from everstep.supervisor.streams.generators import Generators, HeadWatch
+from everstep.supervisor.streams.generators import Generators
 from everstep.supervisor.streams.run_stream import RunStream
 from everstep.supervisor.streams.same_samples import require_same_samples
 
 
 class QuarantineCursor(CursorWrapper):
     """Cursor that knows the place of each batch in its pass, and leaves quarantined batches out.
-
-    Args:
-        cursor: the cursor to draw from; tells `done`.
-        quarantined: indices of batches that are not handed out.
-        drew: called with the index of each batch that is handed out.
 
     Attributes:
         skipped: number of batches that were left out.
@@ -73,15 +68,6 @@ class QuarantineCursor(CursorWrapper):
 class Streams:
     """All streams of a run, by name.
 
-    Args:
-        seed: seed of the run.
-        say: takes sentences for the user.
-        override: whether to read given data that is not what the checkpoint read.
-        quarantined: batches that are not handed out.
-        same_data: whether another try in this process reads the same objects, and not new ones.
-        group: the ranks, each of which reads its share of each batch.
-        uneven: rule for batches that the number of ranks does not divide; see `Share`.
-
     Attributes:
         drew: called with the stream, pass and index of each batch that is handed out, if set.
         noticed: called with a stream's name, and what the head of an epoch did to its generators.
@@ -105,7 +91,7 @@ class Streams:
         uneven: Uneven | None = None,
     ) -> None:
         self._group = group = group or Single()
-        self._share = Share(group.data_rank, group.data.size, uneven)
+        self.share = Share(group.data_rank, group.data.size, uneven)
         self.drew: Callable[[str, int, int], None] | None = None
         self.noticed: Callable[[str, dict[str, Any]], None] = lambda name, head: None
         self.compared: Callable[[str, tuple[str, str] | None, bool], None] = lambda name, words, is_read_on: (
@@ -118,24 +104,19 @@ class Streams:
         self.per_step: dict[str, list[int]] = {}
         self._sources: dict[str, Any] = {}
         self._declared: dict[str, Any] = {}
-        self._seed, self._say, self._override, self._same_data = seed, say, override, same_data
-        self._generators = Generators()
+        self.seed, self.say, self._override, self._same_data = seed, say, override, same_data
+        self.generators = Generators()
 
     def keep(self, objects: Iterable[Any]) -> None:
         """Take objects that the checkpoint's state has restored already: no stream may move these."""
-        self._generators.keep(objects)
+        self.generators.keep(objects)
 
     def declare(self, declared: Mapping[str, Any]) -> None:
         """Declare the data that the program is going to give, by name."""
         self._declared = dict(declared)
 
     def bind(self, data: Any, name: str) -> RunStream:
-        """Let the stream of `name` read `data`, and return the stream.
-
-        Raises:
-            ConfigError: the name is empty, or another object holds it.
-            DataError: this is not the data that the checkpoint read.
-        """
+        """Let the stream of `name` read `data`, and return the stream."""
         run_stream = self._by_name.get(valid_name("stream", name))
         if run_stream is None:
             run_stream = self._by_name[name] = self._new(name)
@@ -148,7 +129,7 @@ class Streams:
                 )
             stream = self._mine(data)
             if self._group.size > 1:
-                self._group.agree(stream.describe(self._seed), f"the data of stream {name!r}")
+                self._group.agree(stream.describe(self.seed), f"the data of stream {name!r}")
                 require_same_samples(self._group, stream, name)
         if run_stream.bind(stream, override=self._override):
             self.changed()
@@ -160,32 +141,21 @@ class Streams:
     def _mine(self, data: Any) -> Stream:
         """Make the stream of this rank's part of the data."""
         stream = as_stream(data)
-        return stream if self._group.size == 1 else stream.split(self._share)
+        return stream if self._group.size == 1 else stream.split(self.share)
 
     def _new(self, name: str) -> RunStream:
-        head = HeadWatch(name, self._generators, self._say, lambda name, head: self.noticed(name, head))
-        made = RunStream(
-            name,
-            self._seed,
-            self._say,
-            self._generators,
-            self._without_quarantined,
-            self._left_out,
-            head,
-            self._share,
-            lambda name, words, is_read_on: self.compared(name, words, is_read_on),
-        )
+        made = RunStream(name, self)
         self.drawn[name], self.per_step[name] = made.ledger.drawn, made.per_step
         return made
 
-    def _left_out(self, run_stream: RunStream) -> set[int]:
+    def left_out(self, run_stream: RunStream) -> set[int]:
         """Return the numbers of the quarantined batches of a stream's open pass."""
         place = (run_stream.name, run_stream.pass_index)
         return {batch for *where, batch in self._quarantined if (*where,) == place}
 
-    def _without_quarantined(self, run_stream: RunStream, cursor: Cursor) -> Cursor:
+    def without_quarantined(self, run_stream: RunStream, cursor: Cursor) -> Cursor:
         """Wrap the cursor, if batches of its pass are to be noted or left out."""
-        out = self._left_out(run_stream)
+        out = self.left_out(run_stream)
         # the usual case: nothing stands between the program and its batches
         if self.drew is None and not out:
             return cursor
@@ -199,13 +169,13 @@ class Streams:
                 f"position{otherwise}"
             )
         place = (run_stream.name, run_stream.pass_index)
-        drew = _unnoted if self.drew is None else partial(self.drew, *place)
+        drew = (lambda index: None) if self.drew is None else partial(self.drew, *place)
         return QuarantineCursor(cursor, out, drew)
 
     def sample_ids(self, name: str, pass_index: int, index: int) -> list[int] | None:
         """Return the numbers of the samples in a batch; None where the stream cannot tell them."""
         stream = self._by_name[name].stream if name in self._by_name else None
-        return None if stream is None else stream.sample_ids(name, pass_index, index, seed=self._seed)
+        return None if stream is None else stream.sample_ids(name, pass_index, index, seed=self.seed)
 
     def no_way_back(self) -> str:
         """Explain why this process cannot read a stream again, with a remedy; "" if it can."""
@@ -229,7 +199,6 @@ class Streams:
         return next((cursor.weight for cursor in cursors if cursor.weight != 1.0), 1.0)
 
     def bound(self, name: str) -> bool:
-        """Whether the program has bound a stream of this name."""
         return name in self._sources
 
     def end_epoch(self) -> None:
@@ -261,7 +230,7 @@ class Streams:
         """
         news = {name: each.ledger.news(each.cursor, each.what or {}) for name, each in self._by_name.items()}
         count = max(map(len, news.values()), default=0)
-        return [{name: told[n] for name, told in news.items() if n < len(told)} for n in range(count)]
+        return [{name: events[n] for name, events in news.items() if n < len(events)} for n in range(count)]
 
     def rank_paths(self) -> list[tuple[str, ...]]:
         """List the paths in the state tree whose values are a rank's own, for `split`."""
@@ -314,13 +283,8 @@ class Streams:
                 )
 
     def close(self) -> None:
-        """Stop every worker and thread."""
         for run_stream in self._by_name.values():
             run_stream.close()
             if run_stream.stream is not None:
                 # after the close: no worker draws from the data any more
                 reused_data.leave(run_stream.stream)
-
-
-def _unnoted(index: int) -> None:
-    """Do nothing: no service asks for the batches."""

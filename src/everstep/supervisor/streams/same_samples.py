@@ -71,7 +71,6 @@ def samples(stream: Stream) -> dict[str, str]:
 
 
 def _is_table(value: Any) -> bool:
-    """Whether a value is an array with dimensions, or a list."""
     return type(value) in (list, tuple, range) or (backends.of(value) is not None and len(value.shape) > 0)
 
 

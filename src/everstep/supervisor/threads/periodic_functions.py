@@ -11,11 +11,7 @@ GRACE = 120.0
 
 
 class PeriodicThreads:
-    """Runs functions every so often; carries on TensorFlow's LooperThread.
-
-    Args:
-        failed: called in a thread with the exception that ended its function.
-    """
+    """Runs functions every so often; carries on TensorFlow's LooperThread."""
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
         self._failed = failed

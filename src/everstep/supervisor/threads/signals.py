@@ -96,7 +96,6 @@ class SignalWatch:
         self.hopeless = reason
 
     def received_within(self, seconds: float) -> bool:
-        """Whether a signal has come, or comes within `seconds`."""
         until = time.monotonic() + seconds
         while self.received is None and time.monotonic() < until:
             time.sleep(0.01)
@@ -134,11 +133,7 @@ def is_interactive() -> bool:
 
 
 def exit_error(code: int, reason: str) -> BaseException:
-    """Make the exception that leaves a saved run; after Ctrl-C an interactive session continues.
-
-    Args:
-        code: the exit status; under torchrun the process ends with 0, see `exit_status`.
-    """
+    """Make the exception that leaves a saved run; after Ctrl-C an interactive session continues."""
     if code == 128 + signal.SIGINT and is_interactive():
         return KeyboardInterrupt(reason)
     return Interrupted(exit_status(code), reason)

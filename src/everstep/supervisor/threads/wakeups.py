@@ -5,64 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 
 from everstep.contracts.services import Action, Clock, Service
 from everstep.group import Agreement
-
-LONGEST_SLEEP = 1.0
-"""Seconds after which the ticker looks again, to notice a clock that jumps."""
-
-
-class Ticker:
-    """Wakes the loop when a schedule in seconds becomes due.
-
-    Args:
-        clock: monotonic seconds.
-        wake: called when a time has come; must only set plain attributes.
-    """
-
-    def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
-        self._clock, self._wake = clock, wake
-        self._changed = threading.Condition()
-        self._at: float | None = None
-        self._ending = False
-        self._thread: threading.Thread | None = None
-
-    def set(self, at: float | None) -> None:
-        """Wake the loop at clock time `at`; None: not until set again.
-
-        The thread starts when it is first needed.
-        """
-        with self._changed:
-            if at == self._at:
-                return
-            self._at = at
-            if at is not None and self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="everstep-ticker", daemon=True)
-                self._thread.start()
-            self._changed.notify()
-
-    def close(self) -> None:
-        """End and join the thread."""
-        with self._changed:
-            self._ending = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        with self._changed:
-            while not self._ending:
-                if self._at is None:
-                    self._changed.wait()
-                    continue
-                left = self._at - self._clock()
-                if left <= 0:
-                    self._at = None
-                    self._wake()
-                else:
-                    self._changed.wait(min(left, LONGEST_SLEEP))
 
 
 class Wakeups:
@@ -70,9 +15,6 @@ class Wakeups:
 
     Threads and signal handlers interrupt the main thread between any two instructions, so they take no
     lock here: they append to a deque and set plain attributes.
-
-    Args:
-        clock: monotonic seconds.
 
     Attributes:
         next_due: first step after which the loop has to ask; compared at every step.
@@ -89,17 +31,15 @@ class Wakeups:
         self._woken = False
         self._error: BaseException | None = None
         self._clock = clock
-        self._ticker = Ticker(clock, self.wish)
+        self._timer: threading.Timer | None = None
+        self._timer_at: float | None = None
+        """The clock's time at which the timer wakes the loop."""
         self._agreement: Agreement | None = None
         self._keeps_time = True
         """Whether this process looks at the clock: of several ranks only the writer does."""
 
     def agree_by(self, agreement: Agreement, *, keeps_time: bool) -> None:
-        """Let `wish` stop all ranks at one step, instead of this rank alone.
-
-        Args:
-            keeps_time: whether this rank's clock makes boundaries due.
-        """
+        """Let `wish` stop all ranks at one step, instead of this rank alone."""
         self._agreement, self._keeps_time = agreement, keeps_time
 
     def wish(self) -> None:
@@ -150,18 +90,26 @@ class Wakeups:
         self._woken = False
 
     def plan(self, step: int, due_step: int, due_time: float | None) -> None:
-        """Plan the next boundary, at the end of this one.
-
-        Args:
-            step: the last completed step.
-            due_step: first step after which something is due by number.
-            due_time: the clock's time at which something is due; None: never.
-        """
+        """Plan the next boundary, at the end of this one."""
         self._due_step = due_step
         self._due_time = due_time if self._keeps_time else None
         if self._clock is time.monotonic:
-            self._ticker.set(self._due_time)
+            self._set_timer()
         self._set_next_due(step)
+
+    def _set_timer(self) -> None:
+        """Let a thread wake the loop when its time has come; the one before ends."""
+        if self._timer is not None:
+            if self._timer_at == self._due_time and self._timer.is_alive():
+                return
+            self._timer.cancel()
+            self._timer.join()
+        self._timer, self._timer_at = None, self._due_time
+        if self._due_time is not None:
+            left = max(0.0, self._due_time - self._clock())
+            self._timer = threading.Timer(min(left, threading.TIMEOUT_MAX), self.wish)
+            self._timer.name, self._timer.daemon = "everstep-timer", True
+            self._timer.start()
 
     def _set_next_due(self, step: int) -> None:
         """Set `next_due` to what is known, then lower it by what threads have done meanwhile."""
@@ -176,4 +124,5 @@ class Wakeups:
 
     def close(self) -> None:
         """End the thread that watches the clock."""
-        self._ticker.close()
+        self._due_time = None
+        self._set_timer()
