@@ -165,8 +165,6 @@ class Agreement:
             if self._closing:
                 return
             require_no_failure(self._group, store)
-            if self._group.whereabouts is not None:
-                self._group.whereabouts.answer(store)
             with self._changed:
                 number, reached = self._number, self._agreed is None
             if reached and store.has([f"wish/{number}"]):
