@@ -32,10 +32,11 @@ say(*ended("run", services=[everstep.EarlyStop("loss", threshold=-1.0)] if rank 
 numbers = np.random.default_rng(0)
 x, y = x[: 64 - 8 * rank], y[: 64 - 8 * rank]
 say(*ended("data"))
+say(*ended("retry", services=[services.Retry()]), (folder / "retry").exists())
 """
     said = lines_by_rank("".join(outputs(HEAD + program, 2)))
     for rank in range(2):
-        whole, _folders, epochs, seed, config, change, guards, data = said[rank]
+        whole, _folders, epochs, seed, config, change, guards, data, retry = said[rank]
         assert whole.startswith("ended 8 ")
         assert "max_epoch: rank 0 has 2, rank 1 has 3" in epochs
         assert "seed: rank 0 has 7, rank 1 has 8" in seed
@@ -43,6 +44,8 @@ say(*ended("data"))
         assert 'on_change: rank 0 has "error", rank 1 has "override"' in change
         assert guards.startswith("DisagreementError: ") and 'rank 1 has "EarlyStop"' in guards, guards
         assert data.startswith("DisagreementError: the data of stream 'train' differs between the processes")
+        assert retry.startswith("ConfigError: Retry tries again in one process") and retry.endswith(" False")
+        assert "torchrun --max-restarts" in retry
     assert said[1][1].startswith("RunDirError: rank 1 finds no run") and "all of them see" in said[1][1]
     assert "rank 1 has failed: RunDirError: rank 1 finds no run" in said[0][1]
     assert sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())[-1].endswith("00000008")

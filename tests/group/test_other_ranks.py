@@ -15,6 +15,7 @@ from processes import ended, started
 from everstep.cli.looking import show_command as show
 from everstep.cli.runs import runs_command as runs
 from everstep.cli.runs import sync_command as sync
+from everstep.proof.audit import audit
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 
@@ -198,6 +199,7 @@ def test_four_two_one_three(make: str, tmp_path: Path) -> None:
         for step, ids in again.items():
             assert found.setdefault(step, ids) == ids, f"step {step} of {size} ranks"
     assert found == expected
+    assert make != "of_arrays" or (audit(run).verdict, audit(run).problems) == ("proven", [])
     assert losses(run).keys() == losses(straight).keys()
     for place, loss in losses(straight).items():
         assert losses(run)[place] == pytest.approx(loss, abs=1e-10), place

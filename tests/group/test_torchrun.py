@@ -74,14 +74,6 @@ def test_torchrun_prints_the_error_that_ended_a_run(tmp_path: Path) -> None:
     assert [page.what for page in failures(tmp_path / "run")] == ["ValueError: no such batch"]
 
 
-@pytest.mark.campaign("long")
-def test_torchrun_prints_why_a_run_could_not_begin(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("a file")
-    program = TRAINS.format(run=tmp_path / "run", at_3="pass", more="")
-    status, printed = ended(program, tmp_path)
-    assert status == 1 and "RunDirError" in printed.partition("Root Cause")[2], printed
-
-
 def test_without_torchrun_statuses_are_what_they_are(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)

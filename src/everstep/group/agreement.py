@@ -171,7 +171,6 @@ class Agreement:
                 self._find(store, number)
 
     def _find(self, store: KeyValueStore, number: int) -> None:
-        """Promise a step, and find the maximum of all promises."""
         with self._changed:  # no `ask` between the count and the promise
             self._begun = True
             self._look()  # before the count is read: the main thread asks at this count or at the next one

@@ -258,7 +258,6 @@ def _present(store: KeyValueStore, own: str, rank: int, size: int) -> list[bool]
 
 
 def _get(store: KeyValueStore, keys: list[str]) -> list[str]:
-    """Return the values of keys, "" for those that do not exist."""
     if store.has(keys):
         return store.get(keys)
     return [store.get([key])[0] if store.has([key]) else "" for key in keys]
