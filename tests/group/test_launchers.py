@@ -125,7 +125,7 @@ def test_a_process_without_torchrun_may_lose_its_parent() -> None:
     """A shell that ends does not kill a run under nohup."""
     program = """
 import ctypes, os
-from everstep.group.torchrun import end_with_torchrun
+from everstep.group.environment import end_with_torchrun
 for said in ({}, {"TORCHELASTIC_RUN_ID": "x"}):
     os.environ |= said
     end_with_torchrun()
