@@ -4,8 +4,8 @@ A schedule is asked at boundaries only (after a step, after an epoch): whether i
 step it need not be asked again, so that one comparison of integers tells that nothing is due.
 
 Steps and epochs are due at multiples of n, counted from the run's first step: a resumed run has them at the
-same steps.  A schedule in seconds is left out of comparisons of runs.  `Auto`
-chooses its seconds by what saves cost.
+same steps.  A schedule in seconds is left out of comparisons of runs.  `Auto` chooses its seconds by
+what saves cost.
 """
 
 from __future__ import annotations

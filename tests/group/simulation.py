@@ -25,7 +25,7 @@ import pytest
 
 from everstep import hazard, polling
 from everstep.errors import StoreLostError
-from everstep.group import StoreGroup, agreement, store_group, whereabouts
+from everstep.group import StoreGroup, agreement, store_group
 
 LEAST = 1e-3
 """Seconds that a sleep takes at least: a wait begins with sleeps of 0 s, and time has to pass."""
@@ -202,7 +202,6 @@ class Simulation:
     def __enter__(self) -> Simulation:
         time = SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep)
         threads = SimpleNamespace(Thread=self.make_thread, Condition=partial(Condition, self))
-        self._patches.setattr(whereabouts, "time", time)
         self._patches.setattr(agreement, "threading", threads)
         self._patches.setattr(polling, "time", SimpleNamespace(monotonic=time.monotonic, sleep=self.poll))
         self._patches.setattr(agreement, "queue", SimpleNamespace(SimpleQueue=partial(Queue, self)))

@@ -9,7 +9,7 @@ import pytest
 from simulation import Simulation
 
 from everstep.errors import GroupError
-from everstep.group import Agreement, StoreGroup, Whereabouts, agreement, whereabouts
+from everstep.group import Agreement, StoreGroup, agreement
 from everstep.supervisor.threads import wakeups
 from everstep.supervisor.threads.wakeups import Wakeups
 from gate import share
@@ -90,7 +90,7 @@ def simulated(
 
 
 def interrupted(seed: int, size: int, host: int | None = None) -> Simulation:
-    return Simulation(seed, size, host, [agreement, wakeups, whereabouts])
+    return Simulation(seed, size, host, [agreement, wakeups])
 
 
 @pytest.mark.campaign("long", gate="share")
@@ -198,74 +198,3 @@ def test_a_failure_that_a_rank_reports_reaches_a_loop_with_nothing_due() -> None
             found = simulated(simulation, play)
         for rank in (0, 2):
             assert found[rank][:2] == ("PeerFailedError", (1,)) and found[rank][2] < 2, (seed, found)
-
-
-def test_a_rank_that_waits_for_those_that_have_passed_names_them_at_once() -> None:
-    """Rank 1 alone stops after step 5; the others stand in the collective of step 6 with it."""
-
-    def play(loop: Loop, rank: int) -> Any:
-        inside = False
-        loop.group.whereabouts = Whereabouts(loop.group, lambda: 2 * loop.steps + inside)
-        for _ in range(5):
-            loop.complete()
-        if rank == 1:
-            try:
-                loop.group.barrier("the boundary after step 5")
-            except GroupError as error:
-                found = type(error).__name__, str(error), loop.simulation.now
-                loop.group.fail(str(error))
-                return found
-        inside = True
-        while loop.group.failure() is None:
-            loop.simulation.sleep(0.1)
-        return None
-
-    for seed in range(20):
-        with interrupted(seed, 3) as simulation:
-            found = simulated(simulation, play)
-        kind, text, seconds = found[1]
-        assert kind == "DisagreementError" and "is inside step 6, past 'the boundary after step 5'" in text
-        assert seconds < 12, (seed, found)
-
-
-def test_ranks_that_are_only_slow_are_not_taken_for_ranks_that_have_passed() -> None:
-    """They meet after each step; some stand still for longer than the others are patient."""
-
-    def play(loop: Loop, rank: int) -> list[int]:
-        def position() -> int:
-            loop.simulation.poll(0.5)  # a thread may be slow to look
-            return 2 * loop.steps
-
-        loop.group.whereabouts = Whereabouts(loop.group, position)
-        for _ in range(8):
-            loop.steps += 1
-            if loop.simulation.random.random() < 0.2:
-                loop.simulation.sleep(1.5)
-            loop.meet()
-        return loop.met
-
-    for seed in range(20):
-        with interrupted(seed, 3) as simulation:
-            for _ in range(12):
-                simulation.stop_at(simulation.random.randrange(3), simulation.random.randrange(150), 2)
-            assert simulated(simulation, play) == [list(range(1, 9))] * 3, f"seed {seed}"
-
-
-def test_a_rank_that_comes_while_it_is_asked_does_not_answer() -> None:
-    """Its position is past the meeting by then: the rank that waits would take it for one that has passed."""
-
-    def play(loop: Loop, rank: int) -> Any:
-        group = loop.group
-        if rank == 1:
-            return group.barrier("the boundary")
-
-        def position() -> int:
-            group.barrier("the boundary")
-            return 3
-
-        group.store.set(f"where/{group.count + 1}", "")
-        Whereabouts(group, position).answer(group.store)
-        return group.store.has(["at/0"])
-
-    with interrupted(0, 2) as simulation:
-        assert simulated(simulation, play)[0] is False

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from processes import lines_by_rank, outputs
 from rank_loops import HEAD
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset, random_split
 
+from everstep import data
 from everstep.supervisor.streams.same_samples import samples
 
 
@@ -29,80 +34,71 @@ say(*ended("run", seed=7 + rank))
 say(*ended("run", config={"width": 3 + rank, "rank": rank}))
 say(*ended("run", on_change=("error", "override")[rank]))
 say(*ended("run", services=[everstep.EarlyStop("loss", threshold=-1.0)] if rank else []))
-numbers = np.random.default_rng(0)
+x = x + rank
+say(*ended("samples"))
 x, y = x[: 64 - 8 * rank], y[: 64 - 8 * rank]
 say(*ended("data"))
+say(*ended("retry", services=[services.Retry()]), (folder / "retry").exists())
 """
     said = lines_by_rank("".join(outputs(HEAD + program, 2)))
     for rank in range(2):
-        whole, _folders, epochs, seed, config, change, guards, data = said[rank]
+        whole, _folders, epochs, seed, config, change, guards, other, lengths, retry = said[rank]
         assert whole.startswith("ended 8 ")
         assert "max_epoch: rank 0 has 2, rank 1 has 3" in epochs
         assert "seed: rank 0 has 7, rank 1 has 8" in seed
         assert "config.width: rank 0 has 3, rank 1 has 4" in config and "config.rank" not in config
         assert 'on_change: rank 0 has "error", rank 1 has "override"' in change
         assert guards.startswith("DisagreementError: ") and 'rank 1 has "EarlyStop"' in guards, guards
-        assert data.startswith("DisagreementError: the data of stream 'train' differs between the processes")
+        assert "'train' are not the same on all ranks: arrays of rank 1 differs from the writer's" in other
+        assert lengths.startswith(
+            "DisagreementError: the data of stream 'train' differs between the processes"
+        )
+        assert retry.startswith("ConfigError: Retry tries again in one process") and retry.endswith(" False")
+        assert "torchrun --max-restarts" in retry
     assert said[1][1].startswith("RunDirError: rank 1 finds no run") and "all of them see" in said[1][1]
     assert "rank 1 has failed: RunDirError: rank 1 finds no run" in said[0][1]
     assert sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())[-1].endswith("00000008")
 
 
-@pytest.mark.campaign("long")
-def test_ranks_whose_samples_differ_are_told_where(folder: Path) -> None:
-    """Lengths are equal in each case: a split without a seed, files in the order of a disk."""
-    program = """
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, TensorDataset
-from torch.utils.data import random_split
-whole = TensorDataset(torch.as_tensor(x), torch.as_tensor(y))
-class Files(Dataset):
-    def __init__(self, root, order):
+class Files:
+    """Paths and labels in the order of a disk."""
+
+    def __init__(self, root: str = "/data", order: int = 1) -> None:
         self.paths = [(f"{root}/{n}.png", n % 3) for n in range(64)][::order]
-        self.names, self.calls = {0: 'cat', 1: 'dog'}, 0
-    def __len__(self): return len(self.paths)
-    def __getitem__(self, n): return x[n], y[n]
-def split(seed):
-    return random_split(whole, [64, 0], torch.Generator().manual_seed(seed))[0]
-def loaded(dataset):
-    return DataLoader(dataset, 4, sampler=DistributedSampler(dataset, shuffle=False))
-def tried(stream):
-    try:
-        with everstep.TrainLoop(folder / f"{next(count)}", {}, max_step=1, seed=7) as loop:
-            for epoch in loop.iter_epochs():
-                for step, batch in loop.iter_steps(stream):
-                    pass
-        say("trained")
-    except EverstepError as error:
-        say(f"{type(error).__name__}: {error}")
-import itertools
-count = itertools.count()
-tried(data.arrays(x + rank, y, batch_size=8))
-tried(data.loader(split(rank), batch_size=8))
-tried(loaded(ConcatDataset([split(rank)])))
-tried(data.loader(Files("/data", 1 - 2 * rank), batch_size=8))
-tried(data.loader(split(3), batch_size=8))
-tried(loaded(split(3)))
-tried(data.loader(Files(f"/node{rank}", 1), batch_size=8))
-from everstep.group import find_group
-from everstep.trainer.eval_ranks import EvalRanks
-group = find_group()
-for seed in (3, rank):
-    try:
-        EvalRanks(group).share_of(data.loader(split(seed), batch_size=8), "valid")
-        say("shared")
-    except EverstepError as error:
-        say(error)
-group.close()
-"""
-    said = lines_by_rank("".join(outputs(HEAD + program, 2)))
-    paths = ["arrays", "dataset.indices", "given.dataset.datasets[0].indices", "dataset.paths"]
-    for rank in range(2):
-        for line, path in zip(said[rank], paths, strict=False):
-            assert f"not the same on all ranks: {path} of rank 1 differs from the writer's" in line, line
-        assert said[rank][4:8] == ["trained", "trained", "trained", "shared"]
-        assert said[rank][8].startswith(
-            "the samples of stream 'valid' are not the same on all ranks: dataset.in"
-        )
+        self.names, self.calls = {0: "cat", 1: "dog"}, 0
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, n: int) -> int:
+        return n
+
+
+def split(seed: int) -> Any:
+    return random_split(TensorDataset(torch.zeros(64)), [64, 0], torch.Generator().manual_seed(seed))[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (lambda rank: data.arrays(np.arange(64) + rank, batch_size=8), "arrays"),
+        (lambda rank: data.loader(split(rank), batch_size=8), "dataset.indices"),
+        (
+            lambda rank: data.as_stream(DataLoader(ConcatDataset([split(rank)]))),
+            "given.dataset.datasets[0].indices",
+        ),
+        (lambda rank: data.loader(Files(order=1 - 2 * rank), batch_size=8), "dataset.paths"),
+        (lambda rank: data.loader(split(3), batch_size=8), None),
+        (lambda rank: data.as_stream(DataLoader(split(3))), None),
+        (lambda rank: data.loader(Files(f"/node{rank}"), batch_size=8), None),
+    ],
+)
+def test_samples_that_differ_have_other_digests(make: Callable[[int], Any], path: str | None) -> None:
+    """Lengths are equal in each case: a split without a seed, files in the order of a disk."""
+    one, other = samples(make(0)), samples(make(1))
+    assert one and one.keys() == other.keys()
+    differing = {each for each in one if one[each] != other[each]}
+    assert path in differing if path else not differing, differing
 
 
 def test_a_long_dictionary_of_a_dataset_is_left_out_of_the_comparison() -> None:

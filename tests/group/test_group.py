@@ -1,14 +1,13 @@
-"""A group of real processes, over torchrun's store, a process group's, and one that rank 0 hosts."""
+"""A group of one, a group over a process group's store, and what large metrics need of torch's."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from processes import lines_by_rank, outputs, under_torchrun
+from processes import outputs
 
 from everstep.errors import ConfigError
 from everstep.group import Single, find_group
@@ -55,49 +54,6 @@ def test_a_process_group_of_the_program_is_one() -> None:
     assert outputs(program, 2) == ["0: [1, 1] [0, 1] 2\n", "1: [1, 1] [0, 1] 2\n"]
 
 
-@pytest.mark.campaign("timed")
-def test_ranks_that_torchrun_starts_again_do_not_read_the_keys_of_before(tmp_path: Path) -> None:
-    program = """
-    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    group = find_group()
-    say(restart, group.gather([restart, rank], "the restarts"))
-    if restart == 0:
-        group.gather("old", "an operation that the restart has, too")
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)
-    say(restart, group.gather("new", "an operation that the restart has, too"))
-    group.close()
-    """
-    with under_torchrun(program, 2, tmp_path, "--max-restarts=1") as torchrun:
-        text, _ = torchrun.communicate(timeout=180)
-    assert torchrun.returncode == 0, text
-    said = ["0 [[0, 0], [0, 1]]", "1 [[1, 0], [1, 1]]", "1 ['new', 'new']"]
-    assert lines_by_rank(text) == {0: said, 1: said}
-
-
-@pytest.mark.campaign("timed")
-def test_without_torchrun_the_error_names_its_store(tmp_path: Path) -> None:
-    program = """
-    import ctypes, everstep
-    group = find_group()
-    ctypes.CDLL(None).prctl(1, 0)  # as a rank of another machine, whose own torchrun lives
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    group.barrier("all are here")
-    if rank == 0:
-        time.sleep(0.3)  # rank 1 has left the barrier
-        os.kill(os.getppid(), signal.SIGKILL)
-    try:
-        while True:
-            group.barrier("again")
-    except everstep.errors.StoreLostError as error:
-        say("lost", "torchrun" in str(error), len(str(error)) < 300)
-    """
-    with under_torchrun(program, 2, tmp_path) as torchrun:
-        text = torchrun.communicate(timeout=180)[0]  # ends when the last holder of the pipe does
-    assert lines_by_rank(text) == {0: ["lost True True"], 1: ["lost True True"]}
-
-
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
@@ -120,32 +76,6 @@ def test_a_wrong_variable_of_a_launcher_is_named(
 
 
 @pytest.mark.campaign("long")
-def test_a_process_opens_one_connection_for_its_requests_and_one_that_blocks() -> None:
-    """With torch's process group there are three; each costs two questions to a name server."""
-    program = """
-    import torch, everstep
-    from everstep.backends.torch.parallel import open_group
-    from everstep.group import Agreement, GroupNews
-    from everstep.checkpoint import RankExchange
-    def connections():
-        port = f":{int(os.environ['MASTER_PORT']):04X}"
-        sockets = {os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if n.isdecimal()
-                   and os.path.lexists(f"/proc/self/fd/{n}")}
-        lines = [line.split() for kind in ("tcp", "tcp6") for line in open(f"/proc/self/net/{kind}")]
-        return sum(line[2].endswith(port) and f"socket:[{line[9]}]" in sockets for line in lines[1:])
-    for make in (find_group, lambda: open_group(False) or find_group()):
-        group = make()
-        agreement = Agreement(group, lambda: 0, lambda: None)
-        users = RankExchange(group), GroupNews(group)
-        say(connections())
-        group.barrier("both have counted")
-        agreement.close()
-        group.close()
-    """
-    assert outputs(program, 2) == ["0: 2\n0: 3\n", "1: 2\n1: 3\n"]
-
-
-@pytest.mark.campaign("long")
 def test_metrics_of_any_number_of_steps_are_reduced() -> None:
     """Gathered at once they have 20 MB, where the store takes 8 MiB for a value."""
     program = """
@@ -162,22 +92,3 @@ def test_metrics_of_any_number_of_steps_are_reduced() -> None:
     assert [text[3:] for text in outputs(program, 2)] == [
         "{250000, True} True (100000, 'loss', 200000.33333333334)\n"
     ] * 2
-
-
-@pytest.mark.campaign("timed")
-def test_a_signal_is_handled_while_a_rank_waits() -> None:
-    program = """
-    handled = []
-    signal.signal(signal.SIGUSR1, lambda number, frame: handled.append(time.monotonic()))
-    group = find_group()
-    group.barrier("all are here")
-    if rank == 1:
-        time.sleep(1.5)
-    else:
-        began = time.monotonic()
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-    group.barrier("rank 1 is late")
-    say(rank == 1 or handled[0] - began < 1)
-    group.close()
-    """
-    assert outputs(program, 2) == ["0: True\n", "1: True\n"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from processes import lines_by_rank, outputs, under_torchrun
+from processes import outputs
 from torch import nn
 
 import everstep
@@ -50,21 +50,6 @@ def test_a_group_of_one_gets_its_model_back() -> None:
     assert everstep.torch.parallel(model) is model
 
 
-@pytest.mark.parametrize(("name", "value"), [("RANK", None), ("MASTER_PORT", "x"), ("WORLD_SIZE", "two")])
-def test_a_variable_of_the_launcher_that_is_missing_is_named(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str | None
-) -> None:
-    found = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", name: value}
-    for variable, text in found.items():
-        if text is None:
-            monkeypatch.delenv(variable, raising=False)
-        else:
-            monkeypatch.setenv(variable, text)
-    with pytest.raises(ConfigError, match=rf"{name}.* set it as torchrun does"):
-        everstep.torch.parallel(nn.Linear(1, 1))
-    assert not dist.is_initialized()
-
-
 @pytest.mark.campaign("long")
 def test_two_processes_wrap_and_leave_without_a_warning() -> None:
     program = (
@@ -98,16 +83,6 @@ for each in (wrapped, *compiled):
     first, second = (text.splitlines() for text in outputs(program, 2))
     assert [line[3:] for line in first] == [line[3:] for line in second]
     assert len(first) == 5 and first[1] == "0: gradients 2.0"
-
-
-@pytest.mark.campaign("long")
-def test_torchrun_starts_the_same_program(tmp_path: Path) -> None:
-    program = MODEL + "say(type(everstep.torch.parallel(model)).__name__, dist.get_world_size())"
-    with under_torchrun(program, 2, tmp_path) as process:
-        output = process.communicate(timeout=180)[0]
-    # The status is torch's: DDP and gloo alone abort now and then at the end of so short a program, too.
-    assert lines_by_rank(output) == {rank: ["DistributedDataParallel 2"] for rank in range(2)}
-    assert "destroy_process_group" not in output
 
 
 @pytest.mark.campaign("long")

@@ -190,9 +190,10 @@ def places(
         ]
 
 
+@pytest.mark.campaign("long", gate="share")
 def test_a_rank_that_is_late_at_any_message_fails_the_save_on_all_or_on_none(tmp_path: Path) -> None:
     """It stands still for 8 s, where the limit is 5 s; the next save succeeds."""
-    for seed in range(3):
+    for seed in share(range(3), 1):
         strikes: Counter[tuple[int, str]] = Counter()
         for _, rank, number, name in places(tmp_path / f"whole-{seed}", seed, 3, three_saves_together):
             if (at := ("rank" if rank else "writer", name)) not in LATE:

@@ -14,55 +14,13 @@ import pytest
 import sharded_loops
 import tensor_loops
 from processes import POLL, ended, started
+from test_other_ranks import PROGRAM as DDP
 from test_sharded_wrappers import PROGRAM as WRAPPED
 
 from everstep.polling import wait_until
 from everstep.proof.compare import compare_runs
 
 pytestmark = pytest.mark.campaign("random")
-
-# What is exact by itself is left out: several buckets, dropout, BatchNorm, a short last batch, a counter of
-# each rank's own, and workers' positions are what a resume must bring back.
-DDP = """
-import numpy, torch
-import everstep
-from everstep import Every, services
-
-def train(run, kill_at, slow):
-    numbers = numpy.random.default_rng(0)
-    x, y = numbers.standard_normal((59, 5)), numbers.standard_normal((59, 1))
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    layers = [torch.nn.Linear(5, 24), torch.nn.BatchNorm1d(24), torch.nn.Tanh(), torch.nn.Dropout(0.2)]
-    layers += [torch.nn.Linear(24, 24), torch.nn.Tanh(), torch.nn.Linear(24, 1)]
-    bare = torch.nn.Sequential(*layers).double()
-    model = everstep.torch.parallel(bare, bucket_cap_mb=0.001)
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    seen = {"samples": 0, "drawn": 0}
-    state = {"model": model, "optimizer": optimizer, "seen": everstep.PerRank(seen)}
-    each = [everstep.Checkpoints(Every(steps=4)), everstep.EarlyStop("valid_loss", patience=50)]
-    with everstep.TrainLoop(run, state, seed=7, max_epoch=6, uneven="weight", services=each) as loop:
-        open(f"{run}.{os.getpid()}", "w").close()
-        for epoch in loop.iter_epochs():
-            model.train()
-            for step, (bx, by) in loop.iter_steps(everstep.data.arrays(x, y, batch_size=12, shuffle=True)):
-                bx, by = torch.as_tensor(bx), torch.as_tensor(by)
-                loss = torch.nn.functional.mse_loss(model(bx), by)
-                optimizer.zero_grad()
-                (loss * loop.batch_weight).backward()
-                optimizer.step()
-                seen["samples"] += len(bx)
-                seen["drawn"] += int(torch.randint(1000, ()))
-                loop.collect_metrics(loss=loss)
-                time.sleep(slow)
-                if step == kill_at and rank == size - 1:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            with loop.evaluation():
-                model.eval()
-                with torch.no_grad():
-                    loss = torch.nn.functional.mse_loss(bare(torch.as_tensor(x)), torch.as_tensor(y))
-                loop.collect_metrics(valid_loss=loss)
-"""
 
 # Inside a window each rank has gradients, sums and (but for the broadcast) running statistics of its own.
 WINDOWS = """
@@ -134,7 +92,10 @@ TENSOR: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 ROWS: dict[str, tuple[int, str, tuple[int, ...]]] = {
-    **{f"DDP on {size}": (size, f"{DDP}\ntrain(run, kill_at, slow)", (9, 11)) for size in (2, 3, 4)},
+    **{
+        f"DDP on {size}": (size, f"{DDP}\ntrain(run, of_{data}, (kill_at, None), 0.2, 6, slow=slow)", (9, 11))
+        for size, data in ((2, "arrays"), (3, "loader"), (4, "arrays"))
+    },
     **{f"windows, {door}": (2, f"{WINDOWS}{text}", (7, 4)) for door, text in DOORS.items()},
     "window of a wrapped optimizer": (2, f"{WRAPPED}\nwrapped(run, 'window', 'fsdp', kill_at)", (6,)),
     **{

@@ -93,8 +93,9 @@ def test_a_rank_that_is_killed_is_named_to_those_that_wait_and_those_that_train(
     program = f"""
 sys.path[:0] = [{HERE!r}, {str(Path(HERE).parent)!r}]
 from everstep.errors import GroupError
-from everstep.group import Agreement, Peers
+from everstep.group import Agreement, Peers, store_group
 from processes import POLL
+store_group.LINGER = 0  # below rank 0 waits for rank 1 itself
 group = find_group()
 peers = Peers(group)
 asking = threading.Event()

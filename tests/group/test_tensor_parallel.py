@@ -89,19 +89,6 @@ def test_a_run_goes_from_one_layout_into_another(tmp_path: Path) -> None:
     assert "the checkpoint is of 4 ranks, and this start has 2 ranks with 1 part of each batch" in said[0]
 
 
-def test_other_parts_on_as_many_ranks_are_another_layout(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    trained(tmp_path / "straight", "one", epochs=2)
-    trained(run, "fsdp", 5, epochs=2)
-    said = trained(run, "plain+", 8, epochs=2)
-    assert "over 2 x 2" in said[0] and "; batches in 2 parts in this start" in said[0]
-    again = trained(run, "plain+", epochs=2)
-    assert "resume verified" in again[0] and "resume differs" not in again[0]
-    assert series(run) == approx(series(tmp_path / "straight"))
-    starts = [event.data["facts"] for event in RunJournal(run).events("segment", valid=False)]
-    assert [facts.get("data_ranks") for facts in starts] == [None, 2, 2]
-
-
 # ------------------------------------------------------------------------------- what ranks share
 
 SHARED = """

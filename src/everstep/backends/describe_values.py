@@ -111,7 +111,6 @@ def _function(function: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _source(function: Any) -> str:
-    """Return a digest of a function's source text, without comments and layout."""
     try:
         source = inspect.getsource(function)
         tokens = tokenize.generate_tokens(io.StringIO(source.strip()).readline)

@@ -336,7 +336,6 @@ def _describe(array: NDArray[Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _dtype(text: str) -> np.dtype[Any]:
-    """Make the dtype that `_describe` described."""
     descr: Any = ast.literal_eval(text) if text.startswith("[") else text
     return np.lib.format.descr_to_dtype(descr)
 

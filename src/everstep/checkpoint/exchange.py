@@ -251,7 +251,6 @@ class WriterExchange(Exchange):
         return write
 
     def _collect(self, own: Part) -> list[Part]:
-        """Return the parts of all ranks, in the order of ranks, once all have written theirs."""
         heard = self._heard([f"part/{rank}" for rank in range(1, self.size)], "did not report its part")
         self._forget()
         parts = [own, *(Part(*part) for part in heard)]
@@ -410,7 +409,6 @@ def unpacked(told: dict[str, Any]) -> Exception:
 
 
 def _described(error: Exception) -> str:
-    """Say what has failed, and what to do."""
     if isinstance(error, RunDirError):
         return f"{error.strerror} ({error.filename})"
     what = str(error.strerror) if isinstance(error, OSError) else f"{type(error).__name__} {error}".strip()

@@ -4,29 +4,32 @@ No other room knows how processes communicate: one process is a group of one, an
 
 `find_group` makes a `Group`: `Single` in one process, else a `StoreGroup` over a framework's key-value store.
 `Agreement` finds the step at which all ranks stop for a wish of one.  `Peers` notices a rank that is gone.
-`Whereabouts` notices a rank that has gone past a meeting.  `report` finds out whether an error follows from
-another rank's failure.  `launched`, `exit_status` and `write_error_file` are for torchrun.
+`report` finds out whether an error follows from another rank's failure.  `launched`, `exit_status` and
+`write_error_file` are for torchrun.
 """
 
 from everstep.group.agreement import Agreement
-from everstep.group.environment import Single, find_group, group_size
+from everstep.group.environment import (
+    Single,
+    exit_status,
+    find_group,
+    group_size,
+    launched,
+    write_error_file,
+)
 from everstep.group.peers import Peers
 from everstep.group.store_group import StoreGroup, failure_of_another, report
-from everstep.group.torchrun import exit_status, launched, write_error_file
-from everstep.group.whereabouts import Whereabouts, place_of
 
 __all__ = [
     "Agreement",
     "Peers",
     "Single",
     "StoreGroup",
-    "Whereabouts",
     "exit_status",
     "failure_of_another",
     "find_group",
     "group_size",
     "launched",
-    "place_of",
     "report",
     "write_error_file",
 ]

@@ -165,15 +165,12 @@ class Agreement:
             if self._closing:
                 return
             require_no_failure(self._group, store)
-            if self._group.whereabouts is not None:
-                self._group.whereabouts.answer(store)
             with self._changed:
                 number, reached = self._number, self._agreed is None
             if reached and store.has([f"wish/{number}"]):
                 self._find(store, number)
 
     def _find(self, store: KeyValueStore, number: int) -> None:
-        """Promise a step, and find the maximum of all promises."""
         with self._changed:  # no `ask` between the count and the promise
             self._begun = True
             self._look()  # before the count is read: the main thread asks at this count or at the next one

@@ -44,15 +44,14 @@ class Peers:
 
     Args:
         group: a group of 2 or more.
-        host: address of this machine at which other ranks reach it; None: the one that leads to MASTER_ADDR.
     """
 
-    def __init__(self, group: StoreGroup, host: str | None = None) -> None:
+    def __init__(self, group: StoreGroup) -> None:
         self._group, self._next = group, (group.rank + 1) % group.size
         self._closing = False
         self._connections: list[socket.socket] = []
         """To the rank that this one watches, and to the rank that watches this one."""
-        own = host or _own_address()
+        own = _own_address()
         with socket.create_server((own, 0)) as listener:
             addresses = group.gather([own, listener.getsockname()[1]], "the addresses of the ranks")
             failure = self._connect(listener, *addresses[self._next])

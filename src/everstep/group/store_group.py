@@ -7,7 +7,6 @@ Keys, all below a prefix that no other group has ever had (see `_meet`):
     failed   [rank, reason] of the first failure
     left/R   rank R has left
     ended/R  the program of rank R has ended
-    where/N, at/R     where the others are while a rank waits in operation N (`Whereabouts`)
     bell/R   something has happened that a thread of rank R has to handle, which waits for this key
 
 The writer collects and publishes, so an operation costs the store O(size) requests and values.  (In torch's
@@ -33,7 +32,6 @@ from everstep.errors import (
     PeerFailedError,
     StoreLostError,
 )
-from everstep.group.whereabouts import Whereabouts
 from everstep.polling import looking, wait_until
 
 LEAVING = 10.0
@@ -55,7 +53,6 @@ class StoreGroup(Group):
         bells: the key of each rank that wakes the rank's threads.
         count: number of the operation that this rank is at, or was last.
         operation: the operation in which this rank waits; "" in none.
-        whereabouts: finds ranks that have gone past an operation, while a loop is open; else None.
 
     Raises:
         MissingRankError: ranks did not come within `limit`; names them.
@@ -70,7 +67,6 @@ class StoreGroup(Group):
         _remember(self.store, rank, size)
         self.bells = [f"bell/{other}" for other in range(size)]
         self.count, self.operation = 0, ""
-        self.whereabouts: Whereabouts | None = None
         self._broken: str | None = None
         self._closed = False
 
@@ -113,15 +109,8 @@ class StoreGroup(Group):
                 self.store.delete(f"{count}/all")
 
     def _wait(self, keys: list[str], what: str, limit: float) -> None:
-        def look() -> None:
-            require_no_failure(self)
-            if self.whereabouts is not None:
-                self.whereabouts.look(self.count, what)
-
-        came = wait_until(looking(lambda: self.store.has(keys), look), limit)
-        if self.whereabouts is not None:
-            self.whereabouts.forget(self.count)
-        if not came:
+        came = looking(lambda: self.store.has(keys), lambda: require_no_failure(self))
+        if not wait_until(came, limit):
             require_no_failure(self)
             present = [self.store.has([key]) for key in self._keys(self.count)]
             raise missing(what, limit, self.rank, present)
@@ -269,7 +258,6 @@ def _present(store: KeyValueStore, own: str, rank: int, size: int) -> list[bool]
 
 
 def _get(store: KeyValueStore, keys: list[str]) -> list[str]:
-    """Return the values of keys, "" for those that do not exist."""
     if store.has(keys):
         return store.get(keys)
     return [store.get([key])[0] if store.has([key]) else "" for key in keys]

@@ -54,7 +54,6 @@ def digest(encoded: Encoded, skip: Collection[str] = ("wall",)) -> str:
 
 
 def _in_brief(array: HostArray) -> HostArray:
-    """Return an array whose bytes are the digest of the array's own."""
     brief = np.frombuffer(bytes.fromhex(content_digest(array)), np.uint8)
     return HostArray(array.dtype, array.shape, brief, array.backend, array.extra, array.region)
 

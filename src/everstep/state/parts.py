@@ -91,7 +91,6 @@ def children(node: Json) -> Mapping[Any, Json] | None:
 
 
 def _node(items: Mapping[Any, Json]) -> Json:
-    """Encode a dictionary whose values are encoded already."""
     shell: Any = encode(dict.fromkeys(items)).structure
     if "$dict" in shell:
         keys = (key for key, _ in shell["$dict"])

@@ -184,7 +184,7 @@ class Engine:
             stack.enter_context(backend.shapes_watched(self.user.objects, self.warn_once))
         self.lost_group = LostGroup(self.ranks.group, self.reporter, self.signals.give_up)
         stack.callback(self.lost_group.close)
-        self.ranks.agree_by_steps(stack, lambda: self.progress.step, self._position, self.lost_group.lost)
+        self.ranks.agree_by_steps(stack, lambda: self.progress.step, self.lost_group.lost)
         self.estimator.start(self.progress.step)
         # before services open: they may call what is refused outside the with block
         self.status = "open"

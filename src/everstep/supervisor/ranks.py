@@ -13,7 +13,7 @@ from everstep.arguments import plain_tree
 from everstep.contracts.group import Group
 from everstep.contracts.services import Action, Clock, Interrupt, Save, Service, Stop
 from everstep.errors import ConfigError, DisagreementError
-from everstep.group import Agreement, Peers, Single, StoreGroup, Whereabouts, find_group, report
+from everstep.group import Agreement, Peers, Single, StoreGroup, find_group, report
 from everstep.services.recovery import Retry
 from everstep.supervisor.data_ranks import Said, divide
 from everstep.supervisor.streams.same_samples import require_alike
@@ -93,19 +93,15 @@ class Ranks:
         self,
         stack: ExitStack,
         steps: Callable[[], int],
-        position: Callable[[], int],
         lost: Callable[[BaseException], None],
     ) -> None:
         """Let all ranks stop at the same step for what one of them wishes.
 
         Args:
             steps: tells the number of completed steps.
-            position: tells the place of the main thread, as for `Whereabouts`.
             lost: takes, in a thread, the error by which the group is lost.
         """
         if isinstance(group := self.group, StoreGroup):
-            # before the agreement, whose thread answers
-            group.whereabouts = Whereabouts(group, position)
             agreement = Agreement(group, steps, self._wakeups.look, lost)
             stack.callback(agreement.close)
             self._wakeups.agree_by(agreement, keeps_time=self.writer)

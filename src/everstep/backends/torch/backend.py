@@ -47,7 +47,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _dtype(name: str) -> torch.dtype:
-    """Return the element type of a name that `dtype_name` gives."""
     found = _DTYPES.get(name) or getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise StateError(
@@ -347,7 +346,6 @@ def _cpu_facts() -> dict[str, str]:
 
 
 def _cuda_facts() -> dict[str, str]:
-    """Return the versions and flags that affect results on CUDA devices."""
     cuda: Any = torch.backends.cuda
     cudnn: Any = torch.backends.cudnn
     attention = ("flash", "mem_efficient", "math", "cudnn")

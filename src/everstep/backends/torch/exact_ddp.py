@@ -211,7 +211,6 @@ def _beside(group: Any, parameter: Any) -> list[int]:
 
 
 def _not_whole(what: str, averaging: list[int], data: DataRanks) -> str:
-    """Say why the gradient of a sharded parameter is not that of the whole batch."""
     if not data.shared:
         return (
             f"{what}: its gradient is that of {named(averaging)} alone, and each rank is handed samples of "

@@ -125,7 +125,6 @@ def _of_optimizer(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_scheduler(scheduler: Any, state: Mapping[str, Any]) -> dict[str, str]:
-    """Return a scheduler's class and the constructor's arguments in its state, as strings."""
     asked = _asked(scheduler)
     texts = described(type(scheduler).__qualname__, "class")
     for key, value in state.items():
@@ -152,7 +151,6 @@ def _functions(scheduler: Any) -> dict[str, str]:
 
 
 def _asked(scheduler: Any) -> set[str]:
-    """Names of the constructor's arguments of a scheduler."""
     return inspect.signature(type(scheduler).__init__).parameters.keys() - {"self", "optimizer", "last_epoch"}
 
 

@@ -78,7 +78,6 @@ def parallel(model: Module, **options: Any) -> Module:
 
 
 def _require_trainable(model: Module) -> None:
-    """Refuse a model that DistributedDataParallel cannot train."""
     for name, parameter in model.named_parameters():
         refuse_sharded(
             parameter, repr(name), "its gradients are averaged already, so leave out parallel(...)"

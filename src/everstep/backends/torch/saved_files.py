@@ -56,7 +56,6 @@ def read_saved(file: Path | BinaryIO, where: str) -> Any:
 
 
 def _refusal(told: str) -> str:
-    """Say in a clause why torch did not read a file."""
     found = re.search(r"GLOBAL ([\w.]+)", told)
     if found is None:
         first = told.strip().partition("\n")[0]

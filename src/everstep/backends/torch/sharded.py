@@ -352,7 +352,6 @@ def _groups(models: Iterable[Module]) -> Iterable[tuple[str, Any]]:
 
 
 def _own_part(parameter: Any, gradient: Tensor) -> Tensor:
-    """Return what this process holds of a gradient."""
     if not is_sharded(gradient):
         return gradient
     spec = parameter._unsharded_dtensor_spec

@@ -167,7 +167,6 @@ class Task(tasks.Task):
         self._scaler: torch.amp.GradScaler | None = None
 
     def _refuse(self, what: str, **used: bool) -> None:
-        """Refuse the options that are used and that cannot be."""
         if names := [name for name, is_used in used.items() if is_used]:
             kind, names_in_words = type(self).__name__, " and ".join(names)
             raise ConfigError(f"{kind}: {what} cannot be used with {names_in_words}: leave out one of them")
@@ -268,7 +267,6 @@ class Task(tasks.Task):
         return model
 
     def _equip(self, optimizer: Optimizer, scheduler: Callable[[Any], Any]) -> None:
-        """Wrap the optimizer as asked for, and let its updates move the schedule and the average."""
         # Clipping is innermost: it needs the gradients of a whole window, unscaled.
         if self._clip is not None:
             optimizer = ClipOptimizer(optimizer, self._clip)
@@ -305,7 +303,6 @@ class Task(tasks.Task):
         optimizer.register_step_post_hook(self._updated)
 
     def _updated(self, *_: Any) -> None:
-        """Move the schedule and the average after an update of the optimizer."""
         if self.scheduler is not None and self.scheduler_interval == "update":
             self.scheduler.step()
         if self._ema is not None:
@@ -377,7 +374,6 @@ class Task(tasks.Task):
         return metrics
 
     def _loss_in(self, metrics: Any) -> Tensor:
-        """Find the loss in what `forward` returned, and check that it has gradients."""
         name = type(self).__name__
         loss = metrics.get("loss") if isinstance(metrics, Mapping) else None
         if not isinstance(loss, Tensor):

@@ -124,7 +124,6 @@ class LateTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation on the elements."""
         given = tree_map_only(LateTensor, lambda tensor: tensor._read(), (args, kwargs or {}))
         return func(*given[0], **given[1])
 

@@ -94,7 +94,6 @@ def parts(batch: Mapping[str, Any], size: int | None) -> Iterator[tuple[dict[str
 
 
 def _rows(value: Any) -> int | None:
-    """Number of rows; None for a value without rows: a number, a string."""
     if isinstance(value, Tensor | np.ndarray):
         return len(value) if value.ndim else None
     return len(value) if isinstance(value, list | tuple) else None

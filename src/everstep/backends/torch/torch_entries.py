@@ -450,7 +450,6 @@ _CLASS, _INNER = "class", "inner"
 
 
 def _laid(parameters: Sequence[Tensor], index: Any, saved: Any) -> Any:
-    """Lay out the saved state of a parameter as the parameter is."""
     if not isinstance(index, int) or not isinstance(saved, dict) or not is_sharded(parameters[index]):
         return saved
     return {name: laid_like(parameters[index], value) for name, value in saved.items()}

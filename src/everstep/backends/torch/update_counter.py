@@ -438,7 +438,6 @@ class TorchUnsavedObjects:
         return moved
 
     def _inside(self) -> dict[str, Any]:
-        """Mark the values in attributes that are not saved, by their paths."""
         seen = set(self._held)
         roots = [] if self._task is None else [("", self._task, self._task_is_saved)]
         for name, value in flatten(self._objects):
@@ -500,7 +499,6 @@ def _parts(root: Module) -> Iterator[Any]:
 
 
 def _mark_of(root: Module | GradScaler) -> list[Any]:
-    """Mark an object's arrays and numbers, to tell later whether they have changed; no element is read."""
     if isinstance(root, Module):
         places = [held for part in root.modules() for held in (vars(part), part._parameters, part._buffers)]
     else:

@@ -302,7 +302,6 @@ def _remedy(loader: DataLoader[Any], share: Share) -> str:
 
 
 def _with_sampler(loader: DataLoader[Any], sampler: Any) -> DataLoader[Any]:
-    """Copy a loader with another sampler of the user's choice."""
     place, chosen = _chosen_at(loader), sampler
     if place == "sampler" and loader.batch_sampler is not None:
         place, given = "batch_sampler", loader.batch_sampler
@@ -311,7 +310,6 @@ def _with_sampler(loader: DataLoader[Any], sampler: Any) -> DataLoader[Any]:
 
 
 def _copied(loader: DataLoader[Any], place: str, sampler: Any) -> DataLoader[Any]:
-    """Copy a loader, with another sampler at a place; the user's stays as it is."""
     made = copy.copy(loader)
     made._iterator = None
     # A loader refuses to have its sampler set; this loader is not read yet.
@@ -330,7 +328,6 @@ def _samplers(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def _facts(samplers: dict[str, Any]) -> dict[str, Any]:
-    """Return the types and settings of samplers, as JSON values by name."""
     facts: dict[str, Any] = {}
     for name, sampler in samplers.items():
         facts[name] = type(sampler).__name__
@@ -383,7 +380,6 @@ def _unsaveable(loader: DataLoader[Any], draws_whole_pass: bool) -> str | None:
 
 
 def _generators(loader: DataLoader[Any]) -> list[Generator]:
-    """List the generators that the loader and its parts hold, each once."""
     inner = getattr(loader.batch_sampler, "sampler", None)
     holders = [loader, loader.sampler, loader.batch_sampler, inner, loader.collate_fn]
     dataset: Any = loader.dataset
@@ -416,7 +412,6 @@ def _set_all(generators: list[Generator], states: list[Any]) -> None:
 
 
 def _others_moved(before: tuple[Any, Any, Any]) -> bool:
-    """Whether Python's or NumPy's global generator has moved since `data_rng.raw_state`."""
     python, numpy, _ = data_rng.raw_state()
     return python != before[0] or not same_state(numpy, before[1])
 
@@ -489,7 +484,6 @@ class DataLoaderCursor(PassCursor):
         return iter(()) if ended else source
 
     def _advance(self, what: str, source: Any, saved: dict[str, Any]) -> None:
-        """Go behind the batches that are done."""
         done, last, replayed = saved["batches"], saved.get("last"), self._stream.replayed
         fetched = self._workers or self._iterable or not hasattr(source, "_next_index")
         if not fetched and self._order is not None and self._order.entries is not None:

@@ -343,7 +343,6 @@ def _hand_out(
 
 
 def _metrics(result: Any) -> tuple[dict[str, Tensor], bool]:
-    """Return the metrics of a forward pass, and whether it returned the loss alone."""
     single = isinstance(result, Tensor)
     found = {"loss": result} if single else result
     if not isinstance(found, Mapping) or not isinstance(found.get("loss"), Tensor):
@@ -373,7 +372,6 @@ def _aligned(part: Any) -> Any:
 
 
 def _divided(batch: Any, count: int) -> list[Any]:
-    """Divide a batch into parts of equal size along the first dimension."""
     if isinstance(batch, Tensor | np.ndarray):
         if batch.ndim == 0 or len(batch) == 0 or len(batch) % count:
             raise DataError(

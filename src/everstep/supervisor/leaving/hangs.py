@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from everstep.contracts.group import Group
 from everstep.errors import GroupError
-from everstep.group import StoreGroup, place_of
+from everstep.group import StoreGroup
 from everstep.polling import wait_until
 from everstep.record import Journal
 from everstep.services.recovery import HALF_AN_HOUR, NINE_MINUTES, HangWatch
@@ -37,7 +37,8 @@ class HangThread:
 
     Args:
         watch: the settings.
-        position: tells the place of the main thread, as for `Whereabouts`.
+        position: tells the place of the main thread: twice the number of completed steps, and one more inside
+            a step; called in the thread.
         marks: functions that return something that changes while a part of the run moves, None while that
             part has nothing to do; by what does not move, as in "NAME for 60 s".  Called in the thread.
         group: the processes that train together.
@@ -105,7 +106,7 @@ class HangThread:
         where = f"waits for all ranks at {group.operation!r}" if group.operation else self._place()
         keys = [f"stands/{rank}" for rank in range(group.size)]
         try:
-            group.store.set(keys[group.rank], f"{place_of(self._position())}: {where}")
+            group.store.set(keys[group.rank], f"{_place_of(self._position())}: {where}")
             wait_until(lambda: self._ending.is_set() or group.store.has(keys), _STAND)
             said = [group.store.get([key])[0] if group.store.has([key]) else "moves" for key in keys]
         except GroupError as error:
@@ -118,3 +119,8 @@ class HangThread:
             return "the main thread has ended"
         ((file, line, function, _),) = traceback.extract_stack(frame, limit=1)
         return f"the main thread is in {file}:{line} ({function})"
+
+
+def _place_of(position: int) -> str:
+    step, inside = divmod(position, 2)
+    return f"inside step {step + 1}" if inside else f"after step {step}"

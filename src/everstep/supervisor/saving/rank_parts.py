@@ -114,7 +114,6 @@ class _OtherRanks:
         return common, own
 
     def _rest(self) -> Encoded:
-        """Return what has to be equal on all saved ranks."""
         window = any(
             name.startswith("gradients/")
             for tree in (self._checkpoint.common, *self._parts)
@@ -177,7 +176,6 @@ class _OtherRanks:
         return encode({"streams": streams, "wall": {"streams": words[0]}})
 
     def _merged(self, name: str) -> Encoded:
-        """Return what the program's function makes of copies of an entry that is each rank's own."""
         function, rank = self._user.merges.get(name), self._group.rank
         if function is None:
             raise RestoreError(
@@ -219,7 +217,6 @@ class _OtherRanks:
             return decode(Encoded(node, arrays))
 
     def _saved_at(self, branch: str, rank: int) -> Any:
-        """Decode a branch of the tree as a rank has saved it."""
         whole = Encoded({branch: {}})
         for tree in (self._checkpoint.common, self._parts[rank]):
             node = (children(tree.structure) or {}).get(branch)
@@ -230,7 +227,6 @@ class _OtherRanks:
 
 
 def _place(branch: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a stream's branch may be a rank's own, with the values beside the branch in place."""
     place = {name: branch[name] for name in ("position", "left", "generators", "opened")}
     return place | {name: {**place[name], **values} for name, values in words.items() if values}
 
@@ -241,7 +237,6 @@ def _own_entries(own: Encoded, common: Encoded) -> set[str]:
 
 
 def _user(tree: Encoded) -> Mapping[str, Any]:
-    """Return the nodes of the user's entries."""
     return children((children(tree.structure) or {}).get("user")) or {}
 
 

@@ -101,7 +101,6 @@ _REMEDIES = {
 
 
 def _compared(common: Encoded, own: Encoded, together: Sequence[int]) -> Iterator[tuple[str, str, Any]]:
-    """Yield (part, path, bytes) of all that some ranks have in common."""
     yield from _leaves(common)
     yield from _copies(common)
     if len(together) > 1:
@@ -119,7 +118,6 @@ def _random(own: Encoded, holders: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def _leaves(common: Encoded) -> Iterator[tuple[str, str, Any]]:
-    """Yield (part, path, bytes) of the leaves to compare, sorted by path."""
     structure: Any = common.structure
     compared = {branch: structure[branch] for branch in COMPARED if branch in structure}
     arrays = {name: _anywhere(array) for name, array in common.arrays.items()}
