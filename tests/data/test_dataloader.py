@@ -1,6 +1,8 @@
 """A torch DataLoader as the user wrote it, and torchdata's StatefulDataLoader."""
 
+import itertools
 import random
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -104,6 +106,19 @@ class InPlace(Lazily):
         self.passes += 1
 
 
+class Later(Lazily):
+    """Shuffles its own list, but for the first pass."""
+
+    def __init__(self):
+        self.order, self.after_the_first = [*range(8)], False
+
+    def __iter__(self):
+        if self.after_the_first:
+            random.shuffle(self.order)
+        self.after_the_first = True
+        return iter([*self.order])
+
+
 class Counting(Lazily):
     """Its order follows from its own count of passes, and its state is that count."""
 
@@ -152,6 +167,7 @@ MAKERS = {
     "iterable": lambda loader: loader(Lines(), batch_size=2),
     "lazily": lambda loader: loader(data, batch_size=3, sampler=Lazily()),
     "its own list in place": lambda loader: loader(data, batch_sampler=InPlace()),
+    "its own list from the second pass on": lambda loader: loader(data, batch_size=3, sampler=Later()),
     "a state of its own": lambda loader: loader(data, batch_size=3, sampler=Counting()),
     "no length": lambda loader: loader(data, batch_size=3, sampler=Unsized()),
     "an array": lambda loader: loader(data, batch_size=3, sampler=np.arange(8)[::-1].copy()),
@@ -201,20 +217,70 @@ def test_laws_with_workers(kind, loader):
     assert passes(1) == passes(0)
 
 
-class Hidden(Lazily):
+class Bag:
+    """Looks like a dataset."""
+
     def __init__(self):
-        self.hidden = SimpleNamespace(order=[*range(8)])
+        self.items = [*range(8)]
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+    def shuffled(self):
+        random.shuffle(self.items)
+        return self.items
+
+
+class Strings(list):
+    def shuffled(self):
+        random.shuffle(self)
+        return self
+
+
+def forever():
+    draw = random.Random(1)
+    while True:
+        yield draw.randrange(8)
+
+
+class Hidden(Lazily):
+    """Draws a pass by a function of what it keeps, which no checkpoint can hold."""
+
+    passes = 0
+
+    def __init__(self, hidden, draw):
+        self.hidden, self.draw = hidden, draw
 
     def __iter__(self):
-        random.shuffle(self.hidden.order)
-        return iter(self.hidden.order)
+        return iter([*self.draw(self)])
 
 
-def test_what_a_sampler_changes_and_no_checkpoint_can_hold_is_named():
-    loader = DataLoader(Augmented(), 3, sampler=Hidden())
+def counted(sampler):
+    type(sampler).passes += 1
+    return np.random.default_rng(type(sampler).passes).permutation(8).tolist()
+
+
+HIDDEN = {
+    "hidden' (SimpleNamespace)": (SimpleNamespace(order=Bag()), lambda it: it.hidden.order.shuffled()),
+    "hidden' (list)": ([generator()], lambda it: torch.randperm(8, generator=it.hidden[0]).tolist()),
+    "hidden' (Strings)": (Strings(range(8)), lambda it: it.hidden.shuffled()),
+    "hidden' (Bag)": (Bag(), lambda it: it.hidden.shuffled()),
+    "hidden' (generator)": (forever(), lambda it: itertools.islice(it.hidden, 8)),
+    "Hidden.passes' (int)": (None, counted),
+}
+
+
+@pytest.mark.parametrize("what", HIDDEN)
+def test_what_a_sampler_changes_and_no_checkpoint_can_hold_is_named_once(what):
+    stream = as_stream(DataLoader(Augmented(), 3, sampler=Hidden(*HIDDEN[what])))
+    with pytest.warns(RuntimeWarning, match=re.escape(f"Hidden changes its attribute '{what}")) as warned:
+        [list(stream.open("train", pass_index, seed=0)) for pass_index in range(2)]
+    assert len(warned) == 1
+
+
+def test_a_sampler_of_which_a_part_is_lost_is_found_by_check():
+    loader = DataLoader(Augmented(), 3, sampler=Hidden(*HIDDEN["hidden' (Bag)"]))
     assert check(loader).run == (False, "the pass after a resume began with other batches")
-    with pytest.warns(RuntimeWarning, match=r"Hidden changes its attribute 'hidden' \(SimpleNamespace\)"):
-        list(as_stream(loader).open("train", 0, seed=0))
     assert check(DataLoader(Augmented(), batch_sampler=InPlace())).run.kept
 
 

@@ -11,9 +11,10 @@ import copy
 import itertools
 import operator
 import pickle
+import types
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,13 @@ import xxhash
 
 from everstep.data.adapters import is_stateful, length_of
 from everstep.errors import StateError
-from everstep.state import digest, encode
+from everstep.state import encode
 
 _MOST = 1 << 22
 """Entries (batches, or single samples) of a pass above which it is not drawn at its start."""
+_MOST_BYTES = 1 << 26
+"""Size of an attribute above which only another object counts as a change."""
+_LIBRARIES = {"builtins", "abc", "typing", "torch", "torchdata", "numpy"}
 
 
 def is_known(sampler: Any) -> bool:
@@ -121,19 +125,61 @@ def unpacked(tree: Any) -> list[Any] | None:
     return [[*itertools.islice(indices, size)] for size in tree["sizes"].tolist()]
 
 
-def _mark_of_other(value: Any) -> Any:
-    """Return a digest of an object that can be pickled; else, and of anything like a dataset, the object."""
-    if not hasattr(value, "__getitem__"):
-        with suppress(Exception):  # whatever the object's own code raises: it cannot be pickled
-            return xxhash.xxh3_128_hexdigest(pickle.dumps(value))
-    return value
+class _Hash:
+    """File for a pickle, of which it keeps the digest; an object that is too large ends the pickling."""
+
+    def __init__(self) -> None:
+        self.digest, self._room = xxhash.xxh3_128(), _MOST_BYTES
+
+    def write(self, data: Any) -> int:
+        self._room -= memoryview(data).nbytes
+        if self._room < 0:
+            raise ValueError(f"more than {_MOST_BYTES} bytes")
+        self.digest.update(data)
+        return memoryview(data).nbytes
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles large arrays by their identity: they are data, which a sampler reads and does not change."""
+
+    def reducer_override(self, value: Any) -> Any:
+        size = getattr(value, "nbytes", 0)
+        if isinstance(size, int) and size > _MOST_BYTES:
+            return str, (f"{type(value)} at {id(value)}",)
+        if isinstance(value, types.GeneratorType) and value.gi_frame is None:
+            return str, ("at its end",)
+        return NotImplemented
+
+
+def _mark(value: Any) -> str | None:
+    """Return what changes with a value; None if nobody can tell, as of a generator function's iterator."""
+    file = _Hash()
+    try:
+        _Pickler(file).dump(value)
+    except ValueError:
+        return f"at {id(value)}"
+    except Exception:  # whatever the object's own code raises: it cannot be pickled
+        return None if isinstance(value, Iterator) else f"at {id(value)}"
+    return file.digest.hexdigest()
+
+
+def _attributes(sampler: Any) -> dict[str, Any]:
+    """Map the attributes of a sampler, and of its class and the user's classes above it, to their values."""
+    own = [kind for kind in type(sampler).__mro__ if kind.__module__.partition(".")[0] not in _LIBRARIES]
+    of_class = {
+        f"{kind.__name__}.{name}": value
+        for kind in own
+        for name, value in vars(kind).items()
+        if not name.startswith("__") and not callable(value) and not hasattr(value, "__get__")
+    }
+    return {**getattr(sampler, "__dict__", {}), **of_class}
 
 
 class KeptBySamplers:
     """What a user's own samplers keep from pass to pass.
 
-    That is the attributes which the first pass of a process changes; of these, what no checkpoint can hold is
-    left to the sampler's `state_dict`, if it has one.
+    That is the attributes which drawing a pass changes; of these, what no checkpoint can hold is left to the
+    sampler's `state_dict`, if it has one.
 
     Args:
         samplers: the user's own samplers, by their places in the loader.
@@ -146,7 +192,8 @@ class KeptBySamplers:
         self._changing: dict[str, set[str]] = {place: set() for place in samplers}
         self._declared = set[str]()
         """Places of samplers whose `state_dict` is saved, too."""
-        self._noted = False
+        self._named = set[tuple[str, str]]()
+        """Places and attributes that were warned about."""
 
     def __bool__(self) -> bool:
         return bool(self._samplers)
@@ -154,40 +201,36 @@ class KeptBySamplers:
     @contextmanager
     def noting_changes(self) -> Iterator[None]:
         """Note which attributes of the samplers the block changes, which draws a pass."""
-        if self._noted:
-            yield
-            return
         before = {place: self._marks(sampler) for place, sampler in self._samplers.items()}
         yield
-        self._noted = True
         for place, sampler in self._samplers.items():
-            for name, (saveable, mark) in self._marks(sampler).items():
-                _, was = before[place].get(name, (saveable, None))
-                if mark is not was and not (isinstance(mark, str) and mark == was):
-                    self._note(place, name, saveable)
+            for name, mark in self._marks(sampler).items():
+                if mark is None or mark != before[place].get(name):
+                    self._note(place, name, _attributes(sampler)[name])
 
-    def _marks(self, sampler: Any) -> dict[str, tuple[bool, Any]]:
-        """Map attributes to whether a checkpoint can hold them, and to a mark that changes with them."""
+    def _marks(self, sampler: Any) -> dict[str, str | None]:
         return {
-            name: (True, digest(encode(value))) if can_be_saved(value) else (False, _mark_of_other(value))
-            for name, value in getattr(sampler, "__dict__", {}).items()
+            name: _mark(value)
+            for name, value in _attributes(sampler).items()
             if not any(value is each for each in self._apart)
         }
 
-    def _note(self, place: str, name: str, saveable: bool) -> None:
-        if saveable:
+    def _note(self, place: str, name: str, value: Any) -> None:
+        sampler = self._samplers[place]
+        if name in self._changing[place] or (place, name) in self._named:
+            return
+        if name in getattr(sampler, "__dict__", {}) and can_be_saved(value):
             self._changing[place].add(name)
             return
-        if is_stateful(self._samplers[place]):
+        if is_stateful(sampler):
             self._declared.add(place)
             return
-        sampler = self._samplers[place]
-        kind, value = type(sampler).__name__, vars(sampler)[name]
+        self._named.add((place, name))
         warnings.warn(
-            f"the sampler {kind} changes its attribute {name!r} ({type(value).__name__}) in each pass, and "
-            "no checkpoint can hold it: a resume gives another order if the next pass depends on it; "
-            "give the sampler state_dict() and load_state_dict(), or an order that follows from the epoch "
-            "alone, as set_epoch(epoch) makes it",
+            f"the sampler {type(sampler).__name__} changes its attribute {name!r} ({type(value).__name__}) "
+            "when it draws a pass, and no checkpoint can hold it: a resume gives another order if a later "
+            "pass depends on it; give the sampler state_dict() and load_state_dict(), or an order that "
+            "follows from the epoch alone, as set_epoch(epoch) makes it",
             RuntimeWarning,
             stacklevel=2,
         )
