@@ -1,7 +1,8 @@
-"""A run, and runs side by side, as Python gets them."""
+"""A run, and runs side by side, as a notebook shows them."""
 
 from __future__ import annotations
 
+import base64
 import re
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from everstep.errors import ConfigError
 from everstep.record import Journal, RunDir
 from tiny_runs import Tiny
 
+HOSTILE = "</td><script>alert(1)</script>\u202e"
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -19,10 +22,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for name, rate, ends in (("a", 0.1, [2]), ("twin", 0.1, [2]), ("b", 0.2, [1, 3])):
         for end in ends:
-            Tiny(folder / name, max_epoch=end, config={"lr": rate}).train(
+            Tiny(folder / name, max_epoch=end, config={"lr": rate, "said": HOSTILE * (name == "b")}).train(
                 tail=lambda loop, epoch: loop.collect_metrics(valid_loss=1 / epoch)
             )
     return folder
+
+
+def charts(text: str) -> list[str]:
+    """The words in each chart."""
+    found = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', text)
+    return [re.sub("<[^>]+>", "|", base64.b64decode(one).decode()) for one in found]
 
 
 def test_a_run_shows_its_starts_metrics_and_checkpoints(folder: Path) -> None:
@@ -32,6 +41,10 @@ def test_a_run_shows_its_starts_metrics_and_checkpoints(folder: Path) -> None:
     assert [one["verified"] for one in run.starts] == [None, "not verified"]
     assert {(one["phase"], one["name"]): one["last"] for one in run.metrics}["tail", "valid_loss"] == 1 / 3
     assert list(run.checkpoints.to_pandas()["step"])[-1] == 12
+    text = run._repr_html_()
+    for word in ("epoch-0003-step-00000012", "max_epoch 3 is reached", run.facts["digest"], "tail"):
+        assert word in text
+    assert [one.split("|")[2] for one in charts(text)] == ["tail/valid_loss", "epoch/loss", "step/loss"]
 
 
 def test_runs_side_by_side_show_where_they_differ(folder: Path) -> None:
@@ -42,11 +55,34 @@ def test_runs_side_by_side_show_where_they_differ(folder: Path) -> None:
     assert "seed" not in differing
     assert {"metric": "tail/valid_loss last", a: 0.5, b: 1 / 3} in compared.metrics
     assert compared.verdict is None and f"{len(compared.facts)} facts differ" in repr(compared)
+    for chart in charts(compared._repr_html_()):
+        assert a in chart and b in chart
 
 
 def test_equal_runs_are_said_to_be_equal(folder: Path) -> None:
     compared = everstep.runs.compare(folder / "a", folder / "twin")
     assert compared.verdict is not None and "equal to the bit" in compared.verdict
+    assert "equal to the bit" in compared._repr_html_()
+
+
+def test_what_a_run_says_is_never_markup(folder: Path) -> None:
+    for text in (
+        everstep.runs.show(folder / "b")._repr_html_(),
+        everstep.runs.compare("a", "b", index=folder)._repr_html_(),
+    ):
+        assert set(re.findall(r"<(\w+)", text)) <= {
+            "p",
+            "b",
+            "table",
+            "thead",
+            "tbody",
+            "tr",
+            "th",
+            "td",
+            "img",
+        }
+        assert "\u202e" not in text
+    assert "&lt;/td&gt;&lt;script&gt;" in text
 
 
 def test_one_run_cannot_be_compared(folder: Path) -> None:

@@ -1,8 +1,7 @@
-"""Values as people read them in a table, a line of a terminal, or a page; trees of JSON values."""
+"""Values as people read them in a cell of a table, a line of a terminal, or a page; trees of JSON values."""
 
 from __future__ import annotations
 
-import html
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,22 +67,6 @@ def is_number_column(name: str, rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a column of a table has numbers, which stand to the right."""
     values = [row.get(name) for row in rows if row.get(name) is not None]
     return name not in TIMES and bool(values) and all(isinstance(value, int | float) for value in values)
-
-
-_MOST_ROWS, _MOST_COLUMNS = 25, 20
-"""Most rows and columns of a table in a notebook."""
-
-
-def table_html(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
-    """Write rows as a table in HTML, the first rows and columns; strings of a run are text, never markup."""
-    rows, more = [dict(flat(row)) for row in rows[:_MOST_ROWS]], len(rows) - _MOST_ROWS
-    there = dict.fromkeys(name for row in rows for name in row)
-    columns = ([name for name in columns if name in there] or list(there))[:_MOST_COLUMNS]
-    head = "".join(f"<th>{html.escape(in_line(name))}</th>" for name in columns)
-    lines = ((html.escape(cell(name, row.get(name))) for name in columns) for row in rows)
-    body = "".join(f"<tr>{''.join(f'<td>{text}</td>' for text in line)}</tr>" for line in lines)
-    end = f"<p>... and {more} more rows</p>" if more > 0 else ""
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{end}"
 
 
 def with_leaves(tree: Any, leaf: Callable[[Any], Any]) -> Any:
