@@ -152,7 +152,7 @@ def test_a_step_with_nothing_due_makes_no_request_and_agreements_leave_no_keys()
 @pytest.mark.campaign("long", gate="share")
 def test_a_rank_that_dies_at_any_place_is_named_within_the_limit() -> None:
     places = set()
-    for seed in share(range(800), 30):
+    for seed in share(range(800), 45):
         lost = 2 * (seed % 2)
         with interrupted(seed, 3) as simulation:
 

@@ -39,7 +39,7 @@ def test_large_values_lie_beside_a_small_record(tmp_path: Path) -> None:
     assert [len(journal.series(name, phase)[0]) for name, phase in ROWS] == [1000, 100, 4]
     assert journal.series("loss", "step")[0][-1] == 1000, "the rows of the tail are there, too"
     beside = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
-    record = [*(run / "journal").iterdir(), run / "run.json"]
+    record = [*(run / "journal").glob("*.evj"), run / "run.json"]
     assert sum(path.stat().st_size for path in record) < LARGEST < 4_000_000 < beside
     database = Database(tmp_path / "index.db")
     sync(database, [run])
