@@ -149,7 +149,7 @@ KINDS: dict[str, tuple[Callable[[], Any], str, str]] = {
 }
 
 
-@pytest.mark.campaign("long", gate=1)
+@pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_data_is_proven_or_said_to_be_not(tmp_path: Path, kind: str) -> None:
     make, verdict, words = KINDS[kind]
@@ -184,6 +184,34 @@ def test_a_pass_that_is_left_and_one_that_is_not_over(tmp_path: Path) -> None:
     ]
     more = Run(tmp_path, run.make, max_epoch=None, max_step=13).start(leave=4).audit()
     assert told(more)[-1][2] == "left early: 12 of 22 samples, each once, in 3 of 6 batches"
+
+
+@pytest.mark.campaign("long")
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_a_supervisor(tmp_path: Path, accumulate: int) -> None:
+    def start(boom: int = 0) -> None:
+        w = np.zeros(1)
+        services = [everstep.services.Console(sink=lambda line: None), everstep.Checkpoints(Every(steps=2))]
+        given = {"services": services, "seed": 3, "max_step": 8}
+        with contextlib.suppress(Boom), everstep.Supervisor(tmp_path, {"w": w}, **given) as sv:
+            batches = sv.stream(arrays(SAMPLES, batch_size=4, shuffle=True))
+            while not sv.should_stop():
+                for _ in range(accumulate):
+                    w += float(next(batches)[0].sum())
+                if sv.step == boom:
+                    raise Boom
+                sv.advance(w=float(w[0]))
+
+    for boom in (3, 6, 7):
+        start(boom)
+    start()
+    found = audit(tmp_path)
+    assert found.verdict == "proven" and found.problems == []
+    batches = 8 * accumulate
+    whole, rest = divmod(batches, 6)
+    assert told(found)[0][2] == "each sample of 22 exactly once, in 6 batches"
+    assert told(found)[0][0] == ("pass 1" if whole == 1 else f"passes 1 to {whole}")
+    assert told(found)[1][2].endswith(f"each once, in {rest} of 6 batches")
 
 
 @pytest.mark.campaign("long")
