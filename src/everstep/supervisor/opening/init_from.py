@@ -314,15 +314,10 @@ class Loaded:
     seed: int | None = field(default=None, compare=False)
 
     @property
-    def is_checkpoint(self) -> bool:
-        """Whether the source is one of the run's checkpoints; else best weights, or another copy."""
-        return Path(self.path).parent.name == "checkpoints"
-
-    @property
     def name(self) -> str:
         """Name of the checkpoint, or the end of the path of other weights."""
         parts = Path(self.path).parts
-        return parts[-1] if self.is_checkpoint else "/".join(parts[-3:])
+        return parts[-1] if parts[-2:-1] == ("checkpoints",) else "/".join(parts[-3:])
 
 
 @checked_keywords
