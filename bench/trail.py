@@ -26,6 +26,7 @@ from torch.nn.functional import cross_entropy
 
 import everstep
 from everstep.supervisor.checks.verification import Verifier
+from everstep.supervisor.streams.run_stream import RunStream
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 from digits import network
@@ -105,7 +106,8 @@ def calls_alone(steps: int) -> list[float]:
     found = []
     with loop({"w": torch.zeros(1)}, 10) as run:
         verifier: Any = run._engine.verifier
-        drawn = verifier._drawn = {"train": []}  # the ledger's list of the stream
+        stream = RunStream("train", run._engine.streams)
+        verifier._streams = {"train": stream}
         several = cycle(batches()[:64])
         for _ in range(5):
             began = time.process_time_ns()
@@ -115,7 +117,7 @@ def calls_alone(steps: int) -> list[float]:
                 verifier.step_done(step, 1)
             found.append((time.process_time_ns() - began) / steps / 1000)
             run._engine.collector.pending.clear()
-            drawn["train"].clear()
+            stream.ledger.drawn.clear()
             verifier._trail.boundary()
     return found
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import FileIO
-from typing import Any, TypeGuard
+from typing import Any, Literal, NewType, TypeGuard, get_args, get_origin
 
 LARGEST_NOTE = 1 << 20
 """Most bytes of a file with facts about a run, such as `run.json`, `lock.json` and `labels.json`."""
@@ -122,6 +123,56 @@ def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def is_count(value: object) -> TypeGuard[int]:
     """Whether a value is an integer from 0 to 2^63 - 1."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether a value is an integer of 64 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and -1 << 63 <= value < 1 << 63
+
+
+Count = NewType("Count", int)
+Finite = NewType("Finite", float)
+Seconds = NewType("Seconds", float)
+"""A time, or a span of at most 3,000 years."""
+
+_TESTS: dict[Any, Callable[[Any], bool]] = {
+    int: is_integer,
+    float: lambda value: isinstance(value, float) or is_integer(value),
+    Count: is_count,
+    Finite: lambda value: fits(value, float) and math.isfinite(value),
+    Seconds: lambda value: fits(value, float) and -1e11 < value < 1e11,
+}
+
+
+def fits(value: Any, shape: Any) -> bool:
+    """Whether a JSON value has a shape: a type, a list of a shape, or shapes of fields by name.
+
+    Types are classes, Literal, unions, list, tuple and dict of types, and those above.  An int has 64 bits.
+    """
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and not any(misfits(value, shape))
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(fits(each, shape[0]) for each in value)
+    if shape in _TESTS:
+        return _TESTS[shape](value)
+    if isinstance(shape, type):
+        return isinstance(value, shape)
+    kind, args = get_origin(shape), get_args(shape)
+    if kind is list:
+        return isinstance(value, list) and all(fits(each, args[0]) for each in value)
+    if kind is tuple:
+        return isinstance(value, list) and len(value) == len(args) and all(map(fits, value, args))
+    if kind is dict:
+        return isinstance(value, dict) and all(fits(each, args[1]) for each in value.values())
+    return value in args if kind is Literal else any(fits(value, each) for each in args)
+
+
+def misfits(values: Mapping[str, Any], shapes: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the fields that are missing, or of another shape; one whose name ends in "?" may be missing."""
+    for field, shape in shapes.items():
+        name = field.removesuffix("?")
+        if not fits(values[name], shape) if name in values else name == field:
+            yield name
 
 
 def is_file_name(value: object) -> TypeGuard[str]:

@@ -1,12 +1,15 @@
-"""`arrays`: batches from memory."""
+"""`arrays`: batches from memory; and the order of samples, which every stream of ours has."""
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from everstep.contracts.data import Cursor
 from everstep.data import arrays
-from everstep.errors import DataError, UsageError
+from everstep.data.order import Sampling, key_at, pass_key, permutation
+from everstep.errors import UsageError
 from everstep.testing.stream_checks import check_stream
 
 X = np.arange(22, dtype=np.float32).reshape(11, 2)
@@ -68,16 +71,46 @@ def test_remaining_and_position_count_batches_handed_out():
         next(cursor)
 
 
+# ------------------------------------------------------------------------------------------- order
+
+
+def test_golden_values_never_change():
+    assert permutation(8, 0, "train", 0).tolist() == GOLDEN_ORDER
+    assert sample_key(0, "train", 0, 0) == GOLDEN_KEY
+
+
+def sample_key(seed, purpose, pass_index, position):
+    return key_at(pass_key("sample", seed, purpose, pass_index), position)
+
+
+GOLDEN_ORDER = [0, 4, 7, 3, 2, 6, 1, 5]
+GOLDEN_KEY = 2743965348293048278
+
+
+@given(st.integers(0, 300), st.integers(-5, 2**70), st.text(max_size=5), st.integers(0, 10))
+@settings(max_examples=50, deadline=None)
+def test_a_permutation_is_one_and_is_pure(length, seed, purpose, pass_index):
+    order = permutation(length, seed, purpose, pass_index)
+    assert order.dtype == np.int64
+    assert sorted(order.tolist()) == list(range(length))
+    assert np.array_equal(order, permutation(length, seed, purpose, pass_index))
+    # each part of the key matters
+    wheres = [(seed, purpose, pass_index), (seed + 1, purpose, pass_index), (seed, purpose + "x", pass_index)]
+    wheres.append((seed, purpose, pass_index + 1))
+    assert len({sample_key(*where, 0) for where in wheres} | {sample_key(*wheres[0], 1)}) == 5
+    assert length < 30 or len({tuple(permutation(length, *where)) for where in wheres}) == 4
+
+
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("length", "batch_size", "drop_last", "sizes"),
     [
-        ((), "no array; give it at least one"),
-        ((X, Y[:4]), r"different lengths \[11, 4\]"),
-        (([1, 2],), "given a list; give NumPy arrays"),
-        ((np.float32(3),), "given a float32"),
-        ((np.array(3),), r"an array of shape \(\)"),
+        (10, 4, False, [4, 4, 2]),
+        (10, 4, True, [4, 4]),
+        (8, 4, True, [4, 4]),
+        (3, 5, False, [3]),
+        (3, 5, True, []),
     ],
 )
-def test_bad_arrays(given, message):
-    with pytest.raises(DataError, match=message):
-        arrays(*given, batch_size=2)
+def test_batches_of_a_plan(length, batch_size, drop_last, sizes):
+    plan = Sampling("x", length, batch_size, True, None, drop_last).plan("train", 0, 0)
+    assert [len(plan.indices(batch)) for batch in range(len(plan))] == sizes

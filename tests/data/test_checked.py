@@ -9,7 +9,7 @@ import pytest
 
 import everstep
 from everstep.contracts.data import Cursor, Stream
-from everstep.errors import ConfigError, DataError
+from everstep.errors import DataError
 from everstep.testing import check_stream
 
 GOOD = {"x": np.zeros(2), "y": np.zeros(2)}
@@ -95,15 +95,6 @@ def test_what_is_left_out_is_left_out_at_a_resume_too() -> None:
     check_stream(
         lambda: everstep.data.checked(batches, fixed_batch_size=1, wrong_size="ignore", empty_batch="ignore")
     )
-
-
-def test_a_policy_that_is_none_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'warn'"):
-        everstep.data.checked([], empty_batch="warning")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="did you mean 'empty_batch'"):
-        everstep.data.checked([], empty_batches="warn")  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match=r"sources='image': give a list of keys"):
-        everstep.data.checked([], sources="image")
 
 
 class Uncounted(Stream):

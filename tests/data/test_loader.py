@@ -7,10 +7,9 @@ import threading
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
 from everstep.data import arrays, loader
-from everstep.errors import ConfigError, DataError
 from everstep.testing.stream_checks import check_stream, fingerprint
 
 
@@ -100,30 +99,6 @@ def test_collate_has_random_state_of_its_own():
     )
     for left, right in zip(one, other, strict=True):
         assert fingerprint(left[1:]) == fingerprint(right[1:])
-
-
-class Endless(IterableDataset):
-    def __iter__(self):
-        return iter(range(3))
-
-
-def test_what_it_cannot_load():
-    with pytest.raises(DataError, match="given a Endless, whose samples cannot be fetched by index; give"):
-        loader(Endless(), 2)
-    with pytest.raises(DataError, match="given a DataLoader"):
-        loader(DataLoader(Augmented()), 2)
-    with pytest.raises(DataError, match="a Nameless without a length; give it __len__"):
-        loader(type("Nameless", (), {"__getitem__": lambda self, i: i})(), 2)
-    with pytest.raises(DataError, match="0 samples"):
-        loader([], 2)
-    [x] = next(
-        loader([(torch.tensor(1),)] * 4, 2).open("train", 0, seed=0)
-    )  # any object with length and items
-    assert x.tolist() == [1, 1]
-    with pytest.raises(ConfigError, match="batch_size=0"):
-        loader(Augmented(), 0)
-    with pytest.raises(ValueError, match="prefetch_factor"):
-        loader(Augmented(), 2, prefetch_factor=3)
 
 
 class Broken(Augmented):

@@ -5,10 +5,9 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 
-from everstep.data import arrays, as_stream, loader, prefetch, replay, stateful
-from everstep.errors import ConfigError, NotResumableError
+from everstep.data import arrays, as_stream, prefetch, replay, stateful
+from everstep.errors import NotResumableError
 from everstep.testing.stream_checks import check_stream
 from waiting import PATIENCE
 
@@ -64,16 +63,3 @@ def test_no_thread_is_left():
     gc.collect()
     thread.join(PATIENCE)
     assert not thread.is_alive()
-
-
-@pytest.mark.parametrize("buffer", [0, 1.5])
-def test_bad_buffer(buffer):
-    with pytest.raises(ConfigError, match=r"buffer=.*: give an integer, 1 or more"):
-        prefetch([1], buffer)
-
-
-def test_torch_loaders_are_refused():
-    data = torch.utils.data.TensorDataset(torch.arange(4))
-    for source in (loader(data, 2), torch.utils.data.DataLoader(data)):
-        with pytest.raises(ConfigError, match=r"give the .*oader num_workers=1"):
-            prefetch(source)

@@ -14,7 +14,7 @@ from everstep import data
 from everstep.contracts.data import WHOLE, Cursor, Share, Stream
 from everstep.data import arrays, as_stream, checked, prefetch
 from everstep.data.adapt import describe
-from everstep.errors import ConfigError, DataError
+from everstep.errors import DataError
 from everstep.record import Batch
 from everstep.supervisor.streams.run_streams import Streams
 from everstep.testing import check_stream
@@ -145,13 +145,6 @@ def test_data_that_all_ranks_would_read_alike_is_refused_by_name(given: Any, kin
     assert stream.split(Share(0, 1)) is stream
     with pytest.raises(DataError, match=rf"a {kind} does not say.*each of 2 ranks.*use everstep.data.arrays"):
         stream.split(Share(1, 2))
-
-
-def test_a_share_that_is_none_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="rank=2, size=2: give a rank"):
-        Share(2, 2)
-    with pytest.raises(ConfigError, match="did you mean 'weight'"):
-        Share(0, 2, "weigh")  # type: ignore[arg-type]
 
 
 class Part:

@@ -295,7 +295,7 @@ def test_settings_are_compared_one_by_one_and_shown() -> None:
     for service, stored in STORED:
         for other in [stored, *({**stored, name: "other"} for name in stored)]:
             changed = changed_controllers({service.name: other}, {service.name: service.config()}, None)
-            assert bool(changed.touching) == (other is not stored), (service, other)
+            assert bool(changed) == (other is not stored), (service, other)
     assert repr(EarlyStop("loss", patience=5, every=Every(steps=3), name="mine")) == (
         "EarlyStop(name='mine', metric='loss', mode='min', patience=5, min_delta=0.0, min_steps=0, "
         "every=Every(steps=3, epochs=None, seconds=None))"

@@ -6,7 +6,6 @@ See `format` for what is in it.
 from __future__ import annotations
 
 import json
-import math
 import platform
 import re
 import sys
@@ -22,7 +21,7 @@ import xxhash
 
 from everstep.checkpoint.array_file import check_size, damaged, unreadable
 from everstep.errors import CheckpointError, CheckpointVersionError
-from everstep.untrusted_files import is_count, is_file_name, parse_json, read_regular
+from everstep.untrusted_files import Count, Finite, is_file_name, misfits, parse_json, read_regular
 
 FORMAT = 9
 """Version of these files and of the state tree in them, as written; raised with every change of the tree's
@@ -86,35 +85,39 @@ def read_body(folder: Path) -> dict[str, Any]:
     return body
 
 
-_BODY = {
+_BODY: dict[str, Any] = {
     "name": str,
-    "step": int,
-    "epoch": int,
+    "step": Count,
+    "epoch": Count,
     "phase": str,
     "partial": bool,
     "digest": str,
-    "segment": int,
+    "segment": Count,
     "created": str,
-    "meta": (dict, None),
+    "meta": dict[str, object] | None,
     "arrays": dict,
-    "ranks": [(str, None)],
-    "files": {"*": dict},
+    "ranks": list[str | None],
+    "files": dict[str, dict[str, object]],
 }
-"""Facts that every manifest must have, with their shapes, see `_fits`."""
+"""Facts that every manifest must have, with their types."""
 
-_RECORD = {"bytes": int, "xxh3_128": str}
-_DESCRIPTION = {"dtype": str, "shape": [int], "backend": str, "extra": dict, "bytes": int}
+_RECORD: dict[str, Any] = {"bytes": Count, "xxh3_128": str}
+_DESCRIPTION: dict[str, Any] = {
+    "dtype": str,
+    "shape": list[Count],
+    "backend": str,
+    "extra": dict,
+    "bytes": Count,
+}
 
 
 def _oddities(body: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of facts that are missing or of a wrong kind."""
-    if wrong := list(_misfits(body, _BODY)):
+    if wrong := list(misfits(body, _BODY)):
         yield from wrong
         return
     meta, listed, own = body["meta"] or {}, body["files"], body["ranks"]
-    yield from (
-        f"meta/{name}" for name, shape in _META.items() if name in meta and not _fits(meta[name], shape)
-    )
+    yield from (f"meta/{name}" for name in misfits(meta, _META))
     if not _is_time(body["created"]):
         yield "created"
     if body["phase"] not in ("step", "epoch"):
@@ -122,12 +125,8 @@ def _oddities(body: Mapping[str, Any]) -> Iterator[str]:
     if not own:
         yield "ranks"
     # a name with a folder in it could lead anywhere
-    yield from (n for n, record in listed.items() if not is_file_name(n) or any(_misfits(record, _RECORD)))
+    yield from (n for n, record in listed.items() if not is_file_name(n) or any(misfits(record, _RECORD)))
     yield from (name for name in (ARRAYS, *own) if name is not None and name not in listed)
-
-
-def _misfits(facts: Mapping[str, Any], shapes: Mapping[str, Any]) -> Iterator[str]:
-    return (name for name, shape in shapes.items() if name not in facts or not _fits(facts[name], shape))
 
 
 def _is_time(text: str) -> bool:
@@ -166,50 +165,29 @@ def size(body: Mapping[str, Any]) -> int:
 
 
 _META: dict[str, Any] = {
-    "run": (str, None),
-    "controllers": dict,
-    "options": {"*": {"*": str}},
-    "config": (dict, None),
-    "journal": ([int, int], None),
-    "metrics": {"*": float},
-    "metric_steps": ({"*": int}, None),
-    "kept": {"*": [str]},
-    "open": ([str], None),
-    "rollbacks": ([[dict, int]], None),
-    "fingerprint": ({"*": {"*": str}}, None),
-    "one_fingerprint": bool,
-    "data_ranks": ([int], None),
-    "interim": bool,
-    "metric": str,
-    "value": float,
+    "run?": str | None,
+    "controllers?": dict,
+    "options?": dict[str, dict[str, str]],
+    "config?": dict[str, object] | None,
+    "journal?": tuple[Count, Count] | None,
+    "metrics?": dict[str, Finite],
+    "metric_steps?": dict[str, Count] | None,
+    "kept?": dict[str, list[str]],
+    "open?": list[str] | None,
+    "rollbacks?": list[tuple[dict[str, object], Count]] | None,
+    "fingerprint?": dict[str, dict[str, str]] | None,
+    "one_fingerprint?": bool,
+    "data_ranks?": list[Count] | None,
+    "interim?": bool,
+    "metric?": str,
+    "value?": Finite,
 }
-"""Shapes of the facts in `meta`, see `_fits`.  A fact may be missing; others may be anything."""
-
-
-def _fits(value: Any, shape: Any) -> bool:
-    """Whether a JSON value has a shape.
-
-    A shape is a type (int: from 0; float: a finite number), a tuple of alternatives, {"*": of each value},
-    [of each item], or [of the first item, of the second].
-    """
-    if isinstance(shape, tuple):
-        return any(_fits(value, each) for each in shape)
-    if isinstance(shape, dict):
-        return isinstance(value, dict) and all(_fits(each, shape["*"]) for each in value.values())
-    if isinstance(shape, list):
-        items = isinstance(value, list) and (shape * len(value) if len(shape) == 1 else shape)
-        return isinstance(items, list) and len(items) == len(value) and all(map(_fits, value, items))
-    if shape is int:
-        return is_count(value)
-    if shape is float:
-        whole = type(value) is int and abs(value) < 1 << 63
-        return whole or (isinstance(value, float) and math.isfinite(value))
-    return value is None if shape is None else isinstance(value, shape)
+"""Types of the facts in `meta`; others may be anything."""
 
 
 def checked(described: dict[str, Any]) -> dict[str, Any]:
     """Return descriptions of arrays, each of which must have the facts that a `HostArray` needs."""
     for name, facts in described.items():
-        if not isinstance(facts, dict) or any(_misfits(facts, _DESCRIPTION)):
+        if not isinstance(facts, dict) or any(misfits(facts, _DESCRIPTION)):
             raise KeyError(f"arrays/{name}")
     return described

@@ -272,12 +272,12 @@ class Stream(ABC):
             )
         return saved[0]
 
-    def place_kept(self) -> AbstractContextManager[object]:
-        """Return a context that puts the data back to its place, whatever the block draws."""
-        return nullcontext()
+    def place_kept(self, batches: bool = False) -> AbstractContextManager[object]:
+        """Return a context that puts the data back to its place, whatever the block draws.
 
-    def drawn_again(self) -> AbstractContextManager[object]:
-        """Return a context after which the batches that the block draws come again."""
+        Args:
+            batches: whether to keep what the block draws from an iterator in memory, so that it comes again.
+        """
         return nullcontext()
 
     def end_workers(self) -> None:  # noqa: B027

@@ -112,10 +112,7 @@ class IterableStream(OwnStream):
         self.holds_state = [data] if self._stateful and not takes_count(data) else []
         self.unhashed_keys = ("state",) if is_hugging_face(data) else ()
         self.unsaveable = _unsaveable(data) if resumes is None else None
-        self._used = False
-        self._keeping = self._failed = False
-        self._drawn: list[Any] = []
-        """Batches of an iterator that are to be drawn again."""
+        self._used = self._failed = False
 
     @property
     def carries_over(self) -> bool:  # type: ignore[override]
@@ -128,25 +125,21 @@ class IterableStream(OwnStream):
         return self._used and not self._may_rewind()
 
     @contextmanager
-    def drawn_again(self) -> Iterator[None]:
-        """Keep the batches that the block draws from an iterator, and draw them again afterwards."""
-        if self._stateful or self.keeps_place is None or self._used or self._may_rewind():
-            yield
-            return
-        before, self._keeping = self._keeping, True
-        try:
-            yield
-        finally:
-            self._keeping, self._used = before, self._failed
-
-    @contextmanager
-    def place_kept(self) -> Iterator[None]:
-        before = self.own_state(0) if self._stateful else None
-        try:
-            yield
-        finally:
-            if before is not None:
+    def place_kept(self, batches: bool = False) -> Iterator[None]:
+        if self._stateful:
+            before = self.own_state(0)
+            try:
+                yield
+            finally:
                 self._data.load_state_dict(before)
+        elif batches and isinstance(self._data, Iterator) and not (self._used or self._may_rewind()):
+            self._data, again = itertools.tee(self._data)
+            try:
+                yield
+            finally:
+                self._data, self._used = again, self._failed
+        else:
+            yield
 
     def own_state(self, done: int) -> Any:
         """Return a copy of the data's state after `done` batches of a pass: the next batch may change it."""
@@ -205,7 +198,7 @@ class IterableStream(OwnStream):
         again = self._used or pass_index > 0
         self._used = True
         if not again:
-            return self._drawing_again(batches) if self._keeping or self._drawn else batches
+            return self._noting_failure(batches) if isinstance(batches, _Tee) else batches
         if self._may_rewind():  # if it has not gone back to its start, the pass is empty: an error then
             return _not_empty(batches, _exhausted(what, pass_index))
         raise _exhausted(what, pass_index)
@@ -214,16 +207,15 @@ class IterableStream(OwnStream):
         """Whether the data's class is the user's own: its `__iter__` may go back to the start."""
         return inspect.isfunction(getattr(type(self._data), "__iter__", None))
 
-    def _drawing_again(self, batches: Iterator[Any]) -> Iterator[Any]:
-        yield from self._drawn
+    def _noting_failure(self, batches: Iterator[Any]) -> Iterator[Any]:
         try:
-            for batch in batches:
-                if self._keeping:
-                    self._drawn.append(batch)
-                yield batch
+            yield from batches
         except Exception:
             self._failed = True  # the pass that is drawn again would end early
             raise
+
+
+_Tee: type = type(itertools.tee(())[0])
 
 
 def _unsaveable(data: Any) -> str | None:

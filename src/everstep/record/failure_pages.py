@@ -14,14 +14,14 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_type_hints
 
 from everstep.arguments import checked_keywords
 from everstep.durable import TMP, discard, require_no_link, write_whole
 from everstep.record.journal_format import LATEST
 from everstep.record.rundir import to_read, user_path
 from everstep.redaction import redacted
-from everstep.untrusted_files import read_note
+from everstep.untrusted_files import fits, read_note
 
 FOLDER = "failures"
 KEPT = 50
@@ -128,25 +128,10 @@ def read_pages(folder: Path, kind: type[_Page], names: str = "*.json") -> Iterat
     """Yield the pages of a kind in a folder; any other file is passed over: anybody may have put it there."""
     hints, page = get_type_hints(kind), cast(Any, kind)
     for path in folder.glob(names):
-        with suppress(OSError, ValueError, TypeError, KeyError):
+        with suppress(OSError, ValueError):
             content = read_note(path)
-            values = {name: content[name] for name in kind._fields}
-            if all(_fits(values[name], hints[name]) for name in values) and 0 <= values["time"] < LATEST:
-                yield page(**values)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a JSON value has a type of those that pages use."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return value in args
-    if origin is list:
-        return isinstance(value, list) and all(_fits(each, args[0]) for each in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(each, args[1]) for each in value.values())
-    if args:
-        return any(_fits(value, each) for each in args)
-    return isinstance(value, int | float if hint is float else hint) and not isinstance(value, bool)
+            if fits(content, hints) and 0 <= content["time"] < LATEST:
+                yield page(**{name: content[name] for name in hints})
 
 
 def _age(path: Path) -> tuple[int, int]:

@@ -240,9 +240,8 @@ class Engine:
             self.collector,
             self.journal,
             self.voice,
-            self.streams.drawn,
+            self.streams.by_name,
             self.user.update_digest,
-            self.streams.per_step,
             last=last,
         )
         if self.ranks.group.data.shared:

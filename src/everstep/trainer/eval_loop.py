@@ -40,24 +40,19 @@ def evaluating(task: Task, seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def places_kept(streams: Iterable[Stream]) -> Iterator[None]:
-    """After the block, put data that keeps a place or generators of its own back to where it stood."""
+def places_kept(streams: Iterable[Stream], batches: bool = True) -> Iterator[None]:
+    """After the block, put data that keeps a place or generators of its own back to where it stood.
+
+    Args:
+        batches: whether what the block draws from an iterator comes again; it is kept in memory.
+    """
     with ExitStack() as stack:
         for stream in streams:
             for generator in stream.generators:
                 entry = make_entry("generator", generator)
                 # saved now, loaded when the block ends
                 stack.callback(entry.load, entry.save())
-            stack.enter_context(stream.place_kept())
-        yield
-
-
-@contextmanager
-def drawn_again(streams: Iterable[Stream]) -> Iterator[None]:
-    """Keep the batches that the block draws from iterators, so that they come again afterwards."""
-    with ExitStack() as stack:
-        for stream in streams:
-            stack.enter_context(stream.drawn_again())
+            stack.enter_context(stream.place_kept(batches))
         yield
 
 
@@ -73,6 +68,7 @@ def evaluate(
     seen: Callable[[EvalStep], object] = lambda step: None,
     takes: Collection[str] = (),
     ranks: EvalRanks | None = None,
+    comes_again: bool = True,
 ) -> dict[str, float]:
     """Evaluate the first `num_steps` batches of a stream, -1: all, from its start.
 
@@ -83,6 +79,7 @@ def evaluate(
         seen: called after each batch that is not padding.
         takes: names of outputs that services look at: their values per sample are not metrics.
         ranks: the ranks that evaluate together; None for this process alone.
+        comes_again: whether an iterator is to give the same batches at the next evaluation.
 
     Returns:
         The means of the outputs, weighted by the samples of each batch; the other statistics; and what
@@ -95,7 +92,7 @@ def evaluate(
     metrics = _Metrics({} if how is None else how.stats, reduction.takes_all, takes, ranks)
     with (
         evaluating(task, seed),
-        places_kept([stream]),
+        places_kept([stream], comes_again),
         closing(ranks.compared(stream.open(name, 0, seed=seed))) as batches,
     ):
         state = reduction.begin()

@@ -33,7 +33,7 @@ from everstep.supervisor.data_ranks import divide, said
 from everstep.supervisor.opening.configuration import Configuration
 from everstep.supervisor.settings import LoopOptions
 from everstep.trainer.checkpoint_follower import CheckpointFollower
-from everstep.trainer.eval_loop import drawn_again, evaluate, evaluating, prefixed
+from everstep.trainer.eval_loop import evaluate, evaluating, prefixed
 from everstep.trainer.eval_ranks import EvalRanks, why_whole
 from everstep.trainer.named_streams import NamedStreams
 from everstep.trainer.trainer_loop import TrainerLoop
@@ -215,12 +215,11 @@ class Evaluations:
             self._streams.require_apart(name, stream, "evaluation")
         comes_again = loop is not None or stream in self._streams.named.values()
         before = None if loop is None else loop.updates
-        look: dict[str, Any] = {"takes": self.takes}
+        look: dict[str, Any] = {"takes": self.takes, "comes_again": comes_again}
         if loop is not None:
             look |= {"say": loop.println, "poll": loop.poll_evaluation, "seen": loop.look_at}
         ranks = EvalRanks(group, why_whole(self.task, how, self._looks_at_batches))
-        with drawn_again([stream] if comes_again else []):
-            found = evaluate(self.task, stream, name, num_steps, self._seed, how, **look, ranks=ranks)
+        found = evaluate(self.task, stream, name, num_steps, self._seed, how, **look, ranks=ranks)
         self._tell(ranks.notice(name))
         if loop is not None and loop.updates != before:
             raise UsageError(

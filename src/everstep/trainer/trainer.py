@@ -27,7 +27,7 @@ from everstep.supervisor import Ending, load
 from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.settings import LoopOptions, listed
 from everstep.trainer.checkpoint_follower import CheckpointFollower, Which
-from everstep.trainer.eval_loop import drawn_again, mapping, places_kept, prefixed
+from everstep.trainer.eval_loop import mapping, places_kept, prefixed
 from everstep.trainer.eval_ranks import refuse_several, whole
 from everstep.trainer.evaluations import Evaluations, evaluates, one_batch, require_one_each
 from everstep.trainer.named_streams import Data, NamedStreams
@@ -461,7 +461,7 @@ def unchanged(task: Task, streams: Collection[Stream]) -> Iterator[None]:
     """Bring the task's state and gradients, the data and random state back after the block."""
     user = UserState(task.state())
     user.belongs_to(task, saved=True)
-    with isolated(), places_kept(streams), drawn_again(streams), ExitStack() as stack:
+    with isolated(), places_kept(streams), ExitStack() as stack:
         user.open(stack)
         for stream in streams:
             stack.callback(stream.end_workers)

@@ -168,7 +168,7 @@ class DataLoaderStream(Stream):
         return dataset if isinstance(dataset, Iterator) or is_stateful(dataset) else None
 
     @contextmanager
-    def place_kept(self) -> Iterator[None]:
+    def place_kept(self, batches: bool = False) -> Iterator[None]:
         dataset: Any = self.loader.dataset
         if not is_stateful(dataset):
             yield

@@ -26,6 +26,7 @@ from everstep.record import (
 from everstep.record.step_comparison import in_words
 from everstep.schedule import NEVER
 from everstep.state import Encoded
+from everstep.supervisor.streams.run_stream import RunStream
 from everstep.supervisor.voice import Voice
 
 OnDivergence: TypeAlias = Literal["stop", "warn"] | None
@@ -39,9 +40,8 @@ class Verifier:
     Args:
         trail, comparison: take the findings of the steps; the latter has those of earlier executions.
         on_divergence: "stop" or "warn"; None: other batches stop the run, other numbers are a warning.
-        drawn: by stream, takes the digest of each batch, for the ledger.
+        streams: by name; their ledgers take the digest of each batch.
         update: digests the last update, for steps that leave no batch and no value; None: it cannot.
-        per_step: by stream, takes how many batches the run's first step drew, and the last one.
         last: the last step that some rank compares; 0 if none does.
 
     Attributes:
@@ -57,13 +57,11 @@ class Verifier:
         collector: Collector,
         journal: Journal,
         voice: Voice,
-        drawn: Mapping[str, list[int | None]],
+        streams: Mapping[str, RunStream],
         update: Callable[[], int | None],
-        per_step: Mapping[str, list[int]],
         last: int = 0,
     ) -> None:
-        self._update = update
-        self._last, self._drawn, self._per_step = last or -1, drawn, per_step
+        self._streams, self._update, self._last = streams, update, last or -1
         self._started = False
         """Whether this start has completed a step."""
         self._trail, self._comparison, self._on_divergence = trail, comparison, on_divergence
@@ -83,7 +81,7 @@ class Verifier:
         place = places.get(stream, 0)
         places[stream] = place + 1
         digest = batch_digest(batch, pass_index)
-        self._drawn[stream].append(digest)
+        self._streams[stream].ledger.drawn.append(digest)
         if self.handed is not None:
             self.handed = batch_digest([digest or 0, step, place], self.handed)
         self._trail.batch(step, stream, pass_index, place, digest)
@@ -126,7 +124,7 @@ class Verifier:
             self._trail.mark(step, "copy", "update/parameters", digest)
             self._compare(self._comparison.copied, step, "update", "parameters", digest)
         for stream, count in self.places.items():
-            self._per_step[stream][1] = count
+            self._streams[stream].per_step[1] = count
         self.places.clear()
         self._trail.step(step, epoch, pending, read)
         if not self._comparison.done:
@@ -136,9 +134,10 @@ class Verifier:
     def _first_step_done(self, step: int) -> None:
         """Warn of batches that are drawn ahead: then the first step of each start draws more than others."""
         for stream, count in self.places.items():
-            first, last = self._per_step[stream]
+            per_step = self._streams[stream].per_step
+            first, last = per_step
             if not self._comparison.first:
-                self._per_step[stream][0] = count
+                per_step[0] = count
             elif count == first > last > 0:
                 self._voice.warn(
                     f"step {step}, the first of this start, drew {count} batches of stream {stream!r}, as "

@@ -6,7 +6,6 @@ import platform
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,44 +27,27 @@ from everstep.supervisor.settings import Settings
 Limits: TypeAlias = Mapping[str, int | None]
 
 
-@dataclass
-class Changes:
-    """Differences between what is stored and what is given.
-
-    Attributes:
-        touching: differences that touch the training, so that a person must choose.
-        free: differences that follow from the reason to continue the run: a raised limit, another stopper.
-        by_entry: names of the options that differ, by entry.
-    """
-
-    touching: list[Difference] = field(default_factory=list)
-    free: list[Difference] = field(default_factory=list)
-    by_entry: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, difference: Difference, *, free: bool) -> None:
-        (self.free if free else self.touching).append(difference)
-
-
-def changed_config(stored: Mapping[str, Json] | None, given: Configuration | None) -> Changes:
+def changed_config(stored: Mapping[str, Json] | None, given: Configuration | None) -> list[Difference]:
     """Compare configurations, where both are known; changes at `Configuration.free` places are free."""
-    changes = Changes()
-    if stored is not None and given is not None:
-        for each in given.changes(stored):
-            changes.add(each._replace(path=f"config.{each.path}"), free=given.is_free(each.path))
-    return changes
+    if stored is None or given is None:
+        return []
+    return [
+        Difference(f"config.{each.path}", each.stored, each.given, given.is_free(each.path))
+        for each in given.changes(stored)
+    ]
 
 
 def changed_controllers(
     stored: Mapping[str, Json], given: Mapping[str, Json], reopened_by: StopRecord | None
-) -> Changes:
+) -> list[Difference]:
     """Compare the configurations of controllers; the controller whose change reopens the run may differ."""
-    changes = Changes()
-    for name in sorted(stored.keys() | given.keys()):
-        was, now = stored.get(name, NONE), given.get(name, NONE)
-        if differences({name: was}, {name: now}, sections=[name]):
-            is_reason = reopened_by is not None and (reopened_by.kind, reopened_by.by) == ("service", name)
-            changes.add(Difference(f"service {name!r}", was, now), free=is_reason)
-    return changes
+    reason = None if reopened_by is None else (reopened_by.kind, reopened_by.by)
+    both = {name: (stored.get(name, NONE), given.get(name, NONE)) for name in sorted(stored.keys() | given)}
+    return [
+        Difference(f"service {name!r}", was, now, reason == ("service", name))
+        for name, (was, now) in both.items()
+        if differences({name: was}, {name: now}, sections=[name])
+    ]
 
 
 def changed_options(
@@ -73,13 +55,16 @@ def changed_options(
     user: UserState,
     reopened_by: StopRecord | None,
     skip: Collection[str] = (),
-) -> Changes:
+) -> dict[str, dict[str, Difference]]:
     """Compare options of optimizers and other entries; with a raised limit, step counts may grow.
 
     Args:
         skip: names of entries of which the stored options are another rank's.
+
+    Returns:
+        Entry to option to difference.
     """
-    changes = Changes()
+    changed: dict[str, dict[str, Difference]] = {}
     raised = reopened_by is not None and reopened_by.kind != "service"
     given = user.options()
     # an entry whose options are all gone has changed, too
@@ -90,9 +75,9 @@ def changed_options(
             was, now = before.get(name, NONE), options.get(name, NONE)
             if was != now:
                 follows = raised and user.entries[entry].in_schedule(name) and _grew(was, now)
-                changes.add(Difference(f"state {entry!r}: {name}", was, now), free=follows)
-                changes.by_entry.setdefault(entry, []).append(name)
-    return changes
+                found = Difference(f"state {entry!r}: {name}", was, now, follows)
+                changed.setdefault(entry, {})[name] = found
+    return changed
 
 
 def _grew(was: str, now: str) -> bool:

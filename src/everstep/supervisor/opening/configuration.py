@@ -101,11 +101,15 @@ def _below(path: str, places: Iterable[str]) -> bool:
 
 
 class Difference(NamedTuple):
-    """A value that differs from the stored value; both are JSON where they come from a configuration."""
+    """A value that differs from the stored value; both are JSON where they come from a configuration.
+
+    Nobody has to choose where the difference is `free`: it touches no step, or is why the run continues.
+    """
 
     path: str
     stored: object
     given: object
+    free: bool = False
 
     def __str__(self) -> str:
         return f"{self.path}: stored {self.stored}, given {self.given}"

@@ -26,7 +26,7 @@ from everstep.supervisor.saving.user_state import UserState
 Policy = Literal["error", "warn", "skip"]
 Say = Callable[[str], None]
 _RESETS = ("step", "optimizer", "lr")
-_KINDS = ("missing", "unexpected", "reshaped")
+_MISFITS = ("missing", "unexpected", "reshaped")
 
 
 @checked_init
@@ -80,7 +80,7 @@ class InitFrom:
                     f"InitFrom({name}={getattr(self, name)!r}): {pattern!r}: {error}; give a regular "
                     "expression, or re.escape(name)"
                 ) from error
-        for name in (f"on_{kind}" for kind in _KINDS):
+        for name in (f"on_{kind}" for kind in _MISFITS):
             if getattr(self, name) not in ("error", "warn", "skip"):
                 raise ConfigError(f'InitFrom({name}={getattr(self, name)!r}): give "error", "warn" or "skip"')
 
@@ -111,21 +111,28 @@ class InitFrom:
             The checkpoint, None for another program's weights; the path; and in words what is there.
         """
         required: Collection[str] | None = None
-        foreign, checkpoint = self.open_foreign(say), None
+        as_it_is = not starts and self == InitFrom(self.path)
+        foreign, checkpoint = self._open_foreign(say), None
         if foreign is not None:
             where, kind = str(foreign.path), foreign.kind
             saved, required = self._entries_of(foreign, user, say, starts)
         else:
-            checkpoint = self.read(say, in_user)
+            names = [("user", name) for name in user.entries]
+            checkpoint = self._read(say, within(names) if as_it_is else _in_user)
             where, kind = str(checkpoint.path), f"step {checkpoint.step}"
-            saved = saved_tree(checkpoint, ("user",))["user"]
-        merged = self._merge(user, saved, where, say, starts, required)
+            tree = checkpoint
+            if as_it_is:  # the arrays of other entries were not read
+                _, own = split(Encoded(checkpoint.structure), names)
+                tree = replace(checkpoint, structure=own.structure or {"user": {}})
+            saved = saved_tree(tree, ("user",))["user"]
+        if foreign is not None or not as_it_is:
+            saved = self._merge(user, saved, where, say, starts, required)
         with reading(where, "user"):
-            user.check(merged, where)
-            user.load_user(merged)
+            user.check(saved, where)
+            user.load_user(saved)
         return checkpoint, where, kind
 
-    def read(self, say: Say, wanted: Callable[[str], bool]) -> Checkpoint:
+    def _read(self, say: Say, wanted: Callable[[str], bool]) -> Checkpoint:
         """Read those arrays of the checkpoint whose names are `wanted`; nothing there is changed."""
         path = to_read(user_path(self.path, "path"))
         checkpoint = find_checkpoint(path, say, wanted=wanted)
@@ -136,7 +143,7 @@ class InitFrom:
             )
         return checkpoint
 
-    def open_foreign(self, say: Say) -> Foreign | None:
+    def _open_foreign(self, say: Say) -> Foreign | None:
         """Open another program's weights; None if `path` is everstep's own, or nothing."""
         path = to_read(user_path(self.path, "path"))
         if (path / MANIFEST).exists() or (path / "run.json").exists():
@@ -280,11 +287,6 @@ class InitFrom:
         return {**theirs, "param_groups": [{**new, "lr": old["lr"]} for old, new in groups]}
 
 
-def in_user(name: str) -> bool:
-    """Whether an array of a checkpoint belongs to the user's state or the counters, by its name."""
-    return name.startswith(("user/", "progress/"))
-
-
 def names_in(checkpoint: Checkpoint) -> list[str]:
     """List the names of the user's state in a checkpoint, as `InitFrom` writes them."""
     saved = saved_tree(checkpoint, ("user",))["user"]
@@ -312,15 +314,10 @@ class Loaded:
     seed: int | None = field(default=None, compare=False)
 
     @property
-    def is_checkpoint(self) -> bool:
-        """Whether the source is one of the run's checkpoints; else best weights, or another copy."""
-        return Path(self.path).parent.name == "checkpoints"
-
-    @property
     def name(self) -> str:
         """Name of the checkpoint, or the end of the path of other weights."""
         parts = Path(self.path).parts
-        return parts[-1] if self.is_checkpoint else "/".join(parts[-3:])
+        return parts[-1] if parts[-2:-1] == ("checkpoints",) else "/".join(parts[-3:])
 
 
 @checked_keywords
@@ -345,18 +342,7 @@ def load(source: str | Path | InitFrom, state: Mapping[str, Any] | Sequence[tupl
     """
     chosen = source if isinstance(source, InitFrom) else InitFrom(user_path(source, "source"))
     notes: list[str] = []
-    user = UserState(state)
-    if chosen is source or chosen.open_foreign(lambda note: None) is not None:
-        checkpoint, where, _ = chosen.take(user, notes.append, starts=False)
-    else:
-        paths = [("user", name) for name in user.entries]
-        checkpoint = chosen.read(notes.append, within(paths))
-        where = str(checkpoint.path)
-        _, part = split(Encoded(checkpoint.structure), paths)  # the arrays of other entries were not read
-        trees = saved_tree(replace(checkpoint, structure=part.structure or {"user": {}}), ("user",))["user"]
-        with reading(where, "user"):
-            user.check(trees, where)
-            user.load_user(trees)
+    checkpoint, where, _ = chosen.take(UserState(state), notes.append, starts=False)
     for note in notes:
         warnings.warn(note, RuntimeWarning, stacklevel=3)
     if checkpoint is None:
@@ -391,6 +377,11 @@ def best(run_dir: str | Path) -> dict[str, BestRecord]:
 
 
 # --------------------------------------------------------------------------------- trees by name
+
+
+def _in_user(name: str) -> bool:
+    """Whether an array of a checkpoint belongs to the user's state or the counters, by its name."""
+    return name.startswith(("user/", "progress/"))
 
 
 def _is_optimizer(tree: Any) -> bool:

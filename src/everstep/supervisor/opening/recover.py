@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -115,9 +115,9 @@ def _resume(
             user.check(tree["user"], f"checkpoint {checkpoint.path}")
     except RestoreError as error:
         # a changed configuration may be why the state does not fit: that error says more
-        config = changed_config(meta.get("config"), run.config)
-        if config.touching and run.settings.on_change == "error":
-            raise refusal(run.run_dir.path, config.touching) from error
+        touching = [each for each in changed_config(meta.get("config"), run.config) if not each.free]
+        if touching and run.settings.on_change == "error":
+            raise refusal(run.run_dir.path, touching) from error
         raise
     options, kept = _compare_settings(run, progress, board, user, meta, reopened_by)
     for name, entry in user.entries.items():
@@ -202,7 +202,7 @@ def _compare_settings(
     user: UserState,
     meta: Mapping[str, Any],
     reopened_by: StopRecord | None,
-) -> tuple[dict[str, list[str]], dict[str, Any]]:
+) -> tuple[Mapping[str, Collection[str]], dict[str, Any]]:
     """Compare what is given with what is stored, wherever it changes training, and say each difference.
 
     Args:
@@ -217,8 +217,9 @@ def _compare_settings(
     skip = user.per_rank if run.group.rank else frozenset[str]()
     options = changed_options(redacted(meta["options"]), user, reopened_by, skip)
     if settings.seed is not None and settings.seed != progress.seed:
-        config.add(Difference("seed", progress.seed, settings.seed), free=False)
-    touching = [*config.touching, *controllers.touching, *options.touching]
+        config.append(Difference("seed", progress.seed, settings.seed))
+    others = [*controllers, *(each for names in options.values() for each in names.values())]
+    touching = [each for each in (*config, *others) if not each.free]
     if touching and settings.on_change == "error":
         raise refusal(run.run_dir.path, touching)
     if touching and progress.stop is not None:
@@ -226,14 +227,14 @@ def _compare_settings(
         run.voice.say(f"no step is run, so this is neither used nor recorded:{listed}")
         facts = {name: meta.get(name) for name in ("config", "controllers")}
         return {}, {name: fact for name, fact in facts.items() if fact is not None}
-    if touching or controllers.free or options.free:
+    if touching or others:
         run.chosen = run.chosen or OTHER_CONFIGURATION
-    if used := [*touching, *config.free, *controllers.free, *options.free]:
-        listed = told(used).rstrip(". \n")
+    if config or others:
+        listed = told(sorted([*config, *others], key=lambda each: each.free)).rstrip(". \n")
         run.voice.say(f"changed since the checkpoint, and used as given:{listed}")
     if settings.seed is not None:
         progress.seed = settings.seed
-    return options.by_entry, {}
+    return options, {}
 
 
 def _remember_rollbacks(run: OpenRun, stored: Sequence[Any]) -> None:

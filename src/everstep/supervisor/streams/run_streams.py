@@ -75,8 +75,7 @@ class Streams:
             with words for what was and what is, None where these are equal; and whether the run goes on
             with what was drawn, so that it would be another run.
         changed: called when a person has chosen to continue with other data.
-        drawn: by stream, digests of the batches that its ledger has yet to account for.
-        per_step: by stream, its `RunStream.per_step`.
+        by_name: the streams so far.
     """
 
     def __init__(
@@ -99,9 +98,7 @@ class Streams:
         )
         self.changed: Callable[[], None] = lambda: None
         self._quarantined = [(batch.stream, batch.pass_index, batch.batch_index) for batch in quarantined]
-        self._by_name: dict[str, RunStream] = {}
-        self.drawn: dict[str, list[int | None]] = {}
-        self.per_step: dict[str, list[int]] = {}
+        self.by_name: dict[str, RunStream] = {}
         self._sources: dict[str, Any] = {}
         self._declared: dict[str, Any] = {}
         self.seed, self.say, self._override, self._same_data = seed, say, override, same_data
@@ -117,9 +114,9 @@ class Streams:
 
     def bind(self, data: Any, name: str) -> RunStream:
         """Let the stream of `name` read `data`, and return the stream."""
-        run_stream = self._by_name.get(valid_name("stream", name))
+        run_stream = self.by_name.get(valid_name("stream", name))
         if run_stream is None:
-            run_stream = self._by_name[name] = self._new(name)
+            run_stream = self.by_name[name] = RunStream(name, self)
         stream = run_stream.stream
         if stream is None or self._sources.get(name) is not data:
             if run_stream.cursor is not None:
@@ -142,11 +139,6 @@ class Streams:
         """Make the stream of this rank's part of the data."""
         stream = as_stream(data)
         return stream if self._group.size == 1 else stream.split(self.share)
-
-    def _new(self, name: str) -> RunStream:
-        made = RunStream(name, self)
-        self.drawn[name], self.per_step[name] = made.ledger.drawn, made.per_step
-        return made
 
     def left_out(self, run_stream: RunStream) -> set[int]:
         """Return the numbers of the quarantined batches of a stream's open pass."""
@@ -174,14 +166,14 @@ class Streams:
 
     def sample_ids(self, name: str, pass_index: int, index: int) -> list[int] | None:
         """Return the numbers of the samples in a batch; None where the stream cannot tell them."""
-        stream = self._by_name[name].stream if name in self._by_name else None
+        stream = self.by_name[name].stream if name in self.by_name else None
         return None if stream is None else stream.sample_ids(name, pass_index, index, seed=self.seed)
 
     def no_way_back(self) -> str:
         """Explain why this process cannot read a stream again, with a remedy; "" if it can."""
         if not self._same_data:
             return ""
-        for name, run_stream in self._by_name.items():
+        for name, run_stream in self.by_name.items():
             if run_stream.stream is not None and run_stream.stream.spent:
                 return (
                     f"stream {name!r} is an iterator, which cannot be read again; give a list, or an "
@@ -195,7 +187,7 @@ class Streams:
 
         Of several streams that the step draws from, the weight of the one whose batch is uneven.
         """
-        cursors = [each.cursor for each in self._by_name.values() if each.cursor is not None]
+        cursors = [each.cursor for each in self.by_name.values() if each.cursor is not None]
         return next((cursor.weight for cursor in cursors if cursor.weight != 1.0), 1.0)
 
     def bound(self, name: str) -> bool:
@@ -203,12 +195,12 @@ class Streams:
 
     def end_epoch(self) -> None:
         """End the epoch: the head of the next epoch may change generators of the data."""
-        for run_stream in self._by_name.values():
+        for run_stream in self.by_name.values():
             run_stream.end_epoch()
 
     def end_passes(self) -> None:
         """End every pass that is open: its epoch was left."""
-        for run_stream in self._by_name.values():
+        for run_stream in self.by_name.values():
             if run_stream.in_pass:
                 run_stream.end_pass()
 
@@ -218,7 +210,7 @@ class Streams:
         Args:
             head_may_follow: whether the head of an epoch may come next.
         """
-        trees = {name: each.tree(head_may_follow=head_may_follow) for name, each in self._by_name.items()}
+        trees = {name: each.tree(head_may_follow=head_may_follow) for name, each in self.by_name.items()}
         return {name: tree for name, (tree, _) in trees.items()}, {
             name: words for name, (_, words) in trees.items() if any(words.values())
         }
@@ -228,15 +220,13 @@ class Streams:
 
         Called where all batches that were handed out are in complete steps.
         """
-        news = {name: each.ledger.news(each.cursor, each.what or {}) for name, each in self._by_name.items()}
+        news = {name: each.ledger.news(each.cursor, each.what or {}) for name, each in self.by_name.items()}
         count = max(map(len, news.values()), default=0)
         return [{name: events[n] for name, events in news.items() if n < len(events)} for n in range(count)]
 
     def rank_paths(self) -> list[tuple[str, ...]]:
         """List the paths in the state tree whose values are a rank's own, for `split`."""
-        return [
-            ("streams", name, *path) for name, each in self._by_name.items() for path in each.rank_paths()
-        ]
+        return [("streams", name, *path) for name, each in self.by_name.items() for path in each.rank_paths()]
 
     def load(
         self,
@@ -253,9 +243,9 @@ class Streams:
             where: the checkpoint, for messages.
         """
         for name, saved in tree.items():
-            if name not in self._by_name:
-                self._by_name[name] = self._new(name)
-            run_stream = self._by_name[name]
+            if name not in self.by_name:
+                self.by_name[name] = RunStream(name, self)
+            run_stream = self.by_name[name]
             run_stream.load(saved, words.get(name, {}), where)
             run_stream.head.recorded = heads.get(name)
 
@@ -267,7 +257,7 @@ class Streams:
         Args:
             at_epoch_end: whether the checkpoint was written at the end of an epoch.
         """
-        for name, run_stream in self._by_name.items():
+        for name, run_stream in self.by_name.items():
             if self.bound(name):
                 run_stream.go_back(at_resume_point=True, at_epoch_end=at_epoch_end)
             elif name in self._declared:
@@ -275,7 +265,7 @@ class Streams:
 
     def require_bound(self) -> None:
         """Refuse to continue while a stream of the checkpoint has no data."""
-        for name, run_stream in self._by_name.items():
+        for name, run_stream in self.by_name.items():
             if run_stream.in_pass and not self.bound(name):
                 raise UsageError(
                     f"the checkpoint is inside a pass over stream {name!r}, but the program has "
@@ -283,7 +273,7 @@ class Streams:
                 )
 
     def close(self) -> None:
-        for run_stream in self._by_name.values():
+        for run_stream in self.by_name.values():
             run_stream.close()
             if run_stream.stream is not None:
                 # after the close: no worker draws from the data any more
