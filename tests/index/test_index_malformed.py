@@ -10,13 +10,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from index_runs import everything, index_rows, journal_rows
+from index_runs import everything
 
 import everstep
 from everstep.errors import RunIndexError
 from everstep.index import database
 from everstep.index.database import Database
-from everstep.index.run_facts import MalformedIndexError
 from everstep.index.shipping import sync
 from everstep.index.shipping_thread import IndexWriter
 from everstep.record import Block, Journal, RunDir
@@ -74,51 +73,29 @@ def other_tables(path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [damage, truncate, no_database, other_tables])
-def test_a_malformed_index_is_deleted_and_made_again(folder: Path, how: Callable[[Path], None]) -> None:
+def test_a_malformed_index_is_left_as_it_is_and_the_error_says_what_to_do(
+    folder: Path, how: Callable[[Path], None]
+) -> None:
     path = folder / "everstep.db"
     before = everything(path)
     how(path)
-    with pytest.warns(RuntimeWarning, match=r"was malformed.*and was deleted"):
-        assert len(everstep.query("metrics", index=folder)) == 3 * ROWS
+    malformed = path.read_bytes()
+    with pytest.raises(RunIndexError, match=r"is malformed.*delete it.*run everstep sync"):
+        everstep.query("metrics", index=folder)
+    assert path.read_bytes() == malformed
+    path.unlink()
+    assert len(everstep.query("metrics", index=folder)) == 3 * ROWS
     assert everything(path) == before
 
 
-@pytest.mark.parametrize("how", [damage, no_database])
-def test_a_file_with_a_name_of_ones_own_is_left_to_its_owner(
-    folder: Path, how: Callable[[Path], None]
-) -> None:
-    mine = (folder / "everstep.db").rename(folder / "photos.db")
-    how(mine)
-    before = mine.read_bytes()
-    with pytest.raises(RunIndexError, match="not an index of everstep, or is damaged") as caught:
-        everstep.query("metrics", index=mine)
-    assert not isinstance(caught.value, MalformedIndexError)
-    assert mine.read_bytes() == before
-
-
-def test_what_is_noticed_only_by_a_query_is_mended_too(folder: Path) -> None:
-    """The pages of the metrics are not read by a listing."""
-    path = folder / "everstep.db"
-    connection = sqlite3.connect(path)
-    (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'metrics'").fetchone()
-    connection.close()
-    with path.open("r+b") as file:
-        file.seek((root - 1) * 4096)
-        file.write(b"\xff" * 4096)
-    with pytest.warns(RuntimeWarning, match="was malformed"):
-        found = everstep.query("metrics", {"name": "loss"}, index=folder)
-    assert len(found) == 3 * ROWS
-
-
-def test_a_training_notices_and_ships_its_rows(folder: Path) -> None:
-    path = folder / "everstep.db"
-    write(folder / "d")
-    damage(path)
+def test_a_training_with_a_malformed_index_warns_once(folder: Path) -> None:
+    damage(folder / "everstep.db")
     said: list[str] = []
-    IndexWriter(path, folder / "d", lambda: True, said.append).close()
+    writer = IndexWriter(folder / "everstep.db", folder / "a", lambda: True, said.append)
+    writer._ship(0.0)
+    writer.close()
     (line,) = said
-    assert line.startswith("warning: the index") and "was malformed" in line
-    assert index_rows(Database(path), "d") == journal_rows(folder / "d")
+    assert line.startswith("warning: the index") and "delete it" in line and "The training continues" in line
 
 
 def test_a_fifo_in_the_place_of_an_index_is_no_index(folder: Path) -> None:
