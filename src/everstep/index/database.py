@@ -91,10 +91,16 @@ class Database:
         """Whether there is an index: no empty file is one, and PostgreSQL's tables are made when used."""
         if self.shared:
             return True
-        found = _status(self._file)
-        if found is not None and not stat.S_ISREG(found.st_mode):
+        try:
+            found = os.stat(self._file)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            what = f"the index cannot be reached: {error.strerror}"
+            raise RunIndexError(error.errno, what, self.name) from error
+        if not stat.S_ISREG(found.st_mode):
             raise RunIndexError(f"{self.name} is not a file, so it cannot be an index; give another path")
-        return found is not None and found.st_size > 0
+        return found.st_size > 0
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
@@ -297,17 +303,6 @@ def _version_of(path: Path) -> int:
     except OSError:
         return 0
     return int.from_bytes(head[60:], "big") if head.startswith(b"SQLite format 3\0") else 0
-
-
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise RunIndexError(
-            error.errno, f"the index cannot be reached: {error.strerror}", str(path)
-        ) from error
 
 
 # --------------------------------------------------------------------------------- PostgreSQL
