@@ -63,8 +63,6 @@ def test_the_shell_completes_commands_and_their_options(tmp_path: Path) -> None:
         (["runs", "valid_los<1"], "did you mean 'valid_loss'"),
         (["runs", "valid_loss<"], "is not a comparison"),
         (["runs", "valid_loss<abc"], "valid_loss is a number"),
-        (["runs", "--sort", "stpe"], "did you mean 'step'"),
-        (["runs", "--where", '{"valid_los": 1}'], "did you mean 'valid_loss'"),
         (["runs", "--columns", "name,config.optimizer.lrr"], "did you mean 'config.optimizer.lr'"),
         (["prune", "config.optimizer.lrr!=3"], "did you mean 'config.optimizer.lr'"),
         (["runs", "--where", "step > 1"], "is not JSON"),

@@ -11,22 +11,26 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from index_runs import all_runs, everything, index_rows, journal_rows
 
 import everstep
+from everstep import Checkpoints, Every
 from everstep.errors import RunIndexError
 from everstep.index.columns import last_values_of
 from everstep.index.database import Database
 from everstep.index.location import Location
-from everstep.index.run_queries import find_run, metric_rows, newest_facts, summaries
+from everstep.index.run_queries import find_run, metric_rows, newest_facts, starts, summaries
 from everstep.index.shipping import forget_gone, ship, sync
 from everstep.labels import NAMES as LABELS
 from everstep.labels import add_tags
-from everstep.record import Block, Journal, Position, RunDir, RunLock
+from everstep.record import Block, Journal, Position, RunDir, RunJournal, RunLock
 from everstep.record.segment_file import segment_path
+from everstep.services import Image, TensorBoard
 from postgres_server import Server
 from tiny_runs import Boom, Tiny, boom_at
+from waiting import until
 
 
 def tail(loop: Any, epoch: int) -> None:
@@ -375,3 +379,93 @@ def test_each_change_of_a_run_is_seen_also_one_that_changes_no_folder(tmp_path: 
     finally:
         lock.release()
     assert look()[0] == "failed", "it gave the lock back, and did not say how it ended"
+
+
+LARGEST = 100_000
+"""Most bytes of the record of 1,000 steps, two metrics each."""
+
+
+def test_large_values_lie_beside_a_small_record(tmp_path: Path) -> None:
+    draws, run = np.random.default_rng(1), tmp_path / "run"
+    weights = draws.standard_normal(500_000)
+    loop = everstep.TrainLoop(
+        run,
+        state={"weights": weights},
+        max_epoch=4,
+        seed=1,
+        services=[everstep.Checkpoints(everstep.Every(steps=250)), TensorBoard()],
+    )
+    with loop:
+        for epoch in loop.iter_epochs():
+            for step, _ in loop.iter_steps(range(250)):
+                loop.collect_metrics(loss=float(draws.standard_normal()))
+                if step % 10 == 0:
+                    loop.collect_metrics(norm=float(step))
+            loop.collect_metrics(valid_loss=1 / epoch)
+            loop.add_summary({"seen": Image(draws.random((256, 256, 3)))})
+    journal = RunJournal(run)
+    assert [len(journal.series(name, phase)[0]) for name, phase in ROWS] == [1000, 100, 4]
+    assert journal.series("loss", "step")[0][-1] == 1000, "the rows of the tail are there, too"
+    beside = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
+    record = [*(run / "journal").glob("*.evj"), run / "run.json"]
+    assert sum(path.stat().st_size for path in record) < LARGEST < 4_000_000 < beside
+    database = Database(tmp_path / "index.db")
+    sync(database, [run])
+    assert index_rows(database, "run") == journal_rows(run)
+    with database.read() as connection:
+        of_run = connection.exec_driver_sql("SELECT sum(length(packed)) FROM blocks").scalar_one()
+    assert of_run < LARGEST
+
+
+ROWS = (("loss", "step"), ("norm", "step"), ("valid_loss", "tail"))
+
+
+def stands_at(run_dir: Path) -> int:
+    """The step of a run, as the index and the journal have it."""
+    database = Database(None)
+    ship(database, run_dir)
+    with database.read() as connection:
+        (run,) = all_runs(connection)
+        assert starts(connection, run["id"])[-1]["step"] == run["step"]
+    assert RunJournal(run_dir).status().step == run["step"]
+    return int(run["step"])
+
+
+def walk(run_dir: Path, limit: int, inside: Any = lambda step: None) -> None:
+    """A Supervisor program with a row each 10 steps and a checkpoint each 20."""
+    w = np.zeros(1)
+    services = [Checkpoints(Every(steps=20)), everstep.services.Console(sink=lambda line: None)]
+    with everstep.Supervisor(run_dir, {"w": w}, max_step=limit, services=services) as sv:
+        while not sv.should_stop():
+            w += 1
+            inside(sv.step + 1)
+            sv.advance(**({"loss": 1.0} if (sv.step + 1) % 10 == 0 else {}))
+
+
+def test_a_run_stands_at_its_last_step_not_at_that_of_its_last_row(tmp_path: Path) -> None:
+    walk(tmp_path / "run", 37)
+    assert stands_at(tmp_path / "run") == 37
+
+
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize("killed_at", [21, 25, 39])
+def test_a_killed_start_stands_at_least_where_a_resume_would_go_on(tmp_path: Path, killed_at: int) -> None:
+    def copy(step: int) -> None:
+        if step == killed_at:
+            committed = tmp_path / "run" / "checkpoints" / "step-00000020"
+            until(committed.exists)
+            whole = shutil.ignore_patterns(".tmp-*")  # the writer thread may just be renaming or deleting one
+            shutil.copytree(tmp_path / "run", tmp_path / "killed", ignore=whole)
+
+    walk(tmp_path / "run", 45, copy)
+    assert stands_at(tmp_path / "killed") == 20
+    walk(tmp_path / "killed", 45)
+    assert stands_at(tmp_path / "killed") == 45
+
+
+def test_what_a_resume_takes_back_does_not_count(tmp_path: Path) -> None:
+    walk(tmp_path / "run", 33)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000033")
+    walk(tmp_path / "run", 25)
+    assert len(RunJournal(tmp_path / "run").segments()) == 2
+    assert stands_at(tmp_path / "run") == 25

@@ -85,7 +85,7 @@ def test_a_broken_index_costs_one_line_and_nothing_else(
     broken = Tiny(tmp_path / "b" / "run", max_epoch=2).train()
     assert broken.result() == straight
     (line,) = [line for line in broken.lines if "index" in line]
-    assert line.startswith(f"warning: {tmp_path}") and "nothing is lost" in line
+    assert line.startswith(f"warning: the index {tmp_path}") and "nothing is lost" in line
     assert broken.loop.ending.finished
 
 

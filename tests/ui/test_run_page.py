@@ -15,9 +15,9 @@ from page_server import Page, running_page
 from sqlalchemy import select
 
 import everstep
+from everstep.errors import RunIndexError
 from everstep.index.columns import counts
 from everstep.index.database import Database
-from everstep.index.run_facts import MalformedIndexError
 from everstep.index.shipping import sync
 from everstep.index.sql_tables import runs
 from everstep.labels import add_tags, set_note
@@ -356,5 +356,5 @@ def test_a_block_that_everstep_does_not_write_is_a_malformed_index(tmp_path: Pat
         connection.exec_driver_sql("ALTER TABLE blocks RENAME TO strict")
         connection.exec_driver_sql("CREATE TABLE blocks AS SELECT * FROM strict")
         connection.exec_driver_sql(f"UPDATE blocks SET {change}")
-    with pytest.raises(MalformedIndexError, match="a block"), database.read() as connection:
+    with pytest.raises(RunIndexError, match="a block"), database.read() as connection:
         read_rows(connection, [1], "step", "loss")

@@ -60,17 +60,13 @@ def _run() -> int:
     import click
 
     from everstep.cli.group import commands
-    from everstep.cli.output import note, say
+    from everstep.cli.output import say
     from everstep.display.cells import shown
     from everstep.errors import ConfigError, DivergenceError, EverstepError
-    from everstep.index.run_facts import again_if_malformed
     from everstep.unattended import tell_error
 
-    def run() -> int:
-        return commands.main(prog_name="everstep", standalone_mode=False) or 0
-
     try:
-        return again_if_malformed(run, lambda said: note([said]))
+        return commands.main(prog_name="everstep", standalone_mode=False) or 0
     except click.ClickException as error:
         from everstep.redaction import redacted
 

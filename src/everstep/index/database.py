@@ -26,7 +26,6 @@ from everstep.errors import ConfigError, RunIndexError
 from everstep.index.location import FILE, Location, lacks_credential
 from everstep.index.run_facts import (
     IndexBusyError,
-    MalformedIndexError,
     RefusedError,
     UnwritableIndexError,
 )
@@ -44,10 +43,6 @@ _MAKING = 0x6576657273746570
 """Advisory lock under which the tables are made; the locks of runs are hashes of their names."""
 _FILES = ("", "-wal", "-shm")
 """Endings of the names of a SQLite database's files."""
-_OWN_NAMES = (FILE, f"{Path(FILE).stem}-{VERSION}.db")
-"""Names of files that are everstep's alone, which deletes a damaged one."""
-_TRIES = 10
-"""Number of tries to open a file that is replaced meanwhile."""
 _DISK = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_FULL", "SQLITE_PERM")
 _FORBIDDEN = ("42501", "25006")  # insufficient_privilege, read_only_sql_transaction
 _BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "55P03")  # lock_not_available
@@ -76,8 +71,6 @@ class Database:
 
     def __init__(self, place: Location | None, patience: float = BUSY_SECONDS) -> None:
         self._patience = patience
-        self._opened: tuple[int, int] | None = None
-        """Device and inode of the file that was opened last."""
         self.shared = isinstance(place, str)
         if isinstance(place, str):
             address = _parsed(place)
@@ -98,10 +91,16 @@ class Database:
         """Whether there is an index: no empty file is one, and PostgreSQL's tables are made when used."""
         if self.shared:
             return True
-        found = _status(self._file)
-        if found is not None and not stat.S_ISREG(found.st_mode):
+        try:
+            found = os.stat(self._file)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            what = f"the index cannot be reached: {error.strerror}"
+            raise RunIndexError(error.errno, what, self.name) from error
+        if not stat.S_ISREG(found.st_mode):
             raise RunIndexError(f"{self.name} is not a file, so it cannot be an index; give another path")
-        return found is not None and found.st_size > 0
+        return found.st_size > 0
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
@@ -130,28 +129,15 @@ class Database:
 
     @contextlib.contextmanager
     def _begun(self, writes: bool) -> Iterator[Connection]:
-        with self._connected() as connection:
+        with self._engine.connect() as connection:
+            if not self.shared:
+                version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+                connection.rollback()
+                if version != VERSION:
+                    raise self._malformed(f"index format {version}")
             connection.execution_options(writes=writes)
             with connection.begin():
                 yield connection
-
-    @contextlib.contextmanager
-    def _connected(self) -> Iterator[Connection]:
-        """Connect; to a file that still has its name, since its -wal, which has the same, is opened later."""
-        for _ in range(_TRIES):
-            with contextlib.ExitStack() as stack:
-                self._opened = None if self.shared else _identity(self._file)
-                connection = stack.enter_context(self._engine.connect())
-                if not self.shared:
-                    version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-                    connection.rollback()
-                    if _identity(self._file) != self._opened:
-                        continue
-                    if version != VERSION:
-                        raise self._foreign(f"index format {version}")
-                yield connection
-                return
-        raise IndexBusyError(f"the index {self.name} is being replaced repeatedly; run everstep sync later")
 
     # ------------------------------------------------------------------------------ making it
 
@@ -213,14 +199,14 @@ class Database:
         except (DBAPIError, sqlite3.Error) as error:
             raise self._fault(error) from error
         except UnknownContentError as error:
-            raise self.distrusted(str(error)) from error
+            raise self._malformed(str(error)) from error
 
     def _fault(self, error: Exception) -> RunIndexError:
         driver = getattr(error, "orig", error)
         code = str(getattr(driver, "sqlite_errorname", None) or getattr(driver, "sqlstate", None) or "")
         message = without_credentials(" ".join(str(driver).split()))
         if code.startswith(_MALFORMED) or (not self.shared and message.startswith("no such ")):
-            return self.distrusted(message)
+            return self._malformed(message)
         if _COMPLEX.search(message):
             return RunIndexError(f"the database does not read so large a question ({message}); ask for less")
         if isinstance(error, DataError | IntegrityError) or code == "54000":  # program_limit_exceeded
@@ -230,7 +216,7 @@ class Database:
                 f"the index {self.name} is being written by another process for more than "
                 f"{self._patience:g} s; run everstep sync later"
             )
-        if code.startswith(_DISK) and (self._opened is None or _identity(self._file) != self._opened):
+        if code == "SQLITE_READONLY_DBMOVED":
             return IndexBusyError(
                 f"the index {self.name} was moved or deleted while it was used; everstep sync makes it again"
             )
@@ -246,34 +232,11 @@ class Database:
             f"the index {self.name} cannot be used ({message}); {remedy}, and run everstep sync"
         )
 
-    def distrusted(self, why: str) -> RunIndexError:
-        """Return the error for an index that cannot be right; a file with everstep's own name is deleted."""
-        if self.shared:
-            return RunIndexError(
-                f"the index {self.name} cannot be right ({why}); drop its schema {SCHEMA} and run everstep "
-                "sync: it is made again from the journals"
-            )
-        if self._file.name not in _OWN_NAMES:
-            return self._foreign(why)
-        try:
-            with self._alone():
-                if self._opened is not None and _identity(self._file) == self._opened:
-                    for end in _FILES:  # the file itself comes first: without it no process opens the others
-                        self._file.with_name(self._file.name + end).unlink(missing_ok=True)
-        except OSError as error:
-            return RunIndexError(
-                f"the index {self.name} is malformed ({why}) and cannot be deleted ({error.strerror}); "
-                "delete it yourself, and run everstep sync"
-            )
-        return MalformedIndexError(
-            f"the index {self.name} was malformed ({why}), and was deleted; it is made again from the "
-            "journals in its folder, runs elsewhere come back with everstep sync FOLDER"
-        )
-
-    def _foreign(self, why: str) -> RunIndexError:
+    def _malformed(self, why: str) -> RunIndexError:
+        remove = f"drop its schema {SCHEMA}" if self.shared else "delete it (or move it away, if it is yours)"
         return RunIndexError(
-            f"{self.name} is not an index of everstep, or is damaged ({why}); move it away and run everstep "
-            "sync: one is made from the journals"
+            f"the index {self.name} is malformed, or not one of everstep's ({why}); {remove} "
+            "and run everstep sync: it is made again from the journals"
         )
 
 
@@ -340,23 +303,6 @@ def _version_of(path: Path) -> int:
     except OSError:
         return 0
     return int.from_bytes(head[60:], "big") if head.startswith(b"SQLite format 3\0") else 0
-
-
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise RunIndexError(
-            error.errno, f"the index cannot be reached: {error.strerror}", str(path)
-        ) from error
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode of the file that has the name now; None if there is none."""
-    found = _status(path)
-    return None if found is None else (found.st_dev, found.st_ino)
 
 
 # --------------------------------------------------------------------------------- PostgreSQL

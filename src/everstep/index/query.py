@@ -14,7 +14,7 @@ from everstep.display.cells import flat
 from everstep.errors import ConfigError, RunIndexError, alike, nearest
 from everstep.index.filters import Group, Leaf, Node, leaves, ordered, parse, sql_condition
 from everstep.index.location import FILE, Location, as_location, index_from_here, runs_of
-from everstep.index.run_facts import FACTS, SHOWN, IndexBusyError, UnwritableIndexError, again_if_malformed
+from everstep.index.run_facts import FACTS, SHOWN, IndexBusyError, UnwritableIndexError
 
 if TYPE_CHECKING:
     import pandas
@@ -115,9 +115,8 @@ def query(
         _names("fields", fields),
     )
     place = None if index is None else os.fspath(index)
-    malformed: list[str] = []
-    found, problems = again_if_malformed(lambda: _answer(collection, asked, place), malformed.append)
-    for problem in malformed + problems:
+    found, problems = _answer(collection, asked, place)
+    for problem in problems:
         warnings.warn(problem, RuntimeWarning, stacklevel=2)
     columns = asked.fields or _columns(collection, asked.names, found)
     return Documents(found, columns, metric=_only_metric(asked.where))

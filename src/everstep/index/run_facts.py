@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 from everstep.errors import RunIndexError
-
-T = TypeVar("T")
 
 GONE = "gone"
 """Status of a run whose directory was moved or deleted."""
@@ -39,21 +34,5 @@ class UnwritableIndexError(RunIndexError):
     """The index cannot be written here, for its permissions or the disk; reading may work."""
 
 
-class MalformedIndexError(RunIndexError):
-    """The file was damaged and is deleted; the next writer makes it again."""
-
-
 class RefusedError(RunIndexError):
     """A value is too long or too large for the database; the index itself is sound."""
-
-
-def again_if_malformed(work: Callable[[], T], say: Callable[[str], object]) -> T:
-    """Return what `work` returns; if it finds the index malformed, print that and do the work again.
-
-    The malformed file was deleted, so that the second try makes the index again from the journals.
-    """
-    try:
-        return work()
-    except MalformedIndexError as error:
-        say(str(error))
-        return work()

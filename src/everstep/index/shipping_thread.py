@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from everstep.index.location import Location
-from everstep.index.run_facts import IndexBusyError, again_if_malformed
+from everstep.index.run_facts import IndexBusyError
 
 SECONDS = 30.0
 """Seconds between two shippings, which are also the heartbeat that shows that the run is alive."""
@@ -73,15 +73,12 @@ class IndexWriter:
             finally:
                 self._ready.set()
             database = Database(self._place, patience)
-            again_if_malformed(lambda: ship(database, self._run_dir, alive=True), self._warn_of)
+            ship(database, self._run_dir, alive=True)
         except IndexBusyError:
             if patience:  # only the last shipping waits for a busy index: no later one could send its rows
                 self._tell(f"the index {database.name} is busy: everstep sync will add the rest of this run")
         except Exception as error:
             self._warn(f"{error}")
-
-    def _warn_of(self, message: str) -> None:
-        self._tell(f"warning: {message}")
 
     def _warn(self, message: str) -> None:
         if not self._has_warned:

@@ -85,14 +85,8 @@ class RunsTable(RunColumns):
         yield from ("name", "status")
         if self.values("verified"):
             yield "verified"
-        evaluated = {name for phase, name in self.metric_counts if phase not in ("head", "step", "epoch")}
-        measured = {
-            name: count
-            for (phase, name), count in self.metric_counts.items()
-            if phase not in ("head", "step") and better_when(name) is not None
-        }
-        ranked = sorted(measured, key=lambda n: (n not in evaluated, -measured[n], "loss" not in n, n))
-        yield from (BEST + name for name in ranked[:1])
+        if (metric := self.telling_metric()) is not None:
+            yield metric if better_when(metric) is None else BEST + metric
         yield from self._differing[:_MOST_SETTINGS]
         yield from ("step", "epoch", "started")
         if any(value != "[]" for value in self.first("tags").values()):
