@@ -17,7 +17,6 @@ from pathlib import Path
 from termios import TIOCSWINSZ, tcgetattr
 
 import pytest
-from screens import screen
 
 import warm
 from everstep import hazard
@@ -28,6 +27,27 @@ from everstep.testing import ManualClock
 from waiting import left_open
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d "
+
+
+def screen(output: str) -> list[str]:
+    """What a person sees in the end: the lines, colours left out."""
+    lines, row, column = [""], 0, 0
+    for token in re.findall(r"\x1b\[[0-9;]*[A-Za-z]|[^\x1b]", output):
+        if token == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif token == "\r":
+            column = 0
+        elif token.endswith("A") and token.startswith("\x1b"):
+            row -= int(token[2:-1])
+        elif token == "\x1b[J":
+            lines = [*lines[:row], lines[row][:column]]
+        elif token == "\x1b[K":
+            lines[row] = lines[row][:column]
+        elif not token.startswith("\x1b"):
+            lines[row] = lines[row][:column].ljust(column) + token + lines[row][column + 1 :]
+            column += 1
+    return lines
 
 
 class Run:
