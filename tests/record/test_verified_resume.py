@@ -159,7 +159,7 @@ def test_after_a_clean_stop_the_last_batch_is_verified(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         start(tmp_path).train(inside=stop_at(4))
     tiny = start(tmp_path).train()
-    said = "resume verified: nothing was executed again: 1 last batch digest equal"
+    said = "resume verified: 1 last batch digest equal; no step was executed again, so none was compared"
     assert said in tiny.lines
     assert events(tmp_path, "verified") == [{"report": said, "steps": 0}]
 
@@ -226,7 +226,7 @@ def stopped(run_dir: Path, make: Any, process: int, stop: int = 0, **options: An
 def test_data_that_gives_the_same_batches_is_verified_after_a_clean_stop(tmp_path: Path, kind: str) -> None:
     with pytest.raises(Interrupted):
         stopped(tmp_path, CLEAN[kind], 0, stop=6)
-    said = "resume verified: nothing was executed again: 1 last batch digest equal"
+    said = "resume verified: 1 last batch digest equal; no step was executed again, so none was compared"
     assert said in stopped(tmp_path, CLEAN[kind], 1)
 
 
@@ -335,7 +335,7 @@ def test_what_a_person_supersedes_is_not_compared_with(tmp_path: Path, chosen: d
     crashed(tmp_path)
     with pytest.raises(Boom):
         differing(start(tmp_path, **chosen)).train(inside=boom_at(9))
-    assert all("nothing was executed again" not in each["report"] for each in events(tmp_path, "verified"))
+    assert all("no step was executed again" not in each["report"] for each in events(tmp_path, "verified"))
     tiny = differing(start(tmp_path, **(chosen if "seed" in chosen else {}))).train()
     assert not any("differs" in each for each in tiny.loop.ending.warnings)
     assert events(tmp_path, "diverged") == []

@@ -360,10 +360,12 @@ class StepComparison:
         bare = self.steps - sum(was.first < step <= was.first + self.steps for step in self._noted)
         if equal and bare:
             found.append(f"{_several(bare, 'step')} left nothing to compare")
-        again = f"{self.steps} step{'s' * (self.steps != 1)} executed again"
-        again = again if self.steps else "nothing was executed again"
+        results = ", ".join(found) or "they left nothing to compare"
         verified = "verified" if equal else "not verified"
-        report = f"resume {verified}: {again}: {', '.join(found) or 'they left nothing to compare'}"
+        if self.steps:
+            report = f"resume {verified}: {_several(self.steps, 'step')} executed again: {results}"
+        else:
+            report = f"resume {verified}: {results}; no step was executed again, so none was compared"
         return f"{report}; {aside}" if aside else report
 
     def _aside(self) -> str:
