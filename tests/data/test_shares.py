@@ -16,6 +16,7 @@ from everstep.data import arrays, as_stream, checked, prefetch
 from everstep.data.adapt import describe
 from everstep.errors import DataError
 from everstep.record import Batch
+from everstep.supervisor.streams.ledger import Ledger
 from everstep.supervisor.streams.run_streams import Streams
 from everstep.testing import check_stream
 
@@ -244,3 +245,16 @@ def test_a_stream_of_ones_own_that_splits() -> None:
 def test_each_fault_of_splitting_is_found(kind: type[Numbers], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_stream(kind)
+
+
+def test_batches_that_one_process_read_are_not_compared_with_the_parts_of_a_rank() -> None:
+    alone = Ledger("train", Share())
+    cursor = as_stream([1, 2, 3]).open("train", 0, seed=0)
+    alone.drawn += [10 + next(cursor), 10 + next(cursor)]
+    alone.take(cursor)
+    parts = Ledger("train", Share(0, 2))
+    for ledger in (alone, parts):
+        ledger.load(alone.account, 0)
+    assert alone.agrees([11, 12], ())
+    assert not alone.agrees([11, 13], ())
+    assert parts.agrees([1, 2], ())
