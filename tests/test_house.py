@@ -10,7 +10,7 @@ from house import BUDGETS, page, rooms, totals
 
 HELD = {
     "lines of src": 56_000,
-    "lines of tests": 52_750,
+    "lines of tests": 52_800,
     "modules of at most 60 lines": 43,
     "names in everstep": 25,
 }

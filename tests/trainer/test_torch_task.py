@@ -565,6 +565,27 @@ def test_what_steps_keep_on_task_module_and_optimizer_survives_or_is_named_once(
     assert compare_runs(tmp_path / "straight", tmp_path / "crashed") == []
 
 
+def test_what_the_state_holds_through_a_part_of_the_task_is_not_named(tmp_path: Path) -> None:
+    class Part:
+        def __init__(self) -> None:
+            self.notes = {"seen": 0}
+
+    class Parts(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Part()
+
+        def state(self) -> Mapping[str, Any]:
+            return {**super().state(), "notes": self.part.notes}
+
+        def train_step(self, batch: Any) -> Mapping[str, Any]:
+            self.part.notes["seen"] += 1
+            return super().train_step(batch)
+
+    streams = {"train": everstep.data.arrays(X, Y, batch_size=2)}
+    assert everstep.Trainer(Parts(), streams, tmp_path, max_epoch=1).run_training().warnings == ()
+
+
 # -------------------- task again
 
 

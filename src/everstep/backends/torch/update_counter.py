@@ -476,9 +476,11 @@ def _is_foreign(value: Any) -> bool:
 
 def _leaves(path: str, value: Any, seen: set[int], depth: int = 4) -> Iterator[tuple[str, Any]]:
     """Yield (path, mark) of the values that an object holds in attributes and containers, down to a depth."""
+    if id(value) in seen:  # the state may hold what a part of the task holds, too
+        return
     if isinstance(value, Tensor) or is_saveable(value):
         yield path, mark_of(value)
-    elif depth and id(value) not in seen and not isinstance(value, Module | Optimizer):
+    elif depth and not isinstance(value, Module | Optimizer):
         seen.add(id(value))
         if isinstance(value, list | tuple | deque):
             items: Iterable[tuple[str, Any]] = ((f"[{n}]", each) for n, each in enumerate(islice(value, 100)))
