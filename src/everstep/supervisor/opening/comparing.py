@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,7 +19,7 @@ from everstep.contracts.state import Json
 from everstep.errors import DisagreementError
 from everstep.record import machine
 from everstep.supervisor.board import ServiceBoard
-from everstep.supervisor.opening.configuration import NONE, Configuration, Difference, differences, told
+from everstep.supervisor.opening.configuration import NONE, Configuration, Difference, differences
 from everstep.supervisor.saving.state_tree import StopRecord
 from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.settings import Settings
@@ -32,7 +32,7 @@ def changed_config(stored: Mapping[str, Json] | None, given: Configuration | Non
     if stored is None or given is None:
         return []
     return [
-        Difference(f"config.{each.path}", each.stored, each.given, given.is_free(each.path))
+        each._replace(path=f"config.{each.path}", free=given.is_free(each.path))
         for each in given.changes(stored)
     ]
 
@@ -58,11 +58,8 @@ def changed_options(
 ) -> dict[str, dict[str, Difference]]:
     """Compare options of optimizers and other entries; with a raised limit, step counts may grow.
 
-    Args:
-        skip: names of entries of which the stored options are another rank's.
-
-    Returns:
-        Entry to option to difference.
+    `skip` names the entries of which the stored options are another rank's.  Returns entry to option to
+    difference.
     """
     changed: dict[str, dict[str, Difference]] = {}
     raised = reopened_by is not None and reopened_by.kind != "service"
@@ -75,8 +72,8 @@ def changed_options(
             was, now = before.get(name, NONE), options.get(name, NONE)
             if was != now:
                 follows = raised and user.entries[entry].in_schedule(name) and _grew(was, now)
-                found = Difference(f"state {entry!r}: {name}", was, now, follows)
-                changed.setdefault(entry, {})[name] = found
+                difference = Difference(f"state {entry!r}: {name}", was, now, follows)
+                changed.setdefault(entry, {})[name] = difference
     return changed
 
 
@@ -108,22 +105,18 @@ def reason_to_reopen(
 def uncompared(options: Mapping[str, Mapping[str, str]], controllers: Mapping[str, Json]) -> list[str]:
     """List places whose value cannot be compared at a resume, each with a description of the value."""
 
-    def leaves(config: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    def unknown(config: Any, place: str) -> list[str]:
         if isinstance(config, Mapping):
-            for name, part in config.items():
-                yield from leaves(part, str(name))
-        else:
-            yield path, str(config)
+            return [text for name, part in config.items() for text in unknown(part, str(name))]
+        text = str(config)
+        return [f"{place} ({text.partition(', ')[2]})"] if is_unknown(text) else []
 
-    both = [
-        *(("state", *each) for each in options.items()),
-        *(("service", *each) for each in controllers.items()),
-    ]
+    kinds = {"state": options, "service": controllers}
     return [
-        f"{kind} {name!r}: {path} ({text.partition(', ')[2]})"
-        for kind, name, of in both
-        for path, text in leaves(of)
-        if is_unknown(text)
+        f"{kind} {name!r}: {text}"
+        for kind, configs in kinds.items()
+        for name, config in configs.items()
+        for text in unknown(config, "")
     ]
 
 
@@ -131,7 +124,6 @@ def uncompared(options: Mapping[str, Mapping[str, str]], controllers: Mapping[st
 
 _LAYOUT = "layout"
 """Name of the fact that does not depend on the machine, see `Backend.fingerprint`."""
-_WHOLE = "whole on each rank"
 
 Fingerprint: TypeAlias = Mapping[str, Mapping[str, str]]
 """Facts by name, under "machine" and under the name of each framework in use.
@@ -142,12 +134,7 @@ only where processor, libraries, threads and flags are the same.
 
 
 def fingerprint(objects: Mapping[str, Any], data: DataRanks) -> Fingerprint:
-    """Take the fingerprint of this process, now.
-
-    Args:
-        objects: the objects of the state; of the devices only those count on which the objects lie.
-        data: which part of each batch every rank reads; their number says it where they are in order.
-    """
+    """Take the fingerprint of this process, now; of the devices only those count on which the objects lie."""
     facts = {"machine": machine(), **{each.name: each.fingerprint(objects) for each in backends.active()}}
     if not data.in_order:
         read = ", ".join(map(str, data.of))
@@ -157,10 +144,9 @@ def fingerprint(objects: Mapping[str, Any], data: DataRanks) -> Fingerprint:
 
 
 def changes(stored: Fingerprint | None, given: Fingerprint) -> list[Difference]:
-    """List facts that differ between two fingerprints, as "torch.threads"; empty where none is stored.
+    """List facts that differ between two fingerprints, as "torch.threads", but for the layout.
 
     A framework in only one of the fingerprints is ignored: it may have been imported without computing.
-    The layout is left out, see `layout`.
     """
     stored = stored or {}
     return [
@@ -174,23 +160,6 @@ def changes(stored: Fingerprint | None, given: Fingerprint) -> list[Difference]:
 def layout(fingerprint: Fingerprint | None) -> str:
     """Return how the state was divided among the ranks; "" where each rank had all of it."""
     return "; ".join(facts[_LAYOUT] for facts in (fingerprint or {}).values() if _LAYOUT in facts)
-
-
-def other_layout(saved: str, given: str) -> str:
-    """Say what another layout on as many ranks means for the run."""
-    return (
-        f"the state was laid out as {saved or _WHOLE}, and is {given or _WHOLE} in this start: samples, "
-        "values and counters continue; from here on results are not bit-identical to those before"
-    )
-
-
-def other_machine(differing: list[Difference]) -> str:
-    """Write the warning of a resume whose checkpoint was computed under another fingerprint."""
-    return (
-        "the checkpoint was computed on another machine, or under other settings of it:"
-        f"{told(differing).rstrip()}\nstate, samples and random state are restored bit for bit; results that "
-        "are computed from here on may differ from those of an uninterrupted run"
-    )
 
 
 # -------------------------------------------------------------------------------------- the ranks

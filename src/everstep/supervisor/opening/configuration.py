@@ -76,13 +76,12 @@ class Configuration:
         """Provenance of a start, or an evaluation (`everstep.record.facts`), with its services."""
         services = list(services)
         frameworks = {backend.name: backend.describe() for backend in backends.active()}
-        observers = {
-            s.name: config for s in services if not s.controller and (config := s.config()) is not None
-        }
+        observers = {s.name: s.config() for s in services if not s.controller}
+        shown = {name: redacted(as_json(config)) for name, config in observers.items() if config is not None}
         return {
             **run_facts(sys.argv, self.tree, seed, frameworks, next(iter(self.code), None)),
-            "services": [repr(service) for service in services],
-            "observers": {name: redacted(as_json(config)) for name, config in observers.items()},
+            "services": list(map(repr, services)),
+            "observers": shown,
         }
 
     def is_free(self, path: str) -> bool:
@@ -101,10 +100,7 @@ def _below(path: str, places: Iterable[str]) -> bool:
 
 
 class Difference(NamedTuple):
-    """A value that differs from the stored value; both are JSON where they come from a configuration.
-
-    Nobody has to choose where the difference is `free`: it touches no step, or is why the run continues.
-    """
+    """A value that differs from the stored one; where it is `free`, nobody has to choose between the two."""
 
     path: str
     stored: object

@@ -50,20 +50,16 @@ class ResumePoint:
         step, epoch: step and epoch at which the start begins.
         mid_epoch: whether the start begins inside an epoch, which is then entered again.
         checkpoint: name of the checkpoint that is continued, None for a fresh start.
+        digest: digest of its state.
+        tree: its branches `streams`, `services` and `wall`; empty for a fresh start.
+        meta: its facts.
         random: random state to put back at the resume point, None for a fresh start.
         lines: random state for the program's lines that run again before that point.
         parent: the journal's end as the checkpoint knows it.
         comparison: compares steps that run again with their earlier executions.
         chosen: a person's choice that rules out a comparison with earlier executions; else "".
-        collector: saved metric windows, None for a fresh start.
         finished: whether the run was complete and nothing reopened it.
-        digest: digest of the checkpoint's state.
         ranks_before: number of ranks that wrote the checkpoint, if this start has another; else None.
-        last_values: the newest value of each metric collected outside steps.
-        last_steps: step of each value in `last_values`.
-        services, streams, wall: those branches of the saved tree.
-        open: names of the services that the checkpoint's boundary has still to run; empty unless an
-            interruption left an evaluation there.
         kept: facts that the record keeps as stored, because no step runs with what was given.
         fingerprint: the fingerprint of this start.
         one_fingerprint: whether all steps of the run, so far and from here on, have this fingerprint, this
@@ -72,28 +68,28 @@ class ResumePoint:
 
     progress: Progress
     checkpoint: str | None = None
+    digest: str | None = None
+    tree: dict[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
     random: Any = None
     lines: dict[str, Any] = field(default_factory=dict)
     parent: Position | None = None
     comparison: StepComparison = field(default_factory=lambda: StepComparison(EarlierSteps(0)))
-    collector: Any = None
-    services: dict[str, Any] = field(default_factory=dict)
-    streams: dict[str, Any] = field(default_factory=dict)
+    chosen: str = ""
     finished: bool = False
-    digest: str | None = None
     ranks_before: int | None = None
-    wall: dict[str, Any] = field(default_factory=dict)
-    last_values: dict[str, float] = field(default_factory=dict)
-    last_steps: dict[str, int] = field(default_factory=dict)
-    open: list[str] = field(default_factory=list)
     kept: dict[str, Any] = field(default_factory=dict)
     fingerprint: Fingerprint = field(default_factory=dict)
-    chosen: str = ""
     one_fingerprint: bool = True
 
     def __post_init__(self) -> None:
         self.step, self.epoch = self.progress.step, self.progress.epoch
         self.mid_epoch = self.checkpoint is not None and self.progress.phase == "step" and self.epoch > 0
+
+    @property
+    def wall(self) -> dict[str, Any]:
+        wall: dict[str, Any] = self.tree.get("wall", {})
+        return wall
 
 
 class OpenRun:
@@ -102,6 +98,7 @@ class OpenRun:
     Attributes:
         run_dir, store: the directory and its checkpoints.
         history: the journal of the starts before this one.
+        journal: that of this start, once it is open.
         mirror: what keeps the run elsewhere.
         lock: keeps other processes out; not taken where the user wants none.
         segment: number of this start, from 1.
@@ -111,6 +108,8 @@ class OpenRun:
         request: checkpoint that the program asks for, as the journal records it; None for the newest.
     """
 
+    journal: Journal
+
     def __init__(self, settings: Settings, voice: Voice, stack: ExitStack, group: Group) -> None:
         self.settings, self.voice, self.group = settings, voice, group
         self.writer, self.config, self.mirror = group.writer, settings.config, RunMirror()
@@ -118,9 +117,8 @@ class OpenRun:
         self.chosen = ""
         self.request: str | None = None
         if group.writer:
-            self.mirror = open_mirror(
-                settings.mirror, settings.mirror_wait, settings.path, voice.say, voice.warn
-            )
+            where = settings.mirror, settings.mirror_wait, settings.path
+            self.mirror = open_mirror(*where, voice.say, voice.warn)
             # a directory that is made for a mirrored run is of that run, with its seed
             self.run_dir = RunDir.open(settings.path, seed=settings.seed, about=self.mirror.facts)
             self.lock = RunLock(self.run_dir.path)
@@ -176,20 +174,16 @@ class OpenRun:
         chosen = self._choose() if self.writer else None
         if self.group.size == 1:
             return chosen
-        mine = {
-            "checkpoint": None if chosen is None else [self._place(chosen.path), chosen.digest],
-            "rollbacks": [rollback.stored() for rollback in self.rollbacks],
-            "chosen": self.chosen,
-            "request": self.request,
-        }
-        choice = self.group.share(mine, "the choice of a checkpoint")
+        what = None if chosen is None else [self._place(chosen.path), chosen.digest]
+        mine = [what, [rollback.stored() for rollback in self.rollbacks], self.chosen, self.request]
+        what, rollbacks, why, request = self.group.share(mine, "the choice of a checkpoint")
         if self.writer:
             return chosen
-        self.rollbacks = Rollback.among(tuple(each) for each in choice["rollbacks"])
-        self.chosen, self.request = choice["chosen"], choice["request"]
-        if choice["checkpoint"] is None:
+        self.rollbacks = Rollback.among(tuple(each) for each in rollbacks)
+        self.chosen, self.request = why, request
+        if what is None:
             return None
-        place, digest = choice["checkpoint"]
+        place, digest = what
         checkpoint = self._read(self.run_dir.path / place)
         if checkpoint.digest != digest:
             raise RestoreError(
@@ -225,9 +219,8 @@ class OpenRun:
             # a path to a checkpoint of this run stands for its name: only another run's is copied
             if wanted.parent.resolve() == self.run_dir.checkpoints.resolve():
                 wanted = wanted.name
-        self.request = (
-            None if wanted is True else str(wanted.resolve() if isinstance(wanted, Path) else wanted)
-        )
+        if wanted is not True:
+            self.request = str(wanted.resolve() if isinstance(wanted, Path) else wanted)
         checkpoint, notes = self._followed() or self.store.find(wanted)
         for note in notes:
             self.voice.say(note)
@@ -275,27 +268,31 @@ class OpenRun:
 
     # ---------------------------------------------------------------------- what comes with it
 
-    def streams(self, point: ResumePoint, *, same_data: bool) -> Streams:
+    def streams(self, point: ResumePoint) -> Streams:
         """Make the run's streams, at their positions in the checkpoint."""
         streams = Streams(
             point.progress.seed,
             self.voice.say,
+            declared=self.settings.streams,
             override=self.settings.on_change == "override",
             quarantined=[batch for rollback in self.rollbacks for batch in rollback.batches],
-            same_data=same_data,
+            same_data=self.settings.kind.same_data,
             group=self.group,
             uneven=self.settings.uneven,
         )
         heads = self.history.heads(point.step)
         where = self.run_dir.checkpoints / (point.checkpoint or "")
         with reading(where, "streams"):
-            streams.load(point.streams, point.wall.get("streams", {}), heads, where)
+            streams.load(point.tree.get("streams", {}), point.wall.get("streams", {}), heads, where)
         return streams
 
-    def journal(self, point: ResumePoint, board: ServiceBoard, limits: Mapping[str, int | None]) -> Journal:
+    def open_journal(
+        self, point: ResumePoint, board: ServiceBoard, limits: Mapping[str, int | None]
+    ) -> Journal:
         """Open this start's segment of the journal; the writer's, as other ranks record nothing."""
         if not self.writer:
-            return NoJournal(self.segment)
+            self.journal = NoJournal(self.segment)
+            return self.journal
         config, data = self.settings.config or Configuration({}), self.group.data
         facts: dict[str, Any] = {
             **config.facts(point.progress.seed, board),
@@ -317,7 +314,8 @@ class OpenRun:
         facts = without_credentials(facts)
         # last: the mark is of the facts as they are recorded, without credentials
         facts[trust.MARK] = trust.mark(self.run_dir.id, facts)
-        journal = Journal.open(self.run_dir.path, self.segment, point.parent, facts, warn=self.voice.warn)
+        where = self.run_dir.path, self.segment, point.parent
+        self.journal = journal = Journal.open(*where, facts, warn=self.voice.warn)
         if not self.settings.lock:
             journal.flush()  # nobody can ask the lock whether this runs
         # after recovery: a start that was refused until here has taken nothing from one that runs
@@ -350,11 +348,6 @@ class OpenRun:
     def where(self) -> dict[str, str]:
         """Return the paths of the run's parts, by name, for the user."""
         run = self.run_dir
-        places = {
-            "run": run.path,
-            "checkpoints": run.checkpoints,
-            "best": run.best,
-            "journal": run.journal,
-            "log": run.logs / "run.log",
-        }
+        places = {name: getattr(run, name) for name in ("checkpoints", "best", "journal")}
+        places = {"run": run.path, **places, "log": run.logs / "run.log"}
         return {name: str(path) for name, path in places.items() if path.exists()}

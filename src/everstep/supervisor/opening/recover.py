@@ -22,20 +22,8 @@ from everstep.redaction import redacted
 from everstep.state import dropped, isolated, restore, seed_all
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.checks.verification import incomparable
-from everstep.supervisor.opening.comparing import (
-    Limits,
-    changed_config,
-    changed_controllers,
-    changed_options,
-    changes,
-    fingerprint,
-    layout,
-    other_layout,
-    other_machine,
-    reason_to_reopen,
-    require_same_start,
-    uncompared,
-)
+from everstep.supervisor.opening import comparing
+from everstep.supervisor.opening.comparing import Limits, changed_config, layout
 from everstep.supervisor.opening.configuration import Difference, refusal, told
 from everstep.supervisor.opening.open_run import OpenRun, ResumePoint
 from everstep.supervisor.saving.rank_parts import another_number, for_rank
@@ -49,13 +37,13 @@ from everstep.supervisor.saving.state_tree import (
     saved_tree,
 )
 from everstep.supervisor.saving.user_state import UserState
-from everstep.supervisor.streams import reused_data
+from everstep.supervisor.streams.generators import restore_given
 
 
 def recover(run: OpenRun, user: UserState, board: ServiceBoard, limits: Limits) -> ResumePoint:
     """Restore the chosen checkpoint, or initialise where there is none."""
     settings = run.settings
-    require_same_start(run.group, settings, user, board, limits)
+    comparing.require_same_start(run.group, settings, user, board, limits)
     for problem in run.history.problems:
         run.voice.say(f"journal: {problem}")
     # from here on each rank reads what it holds of a sharded state, and not more
@@ -66,7 +54,7 @@ def recover(run: OpenRun, user: UserState, board: ServiceBoard, limits: Limits) 
     if settings.local_init_fn is not None:
         settings.local_init_fn()
     _require_ready(settings.ready, "after local_init_fn")
-    if unknown := uncompared(user.options(), board.controllers()):
+    if unknown := comparing.uncompared(user.options(), board.controllers()):
         run.voice.say(f"not compared at a resume, so keep it unchanged: {', '.join(unknown)}")
     return point
 
@@ -89,18 +77,18 @@ def _initialise(run: OpenRun, user: UserState) -> ResumePoint:
     if settings.init_from is not None:
         source = settings.init_from.load(user, progress, run.voice.say)
         run.voice.say(f"initialised from {source}")
-    return ResumePoint(progress, fingerprint=fingerprint(user.objects, run.group.data))
+    return ResumePoint(progress, fingerprint=comparing.fingerprint(user.objects, run.group.data))
 
 
 def _resume(
     run: OpenRun, checkpoint: Checkpoint, user: UserState, board: ServiceBoard, limits: Limits
 ) -> ResumePoint:
-    reused_data.restore()
+    restore_given()
     tree, progress = _read(run, checkpoint, user)
     reopened_by = None
     if progress.stop is not None:
         controllers = saved_meta(checkpoint)["controllers"]
-        reason = reason_to_reopen(progress.stop, limits, board, controllers)
+        reason = comparing.reason_to_reopen(progress.stop, limits, board, controllers)
         if reason is not None:
             reopened_by = progress.stop
             if checkpoint.partial:  # the epoch continues inside, as under the new limit from the start
@@ -140,38 +128,35 @@ def _resume(
         run.voice.say(f"journal: {lost}")
     if parent is not None and parent.segment >= run.segment:  # its file is gone, and may be brought back
         run.segment = run.store.segment = parent.segment + 1
-    here = fingerprint(user.objects, run.group.data)
-    differing = changes(meta.get("fingerprint"), here)
+    here = comparing.fingerprint(user.objects, run.group.data)
+    differing = comparing.changes(meta.get("fingerprint"), here)
     again = [] if parent is None else run.history.facts_since(parent.segment)
-    same_numbers = not differing and not any(changes(facts.get("fingerprint"), here) for facts in again)
+    same_before = not any(comparing.changes(facts.get("fingerprint"), here) for facts in again)
     one_fingerprint, ranks_before = meta.get("one_fingerprint", True), None
     if not finished:
         if differing:
-            run.voice.warn(other_machine(differing))
+            run.voice.warn(
+                "the checkpoint was computed on another machine, or under other settings of it:"
+                f"{told(differing).rstrip()}\nstate, samples and random state are restored bit for bit; "
+                "results that are computed from here on may differ from those of an uninterrupted run"
+            )
         ranks_before, laid_alike = _compare_ranks(run, checkpoint, parent, user, layout(here))
         one_fingerprint &= not differing and laid_alike
     _say_resumed(run, checkpoint, progress, finished)
     now, lines = random_parts(run.group.rank)
-    with reading(checkpoint.path, "services/metrics"):
-        collector = tree["services"].pop("metrics")["state"]
     return ResumePoint(
         progress=progress,
         checkpoint=str(checkpoint.name),
+        digest=checkpoint.digest,
+        tree={name: tree[name] for name in ("streams", "services", "wall")},
+        meta=meta,
         random=tree["rng"][now],
         lines=tree["rng"][lines],
         parent=parent,
-        comparison=_comparison(run, parent, progress, same_numbers),
+        comparison=_comparison(run, parent, progress, same_before and not differing),
         chosen=run.chosen,
-        collector=collector,
-        services=tree["services"],
-        streams=tree["streams"],
         finished=finished,
-        digest=checkpoint.digest,
         ranks_before=ranks_before,
-        last_values=meta["metrics"],
-        last_steps=meta.get("metric_steps", {}),
-        wall=tree["wall"],
-        open=meta.get("open", []),
         kept=kept,
         fingerprint=here,
         one_fingerprint=one_fingerprint,
@@ -180,12 +165,11 @@ def _resume(
 
 def _read(run: OpenRun, checkpoint: Checkpoint, user: UserState) -> tuple[dict[str, Any], Progress]:
     """Read the tree that this rank continues from, and its counters."""
-    rank = run.group.rank
     checkpoint = for_rank(checkpoint, run.group, user)
     tree = saved_tree(checkpoint)
     with reading(checkpoint.path, "progress"):
         progress = Progress.from_tree(tree["progress"])
-    now, lines = random_parts(rank)
+    now, lines = random_parts(run.group.rank)
     # tried here, and taken back: random state that cannot be restored is refused before anything changes
     with reading(checkpoint.path, f"rng/{now}"), isolated():
         restore(tree["rng"][now])
@@ -205,17 +189,14 @@ def _compare_settings(
 ) -> tuple[Mapping[str, Collection[str]], dict[str, Any]]:
     """Compare what is given with what is stored, wherever it changes training, and say each difference.
 
-    Args:
-        reopened_by: the stop that does not hold any more.
-
-    Returns:
-        The options to use as given, by entry of the state; and the facts that stay as stored.
+    Returns the options to use as given, by entry of the state; and the facts that stay as stored.
     """
     settings = run.settings
     config = changed_config(meta.get("config"), run.config)
-    controllers = changed_controllers(redacted(meta["controllers"]), board.controllers(), reopened_by)
+    stored = redacted(meta["controllers"])
+    controllers = comparing.changed_controllers(stored, board.controllers(), reopened_by)
     skip = user.per_rank if run.group.rank else frozenset[str]()
-    options = changed_options(redacted(meta["options"]), user, reopened_by, skip)
+    options = comparing.changed_options(redacted(meta["options"]), user, reopened_by, skip)
     if settings.seed is not None and settings.seed != progress.seed:
         config.append(Difference("seed", progress.seed, settings.seed))
     others = [*controllers, *(each for names in options.values() for each in names.values())]
@@ -248,35 +229,33 @@ def _remember_rollbacks(run: OpenRun, stored: Sequence[Any]) -> None:
 
 
 def _compare_ranks(
-    run: OpenRun, checkpoint: Checkpoint, parent: Position | None, user: UserState, laid_out: str
+    run: OpenRun, checkpoint: Checkpoint, parent: Position | None, user: UserState, here: str
 ) -> tuple[int | None, bool]:
-    """Say that the number of ranks, or the layout of the state, has changed.
+    """Say that the number of ranks, or the layout of the state, has changed; `here`: this start's layout.
 
-    What other starts of another number or layout did in the next steps is set aside.
-
-    Args:
-        laid_out: the layout of this start.
-
-    Returns:
-        The number of ranks that wrote the checkpoint, if this start has another; and whether steps have the
-        same bits as on those ranks.
+    What other starts of another number or layout did in the next steps is set aside.  Returns the number of
+    ranks that wrote the checkpoint, if this start has another; and whether steps have the same bits as there.
     """
     size, before = run.group.size, checkpoint.ranks
     meta: Any = checkpoint.meta
     was, exact = layout(meta.get("fingerprint")), user.exact_on_any_ranks()
     others: dict[str, Callable[[Mapping[str, Any]], bool]] = {
         OTHER_RANKS: lambda facts: facts.get("ranks", before) != size,
-        OTHER_LAYOUT: lambda facts: layout(facts.get("fingerprint")) != laid_out,
+        OTHER_LAYOUT: lambda facts: layout(facts.get("fingerprint")) != here,
     }
     for why, differ in others.items():
         if run.history.meets(differ, parent, checkpoint.step):
             run.chosen = run.chosen or why
     if before != size:
         run.voice.say(another_number(saved_data(checkpoint), run.group.data, exact=exact))
-        return before, exact and was == laid_out
-    if was != laid_out:
-        run.voice.say(other_layout(was, laid_out))
-    return None, was == laid_out
+        return before, exact and was == here
+    if was != here:
+        whole = "whole on each rank"
+        run.voice.say(
+            f"the state was laid out as {was or whole}, and is {here or whole} in this start: samples, "
+            "values and counters continue; from here on results are not bit-identical to those before"
+        )
+    return None, was == here
 
 
 def _comparison(

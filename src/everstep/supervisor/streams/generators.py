@@ -1,4 +1,4 @@
-"""Generators of the run's data, and the random state from which the program's own lines draw.
+"""Generators of the run's data, random state for the program's own lines, and data that was read before.
 
 The *head* of an epoch is the program's lines before its steps.  They may seed the generator of a loader,
 make the loader anew, or draw from the generator.  A resume inside an epoch comes after them.  A resume at the
@@ -10,14 +10,17 @@ than the states of the generators can tell, the resume is refused.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from everstep.contracts.data import Stream
+from everstep.contracts.state import Entry
 from everstep.errors import NotResumableError
-from everstep.state import capture, digest, encode, make_entry, restore
+from everstep.state import Encoded, capture, decode, digest, encode, isolated, make_entry, restore
 from everstep.supervisor.saving.user_state import UserState
 
 if TYPE_CHECKING:
@@ -25,9 +28,6 @@ if TYPE_CHECKING:
 
 _MOST_OBJECTS = 10_000
 """Objects of a stream's data that are looked at for objects of the state."""
-
-Held = Sequence[Any]
-"""The generators that one stream keeps, in a fixed order."""
 
 
 class Generators:
@@ -38,27 +38,28 @@ class Generators:
     """
 
     def __init__(self) -> None:
-        self._back: list[Any] = []
         self._state: list[Any] = []
-        self._objects: list[Any] = []
+        """Objects of the state."""
+        self._back: list[Any] = []
+        """Generators that stand where the checkpoint had them."""
 
     def keep(self, objects: Iterable[Any]) -> None:
-        """Take objects, and their contents, as part of the state, which brings them back."""
-        before = len(self._back)
-        self._objects = [*objects]
-        self.stand(self._objects)
-        self._state += self._back[before:]
+        """Take the objects of the state, which are restored already: no stream may move them."""
+        self._state = [*objects]
+        self.stand(self._state)
 
     def in_state(self, generator: Any) -> bool:
-        return any(generator is each for each in self._state)
+        return any(generator is each for each in _flat(self._state))
 
-    def state_is_held_by(self, data: Iterable[Any], apart: Held) -> bool:
+    def state_is_held_by(self, data: Iterable[Any], apart: Sequence[Any]) -> bool:
         """Whether data holds an object of the state, so that what it gives may follow from the steps.
 
         Args:
             apart: generators, which say themselves where they stand.
         """
-        wanted = {id(each) for each in _changeable(self._objects)}
+        values = _flat(self._state, containers=True)
+        fixed = int | float | complex | str | bytes | tuple | None
+        wanted = {id(each) for each in values if not isinstance(each, fixed)}
         seen, front = {id(each) for each in apart}, [*data]
         while front and len(seen) < _MOST_OBJECTS:
             value = front.pop()
@@ -72,14 +73,9 @@ class Generators:
 
     def stand(self, objects: Iterable[Any]) -> None:
         """Mark objects, and their contents, as standing where the checkpoint had them."""
-        for each in objects:
-            if isinstance(each, dict | list):
-                self.stand(each.values() if isinstance(each, dict) else each)
-            else:
-                self._back.append(each)
+        self._back += _flat(objects)
 
     def stands(self, generator: Any) -> bool:
-        """Whether a generator stands where the checkpoint had it, or is part of the state."""
         return any(generator is each for each in self._back)
 
     @contextmanager
@@ -100,17 +96,18 @@ class Generators:
         self.stand(held)
 
 
-def _changeable(objects: Iterable[Any]) -> Iterator[Any]:
-    """Yield the objects, and those inside containers, that can change without being replaced."""
+def _flat(objects: Iterable[Any], *, containers: bool = False) -> Iterator[Any]:
+    """Yield the objects, with the contents of dictionaries and lists; `containers`: and these themselves."""
     for each in objects:
         if isinstance(each, dict | list):
-            yield each
-            yield from _changeable(each.values() if isinstance(each, dict) else each)
-        elif not isinstance(each, int | float | complex | str | bytes | tuple | None):
+            if containers:
+                yield each
+            yield from _flat(each.values() if isinstance(each, dict) else each, containers=containers)
+        else:
             yield each
 
 
-def states_of(held: Held) -> list[Any]:
+def states_of(held: Sequence[Any]) -> list[Any]:
     """Return the states of generators, as they are now."""
     return [make_entry("generator", each).save() for each in held]
 
@@ -119,13 +116,13 @@ class HeadWatch:
     """Watches what the head of each epoch does to the generators of one stream's data.
 
     Attributes:
-        declared: whether the data is known where the run begins.
+        declared: whether the data is known where the run begins (`streams=`).
         recorded: the record of the head that follows the resume point; None if there is none.
     """
 
     def __init__(self, name: str, streams: Streams) -> None:
         self._name, self._streams = name, streams
-        self.declared = False
+        self.declared = name in streams.declared
         self.recorded: dict[str, Any] | None = None
         self._opened: list[list[Any]] | None = []
         """States of the generators when the run's first pass was opened, and when its last pass was; None:
@@ -138,25 +135,20 @@ class HeadWatch:
         """The generators, and their states where the next head begins."""
         self._assumed: list[int] | None = None
         """Indices that were taken as set by a head, without a record of that head."""
-        self._said = False
+        self._warned = False
 
     def tree(self) -> dict[str, Any]:
         """Return the watch's part of the stream's branch in the state tree."""
         return {"opened": self._opened, "given": self._given, "touched": self._touched}
 
     def load(self, tree: dict[str, Any]) -> None:
-        self._opened, self._given = tree["opened"], tree["given"]
-        self._touched = tree.get("touched", False)
+        self._opened, self._given, self._touched = tree["opened"], tree["given"], tree.get("touched", False)
 
     def of_other_ranks(self, opened: Sequence[list[list[Any]] | None]) -> None:
-        """Take the states at the first and the last pass, as the ranks of another number had them.
-
-        Args:
-            opened: one where all of them had the same; else this rank's are unknown.
-        """
+        """Take `opened` of the ranks of another number: where these differ, this rank's are unknown."""
         self._opened = opened[0] if len(opened) == 1 else None
 
-    def begin(self, held: Held) -> None:
+    def begin(self, held: Sequence[Any]) -> None:
         """Begin a head: it is blamed for changes to the generators from here on."""
         self._left = list(zip(held, states_of(held), strict=True))
 
@@ -165,17 +157,13 @@ class HeadWatch:
         """Whether a head may be running."""
         return self._left is not None
 
-    def open(self, held: Held) -> None:
+    def open(self, held: Sequence[Any]) -> None:
         """Note the states at which a pass is opened at its start."""
         now = states_of(held)
         self._opened = [self._opened[0] if self._opened else now, now]
 
-    def end(self, held: Held, *, in_pass: bool) -> None:
-        """End the head, and note what it has done.
-
-        Args:
-            in_pass: whether a pass continues after the head.
-        """
+    def end(self, held: Sequence[Any], *, in_pass: bool) -> None:
+        """End the head, and note what it has done; `in_pass`: whether a pass continues after it."""
         before, self._left = self._left, None
         if before is None or len(before) != len(held):
             return
@@ -195,7 +183,7 @@ class HeadWatch:
             self._streams.noticed(self._name, {"given": given, "touched": touched})
         self._warn(given, touched)
 
-    def set_by_head(self, held: Held, pass_index: int, *, in_pass: bool) -> list[bool]:
+    def set_by_head(self, held: Sequence[Any], pass_index: int, *, in_pass: bool) -> list[bool]:
         """Tell which generators the head has set before a resume, so that they stay as they are.
 
         Raises:
@@ -203,12 +191,12 @@ class HeadWatch:
         """
         given = self._are_given(held, pass_index, in_pass=in_pass)
         free = [index for index, each in enumerate(held) if not self._streams.generators.stands(each)]
-        found = [index for index in free if given[index]]
+        seen = [index for index in free if given[index]]
         recorded, self.recorded = self.recorded, None
         if recorded is None:
-            touched, self._assumed = self._touched, found
+            touched, self._assumed = self._touched, seen
         else:
-            touched = recorded["touched"] or [i for i in free if i in recorded["given"]] != found
+            touched = recorded["touched"] or [i for i in free if i in recorded["given"]] != seen
         if touched and free:
             raise NotResumableError(
                 f"stream {self._name!r}: lines at the head of the epoch set the generator of its data or "
@@ -219,7 +207,7 @@ class HeadWatch:
             self._given = [index for index, chosen in enumerate(given) if chosen]
         return given
 
-    def _are_given(self, held: Held, pass_index: int, *, in_pass: bool) -> list[bool]:
+    def _are_given(self, held: Sequence[Any], pass_index: int, *, in_pass: bool) -> list[bool]:
         """Tell which generators the head has set, as far as their states show; else by the last head."""
         if self._opened is None and not in_pass:
             last = self._given if self.recorded is None else self.recorded["given"]
@@ -238,8 +226,8 @@ class HeadWatch:
         return index in self._given and (not _equal(now, first) or _equal(now, last))
 
     def _warn(self, given: list[int], touched: bool) -> None:
-        if touched and not self.declared and not self._said:
-            self._said = True
+        if touched and not self.declared and not self._warned:
+            self._warned = True
             self._streams.say(
                 f"warning: stream {self._name!r}: lines at the head of an epoch draw from its generator, so "
                 f"a resume at the end of an epoch is refused; {self._remedy}, or give the lines a generator "
@@ -296,5 +284,72 @@ class RngMarks:
         self._places = {"enter": self._places["enter"]}
 
     def tree(self) -> dict[str, Any]:
-        """Return the marks by place, as they are saved."""
         return dict(self._places)
+
+
+# ------------------------------------------------ data that an earlier start of this process has read
+
+
+@dataclass
+class _Read:
+    """An object that a run has read: its state at first, and as the last run left it (None: not left yet).
+
+    A new process makes its data anew, so the state of the data (a generator, a place) is as the program made
+    it.  In the process of the earlier start, that state is as the start left it.  A resume needs it as it was
+    given: the checkpoint at step 0, for one, says "at the start" of data that it does not know yet.
+    """
+
+    get: Callable[[], Any]
+    given: Encoded
+    left: Encoded | None = None
+
+    def is_left(self, entry: Entry) -> bool:
+        return self.left is None or digest(self.left) == digest(_state(entry))
+
+
+_read: dict[int, _Read] = {}
+"""By the id of the object; an object without weak references (a generator of NumPy's) stays alive here."""
+
+
+def note_given(stream: Stream) -> None:
+    """Note the state of a stream that a run begins to read, unless the last run has left it like this."""
+    for obj, entry in _keepers(stream):
+        read = _read.get(id(obj))
+        if read is None or not read.is_left(entry):
+            _read[id(obj)] = _Read(_reference(obj), _state(entry))
+        else:
+            read.left = None
+
+
+def note_left(stream: Stream) -> None:
+    for obj, entry in _keepers(stream):
+        if (read := _read.get(id(obj))) is not None:
+            read.left = _state(entry)
+
+
+def restore_given() -> None:
+    """Give back the first state of data that was left in this process, and not touched since."""
+    for read in list(_read.values()):
+        if read.left is not None and (obj := read.get()) is not None:
+            entry = make_entry("data", obj)
+            if read.is_left(entry):
+                entry.load(decode(read.given))
+                read.left = _state(entry)
+
+
+def _reference(obj: Any) -> Callable[[], Any]:
+    key = id(obj)
+    try:
+        return ref(obj, lambda gone: _read.pop(key, None))
+    except TypeError:
+        return lambda: obj
+
+
+def _keepers(stream: Stream) -> Iterator[tuple[Any, Entry]]:
+    """The stream's generators, and data that keeps its own place."""
+    return ((obj, make_entry("data", obj)) for obj in [*stream.generators, *stream.holds_state])
+
+
+def _state(entry: Entry) -> Encoded:
+    with isolated():
+        return encode(entry.save())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from everstep.contracts.data import Cursor, Stream
@@ -11,8 +11,7 @@ from everstep.data.order import pass_key
 from everstep.errors import DataError, DivergenceError, NotResumableError, RestoreError
 from everstep.record import batch_digest
 from everstep.state import digest, encode, isolated, make_entry
-from everstep.supervisor.streams import reused_data
-from everstep.supervisor.streams.generators import HeadWatch, states_of
+from everstep.supervisor.streams.generators import HeadWatch, note_given, states_of
 from everstep.supervisor.streams.ledger import Ledger
 from everstep.untrusted_files import is_count
 
@@ -43,6 +42,7 @@ class RunStream:
         self.pass_index = 0
         self.cursor: Cursor | None = None
         self._saved: Any = None
+        """Position in the checkpoint, until the pass is open there."""
         self._left: Any = None
         """End of the last pass, if the next pass depends on it; or the error in place of it."""
         self._must_return = False
@@ -64,13 +64,10 @@ class RunStream:
         """`Stream.unhashed_keys` of the checkpoint's data."""
 
     def bind(self, stream: Stream, *, override: bool = False) -> bool:
-        """Read `stream` from now on.
+        """Read `stream` from now on; return whether other data than the checkpoint's was accepted.
 
         Args:
-            override: whether to read a stream that is not what the checkpoint read.
-
-        Returns:
-            Whether such a stream is accepted.
+            override: whether to accept it.
         """
         if refusal := stream.unsaveable:
             raise NotResumableError(f"stream {self.name!r}: {refusal}")
@@ -88,9 +85,11 @@ class RunStream:
         if self.what is not None and what != self.what:
             self.ledger.give_other_data(self.what)
         if stream is not self.stream:
-            reused_data.enter(stream)  # before the first batch is drawn: as the program gave it
+            note_given(stream)  # before the first batch is drawn: as the program gave it
         self.stream, self.what, self._resuming = stream, what, False
         self._take_share(stream)
+        if self.cursor is not None:  # the data of the open pass, given again: the head is over
+            self.head.end(stream.generators, in_pass=True)
         return accepted
 
     def _accept(self, changes: str, override: bool) -> None:
@@ -162,8 +161,7 @@ class RunStream:
         if self._states is None:
             return
         assert self.stream is not None
-        self._require_held(self.stream)
-        held = self.stream.generators
+        held = self._require_held(self.stream)
         if at_resume_point or self._brought_back:
             given = [self._brought_back] * len(held)
         else:
@@ -187,22 +185,24 @@ class RunStream:
         """Bring back the generators of declared data, which the program has yet to give."""
         if not self._states:
             return
-        self._require_held(stream)
+        held = self._require_held(stream)
         self._take_share(stream)
-        for generator, state in zip(stream.generators, self._states, strict=True):
+        for generator, state in zip(held, self._states, strict=True):
             if state is not None:
                 make_entry("generator", generator).load(state)
-        self._streams.generators.stand(stream.generators)
-        self.head.begin(stream.generators)
+        self._streams.generators.stand(held)
+        self.head.begin(held)
         self._brought_back = True
 
-    def _require_held(self, stream: Stream) -> None:
-        held, holds = len(self._states or ()), len(stream.generators)
-        if held != holds:
+    def _require_held(self, stream: Stream) -> Sequence[Any]:
+        """Return the stream's generators, as many as at the checkpoint."""
+        before, now = len(self._states or ()), len(stream.generators)
+        if before != now:
             raise DataError(
-                f"stream {self.name!r}: its data held {held} generators at the checkpoint and "
-                f"holds {holds} now; give generator= as it was then"
+                f"stream {self.name!r}: its data held {before} generators at the checkpoint and "
+                f"holds {now} now; give generator= as it was then"
             )
+        return stream.generators
 
     def _open_at(self, pass_index: int, position: Any, *, compare: bool = True) -> Cursor:
         assert self.stream is not None
@@ -213,7 +213,10 @@ class RunStream:
         try:
             with isolated():
                 cursor = self.stream.open(self.name, pass_index, position, seed=self._streams.seed)
-            _require_inside(cursor)
+            if cursor.done is not None and not is_count(cursor.done):
+                # it would read other batches in silence
+                cursor.close()
+                raise ValueError(f"there is no batch {cursor.done}")
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise RestoreError(
                 f"stream {self.name!r}: its data cannot be opened at the position {position!r:.200} of "
@@ -286,11 +289,9 @@ class RunStream:
         if isinstance(self._left, NotResumableError):
             raise self._left
         self.ledger.take(self.cursor)
-        position, words = _split(self._position(), self._unhashed_keys)
-        left, left_words = _split(self._left, self._unhashed_keys)
-        return self._tree(position, left, head_may_follow), {"position": words, "left": left_words}
-
-    def _tree(self, position: Any, left: Any, head_may_follow: bool) -> dict[str, Any]:
+        unhashed = self._saved_words if self.stream is None else self.stream.unhashed_keys
+        position, words = _split(self._position(), unhashed)
+        left, left_words = _split(self._left, unhashed)
         here = {
             "pass": self.pass_index,
             "position": position,
@@ -303,12 +304,14 @@ class RunStream:
             **self.head.tree(),
             **({} if self._of_ranks is None else {"of_ranks": self._of_ranks}),
         }
-        # the generators do not stand there yet: what the checkpoint had of them is saved again
         if self._states is not None or self.stream is None:
-            return {**here, "generators": self._states or []}
-        if head_may_follow and (not self.in_pass or self.head.began):
-            self.end_epoch()  # what services did since the epoch's end is saved here
-        return {**here, "generators": states_of(self.stream.generators)}
+            # the generators do not stand there yet: what the checkpoint had of them is saved again
+            here["generators"] = self._states or []
+        else:
+            if head_may_follow and (not self.in_pass or self.head.began):
+                self.end_epoch()  # what services did since the epoch's end is saved here
+            here["generators"] = states_of(self.stream.generators)
+        return here, {"position": words, "left": left_words}
 
     def rank_paths(self) -> list[tuple[str, ...]]:
         """List the paths in the stream's branch whose values are a rank's own, for `split`.
@@ -326,15 +329,6 @@ class RunStream:
         """Begin to watch for a head, between two passes or two epochs."""
         if self.stream is not None and self._states is None:
             self.head.begin(self.stream.generators)
-
-    def bound_again(self) -> None:
-        """End the head: the program gives the data of the open pass again."""
-        if self.stream is not None and self.cursor is not None:
-            self.head.end(self.stream.generators, in_pass=True)
-
-    @property
-    def _unhashed_keys(self) -> Collection[str]:
-        return self._saved_words if self.stream is None else self.stream.unhashed_keys
 
     def load(self, tree: dict[str, Any], words: dict[str, Any], where: object) -> None:
         """Load what `tree` returned; takes effect at the next `open`."""
@@ -357,13 +351,6 @@ class RunStream:
 
     def _position(self) -> Any:
         return self._saved if self.cursor is None else self.cursor.position()
-
-
-def _require_inside(cursor: Cursor) -> None:
-    """Refuse a position before the first batch of a pass, which would read other batches in silence."""
-    if cursor.done is not None and not is_count(cursor.done):
-        cursor.close()
-        raise ValueError(f"there is no batch {cursor.done}")
 
 
 def _distinct(values: list[Any]) -> list[Any]:

@@ -14,27 +14,18 @@ from everstep.data.wrappers import CursorWrapper
 from everstep.errors import ConfigError, UsageError, nearest
 from everstep.group import Single
 from everstep.record import Batch
-from everstep.supervisor.streams import reused_data
-from everstep.supervisor.streams.generators import Generators
+from everstep.supervisor.streams.generators import Generators, note_left
 from everstep.supervisor.streams.run_stream import RunStream
 from everstep.supervisor.streams.same_samples import require_same_samples
 
 
 class QuarantineCursor(CursorWrapper):
-    """Cursor that knows the place of each batch in its pass, and leaves quarantined batches out.
-
-    Attributes:
-        skipped: number of batches that were left out.
-    """
+    """Cursor that knows the place of each batch in its pass, and leaves quarantined batches out."""
 
     skipped = 0
+    """Number of batches that were left out."""
 
-    def __init__(
-        self,
-        cursor: Cursor,
-        quarantined: Collection[int],
-        drew: Callable[[int], None],
-    ) -> None:
+    def __init__(self, cursor: Cursor, quarantined: Collection[int], drew: Callable[[int], None]) -> None:
         super().__init__(cursor)
         self._quarantined, self._drew = quarantined, drew
         self._left_out: list[int] = []
@@ -68,6 +59,11 @@ class QuarantineCursor(CursorWrapper):
 class Streams:
     """All streams of a run, by name.
 
+    Args:
+        declared: the data that the program is going to give, by name.
+        override: whether data that is not the checkpoint's is accepted.
+        same_data: whether a rollback resumes in this process, with the same data.
+
     Attributes:
         drew: called with the stream, pass and index of each batch that is handed out, if set.
         noticed: called with a stream's name, and what the head of an epoch did to its generators.
@@ -83,6 +79,7 @@ class Streams:
         seed: int,
         say: Callable[[str], None],
         *,
+        declared: Mapping[str, Any] | None = None,
         override: bool = False,
         quarantined: Iterable[Batch] = (),
         same_data: bool = False,
@@ -93,30 +90,19 @@ class Streams:
         self.share = Share(group.data_rank, group.data.size, uneven)
         self.drew: Callable[[str, int, int], None] | None = None
         self.noticed: Callable[[str, dict[str, Any]], None] = lambda name, head: None
-        self.compared: Callable[[str, tuple[str, str] | None, bool], None] = lambda name, words, is_read_on: (
-            None
-        )
+        self.compared: Callable[[str, tuple[str, str] | None, bool], None] = lambda *_: None
         self.changed: Callable[[], None] = lambda: None
         self._quarantined = [(batch.stream, batch.pass_index, batch.batch_index) for batch in quarantined]
         self.by_name: dict[str, RunStream] = {}
         self._sources: dict[str, Any] = {}
-        self._declared: dict[str, Any] = {}
+        """What the program has bound, by name."""
+        self.declared = dict(declared or {})
         self.seed, self.say, self._override, self._same_data = seed, say, override, same_data
         self.generators = Generators()
 
-    def keep(self, objects: Iterable[Any]) -> None:
-        """Take objects that the checkpoint's state has restored already: no stream may move these."""
-        self.generators.keep(objects)
-
-    def declare(self, declared: Mapping[str, Any]) -> None:
-        """Declare the data that the program is going to give, by name."""
-        self._declared = dict(declared)
-
     def bind(self, data: Any, name: str) -> RunStream:
         """Let the stream of `name` read `data`, and return the stream."""
-        run_stream = self.by_name.get(valid_name("stream", name))
-        if run_stream is None:
-            run_stream = self.by_name[name] = RunStream(name, self)
+        run_stream = self._named(valid_name("stream", name))
         stream = run_stream.stream
         if stream is None or self._sources.get(name) is not data:
             if run_stream.cursor is not None:
@@ -131,9 +117,12 @@ class Streams:
         if run_stream.bind(stream, override=self._override):
             self.changed()
         self._sources[name] = data
-        run_stream.head.declared = name in self._declared
-        run_stream.bound_again()
         return run_stream
+
+    def _named(self, name: str) -> RunStream:
+        if name not in self.by_name:
+            self.by_name[name] = RunStream(name, self)
+        return self.by_name[name]
 
     def _mine(self, data: Any) -> Stream:
         """Make the stream of this rank's part of the data."""
@@ -207,8 +196,7 @@ class Streams:
     def tree(self, *, head_may_follow: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the `streams/` branch, and values beside it that decide no batch.
 
-        Args:
-            head_may_follow: whether the head of an epoch may come next.
+        `head_may_follow`: whether the head of an epoch may come next.
         """
         trees = {name: each.tree(head_may_follow=head_may_follow) for name, each in self.by_name.items()}
         return {name: tree for name, (tree, _) in trees.items()}, {
@@ -229,23 +217,17 @@ class Streams:
         return [("streams", name, *path) for name, each in self.by_name.items() for path in each.rank_paths()]
 
     def load(
-        self,
-        tree: dict[str, Any],
-        words: dict[str, Any],
-        heads: Mapping[str, dict[str, Any]],
-        where: object,
+        self, tree: dict[str, Any], words: dict[str, Any], heads: Mapping[str, Any], where: object
     ) -> None:
         """Load what `tree` returned; the program binds the streams later.
 
         Args:
             words: the values saved beside the branch.
             heads: by stream, what the next head did when it ran before; empty if it did not run.
-            where: the checkpoint, for messages.
+            where: the checkpoint.
         """
         for name, saved in tree.items():
-            if name not in self.by_name:
-                self.by_name[name] = RunStream(name, self)
-            run_stream = self.by_name[name]
+            run_stream = self._named(name)
             run_stream.load(saved, words.get(name, {}), where)
             run_stream.head.recorded = heads.get(name)
 
@@ -253,15 +235,12 @@ class Streams:
         """Bring every bound stream to where the checkpoint had it, and open those inside a pass.
 
         Data that is declared, and not bound yet, has its generators brought back.
-
-        Args:
-            at_epoch_end: whether the checkpoint was written at the end of an epoch.
         """
         for name, run_stream in self.by_name.items():
             if self.bound(name):
                 run_stream.go_back(at_resume_point=True, at_epoch_end=at_epoch_end)
-            elif name in self._declared:
-                run_stream.bring_back(self._mine(self._declared[name]))
+            elif name in self.declared:
+                run_stream.bring_back(self._mine(self.declared[name]))
 
     def require_bound(self) -> None:
         """Refuse to continue while a stream of the checkpoint has no data."""
@@ -277,4 +256,4 @@ class Streams:
             run_stream.close()
             if run_stream.stream is not None:
                 # after the close: no worker draws from the data any more
-                reused_data.leave(run_stream.stream)
+                note_left(run_stream.stream)
