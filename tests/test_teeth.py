@@ -118,8 +118,8 @@ FAULTS = {
         (
             Edit(
                 r"now, again = random_parts\(rank\)",
-                "now, again = random_parts(rank); capture = lambda: lines",
-                beside=r"return \{'progress': progress, \*\*user",
+                "now, again = random_parts(rank); capture = engine.rng_marks.tree",
+                beside=r"tree = \{'progress': current\.tree",
             ),
         ),
         "laws/test_law1_any_step.py::test_crashed_anywhere",

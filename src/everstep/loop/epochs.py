@@ -461,6 +461,6 @@ class Epochs(LoopDriver):
             )
         if not self.within_epoch:
             return True
-        self._engine.saver.ask()  # left by `break`: closed here; the run is resumable, not finished
+        self._engine.saver.asked = True  # left by `break`: closed here; the run is resumable, not finished
         self._close_epoch()
         return False

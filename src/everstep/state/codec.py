@@ -75,17 +75,6 @@ class Buffers:
         self.kept: dict[str, HostArray] = {}
         self.copy = copy
 
-    def reserve(self, arrays: Mapping[str, Any]) -> None:
-        """Reserve memory for arrays that the next `encode` will have under these names.
-
-        New memory costs more than a copy: memory that is reserved in the background does not stall a save.
-        """
-        for name, array in arrays.items():
-            backend = backends.of(array)
-            if name not in self.kept and backend is not None and backend.pack(array) is None:
-                # The copied values are thrown away: only the memory is wanted.
-                self.kept[name] = backend.to_host(array, None)
-
 
 @dataclass
 class Encoded:

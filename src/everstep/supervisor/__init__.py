@@ -8,7 +8,7 @@ leaving/.
 
 from everstep.supervisor.door import Handle
 from everstep.supervisor.leaving.ending import BestRecord, Ending
-from everstep.supervisor.leaving.rollbacks import recovering
+from everstep.supervisor.leaving.undoing import recovering
 from everstep.supervisor.opening.init_from import InitFrom, Loaded, best, load
 from everstep.supervisor.supervisor import Supervisor
 

@@ -30,10 +30,12 @@ from everstep.schedule import NEVER, Instant, Schedule, earliest
 from everstep.services.best import Best
 from everstep.state import isolated
 from everstep.supervisor.saving.state_tree import Progress, reading
+from everstep.supervisor.threads.wakeups import Pending
 from everstep.supervisor.voice import Voice
 
 S = TypeVar("S", bound=Service)
 BoundaryOf = Callable[[Service], Boundary]
+Actions = Iterable[Pending]
 
 
 class ServiceBoard:
@@ -78,7 +80,6 @@ class ServiceBoard:
         return [service for service in self._services if isinstance(service, Best)]
 
     def find(self, kind: type[S]) -> S | None:
-        """The first service of one type."""
         return next((service for service in self._services if isinstance(service, kind)), None)
 
     def wanting(self, moment: Moment) -> list[Service]:
@@ -115,9 +116,9 @@ class ServiceBoard:
 
     def run(
         self, services: Sequence[Service], boundary_of: BoundaryOf, *, finish: bool = False
-    ) -> list[tuple[Service | None, Action]]:
+    ) -> list[Pending]:
         """Run services in order; each runs, whatever an earlier service asked for."""
-        actions: list[tuple[Service | None, Action]] = []
+        actions: list[Pending] = []
         for service in services:
             if not self._reports and not self._runs(service):
                 continue
@@ -132,9 +133,7 @@ class ServiceBoard:
                 self._collector.alone = before
         return actions
 
-    def _taken(
-        self, service: Service, outcome: Outcome, boundary: Boundary
-    ) -> list[tuple[Service | None, Action]]:
+    def _taken(self, service: Service, outcome: Outcome, boundary: Boundary) -> list[Pending]:
         """Record the metrics of an outcome, and return its actions."""
         if not isinstance(outcome, Outcome):
             raise UsageError(
@@ -295,27 +294,21 @@ def _require_declared(service: Service, actions: Sequence[Action]) -> None:
             )
 
 
-Actions = Iterable[tuple[Service | None, Action]]
-
-
 class Announcer:
-    """Tells services of moments.
-
-    Attributes:
-        synchronous: moments inside steps that a service asked for; the others cost nothing.
-        looked_at: names of the outputs of steps that services look at.
-    """
+    """Tells services of moments."""
 
     def __init__(
         self,
         board: ServiceBoard,
         progress: Progress,
         apply: Callable[[Actions], None],
-        together: Callable[[list[tuple[Service | None, Action]], Iterable[Service]], Actions],
+        together: Callable[[list[Pending], Iterable[Service]], Actions],
     ) -> None:
         self._board, self._progress, self._apply, self._together = board, progress, apply, together
         self.synchronous: set[Moment] = set()
+        """Moments inside steps that a service asked for; the others cost nothing."""
         self.looked_at: set[str] = set()
+        """Names of the outputs of steps that services look at."""
         self._outputs: dict[str, Any] = {}
         """Outputs of step `_outputs_of`, the newest that had any."""
         self._outputs_of = 0

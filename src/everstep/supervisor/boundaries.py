@@ -8,32 +8,29 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from everstep.checkpoint import Phase
-from everstep.contracts.services import Action, Interrupt, Moment, Save, Service, SetValue, Stage, Stop
+from everstep.contracts.services import Interrupt, Moment, Save, Service, SetValue, Stage, Stop
 from everstep.errors import UsageError
 from everstep.redaction import without_credentials
 from everstep.schedule import NEVER, Instant
-from everstep.supervisor.ranks import Pending
 from everstep.supervisor.saving.state_tree import StopRecord
 from everstep.supervisor.threads.signals import describe
+from everstep.supervisor.threads.wakeups import Pending
 
 if TYPE_CHECKING:
     from everstep.supervisor.engine import Engine
 
 
 class Decisions:
-    """Applies the actions that services and threads ask for, and the run's own limits.
-
-    Attributes:
-        interruption: why this start is to be left at the next boundary; None while it is not.
-    """
+    """Applies the actions that services and threads ask for, and the run's own limits."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.interruption: Interrupt | None = None
+        """Why this start is to be left at the next boundary; None while it is not."""
         self._targets: set[str] = set()
         """Targets of `SetValue` that services have set in this start."""
 
-    def apply(self, actions: Iterable[tuple[Service | None, Action]]) -> None:
+    def apply(self, actions: Iterable[Pending]) -> None:
         engine = self._engine
         for service, action in actions:
             if isinstance(action, Stop):
@@ -47,7 +44,7 @@ class Decisions:
             elif isinstance(action, Interrupt):
                 self.interruption = self.interruption or action
             elif isinstance(action, Save):
-                engine.saver.ask()
+                engine.saver.asked = True
             elif isinstance(action, SetValue) and service is not None:
                 self._set_value(service, action)
             else:
@@ -62,12 +59,8 @@ class Decisions:
         if stop is None or (failed, code) > (stop.failed, stop.code):
             engine.progress.stop = StopRecord(reason, kind, by, engine.limits.tree(), failed, code)
             engine.journal.event("stop", {"reason": reason, "kind": kind, "by": by, "step": engine.step})
-            engine.saver.ask()  # so that a restart ends the same way
+            engine.saver.asked = True  # so that a restart ends the same way
             engine.wakeups.wake()
-
-    def reopen(self) -> None:
-        """Take back the stop, because its reason is gone."""
-        self._engine.progress.stop = None
 
     def check_limits(self, at_epoch_end: bool) -> None:
         engine = self._engine
@@ -85,7 +78,7 @@ class Decisions:
             now = engine.limits.tree()[stop.kind]
             count = engine.progress.step if stop.kind == "max_step" else engine.progress.epoch
             if now is None or now > count:
-                self.reopen()
+                engine.progress.stop = None
 
     def notice_signal(self) -> None:
         """Turn a signal that has come into an interruption."""
@@ -138,17 +131,14 @@ class EvaluationInterrupted(BaseException):
 
 
 class Boundaries:
-    """Walks each boundary of a run.
-
-    Attributes:
-        unfinished: names of the services that a boundary left by an interruption has still to run.
-        inside: whether a boundary is open; still true after an exception has left it.
-    """
+    """Walks each boundary of a run."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.unfinished: list[str] = []
+        """Names of the services that a boundary left by an interruption has still to run."""
         self.inside = False
+        """Whether a boundary is open; still true after an exception has left it."""
         self._may_abandon = False
         """Whether an interruption may end the evaluation that runs now."""
 
@@ -196,7 +186,7 @@ class Boundaries:
             due = [s for s in on_schedule if can_save or s.stage is not Stage.SAVE]
         else:
             due = [s for s in engine.board if s.name in rest]
-            engine.saver.ask()  # to replace the checkpoint that was left open
+            engine.saver.asked = True  # to replace the checkpoint that was left open
         payload = None if at_epoch_end else batch
         engine.decisions.apply(self._run_deciding(due, moment, payload, can_save))
         if (stop := engine.progress.stop) is not None and not stop.failed:
@@ -241,7 +231,7 @@ class Boundaries:
         reason = None if stop is None else stop.reason
         engine.ranks.meet(
             f"the boundary after {where}",
-            saving=engine.saver.busy,
+            saving=engine.saver.job is not None,
             reason=reason,
             asked=asked,
             handed=engine.verifier.handed,
@@ -271,9 +261,9 @@ class Boundaries:
                 self._may_abandon = False
         return self._together(actions, [s for s in due if s.stage <= Stage.DECIDE and s.controller])
 
-    def _together(self, actions: list[Pending], due: list[Service]) -> list[Pending]:
+    def _together(self, actions: list[Pending], may_act: list[Service]) -> list[Pending]:
         """Unite the actions of all ranks, where services are due that may act."""
-        return self._engine.ranks.together(actions, self._engine.board) if due else actions
+        return self._engine.ranks.together(actions, self._engine.board) if may_act else actions
 
     def _check_program(self, at_epoch_end: bool) -> None:
         engine = self._engine
@@ -293,7 +283,6 @@ class Boundaries:
         # an interrupted tail commits this copy: the last step runs again, and assigns what the tail uses
         if phase == "epoch" or engine.loop.steps_left() == 1:
             engine.saver.keep(phase)
-        engine.saver.reserve()
 
     def _mark_best(self) -> None:
         engine = self._engine

@@ -20,17 +20,13 @@ _FORMS = (
 
 
 class Said(NamedTuple):
-    """What one rank says of the data that it reads.
-
-    Attributes:
-        place: number of its part; None where it is not in the mesh that was given.
-        size: number of parts.
-        row: the ranks of the mesh, in the order of their parts; None without a mesh.
-    """
+    """What one rank says of the data that it reads."""
 
     place: int | None
+    """Number of its part; None where it is not in the mesh that was given."""
     size: int
     row: Sequence[int] | None = None
+    """The ranks of the mesh, in the order of their parts."""
 
 
 def said(given: Any) -> Said | None:
@@ -51,12 +47,7 @@ def said(given: Any) -> Said | None:
 
 
 def divide(group: Group, mine: Said | None) -> None:
-    """Settle which part of each batch every rank of a group reads; called by all of them.
-
-    Raises:
-        DisagreementError: the ranks have said different things.
-        ConfigError: the parts are not read by equally many ranks, or a mesh is not made of these ranks.
-    """
+    """Settle which part of each batch every rank of a group reads; called by all of them."""
     # also on one process, where more than one part is refused
     answers = group.gather(None if mine is None else list(mine), "the argument data_ranks")
     if not any(answers):

@@ -225,7 +225,7 @@ class Door:
     def make_checkpoint(self) -> None:
         """Save at the next boundary: the end of this step, or of this epoch."""
         self._engine.require_open("make_checkpoint")
-        self._engine.saver.ask()
+        self._engine.saver.asked = True
         self._engine.wakeups.wake()
 
     def add_summary(self, summary: Any) -> None:

@@ -23,21 +23,18 @@ from everstep.supervisor.boundaries import Boundaries, Decisions
 from everstep.supervisor.checks.no_progress import Rounds, Work
 from everstep.supervisor.checks.sanity_checks import ProgramChecks, WatchedMetrics
 from everstep.supervisor.checks.verification import Verifier
-from everstep.supervisor.data_ranks import begin_random
+from everstep.supervisor.data_ranks import begin_random, divide
 from everstep.supervisor.leaving.ending import BestRecord, Ending
-from everstep.supervisor.leaving.failure_reporter import FailureReporter, tell_torchrun
-from everstep.supervisor.leaving.hangs import HangThread
-from everstep.supervisor.leaving.lost_group import LostGroup
-from everstep.supervisor.leaving.retries import Retries
-from everstep.supervisor.leaving.rollbacks import Rollbacks
+from everstep.supervisor.leaving.failures import FailureReporter, HangThread, LostGroup, tell_torchrun
+from everstep.supervisor.leaving.undoing import Retries, Rollbacks
 from everstep.supervisor.opening.open_run import OpenRun, ResumePoint
 from everstep.supervisor.opening.recover import recover
 from everstep.supervisor.ranks import Ranks
 from everstep.supervisor.recording import Recording
 from everstep.supervisor.saving.saver import Saver
-from everstep.supervisor.saving.snapshot import take_snapshot
 from everstep.supervisor.saving.state_tree import Progress, reading
 from everstep.supervisor.saving.user_state import UserState
+from everstep.supervisor.saving.writing import take_snapshot
 from everstep.supervisor.settings import LoopDriver, Settings
 from everstep.supervisor.streams.generators import RngMarks
 from everstep.supervisor.threads.periodic_functions import GRACE, PeriodicThreads
@@ -51,14 +48,7 @@ class Engine:
     """A start of a run, from entry to exit.  The only place where a step counts.
 
     The engine holds the parts of a run and calls them in their order; each part owns its own state.  A door
-    (`Supervisor`, `TrainLoop`) uses the engine's methods and parts, and is its `LoopDriver`.
-
-    Attributes:
-        status: "new" before the `with` block, "open" inside, "closed" after it.
-        begun: whether the program has reached the place at which the run begins or resumes.
-        progress: the counters.
-        recovered: where this start begins.
-        restored: the best weights that were loaded into the objects at the end; None if none were.
+    (`Supervisor`, `TrainLoop`) uses the engine's methods and parts.
     """
 
     def __init__(self, settings: Settings, user: UserState) -> None:
@@ -66,7 +56,9 @@ class Engine:
         self.settings, self.user, self.clock = settings, user, clock
         self.kind, self.limits = settings.kind, settings.limits
         self.status: Literal["new", "open", "closed"] = "new"
+        """Where the program is: before the `with` block, inside, or after it."""
         self.begun = False
+        """Whether the program has reached the place at which the run begins or resumes."""
         self.segment = 0
         self.progress = Progress(seed=settings.seed or 0)
         self.recovered = ResumePoint(self.progress)
@@ -85,6 +77,7 @@ class Engine:
         self.threads = PeriodicThreads(self.wakeups.fail)
         self.watched = WatchedMetrics(self.board, self.voice)
         self.restored: BestRecord | None = None
+        """The best weights that were loaded into the objects at the end."""
         self.ending: Ending | None = None
         self._verifies_nothing = False
         """Whether no step is executed again in this start, which is said at the resume point."""
@@ -119,7 +112,7 @@ class Engine:
                 self.ranks.join(stack)
                 self.ranks.require_supported(self.settings.retry)
                 with self.ranks.telling():
-                    self.ranks.divide(self.settings.data_ranks)
+                    divide(self.ranks.group, self.settings.data_ranks)
                     self._open(stack)
                     self.announcer.fire(Moment.ENTER_LOOP)
                     if self.recovered.checkpoint is not None:
@@ -159,14 +152,12 @@ class Engine:
         for target in (target for service in self.board for target in service.sets):
             self.user.numbers(target)  # which refuses what is not there
         self.progress = recovered.progress
-        self.streams = opening.streams(recovered, same_data=self.kind.same_data)
+        self.streams = opening.streams(recovered)
         stack.callback(self.streams.close)
-        # generators in the state are restored already: no stream may move them
-        self.streams.keep(self.user.objects.values())
-        self.streams.declare(self.settings.streams)
+        self.streams.generators.keep(self.user.objects.values())
         self.streams.noticed = self._note_head
         # after recovery: the segment's first record names the checkpoint from which this start continues
-        self.journal = opening.journal(recovered, self.board, self.limits.tree())
+        self.journal = opening.open_journal(recovered, self.board, self.limits.tree())
         stack.callback(self.journal.close)
         stack.callback(opening.mirror.close)
         # the writer has made the folders by now
@@ -174,7 +165,10 @@ class Engine:
         pages = FailurePages(opening.run_dir.path, self.segment, rank=self.ranks.group.rank)
         self.reporter = FailureReporter(pages, self.ranks.group, self.progress, self.journal, self.voice)
         self._open_verifier(stack)
-        self._open_recovery()
+        self.rollbacks = Rollbacks(opening, self.streams)
+        self.retries = Retries(opening, self.streams, lambda: self.ranks.signal is not None)
+        if (recovery := self.settings.recovery) is not None:
+            self.streams.drew = lambda *batch: recovery.drew(self.progress.step + 1, *batch)
         self.saver = Saver(self)
         stack.callback(self.saver.close)
         if self.settings.replay is None:  # before training: a full disk is found here, not at the first save
@@ -192,18 +186,15 @@ class Engine:
         self.spent.begin()
         if (watch := self.settings.hang_watch) is not None:
             marks = {"the loop has not moved": self._moved, "a save has not ended": lambda: self.saver.job}
-            hangs = HangThread(
-                watch, self._position, marks, self.ranks.group, self.reporter, self.journal, self.voice
-            )
-            stack.callback(hangs.close)
+            stack.callback(HangThread(watch, self._position, marks, self.reporter).close)
         # before they open: those that did are closed if a later one fails
         stack.callback(self._close_services)
         # before they open: a service may read its state there
         if recovered.checkpoint is not None:
-            where = opening.run_dir.checkpoints / recovered.checkpoint
-            self.board.load(recovered.services, where)
+            where, services = opening.run_dir.checkpoints / recovered.checkpoint, recovered.tree["services"]
             with reading(where, "services/metrics"):
-                self.collector.load(recovered.collector)
+                self.collector.load(services.pop("metrics")["state"])
+            self.board.load(services, where)
         self.board.open(self.view, self.ranks.begin_clock())
         self.voice.release()
         self.services_changed()
@@ -250,29 +241,6 @@ class Engine:
         if not recovered.finished:
             self.streams.compared = self.verifier.drew_again
         self._verifies_nothing = comparison.done and not recovered.finished
-
-    def _open_recovery(self) -> None:
-        """Make what goes back, and what tries again, after a failed step."""
-        recovery = self.settings.recovery
-        self.rollbacks = Rollbacks(
-            self.opening.rollbacks,
-            recovery,
-            self.opening.store,
-            self.streams,
-            self.journal,
-            self.voice,
-            self.ranks.group,
-        )
-        self.retries = Retries(
-            self.settings.retry,
-            str(self.opening.run_dir.path),
-            self.streams,
-            self.journal,
-            lambda: self.ranks.signal is not None,
-            self.voice,
-        )
-        if recovery is not None:
-            self.streams.drew = lambda *batch: recovery.drew(self.progress.step + 1, *batch)
 
     def _tree(self, phase: Phase) -> Encoded:
         """Encode the whole state as a checkpoint of this boundary has it."""
@@ -360,9 +328,8 @@ class Engine:
         if self.recovered.random is not None:  # last: opening a stream may draw random numbers
             restore(self.recovered.random)
             self.recovered.random = None
-        if rest := self.recovered.open:
+        if rest := self.recovered.meta.get("open"):
             # first of all: an interruption left this boundary before these services had run
-            self.recovered.open = []
             self.boundaries.walk(Moment.AFTER_EPOCH if at_epoch_end else Moment.AFTER_STEP, rest=rest)
 
     # -------------------------------------------------------------------------------- the step
@@ -380,9 +347,7 @@ class Engine:
     def complete_step(self, batch: Any, can_save: bool = True) -> None:
         """Count a complete step; no other place counts steps.
 
-        Args:
-            batch: the batch that the step read.
-            can_save: False where the step was left by `break`, so that the state is not the one after a step.
+        `can_save` is False where the step was left by `break`: the state is not the one after a step.
         """
         current, wakeups = self.progress, self.wakeups
         current.step = step = current.step + 1
@@ -419,10 +384,7 @@ class Engine:
         self.estimator.exclude(seconds)
 
     def killed_by_signal(self, cursor: Cursor | None) -> bool:
-        """Whether the signal that interrupts the run has killed the workers, too; then the signal is noticed.
-
-        Ctrl-C reaches the whole process group, and the error of a fetch may come before the signal is seen.
-        """
+        """Whether a signal to the whole process group, as Ctrl-C, has killed the workers: then notice it."""
         if cursor is None or not cursor.fetch_error_may_be_signal or self.ranks.several:
             return False
         if not self.signals.received_within(1.0):

@@ -15,12 +15,9 @@ from everstep.contracts.services import Action, Clock, Interrupt, Save, Service,
 from everstep.errors import ConfigError, DisagreementError
 from everstep.group import Agreement, Peers, Single, StoreGroup, find_group, report
 from everstep.services.recovery import Retry
-from everstep.supervisor.data_ranks import Said, divide
 from everstep.supervisor.streams.same_samples import require_alike
 from everstep.supervisor.threads.signals import SignalWatch
-from everstep.supervisor.threads.wakeups import Wakeups
-
-Pending = tuple[Service | None, Action]
+from everstep.supervisor.threads.wakeups import Pending, Wakeups
 
 _ACTIONS: dict[str, type[Action]] = {kind.__name__: kind for kind in (Stop, Interrupt, Save)}
 """Actions that one rank may ask for alone, by name; the others set values, which all ranks set alike."""
@@ -32,16 +29,6 @@ class Ranks:
     Every rank makes the same calls in the same order.  What only one rank knows (a signal, the clock, a
     thread's request, a finished write) is gathered at each boundary, so that all ranks decide from the same
     facts.  On one process the facts are read where they are used.
-
-    Args:
-        signals, wakeups, clock: this process's own.
-
-    Attributes:
-        group: the group; a `Single` until `join`.
-        several: whether the run has more than one rank.
-        saves_are_done: whether no rank was writing a checkpoint when the ranks met last.
-        times: what each rank has measured of itself, when they met last after an epoch; else empty.
-        writers_reason: the writer's reason for its stop, when the ranks met last; None: it had none.
     """
 
     def __init__(self, signals: SignalWatch, wakeups: Wakeups, clock: Clock) -> None:
@@ -49,8 +36,11 @@ class Ranks:
         self.several = False
         self._signals, self._wakeups, self._clock = signals, wakeups, clock
         self.saves_are_done = True
+        """Whether no rank was writing a checkpoint when the ranks met last."""
         self.writers_reason: str | None = None
+        """The writer's reason for its stop, when the ranks met last."""
         self.times: list[dict[str, float]] = []
+        """What each rank has measured of itself, if the ranks met last after an epoch."""
         self._now = 0.0
         self._signal: int | None = None
         self._actions: list[Pending] = []
@@ -68,20 +58,8 @@ class Ranks:
         if isinstance(group, StoreGroup):
             stack.callback(Peers(group).close)
 
-    def divide(self, said: Said | None) -> None:
-        """Settle which part of each batch every rank reads; called by all of them.
-
-        Args:
-            said: this rank's argument `data_ranks`.
-        """
-        divide(self.group, said)
-
     def require_supported(self, retry: Retry | None) -> None:
-        """Refuse a service that acts on this rank alone, before anything is opened; all ranks raise.
-
-        Raises:
-            ConfigError: names the service, and what to do.
-        """
+        """Refuse a service that acts on this rank alone, before anything is opened; all ranks raise."""
         if self.several and retry is not None:
             raise ConfigError(
                 f"Retry tries again in one process, and the other {self.group.size - 1} of {self.group.size} "
@@ -90,17 +68,9 @@ class Ranks:
             )
 
     def agree_by_steps(
-        self,
-        stack: ExitStack,
-        steps: Callable[[], int],
-        lost: Callable[[BaseException], None],
+        self, stack: ExitStack, steps: Callable[[], int], lost: Callable[[BaseException], None]
     ) -> None:
-        """Let all ranks stop at the same step for what one of them wishes.
-
-        Args:
-            steps: tells the number of completed steps.
-            lost: takes, in a thread, the error by which the group is lost.
-        """
+        """Let all ranks stop at the same step for what one wishes; a thread tells `lost` of a lost group."""
         if isinstance(group := self.group, StoreGroup):
             agreement = Agreement(group, steps, self._wakeups.look, lost)
             stack.callback(agreement.close)
@@ -116,11 +86,7 @@ class Ranks:
             raise
 
     def require_synchronised(self, objects: Mapping[str, Any]) -> None:
-        """Raise for objects that each rank would train on its own.
-
-        Args:
-            objects: the replicated objects of the state, by name.
-        """
+        """Raise for replicated objects of the state that each rank would train on its own."""
         if self.several:
             for backend in backends.active():
                 backend.require_synchronised(objects, self.group.data)
@@ -153,20 +119,18 @@ class Ranks:
         Args:
             where: the boundary, in words.
             saving: whether this rank is writing a checkpoint.
-            reason: this rank's reason for its stop; None without one.
+            reason: this rank's reason for its stop.
             asked: what the program has asked for since the ranks met last; the same on all ranks.
             handed: digest of the batches of this start, to compare with ranks that read the same part.
-            times: what this rank has measured of itself, to be recorded; None: nothing at this boundary.
-
-        Raises:
-            DisagreementError: the ranks are at different boundaries, were asked for different things, or read
-                different batches where these are to be the same.
+            times: what this rank has measured of itself, to be recorded.
         """
         if not self.several:
             return
+        pending = self._wakeups.actions
         mine = {
             "signal": self._signals.received,
-            "actions": [_told(action) for action in _taken(self._wakeups)],
+            # counted once: a thread may append meanwhile
+            "actions": [_told(pending.popleft()[1]) for _ in range(len(pending))],
             "saving": saving,
             "now": self._clock(),
             "reason": reason,
@@ -181,7 +145,9 @@ class Ranks:
         self.times = [each["times"] for each in found if each["times"]]
         self.saves_are_done = not any(each["saving"] for each in found)
         self._signal = next((each["signal"] for each in found if each["signal"] is not None), None)
-        self._actions += [(None, _action(*told)) for each in found for told in each["actions"]]
+        self._actions += [
+            (None, _ACTIONS[kind](**values)) for each in found for kind, values in each["actions"]
+        ]
 
     def now(self) -> float:
         """The clock's time; of several ranks, by the writer's clock when they met last."""
@@ -205,10 +171,6 @@ class Ranks:
         """Return the actions of the services on all ranks, the same on each; called by all ranks.
 
         A stop, an interruption or a save that one rank alone asks for counts for all.
-
-        Args:
-            actions: those of this rank.
-            services: the run's; they have the same names on all ranks.
         """
         if not self.several:
             return actions
@@ -221,22 +183,13 @@ class Ranks:
         for theirs in everyone[1:]:  # in the order of ranks: the first reason of a stop counts
             united += [told for told in theirs if told[1] in _ACTIONS and told not in united]
         return [
-            own.get(json.dumps([name, kind, values])) or (by_name.get(name), _action(kind, values))
+            own.get(json.dumps([name, kind, values])) or (by_name.get(name), _ACTIONS[kind](**values))
             for name, kind, values in united
         ]
 
 
-def _taken(wakeups: Wakeups) -> list[Action]:
-    # counted once: a thread may append meanwhile
-    return [wakeups.actions.popleft()[1] for _ in range(len(wakeups.actions))]
-
-
 def _told(action: Action) -> tuple[str, dict[str, Any]]:
     return type(action).__name__, plain_tree(asdict(action))
-
-
-def _action(kind: str, values: dict[str, Any]) -> Action:
-    return _ACTIONS[kind](**values)
 
 
 def _require_same_asked(everyone: Sequence[Mapping[str, Any]], where: str) -> None:

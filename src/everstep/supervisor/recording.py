@@ -15,10 +15,8 @@ from everstep.supervisor.streams.run_streams import Streams
 class Recording:
     """Takes the rows that the collector has finished.
 
-    Attributes:
-        last_values: newest value of each metric collected outside steps, the means of epochs included; in
-            a loop without epochs, of all metrics.
-        last_steps: step of each value in `last_values`.
+    `last_values` has the newest value of each metric collected outside steps, the means of epochs included;
+    in a loop without epochs, of all metrics.  `last_steps` has their steps.
     """
 
     def __init__(
@@ -31,8 +29,8 @@ class Recording:
     ) -> None:
         self._journal, self._verifier, self._progress = journal, verifier, progress
         self._streams = streams
-        self.last_values: dict[str, float] = dict(recovered.last_values)
-        self.last_steps: dict[str, int] = dict(recovered.last_steps)
+        self.last_values: dict[str, float] = dict(recovered.meta.get("metrics", {}))
+        self.last_steps: dict[str, int] = dict(recovered.meta.get("metric_steps", {}))
         self._flushed = (0, 0)
         """Step and epoch of the last "progress" event."""
 

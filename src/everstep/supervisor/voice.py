@@ -9,12 +9,7 @@ from everstep.services.console import Console, LogFile
 
 
 class Voice:
-    """Says and warns for all parts of a run.
-
-    Attributes:
-        console: prints each line and keeps the log; None for a run without a console.
-        warnings: sentences warned with in this start, in order.
-    """
+    """Says and warns for all parts of a run; `console` keeps the log, None for a run without a console."""
 
     def __init__(self) -> None:
         self.console: Console | None = None

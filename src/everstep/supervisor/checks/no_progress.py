@@ -26,15 +26,12 @@ class Work(NamedTuple):
 class Rounds:
     """Counts the rounds of a loop in the thread that made the counter.
 
-    Args:
-        work: tells what the loop has done; asked only where there is more than one round in a step.
-
-    Attributes:
-        count: rounds since the loop last completed a step or an epoch.
+    `work` tells what the loop has done; it is asked only where there is more than one round in a step.
     """
 
     def __init__(self, work: Callable[[], Work]) -> None:
         self.count = 0
+        """Rounds since the loop last completed a step or an epoch."""
         self._most = 1
         self._work = work
         self._thread = get_ident()

@@ -15,11 +15,7 @@ _LOOKS = 16
 
 
 class ProgramChecks:
-    """Looks for what the state lacks, in the first steps and at boundaries.
-
-    Attributes:
-        looks_left: number of steps after which modules outside the state are still to be looked at.
-    """
+    """Looks for what the state lacks, in the first steps and at boundaries."""
 
     def __init__(
         self,
@@ -33,6 +29,7 @@ class ProgramChecks:
         self._warn_once = warn_once
         self._counters = user.counters.values()
         self.looks_left = _LOOKS
+        """Number of steps after which modules outside the state are still to be looked at."""
 
     def look(self) -> None:
         """Look, after one of the first steps, for changes in what the state does not save."""

@@ -19,9 +19,8 @@ from everstep.formats import Foreign, open_foreign
 from everstep.record import RunJournal, to_read, user_path
 from everstep.state import Encoded, split, within
 from everstep.supervisor.leaving.ending import BestRecord
-from everstep.supervisor.opening.wrapper_names import base_hint, hint
 from everstep.supervisor.saving.state_tree import Progress, reading, saved_tree
-from everstep.supervisor.saving.user_state import UserState
+from everstep.supervisor.saving.user_state import UserState, base_hint
 
 Policy = Literal["error", "warn", "skip"]
 Say = Callable[[str], None]
@@ -68,9 +67,8 @@ class InitFrom:
 
     def __post_init__(self) -> None:
         user_path(self.path, "path")
-        for name in self.reset:
-            if name not in _RESETS:
-                raise ConfigError(f"InitFrom(reset={set(self.reset)}): {name!r}: {nearest(name, _RESETS)}")
+        for name in set(self.reset).difference(_RESETS):
+            raise ConfigError(f"InitFrom(reset={set(self.reset)}): {name!r}: {nearest(name, _RESETS)}")
         patterns = [("include", self.include), ("exclude", self.exclude)]
         for name, pattern in [*patterns, *(("rename", old) for old in self.rename)]:
             try:
@@ -100,17 +98,13 @@ class InitFrom:
         return f"{where} ({kind})"
 
     def take(self, user: UserState, say: Say, *, starts: bool = True) -> tuple[Checkpoint | None, str, str]:
-        """Load the chosen parts into the objects.
+        """Load the chosen parts into the objects; return the checkpoint, the path, and in words what it is.
 
-        Args:
-            starts: whether a run starts: then entries that only the source has are unexpected; and of another
-                program's weights, optimizers are left out, and entries that a file with names alone does not
-                know.  False where each entry must be there.
-
-        Returns:
-            The checkpoint, None for another program's weights; the path; and in words what is there.
+        `starts`: whether a run starts: then entries that only the source has are unexpected; and of another
+        program's weights, for which the checkpoint is None, optimizers are left out, and entries that a file
+        with names alone does not know.  False where each entry must be there.
         """
-        required: Collection[str] | None = None
+        required: Collection[str] = user.entries
         as_it_is = not starts and self == InitFrom(self.path)
         foreign, checkpoint = self._open_foreign(say), None
         if foreign is not None:
@@ -118,7 +112,7 @@ class InitFrom:
             saved, required = self._entries_of(foreign, user, say, starts)
         else:
             names = [("user", name) for name in user.entries]
-            checkpoint = self._read(say, within(names) if as_it_is else _in_user)
+            checkpoint = self._read(say, within(names if as_it_is else [("user",), ("progress",)]))
             where, kind = str(checkpoint.path), f"step {checkpoint.step}"
             tree = checkpoint
             if as_it_is:  # the arrays of other entries were not read
@@ -196,7 +190,7 @@ class InitFrom:
         where: str,
         say: Say,
         starts: bool,
-        required: Collection[str] | None,
+        required: Collection[str],
     ) -> dict[str, Any]:
         """Return the tree to load per entry: the program's own, with the chosen names of what is saved."""
         own = {name: entry.save() for name, entry in user.entries.items()}
@@ -209,7 +203,7 @@ class InitFrom:
             path
             for path in ours
             if path not in theirs and path not in anew and self._takes(path)
-            if required is None or path.partition("/")[0] in required
+            if path.partition("/")[0] in required
         ]
         both = {path: _kinds(theirs[path], ours[path]) for path in theirs if path in ours}
         differing = {path: f"{path} {old} -> {new}" for path, (old, new) in both.items() if old != new}
@@ -225,8 +219,7 @@ class InitFrom:
         if any(refused.values()):
             raise RestoreError(
                 f"{where} does not fit; choose with include=, exclude=, rename=, or allow it with "
-                'on_missing=, on_unexpected=, on_reshaped="skip"'
-                f"{hint(lists['missing'], lists['unexpected'])}{about_base}",
+                f'on_missing=, on_unexpected=, on_reshaped="skip"{about_base}',
                 **refused,
             )
         for kind, names in lists.items():
@@ -304,7 +297,7 @@ class Loaded:
         path: the checkpoint's folder, or the path of another program's weights.
         step, epoch: step and epoch of the run at the save; 0 for another program's weights.
         digest: digest of the checkpoint.
-        seed: seed of the run; None where only weights are kept (best weights).
+        seed: seed of the run; None for weights alone.
     """
 
     path: str
@@ -379,33 +372,23 @@ def best(run_dir: str | Path) -> dict[str, BestRecord]:
 # --------------------------------------------------------------------------------- trees by name
 
 
-def _in_user(name: str) -> bool:
-    """Whether an array of a checkpoint belongs to the user's state or the counters, by its name."""
-    return name.startswith(("user/", "progress/"))
-
-
 def _is_optimizer(tree: Any) -> bool:
     return isinstance(tree, dict) and tree.keys() >= {"state", "param_groups"}
 
 
 def _split(name: str, tree: Any) -> list[tuple[str, Any]]:
     """Split a model's state by name, without the keys in `BESIDE`; leave any other tree whole."""
-    named = {key: v for key, v in tree.items() if not _beside(key)} if isinstance(tree, dict) else {}
+    named = {key: v for key, v in tree.items() if key not in BESIDE} if isinstance(tree, dict) else {}
     if named and all(hasattr(v, "shape") for v in named.values()):
         return [(f"{name}/{key}", value) for key, value in named.items()]
     return [(name, tree)]
-
-
-def _beside(key: Any) -> bool:
-    return isinstance(key, str) and key in BESIDE
 
 
 def _join(name: str, tree: Any, parts: Mapping[str, Any]) -> Any:
     paths = [path for path, _ in _split(name, tree)]
     if paths == [name]:
         return parts[name]
-    beside = {key: value for key, value in tree.items() if _beside(key)}
-    return {path[len(name) + 1 :]: parts[path] for path in paths} | beside
+    return {key: value if key in BESIDE else parts[f"{name}/{key}"] for key, value in tree.items()}
 
 
 def _kinds(theirs: Any, ours: Any) -> tuple[str, str]:
@@ -421,7 +404,7 @@ def _kinds(theirs: Any, ours: Any) -> tuple[str, str]:
 def _untied(missing: list[str], ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """Return the missing names without those whose array is stored under another name (tied weights)."""
 
-    def place(path: str) -> Any:
+    def place(path: str) -> object:
         backend = backends.of(ours[path])
         return None if backend is None else backend.facts(ours[path]).place
 

@@ -23,17 +23,14 @@ class _Moment(NamedTuple):
 
 
 class _Cost(NamedTuple):
-    """What a save has cost, in seconds.
-
-    Attributes:
-        wait: training waited for it.
-        slower: the steps beside its writing took longer than others.
-        duration: from its beginning until it was on the disk.
-    """
+    """What a save has cost, in seconds."""
 
     wait: float
+    """Training waited for it."""
     slower: float
+    """The steps beside its writing took longer than others."""
     duration: float
+    """From its beginning until it was on the disk."""
 
 
 class Cadence:
@@ -70,11 +67,8 @@ class Cadence:
             self._written = self._now()._replace(seconds=seconds)
 
     def failed(self, error: Exception | None) -> None:
-        """Note the failure of the newest save, if it has failed: the next one comes soon.
-
-        Of several ranks each finds that at its own boundary, and all must save at the same steps: there the
-        next save comes in its time.
-        """
+        """Note the failure of the newest save, if it has failed: the next one comes soon."""
+        # of several ranks each finds that at its own boundary, and all must save at the same steps
         if error is not None and error is not self._failure and not self._engine.ranks.several:
             self._schedule.failed(self._engine.clock())
         self._failure = error

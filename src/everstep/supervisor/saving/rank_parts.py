@@ -54,11 +54,7 @@ def for_rank(checkpoint: Checkpoint, group: Group, user: UserState) -> Checkpoin
     """Return a checkpoint with the state tree of one rank, whatever number of ranks wrote the checkpoint.
 
     Arrays in common go to the device that is current when they are decoded; only the writer keeps numbers of
-    devices.
-
-    Raises:
-        RestoreError: an entry is a rank's own in the checkpoint and not in the program; or the number of
-            ranks has changed, and what is a rank's own cannot be given to others.  Names it.
+    devices.  What is a rank's own and cannot be given to this one is refused.
     """
     if undeclared := _own_entries(checkpoint.own, checkpoint.common) - user.per_rank:
         raise RestoreError(
@@ -158,7 +154,7 @@ class _OtherRanks:
         return encode({"rng": {now: state, again: lines}})
 
     def _rekey(self, rank: int) -> None:
-        """Seed the global generators from the place in the run and a number, the same at each start."""
+        """Seed the global generators from the place in the run and a number: the same at each start."""
         progress = self._saved_at("progress", 0)
         rekey(progress["seed"], rank, progress["step"])
 

@@ -25,16 +25,15 @@ _NOTHING = Encoded({})
 
 
 def digests(common: Encoded, own: Encoded = _NOTHING, together: Sequence[int] = ()) -> dict[str, str]:
-    """Digest each part that all ranks, or some of them, must have in common.
+    """Digest each part that all ranks, or some of them, must have in common: xxh3_64, 16 hex digits.
 
     Args:
-        common: the rest that `split` leaves.
-        own: what is this rank's own.
+        common, own: what `split` leaves.
         together: the ranks that read the same part of the data as this one, which is among them.
 
     Returns:
-        xxh3_64, 16 hex digits, by part: "progress", "user/NAME", "streams/NAME"; and of
-        what ranks 0 and 2 alone hold both, "user/NAME#0,2", "rng#0,2".
+        By part: "progress", "user/NAME", "streams/NAME"; and of what ranks 0 and 2 alone hold both,
+        "user/NAME#0,2", "rng#0,2".
     """
     totals: dict[str, Any] = {}
     for part, path, data in _compared(common, own, together):
@@ -60,11 +59,7 @@ def differing(ranks: Sequence[Mapping[str, str]]) -> str | None:
 
 
 def difference(part: str, ranks: Sequence[Mapping[str, str]]) -> StateError:
-    """Make the error for a part that differs.
-
-    Args:
-        ranks: `leaf_digests` of the part, by rank.
-    """
+    """Make the error for a part that differs, given its `leaf_digests` by rank."""
     branch_and_name, _, holders = part.partition("#")
     telling = list(map(int, holders.split(","))) if holders else list(range(len(ranks)))
     path = differing([dict(sorted(ranks[rank].items())) for rank in telling]) or part

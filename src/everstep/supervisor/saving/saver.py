@@ -26,9 +26,8 @@ from everstep.services.best import Best
 from everstep.state import Buffers, Encoded, encode, split
 from everstep.supervisor.saving.cadence import Cadence
 from everstep.supervisor.saving.replicas import difference, leaf_digests
-from everstep.supervisor.saving.snapshot import Snapshot, take_snapshot
 from everstep.supervisor.saving.spill import Spill
-from everstep.supervisor.saving.writing import Writing
+from everstep.supervisor.saving.writing import Snapshot, Writing, take_snapshot
 
 if TYPE_CHECKING:
     from everstep.supervisor.engine import Engine
@@ -39,27 +38,24 @@ class Saver:
 
     The state of one step is copied once (a `Snapshot`); the newest copy stays in the kept buffers, and is
     committed when it is asked for, at once or later.  What the writer thread does is `Writing`'s.
-
-    Attributes:
-        asked: whether a save is asked for at the next boundary.
-        last: the newest commit of this process, None before the first.
-        failures: number of failed saves.
-        error: the error of the newest save; None after a save that succeeded.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        rule, opening, voice = engine.settings.checkpoints, engine.opening, engine.voice
-        self.writing = Writing(opening, engine.journal, rule.retention, engine.ranks.group, voice.warn)
+        rule = engine.settings.checkpoints
+        self.writing = Writing(engine.opening, rule.retention)
         self._buffers = Buffers(rule.copy)
-        self._spill = Spill(opening.run_dir.path)
-        self._writer = Writer(voice.warn)
+        self._spill = Spill(engine.opening.run_dir.path)
+        self._writer = Writer(engine.voice.warn)
         # measuring costs each boundary a little
         self._cadence = Cadence(engine, rule.schedule) if rule.schedule.learns else None
         self.asked = False
+        """Whether a save is asked for at the next boundary."""
         self.last: CommittedCheckpoint | None = None
+        """The newest commit of this process."""
         self.failures = 0
         self.error: OSError | MemoryError | None = None
+        """The error of the newest save; None after a save that succeeded."""
         self._written: deque[tuple[CommittedCheckpoint, float]] = deque()
         """Commits that are not announced, each with the clock's time; the writer thread appends."""
         self._in_doubt: list[tuple[str, str, float]] = []
@@ -70,12 +66,8 @@ class Saver:
         """The newest copy, taken at a boundary or where an epoch's steps ended."""
         self._kept_only = False
         """Whether the newest copy was not handed to the writer."""
-        self._reserved = False
 
     # ------------------------------------------------------------------------ what is saved, and when
-
-    def ask(self) -> None:
-        self.asked = True
 
     @property
     def step(self) -> int:
@@ -83,7 +75,7 @@ class Saver:
         return self._engine.recovered.step if self._snapshot is None else self._snapshot.name.step
 
     def one_before(self) -> bool:
-        """Whether the newest copy is from one step before the last complete step.
+        """Whether the newest copy is of one step before the last complete step.
 
         After a step loop of one step, a copy from before the last step of the loop ahead counts too: with
         loops of steps 1 to 3 and of step 4 alone, step 4 accepts a copy of step 2; both steps run again.
@@ -159,11 +151,7 @@ class Saver:
         self._snapshot, self._kept_only = None if copy is None else self._lasting(copy), True
 
     def commit_kept(self, *, interim: bool = False) -> None:
-        """Commit the newest copy, unless it is committed already.
-
-        Args:
-            interim: whether the copy was not asked for, and is only used until the epoch's end is saved.
-        """
+        """Commit the newest copy, if it is not; `interim`: it is only used until the epoch's end is saved."""
         if self._kept_only and self._snapshot is not None and not self._engine.user.tainted:
             self._snapshot.meta["interim"] = interim
             self._commit(self._snapshot)
@@ -223,10 +211,8 @@ class Saver:
     def _lasting(self, snapshot: Snapshot | NotResumableError) -> Snapshot | None:
         """Return a snapshot that stays valid while training continues; None where a rank has none.
 
-        All ranks call this at the same boundary: where one has no copy, none has, as all save alike later.
-
-        Args:
-            snapshot: the snapshot; or why there is none, which the other ranks hear where they wait.
+        All ranks call this at the same boundary, also one that has only the reason why it has no snapshot:
+        where one has no copy, none has, as all save alike later.
         """
         if self._buffers.copy:
             return snapshot if isinstance(snapshot, Snapshot) else None
@@ -246,17 +232,6 @@ class Saver:
             self._failed(error)
         return None
 
-    def reserve(self) -> None:
-        """Reserve buffers after the first update, for optimizers' moments: no save must stall for them."""
-        engine = self._engine
-        if self._reserved or not self._buffers.copy or not engine.user.updates:
-            return
-        if self._writer.busy or self._writer.failed:  # `settle` takes the error
-            return
-        self._reserved = True
-        arrays = engine.user.arrays()
-        self._writer.submit(lambda: self._buffers.reserve(arrays), lambda _: None)
-
     # ----------------------------------------------------------------------------- the writer thread
 
     def tidy(self) -> None:
@@ -265,10 +240,7 @@ class Saver:
             self._writer.submit(self.writing.tidy, lambda _: None)
 
     def _commit(self, snapshot: Snapshot, best: Sequence[SaveBest] = (), *, whole: bool = True) -> None:
-        """Start writing: the best weights first, then, if `whole`, the checkpoint that names them.
-
-        Without copies this waits until all is written, and errors come out later, as they do with copies.
-        """
+        """Start writing: the best weights, then, if `whole`, the checkpoint; without copies wait for it."""
         engine = self._engine
         if engine.settings.replay is not None:
             return
@@ -314,10 +286,6 @@ class Saver:
     def _remedy(self) -> str:
         """Remedy for the error of the newest save, in words."""
         return "do so" if isinstance(self.error, RunDirError) else remedy(self.error)
-
-    @property
-    def busy(self) -> bool:
-        return self._writer.busy
 
     @property
     def job(self) -> int | None:

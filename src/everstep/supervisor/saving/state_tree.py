@@ -10,7 +10,7 @@ from typing import Any
 from everstep.checkpoint import Checkpoint, Phase
 from everstep.contracts.group import DataRanks
 from everstep.errors import EverstepError, RestoreError, StateError
-from everstep.state import Encoded, capture, decode
+from everstep.state import Encoded, decode
 
 
 @dataclass
@@ -30,11 +30,9 @@ class StopRecord:
     """Stop of a run: saved, so that a restart ends the same way.
 
     Attributes:
-        reason: in words, as shown to the user.
         kind: "max_step", "max_epoch", "stream" (a stream's passes are used up), "service" or "request".
         by: name of the service that decided, or of the stream that ended; None for the others.
-        limits: max_step and max_epoch when it was decided; raising one of them reopens the run,
-            unless a service decided.
+        limits: the limits when it was decided; raising one reopens the run, unless a service decided.
         failed: whether the process must exit with status 1.
         code: the exit status otherwise.
     """
@@ -52,17 +50,14 @@ class Progress:
     """The counters of a run: `seed`, `step`, `updates` and `stop` are the engine's, the rest the loop's.
 
     Attributes:
-        step: completed steps, from 0.
-        phase: kind of boundary ("step" or "epoch") at which this was saved, or is being saved.
+        step, updates: completed steps, and optimizer updates that really happened.
+        phase: kind of boundary at which this was saved, or is being saved.
         epoch: current or last epoch, from 1; 0 before the first.
-        epoch_start: `step` when the epoch began.
+        epoch_start, call_start: `step` when the epoch, and the open `iter_steps` loop, began.
         epoch_loop: number of the `iter_epochs` loop that the program is in, from 1; 0 before the first.
         calls: number of `iter_steps` loops finished in this epoch.
         iterating: whether an `iter_steps` loop is open.
         stream: the stream that the open loop reads, None without data.
-        call_start: `step` when the open loop began.
-        updates: optimizer updates that really happened.
-        seed: the run's seed.
         stop: why the run is ending, None while it is not.
     """
 
@@ -103,29 +98,6 @@ def random_parts(rank: int) -> tuple[str, str]:
     return f"rank{rank}", f"lines{rank}"
 
 
-def whole_tree(
-    *,
-    progress: dict[str, Any],
-    user: dict[str, Any],
-    streams: dict[str, Any],
-    lines: dict[str, Any],
-    services: dict[str, Any],
-    metrics: dict[str, Any],
-    wall: dict[str, Any],
-    rank: int = 0,
-) -> dict[str, Any]:
-    """Build the state tree of a run, with the global random state as it is now."""
-    now, again = random_parts(rank)
-    return {
-        "progress": progress,
-        **user,
-        "streams": streams,
-        "rng": {now: capture(), again: lines},
-        "services": {**services, "metrics": {"version": 1, "state": metrics}},
-        "wall": wall,
-    }
-
-
 def saved_tree(checkpoint: Checkpoint, branches: tuple[str, ...] = BRANCHES) -> dict[str, Any]:
     """Decode branches of a checkpoint's tree."""
     structure: Any = checkpoint.structure if isinstance(checkpoint.structure, dict) else {}
@@ -145,11 +117,7 @@ def saved_tree(checkpoint: Checkpoint, branches: tuple[str, ...] = BRANCHES) -> 
 
 @contextmanager
 def reading(where: object, part: str) -> Iterator[None]:
-    """Name the part of a checkpoint that cannot be used.
-
-    Raises:
-        RestoreError: in place of an error of the block; everstep's own errors pass, but for StateError.
-    """
+    """Raise RestoreError, with the part of a checkpoint, in place of an error that is not everstep's own."""
     try:
         yield
     except Exception as error:

@@ -4,55 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial, reduce
-from operator import getitem
+from functools import partial
 from typing import Any
 
 from everstep import backends
 from everstep.arguments import valid_name
 from everstep.contracts.services import SetValue
-from everstep.contracts.state import Entry, Mismatch, Region, Regions, UpdateCounter
+from everstep.contracts.state import BASE, Entry, Mismatch, Region, Regions, UpdateCounter
 from everstep.errors import ConfigError, RestoreError, StateError, nearest
 from everstep.redaction import redacted
 from everstep.state import PerRank, Slot, array_name, array_paths, make_entry, undeclared
-from everstep.supervisor.opening.wrapper_names import base_hint, hint
 
 _ATTRIBUTES = "attributes"
 """Key of the task's attributes in `wall`."""
 
 
 class UserState:
-    """The objects that the user passed as `state=`.
-
-    Attributes:
-        objects: object by name, bare also where it was declared by `PerRank`.
-        per_rank: names of the entries that are each rank's own.
-        merges: functions that merge them for another number of ranks, by name.
-        counters: count the updates of the optimizers, by the name of the framework.
-        tainted: whether a guard has found the state bad, so that it is not saved.
-        task: the task whose steps change the state; None where the program has steps of its own.
-    """
+    """The objects that the user passed as `state=`."""
 
     def __init__(self, state: Mapping[str, Any] | Sequence[tuple[str, Any]] | None) -> None:
-        pairs = _named(state)
-        self.objects: dict[str, Any] = {}
-        self.entries: dict[str, Entry] = {}
-        for name, value in pairs:
-            if valid_name("state", name) in self.objects:
+        given: dict[str, Any] = {}
+        for name, value in _named(state):
+            if valid_name("state", name) in given:
                 raise ConfigError(f"two state entries are named {name!r}; give each its own name")
-            self.objects[name] = value
-        declared = {name: value for name, value in pairs if isinstance(value, PerRank)}
+            given[name] = value
+        declared = {name: value for name, value in given.items() if isinstance(value, PerRank)}
         self.per_rank = frozenset(declared)
+        """Names of the entries that are each rank's own."""
         self.merges = {name: each.merge for name, each in declared.items() if each.merge is not None}
-        given = {name: value.value if isinstance(value, PerRank) else value for name, value in pairs}
-        self.objects = undeclared(self.objects)
-        self.entries = {name: make_entry(name, value) for name, value in given.items()}
+        """Functions that merge them for another number of ranks, by name."""
+        self.objects: dict[str, Any] = undeclared(given)
+        """Object by name, bare also where it was declared by `PerRank`."""
+        bare = {name: each.value if isinstance(each, PerRank) else each for name, each in given.items()}
+        self.entries: dict[str, Entry] = {name: make_entry(name, value) for name, value in bare.items()}
         self.counters: dict[str, UpdateCounter] = {}
+        """They count the updates of the optimizers, by the name of the framework."""
         self._guarded: tuple[list[str], frozenset[str]] = ([], frozenset())
         """Names of all arrays when `guarded` last looked, and its answer."""
         self._updates = 0
         self.tainted = False
+        """Whether a guard has found the state bad, so that it is not saved."""
         self.task: Any = None
+        """The task whose steps change the state; None where the program has steps of its own."""
         self._attributes: Entry | None = None
         """Entry of the task's own attributes."""
 
@@ -102,11 +95,7 @@ class UserState:
                 counter.outside.watch(self.task, saved=self._attributes is not None)
 
     def outgrown(self, saved: Mapping[str, Any]) -> Iterator[str]:
-        """Yield warnings of entries with other parts than at the start, so that a resume would refuse them.
-
-        Args:
-            saved: the saved entries by name.  Each is named once.
-        """
+        """Yield a warning of each entry with other parts than at the start: a resume would refuse it."""
         for name, expects in list(self._expected.items()):
             if name in saved and any(differing := expects(saved[name])):
                 del self._expected[name]
@@ -171,15 +160,6 @@ class UserState:
 
         return prove if proofs else None
 
-    def arrays(self) -> dict[str, Any]:
-        """Return the live arrays of the `user` branch, by their names in a checkpoint."""
-        found = {}
-        for name, entry in self.entries.items():
-            tree = _saved(name, entry)
-            for path in array_paths(tree):
-                found[array_name(("user", name, *path))] = reduce(getitem, path, tree)
-        return found
-
     def regions(self) -> Regions:
         """Return the function that tells which region of a saved array of the state this process holds."""
         held: dict[str, Region] = {}
@@ -205,8 +185,7 @@ class UserState:
     def guarded(self, user: Mapping[str, Any], arrays: Iterable[str]) -> frozenset[str]:
         """Names of the arrays of a saved `user` branch that must be finite.
 
-        Args:
-            arrays: names of all arrays of the state; the branch is walked only where they have changed.
+        The branch is walked only where `arrays`, the names of all arrays of the state, have changed.
         """
         names = list(arrays)
         if names != self._guarded[0]:
@@ -236,7 +215,7 @@ class UserState:
             raise RestoreError(
                 f"{where} does not fit the state of this program; make the program as it was, start "
                 "in another directory, or take parts of it with init_from=InitFrom(...)"
-                f"{hint(found.missing, found.unexpected)}{base_hint(user, found.reshaped)}",
+                f"{base_hint(user, found.reshaped)}",
                 **found._asdict(),
             )
 
@@ -300,10 +279,9 @@ class UserState:
         return list(_numbers(name, self.objects[name], option))
 
     def set_value(self, action: SetValue) -> list[tuple[str, float]]:
-        """Set the numbers that an action names.
+        """Set the numbers that an action names; return (name, new value) of each that has changed.
 
-        Returns:
-            (name, new value) of each number that has changed; the name in group 1 is "optimizer.lr.1".
+        The name in group 1 is "optimizer.lr.1".
         """
         changed = []
         for index, (value, put) in enumerate(self.numbers(action.target)):
@@ -328,6 +306,23 @@ class UserState:
         # what the evaluation changed outside the state is not the doing of a step
         for counter in self.counters.values():
             counter.outside.skip()
+
+
+def base_hint(trees: Mapping[str, Any], misfits: Iterable[str]) -> str:
+    """Write the end of a sentence about weights of a base under trainable() that do not fit; or ""."""
+    names = {text.split(" ")[0] for text in misfits}
+    entries = [
+        repr(entry)
+        for entry, tree in trees.items()
+        if isinstance(tree, Mapping) and any(f"{entry}/{name}" in names for name in tree.get(BASE, ()))
+    ]
+    if not entries:
+        return ""
+    return (
+        f". {', '.join(entries)}: no checkpoint has the base under trainable(): give it the same weights at "
+        'each start, before the loop is entered, as by everstep.load(FILE, {"model": model}) before adapters '
+        "are added"
+    )
 
 
 def _layouts(entry: Entry, place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:

@@ -1,53 +1,146 @@
-"""Writing of a snapshot on the writer thread: the best weights, then the checkpoint that names them."""
+"""A snapshot of the state, copied on the main thread, and its writing on the writer thread."""
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from everstep.checkpoint import (
+    CheckpointName,
     Commit,
     CommittedCheckpoint,
+    Phase,
     RankExchange,
     Retention,
     WriterExchange,
     disk_failed,
     save_apart,
 )
-from everstep.contracts.group import Group
 from everstep.contracts.services import SaveBest
 from everstep.durable import remedy
 from everstep.errors import RunDirError
-from everstep.record import Journal
-from everstep.state import Encoded, digest, note_digests, split, with_regions
+from everstep.record import Position
+from everstep.state import Encoded, capture, digest, note_digests, split, with_regions
 from everstep.supervisor.opening.open_run import OpenRun
+from everstep.supervisor.saving.rank_parts import own_paths
 from everstep.supervisor.saving.replicas import digests
-from everstep.supervisor.saving.snapshot import Snapshot
+from everstep.supervisor.saving.state_tree import random_parts
+
+if TYPE_CHECKING:
+    from everstep.supervisor.engine import Engine
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Copy of the whole state at one boundary: training may continue meanwhile.
+
+    Attributes:
+        name, guarded, phase, epoch, partial, meta: as in `Commit`.
+        encoded: the tree; its arrays lie in the saver's kept buffers until the next snapshot.
+        own: paths of what is this rank's own; empty on one process.
+        prove: tries, before the commit, what the state claims of live arrays; None: it claims nothing.
+        position: end of the journal's rows that belong to this state.
+    """
+
+    name: CheckpointName
+    encoded: Encoded
+    own: frozenset[tuple[str, ...]]
+    guarded: frozenset[str]
+    prove: Callable[[], None] | None
+    phase: Phase
+    epoch: int
+    partial: bool
+    meta: dict[str, Any]
+    position: Position
+
+    @property
+    def interim(self) -> bool:
+        """Whether the checkpoint only replaces the later one at the epoch's end: observers are not told."""
+        return bool(self.meta.get("interim"))
+
+
+def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapshot:
+    """Copy the state of all parts of a run into the saver's buffers.
+
+    The order matters: the verifier compares the copy before the rows are flushed, and the position that the
+    flush returns is the end of the rows that belong to this state.
+    """
+    current, board, recovered = engine.progress, engine.board, engine.recovered
+    rank, data = engine.ranks.group.rank, engine.ranks.group.data
+    current.updates = engine.user.updates
+    user = engine.user.save()
+    for warning in engine.user.outgrown(user["user"]):
+        engine.voice.warn(warning)
+    # inside an epoch its head has run, and what it did to data that is not opened yet stays known
+    streams, words = engine.streams.tree(head_may_follow=phase == "epoch" or current.epoch == 0)
+    wall = {"segment": engine.segment, "seconds": engine.seconds(), **user.pop("wall")}
+    if words:
+        wall["streams"] = words
+    services = {**board.state(), "metrics": {"version": 1, "state": engine.collector.state()}}
+    now, again = random_parts(rank)
+    tree = {
+        "progress": current.tree(phase),
+        **user,
+        "streams": streams,
+        "rng": {now: capture(), again: engine.rng_marks.tree()},
+        "services": services,
+        "wall": wall,
+    }
+    own = frozenset[tuple[str, ...]]()
+    if engine.ranks.several:
+        own = own_paths(rank, engine.user.rank_paths(), engine.streams.rank_paths())
+    encoded = engine.saver.encode(tree)
+    engine.verifier.snapshot(current.step, phase, encoded)
+    position = engine.recording.flush()
+    config = engine.settings.config
+    values = engine.recording.last_values
+    meta = {
+        "run": engine.opening.run_dir.id,
+        "controllers": board.controllers(),
+        "options": engine.user.options(),
+        "config": None if config is None else config.tree,
+        "journal": list(position),
+        "metrics": {n: v for n, v in values.items() if math.isfinite(v)},
+        "metric_steps": dict(engine.recording.last_steps),
+        "kept": {metric: list(names) for s in board for metric, names in s.best_to_keep().items()},
+        "open": engine.boundaries.unfinished,
+        "rollbacks": [rollback.stored() for rollback in engine.rollbacks.decided],
+        "fingerprint": recovered.fingerprint,
+        "one_fingerprint": recovered.one_fingerprint,
+        "data_ranks": None if data.in_order else list(data.of),
+    }
+    return Snapshot(
+        name=name,
+        encoded=encoded,
+        own=own,
+        guarded=engine.user.guarded(user["user"], encoded.arrays)
+        if any(service.guards_state for service in board)
+        else frozenset(),
+        prove=engine.user.prove(),
+        phase=phase,
+        epoch=current.epoch,
+        partial=phase == "epoch" and engine.loop.is_partial(),
+        meta=meta,
+        position=position,
+    )
 
 
 class Writing:
-    """Jobs of the writer thread, one at a time; every rank writes its part of a checkpoint.
+    """Jobs of the writer thread, one at a time; every rank writes its part of a checkpoint."""
 
-    Attributes:
-        digest: digest of the newest committed state, that of an interim checkpoint included.
-    """
-
-    def __init__(
-        self,
-        opening: OpenRun,
-        journal: Journal,
-        retention: Retention,
-        group: Group,
-        warn: Callable[[str], None],
-    ) -> None:
-        self._opening, self._journal, self._retention, self._warn = opening, journal, retention, warn
+    def __init__(self, opening: OpenRun, retention: Retention) -> None:
+        self._opening, self._retention = opening, retention
+        self._journal, group = opening.journal, opening.group
         self._together_with = group.data.together(group.rank)
         self._exchange: WriterExchange | RankExchange | None = None
         if group.size > 1:
             self._exchange = WriterExchange(group) if group.writer else RankExchange(group)
         self.digest: str | None = None
+        """Digest of the newest committed state, that of an interim checkpoint included."""
 
     def write(self, snapshot: Snapshot, best: Sequence[SaveBest], whole: bool) -> CommittedCheckpoint | None:
         """Write a snapshot; return the commit that observers hear of, if there is one."""
@@ -89,7 +182,7 @@ class Writing:
         store = self._opening.store
         self._opening.mirror.committed(0, lambda: self._retain(Retention(keep_last=None)))
         for problem in store.check_best():
-            self._warn(problem)
+            self._opening.voice.warn(problem)
 
     def retain(self) -> None:
         """Delete what the rule does not keep, on the writer thread or while it has nothing to do."""
@@ -103,7 +196,7 @@ class Writing:
                 raise  # a later start has the run
             # no failed save: the commit is done, and the other ranks know nothing of this
             reason = str(error) if isinstance(error, RunDirError) else f"{error}; {remedy(error)}"
-            self._warn(f"checkpoints that no rule keeps could not be deleted ({reason})")
+            self._opening.voice.warn(f"checkpoints that no rule keeps could not be deleted ({reason})")
 
     def _write_whole(self, snapshot: Snapshot) -> CommittedCheckpoint:
         # rows before their checkpoint: a power cut must not leave a checkpoint whose rows are missing

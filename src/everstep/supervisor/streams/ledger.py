@@ -16,15 +16,13 @@ from everstep.record.ledger_format import LEFT_OUT, Chain, Entry, Place, link
 class Ledger:
     """Accounts for the batches of one stream, pass by pass.
 
-    Args:
-        name: the name of the stream.
-        share: this rank's part of each batch.  Digests of parts are a rank's own, so several ranks keep none.
+    Digests of parts of batches are a rank's own, so several ranks keep none.
 
     Attributes:
         drawn: digests of the batches that were handed out and not accounted for; None: nothing to digest.
         account: the batches of the open pass and their chain, as text for the state tree: equal runs have
             equal accounts.
-        entry: batches of the open pass that are accounted for and not in the journal; None: there are none.
+        entry: batches of the open pass that are accounted for and not in the journal.
         entries: those before, of passes that are over.
         last: (pass, number, digest) of the batch that was accounted for last, its number from 1; None where
             no batch was, or it gave nothing to digest.
@@ -96,11 +94,9 @@ class Ledger:
         drawn.clear()  # the same list: the verifier adds to it
 
     def agrees(self, drawn: Sequence[int | None], left_out: Collection[int]) -> bool:
-        """Whether batches that were drawn again are those of the open pass, as far as these are known.
+        """Whether batches drawn again from the start of the pass are the open one's, if these are known.
 
-        Args:
-            drawn: digests of all batches from the start of the pass to the place.
-            left_out: the numbers of those that no step got.
+        `drawn` are their digests, `left_out` the numbers of those that no step got.
         """
         # on several ranks a chain of digests is of whole batches, read by one process before
         if self._chain is None or self._share.size > 1 or len(drawn) != self._place or None in drawn:
@@ -161,11 +157,7 @@ class Ledger:
 
 
 def _with(left_out: Collection[int], batches: Sequence[Any], numbers: range) -> list[Any]:
-    """Return what a chain takes of some batches, with `LEFT_OUT` for those that no step got.
-
-    Args:
-        batches: of all batches, or of the others alone.
-    """
+    """Return what a chain takes of all batches, or of the others alone, and `LEFT_OUT` for the left out."""
     handed = [n for n in numbers if n not in left_out] if len(batches) < len(numbers) else numbers
     known = dict(zip(handed, batches, strict=True))
     return [LEFT_OUT if number in left_out else known[number] for number in numbers]

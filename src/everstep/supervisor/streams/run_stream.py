@@ -23,12 +23,9 @@ class RunStream:
     """A named stream of a run.
 
     Attributes:
-        name: the key of its state.
         stream: the stream to open; None until the program binds it.
         pass_index: number of the pass that is open or comes next, from 0.
         cursor: the open pass; None if none is open.
-        head: watches what the head of each epoch does to the generators of the data.
-        ledger: accounts for the batches that went into complete steps.
         per_step: how many batches the run's first step drew, and its last one.
         what: description of the data, by `data.describe`; None until the program binds the stream.
     """
@@ -156,7 +153,7 @@ class RunStream:
         Args:
             at_resume_point: whether to undo what the program has done to the generators so far.  Else the
                 head of an epoch has run since the resume point.
-            at_epoch_end: whether the resume point is the end of an epoch: the head of the next one follows.
+            at_epoch_end: whether the resume point is the end of an epoch.
         """
         if self._states is None:
             return

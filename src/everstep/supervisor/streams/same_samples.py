@@ -7,7 +7,7 @@ count, or read a disk.  Batches cannot be compared: each rank is handed another 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -56,17 +56,17 @@ def samples(stream: Stream) -> dict[str, str]:
     digests: dict[str, str] = {}
     seen = {id(stream)}
 
-    def walk(value: Any, path: str, depth: int) -> None:
+    def walk(path: str, value: Any, depth: int) -> None:
         digest = batch_digest(_edges(value), len(value)) if _is_table(value) else None
         if digest is not None:
             digests[path] = f"{digest:016x}"
-        elif depth < _DEPTH and id(value) not in seen:
+        elif depth and id(value) not in seen:
             seen.add(id(value))
             for place, part in _parts(value):
-                walk(part, f"{path}{place}", depth + 1)
+                walk(path + place, part, depth - 1)
 
-    for place, part in _attributes(vars(stream)):
-        walk(part, place[1:], 0)
+    for name, part in vars(stream).items():
+        walk(name.lstrip("_"), part, _DEPTH)
     return digests
 
 
@@ -80,26 +80,17 @@ def _edges(value: Any) -> Any:
         return str(value).rpartition("/")[2]
     if type(value) not in (list, tuple, range):
         return value
-    return [
-        _edges(each) for each in (value if len(value) <= 2 * _EDGE else [*value[:_EDGE], *value[-_EDGE:]])
-    ]
+    return [_edges(each) for each in (*value[:_EDGE], *value[max(_EDGE, len(value) - _EDGE) :])]
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a dataset, a list of datasets or a dictionary holds, with the place in it."""
+def _parts(value: Any) -> Iterable[tuple[str, Any]]:
+    """List what a dataset, a list of datasets or a dictionary holds, with the place in it."""
     if type(value) in (list, tuple):
-        for at, each in enumerate(value[:_EDGE]):
-            if _is_dataset(each):
-                yield f"[{at}]", each
-    elif type(value) is dict:
-        if len(value) <= _ITEMS:
-            yield from _attributes(value)
-    elif _is_dataset(value):
-        yield from _attributes(vars(value))
-
-
-def _attributes(holder: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
-    yield from ((f".{str(name).lstrip('_')}", part) for name, part in holder.items())
+        return [(f"[{at}]", each) for at, each in enumerate(value[:_EDGE]) if _is_dataset(each)]
+    holder = value if type(value) is dict and len(value) <= _ITEMS else {}
+    if _is_dataset(value):
+        holder = vars(value)
+    return [(f".{str(name).lstrip('_')}", part) for name, part in holder.items()]
 
 
 def _is_dataset(value: Any) -> bool:

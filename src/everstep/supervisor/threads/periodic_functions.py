@@ -19,11 +19,9 @@ class PeriodicThreads:
         self._threads: dict[threading.Thread, str] = {}
 
     def start(self, seconds: float, fn: Callable[[], object]) -> None:
-        """Run `fn` at once and then every `seconds`, until stopped or until it fails.
+        """Run `fn` at once and then every `seconds` (0: back to back), until stopped or until it fails.
 
-        Args:
-            seconds: interval between starts, counted anew after a call that took longer; 0: back to back.
-            fn: called without arguments, in its thread.
+        The interval is that between starts, counted anew after a call that took longer.
         """
         name = getattr(fn, "__qualname__", repr(fn))
         thread = threading.Thread(

@@ -43,20 +43,15 @@ class SignalWatch:
     committed on disk is whole, whatever was being written.  Under torchrun a second one within `REPEATED`
     seconds does nothing: Slurm signals the ranks and torchrun, which signals the ranks again.
 
-    Args:
-        wake: called from the handler, must only set plain attributes.
-        clock: monotonic seconds.
-
-    Attributes:
-        received: number of the first signal; None before.
-        hopeless: why no save can succeed any more, in words; None while one can.
+    `wake` is called from the handler, and must only set plain attributes.
     """
 
     def __init__(self, wake: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.received: int | None = None
-        self._clock, self._received_at = clock, 0.0
+        """Number of the first signal."""
         self.hopeless: str | None = None
-        self._wake = wake
+        """Why no save can succeed any more, in words; None while one can."""
+        self._wake, self._clock, self._received_at = wake, clock, 0.0
 
     def install(self) -> None:
         """Install the handlers; not outside the main thread, where Python allows none."""

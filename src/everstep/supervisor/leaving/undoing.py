@@ -1,45 +1,32 @@
-"""Rollbacks: the decision to go back from a failed step, and the new start after it."""
+"""Failed steps undone: the decision to go back, or to try again, and the new start after it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from everstep import hazard
-from everstep.checkpoint import Store
-from everstep.contracts.group import Group
 from everstep.durable import remedy
 from everstep.errors import BadStepError, CheckpointError, RolledBack, TriedAgain
-from everstep.record import Batch, Journal, Rollback, shared_samples
-from everstep.services.recovery import Drawn, Recovery
+from everstep.record import Batch, Rollback, shared_samples
+from everstep.services.recovery import Drawn, Recovery, Retry
+from everstep.supervisor.opening.open_run import OpenRun
 from everstep.supervisor.streams.run_streams import Streams
-from everstep.supervisor.voice import Voice
 
 T = TypeVar("T")
+_POLL = 0.02
+"""Seconds between two looks for a signal."""
 
 
 class Rollbacks:
-    """Rollbacks of a run: the decided ones, and the next.
+    """Rollbacks of a run; `decided` has those of all starts, this one included."""
 
-    Attributes:
-        decided: rollbacks of all starts, this one included.
-    """
-
-    def __init__(
-        self,
-        decided: Sequence[Rollback],
-        recovery: Recovery | None,
-        store: Store,
-        streams: Streams,
-        journal: Journal,
-        voice: Voice,
-        group: Group,
-    ) -> None:
-        self.decided = list(decided)
-        self._group = group
-        self._recovery, self._store, self._streams = recovery, store, streams
-        self._journal, self._voice = journal, voice
+    def __init__(self, opening: OpenRun, streams: Streams) -> None:
+        self.decided = list(opening.rollbacks)
+        self._recovery, self._store, self._streams = opening.settings.recovery, opening.store, streams
+        self._journal, self._voice, self._group = opening.journal, opening.voice, opening.group
         self._refused = ""
         """Reason why the last failure was not undone; empty if there was none."""
 
@@ -51,7 +38,9 @@ class Rollbacks:
         used = self._recovery.used(self.decided, step)
         rollback = self._shared(self._new(self._recovery, used, step, reason) if self._group.writer else "")
         if isinstance(rollback, str):
-            self._refused = f"step {step} is not undone: {rollback}{self._so_far()}"
+            batches = [batch for each in self.decided for batch in each.batches]
+            so_far = f"; quarantined are {_listed(batches)}" if batches else ""
+            self._refused = f"step {step} is not undone: {rollback}{so_far}"
             self._voice.say(self._refused)
             return None
         self.decided.append(rollback)
@@ -81,12 +70,10 @@ class Rollbacks:
 
     def _shared(self, mine: Rollback | str) -> Rollback | str:
         """Return the writer's decision, or its reason why there is none; every rank calls this."""
-        if self._group.size == 1:
-            return mine
         shared = self._group.share(mine if isinstance(mine, str) else mine.stored(), "a rollback")
-        if self._group.writer or isinstance(shared, str):
-            return mine if self._group.writer else shared
-        return Rollback.among([tuple(shared)])[0]
+        if self._group.writer:
+            return mine
+        return shared if isinstance(shared, str) else Rollback.among([tuple(shared)])[0]
 
     def _new(self, recovery: Recovery, used: int, step: int, reason: str) -> Rollback | str:
         """Decide and record a rollback; return it, or the reason why there is none."""
@@ -125,7 +112,7 @@ class Rollbacks:
         blamed = [drawn for drawn in blamed if drawn.step > checkpoints[0].step]
         first = blamed[0].step
         target = [name for name in checkpoints if name.step < first][-1]
-        batches = tuple(self._batch(drawn) for drawn in blamed)
+        batches = tuple(map(self._batch, blamed))
         number = max((each.number for each in self.decided), default=0) + 1
         return Rollback(number, step, reason, first, str(target), batches, self._journal.segment)
 
@@ -144,13 +131,88 @@ class Rollbacks:
         place = drawn.stream, drawn.pass_index, drawn.batch_index
         return Batch(*place, self._streams.sample_ids(*place))
 
-    def _so_far(self) -> str:
-        batches = [batch for rollback in self.decided for batch in rollback.batches]
-        return f"; quarantined are {_listed(batches)}" if batches else ""
-
 
 def _listed(batches: Sequence[Batch]) -> str:
     return ", ".join(map(str, batches))
+
+
+class _Tries(NamedTuple):
+    furthest: int
+    in_a_row: int
+
+
+_tries: dict[str, _Tries] = {}
+"""Tries in a row of this process, and the furthest step that failed in them, by run directory."""
+
+
+class Retries:
+    """The tries of a run after listed errors; `ends` tells whether a signal ends the run."""
+
+    def __init__(self, opening: OpenRun, streams: Streams, ends: Callable[[], bool]) -> None:
+        self._retry, self._run_dir = opening.settings.retry, str(opening.run_dir.path)
+        self._streams, self._ends = streams, ends
+        self._journal, self._voice = opening.journal, opening.voice
+
+    def again(self, error: BaseException, step: int) -> TriedAgain | None:
+        """Decide to try again from the newest checkpoint, and wait; None if the error is final."""
+        retry = self._retry
+        if retry is None or not retry.takes(error):
+            return None
+        furthest, count = _tries.get(self._run_dir, _Tries(-1, 0))
+        # a later step than ever before is progress: the tries count anew
+        if step > furthest:
+            furthest, count = step, 0
+        if count >= retry.times:
+            self.forget()
+            error.add_note(f"tried again {count} times (Retry(times={retry.times})), and it failed each time")
+            return None
+        if why := self._streams.no_way_back():
+            error.add_note(f"not tried again: {why}")
+            return None
+        _tries[self._run_dir] = _Tries(furthest, count + 1)
+        text = self._decide(retry, error, f"step {step}", count + 1)
+        hazard.reach("loop.retry")
+        self._wait(retry.seconds(count + 1))
+        return TriedAgain(text, self._run_dir, count + 1)
+
+    def forget(self) -> None:
+        """Forget the tries of a run that has ended, or given up."""
+        _tries.pop(self._run_dir, None)
+
+    def in_place(self, what: str, action: Callable[[], T]) -> T:
+        """Call `action`, which leaves nothing behind where it fails, again after each listed error."""
+        attempt = 0
+        while True:
+            try:
+                return action()
+            except Exception as error:
+                attempt += 1
+                retry = self._retry
+                if retry is None or not retry.takes(error):
+                    raise
+                if attempt > retry.times:
+                    error.add_note(f"tried again {retry.times} times (Retry(times={retry.times}))")
+                    raise
+                self._decide(retry, error, what, attempt)
+                self._wait(retry.seconds(attempt))
+
+    def _decide(self, retry: Retry, error: BaseException, what: str, attempt: int) -> str:
+        """Record a try, and say it."""
+        seconds = retry.seconds(attempt)
+        message = f"{type(error).__name__}: {error}"
+        text = f"{what} failed ({message}): try {attempt} of {retry.times}, in {seconds:g} s"
+        self._voice.warn(text)
+        data = {"what": "retry", "of": what, "error": message, "try": attempt, "times": retry.times}
+        try:
+            self._journal.decide({**data, "seconds": seconds})
+        except OSError as refused:
+            self._voice.warn(f"this retry is not recorded: {refused}")
+        return text
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._ends() and (left := until - time.monotonic()) > 0:
+            time.sleep(min(_POLL, left))
 
 
 def recovering(main: Callable[[], T]) -> T:

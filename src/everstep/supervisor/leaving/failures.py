@@ -1,0 +1,262 @@
+"""What a failing process reports, and threads that end a process whose main thread does not come back."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import NoReturn
+
+from everstep.contracts.group import Group
+from everstep.errors import GroupError
+from everstep.group import StoreGroup, failure_of_another, report, write_error_file
+from everstep.polling import wait_until
+from everstep.record import FailurePages, Journal, traceback_lines
+from everstep.record.failure_pages import Kind
+from everstep.redaction import redacted
+from everstep.services.recovery import HALF_AN_HOUR, NINE_MINUTES, HangWatch
+from everstep.supervisor.saving.state_tree import Progress
+from everstep.supervisor.voice import Voice
+
+PATIENCE = 4.0
+"""Seconds for the report of a process that ends itself: a disk or a pipe may be what hangs."""
+GRACE = 3.0
+"""Seconds for the main thread to come back from a lost group: by an error of its collective, or by itself."""
+LEAVING = 5.0
+"""Seconds from the loss in which a main thread that has come back has to leave the loop."""
+_TICKS = 20
+"""Least number of looks before something hangs: this thread has run that often, and nothing has moved."""
+_TELLING = 6.0
+"""Seconds for telling the other ranks of a hang, before this one ends: the store may be what hangs."""
+_STAND = 30.0
+"""Seconds in which the other ranks notice that they stand, too."""
+
+
+class FailureReporter:
+    """Reports a failure to the journal, `failures/`, torchrun's error file and the other ranks."""
+
+    def __init__(
+        self, pages: FailurePages, group: Group, progress: Progress, journal: Journal, voice: Voice
+    ) -> None:
+        self._pages, self._progress = pages, progress
+        self.group, self.journal, self.voice = group, journal, voice
+        self._reported: BaseException | None = None
+        self._cause: str | None = None
+
+    def report(self, error: BaseException) -> None:
+        """Tell the other ranks, once, that this rank fails; or find the failure that `error` follows from."""
+        if self._reported is None:
+            self._reported, self._cause = error, report(self.group, error)
+
+    def failed(self, error: BaseException) -> str:
+        """Report the exception that ends the loop; return it in words, with its cause."""
+        self.report(error)
+        what, lines = f"{type(error).__name__}: {error}", traceback_lines(error)
+        self.page("error", what, lines, self._cause)
+        tell_torchrun(_with_cause(what, self._cause), lines)
+        return _with_cause(what, self._cause)
+
+    def page(self, kind: Kind, what: str, lines: list[str], cause: str | None = None) -> str:
+        """Write a page; return its path, or why there is none, for a message."""
+        step, epoch = self._progress.step, self._progress.epoch
+        try:
+            return str(self._pages.write(kind, what, lines, cause=cause, step=step, epoch=epoch))
+        except OSError as error:
+            self.voice.warn(f"the page of a failure could not be written ({error}): {what}")
+            return f"nowhere ({error})"
+
+    def end_process(self, kind: Kind, what: str, cause: str | None = None) -> NoReturn:
+        """End this process with exit status 1, from a thread: its main thread is in the middle of a step."""
+        lines = stacks()
+
+        def write_report() -> None:  # what may hang comes last
+            self.page(kind, what, lines, cause)
+            reason = _with_cause(what, cause)
+            tell_torchrun(reason, lines)
+            at = {"step": self._progress.step, "epoch": self._progress.epoch}
+            self.journal.event("closed", {"status": "failed", "reason": reason, **at}, wall=True)
+            self.journal.flush()
+            print(*redacted(lines), f"everstep: {reason}", sep="\n", file=sys.stderr, flush=True)
+            sys.stdout.flush()
+
+        _within(PATIENCE, write_report)
+        os._exit(1)
+
+
+def stacks() -> list[str]:
+    """Return the stack of each thread of this process, the main thread first, in the form of a traceback."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    lines: list[str] = []
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
+        lines.append(f"Thread {names.get(ident, ident)!r} (most recent call last):")
+        lines += ["".join(traceback.format_stack(frame)).rstrip(), ""]
+    return "\n".join(lines).splitlines()
+
+
+def tell_torchrun(what: str, lines: list[str]) -> None:
+    """Write torchrun's error file, without credentials."""
+    try:
+        write_error_file(redacted(what), redacted(lines))
+    except OSError as error:
+        print(f"torchrun's error file could not be written ({error})", file=sys.stderr)
+
+
+def _within(seconds: float, action: Callable[[], object]) -> None:
+    """Call `action` in a thread, and wait for up to `seconds`: what it touches may be what hangs."""
+    thread = threading.Thread(target=action, name="everstep-failure", daemon=True)
+    thread.start()
+    thread.join(seconds)
+
+
+def _with_cause(what: str, cause: str | None) -> str:
+    return what if cause is None else f"{what} (a consequence of {cause})"
+
+
+class LostGroup:
+    """Ends this process where the group is lost and the main thread does not come back.
+
+    A collective with a lost rank may wait for minutes (the time limit of gloo and nccl), and no Python code
+    can end it.  With the seconds in which a loss is noticed, and those of the report, all ranks have left
+    within 10 seconds.  The main thread makes it before the `Agreement` that calls `lost`, and closes it after
+    that.
+
+    Args:
+        give_up: takes the reason for which nothing can be saved any more, in words.
+    """
+
+    def __init__(self, group: Group, reporter: FailureReporter, give_up: Callable[[str], None]) -> None:
+        self._group, self._reporter, self._give_up = group, reporter, give_up
+        self._leaving, self._closed = threading.Event(), threading.Event()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def lost(self, error: BaseException) -> None:
+        """Begin to watch the main thread: the group is lost by `error`; from any thread."""
+        with self._starting:
+            if self._thread is not None:
+                return
+            # first: torchrun sends SIGTERM to all other ranks soon after
+            self._give_up(str(error))
+            self._thread = threading.Thread(
+                target=self._watch, args=(error,), name="everstep-lost", daemon=True
+            )
+            self._thread.start()
+
+    def leaving(self, error: BaseException | None = None) -> None:
+        """Note that the main thread leaves the loop; an exception loses the group, so it has to hurry."""
+        self._leaving.set()
+        if error is not None and self._group.size > 1:
+            self.lost(error)
+
+    def close(self) -> None:
+        """End the thread: the main thread has left the loop."""
+        self._leaving.set()
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self, error: BaseException) -> None:
+        lost = time.monotonic()
+        # now: the rank that hosts the store may leave first
+        cause = failure_of_another(self._group)
+        if not self._leaving.wait(GRACE):
+            what = f"the main thread did not come back within {GRACE:g} s of the loss: {error}"
+            self._reporter.end_process("lost", what, cause)
+        if not self._closed.wait(lost + LEAVING - time.monotonic()):
+            what = f"the main thread did not leave the loop within {LEAVING:g} s of the loss: {error}"
+            self._reporter.end_process("lost", what, cause)
+
+
+class HangThread:
+    """Looks at marks that change while the run moves; the main thread makes and closes it.
+
+    The thread reads no clock.  It counts its own wake-ups, and between two of them the main thread could have
+    run as well: what stops the whole process or the machine counts as one.  Of several ranks each notices its
+    own hang, and names where the others are.
+
+    Args:
+        position: tells the place of the main thread: twice the number of completed steps, and one more inside
+            a step; called in the thread.
+        marks: functions that return something that changes while a part of the run moves, None while that
+            part has nothing to do; by what does not move, as in "NAME for 60 s".  Called in the thread.
+    """
+
+    def __init__(
+        self,
+        watch: HangWatch,
+        position: Callable[[], int],
+        marks: Mapping[str, Callable[[], object]],
+        reporter: FailureReporter,
+    ) -> None:
+        self._watch, self._position, self._marks = watch, position, marks
+        self._reporter, self._group = reporter, reporter.group
+        self._main = threading.get_ident()
+        self._after = watch.after or (HALF_AN_HOUR if self._group.size == 1 else NINE_MINUTES)
+        self._tick = min(1.0, self._after / _TICKS)
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="everstep-hang-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        limit = math.ceil(self._after / self._tick)
+        last: dict[str, object] = {}
+        looks = dict.fromkeys(self._marks, 0)
+        """Number of looks since each has moved."""
+        while not self._ending.wait(self._tick):
+            for name, read in self._marks.items():
+                now, stood = read(), looks[name] >= limit
+                looks[name] = looks[name] + 1 if now is not None and now == last.get(name) else 0
+                last[name] = now
+                if stood and not looks[name] and isinstance(self._group, StoreGroup):
+                    with suppress(GroupError):  # which the main thread finds out
+                        self._group.store.delete(f"stands/{self._group.rank}")
+                if looks[name] == limit:  # once, until it moves again
+                    self._noticed(name)
+
+    def _noticed(self, name: str) -> None:
+        """Say that a part of this rank does not move."""
+        where = self._places(self._group) if isinstance(self._group, StoreGroup) else self._place()
+        what, reporter = f"{name} for {self._after:g} s; {where}", self._reporter
+        if self._watch.then == "stop":
+            _within(_TELLING, lambda: self._tell_all(what))
+            reporter.end_process("hang", what)
+        page = reporter.page("hang", what, stacks())
+        reporter.journal.event("hang", {"what": what, "rank": self._group.rank}, wall=True)
+        reporter.journal.flush()
+        reporter.voice.warn(f"hang: {what}; the stacks of all threads are in {page}")
+
+    def _tell_all(self, what: str) -> None:
+        """Tell the other ranks, which end as after any lost rank, with their stacks."""
+        with suppress(GroupError):  # the store is gone, and so nobody can be told
+            self._group.fail(f"hang: {what}")
+
+    def _places(self, group: StoreGroup) -> str:
+        """Tell the other ranks where this one stands, and say where each of them does."""
+        where = f"waits for all ranks at {group.operation!r}" if group.operation else self._place()
+        step, inside = divmod(self._position(), 2)
+        at = f"inside step {step + 1}" if inside else f"after step {step}"
+        keys = [f"stands/{rank}" for rank in range(group.size)]
+        try:
+            group.store.set(keys[group.rank], f"{at}: {where}")
+            wait_until(lambda: self._ending.is_set() or group.store.has(keys), _STAND)
+            places = [group.store.get([key])[0] if group.store.has([key]) else "moves" for key in keys]
+        except GroupError as error:
+            return f"{where} ({error})"
+        return "; ".join(f"rank {rank} {place}" for rank, place in enumerate(places))
+
+    def _place(self) -> str:
+        frame = sys._current_frames().get(self._main)
+        if frame is None:
+            return "the main thread has ended"
+        ((file, line, function, _),) = traceback.extract_stack(frame, limit=1)
+        return f"the main thread is in {file}:{line} ({function})"
