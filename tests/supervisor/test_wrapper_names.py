@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from everstep.supervisor.opening.wrapper_names import hint
 from torch import nn
 
 import everstep
 from everstep import InitFrom
 from everstep.errors import RestoreError
 from everstep.state import make_entry
-from everstep.supervisor.opening.wrapper_names import hint
 from tiny_runs import quiet
 
 

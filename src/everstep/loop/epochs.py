@@ -25,13 +25,6 @@ class Epochs(LoopDriver):
 
     A resume inside an epoch enters that epoch again: until the program reaches the step loop of the
     checkpoint, `before_resume_point` is true, and earlier step loops of the epoch run no step.
-
-    Attributes:
-        within_epoch: whether an epoch is open.
-        before_resume_point: whether the open epoch was entered again and its resume point is not reached.
-        left_open: whether a step's body was left by `break` or `return` (or by an exception: then nothing
-            follows).
-        batch: the batch of the open step, or of the last one.
     """
 
     def __init__(
@@ -39,8 +32,11 @@ class Epochs(LoopDriver):
     ) -> None:
         self._engine, self._steps_per_epoch = engine, steps_per_epoch
         self._epoch_lines, self._show_eta = epoch_lines, show_eta
-        self.within_epoch = self.before_resume_point = self.left_open = False
+        self.within_epoch = self.before_resume_point = False
+        self.left_open = False
+        """Whether a step's body was left by `break` or `return`, or by an exception: then nothing follows."""
         self.batch: Any = None
+        """The batch of the open step, or of the last one."""
         self._step_began: float | None = None
         """Clock time at which the open step began; None once its time is noted."""
         self._waited = self._waited_before = 0.0
@@ -154,8 +150,18 @@ class Epochs(LoopDriver):
             )
         engine.collector.note_epoch_time(self.epoch_seconds)
         # before the boundary: services judge the means of the epoch there
-        engine.collector.end_epoch(engine.progress.step)
-        self._record_times()
+        current = engine.progress
+        engine.collector.end_epoch(current.step)
+        # the times are an event: they belong to a range of steps, not to rows
+        times = {
+            "epoch": current.epoch,
+            "steps": [current.epoch_start + 1, current.step],
+            "seconds": self.epoch_seconds,
+            "data_wait": self._waited,
+        }
+        engine.journal.event("times", times, wall=True)
+        self._waited_before += self._waited
+        self._waited = 0.0
         # with steps_per_epoch a pass continues in the next epoch
         if self._steps_per_epoch is None:
             engine.streams.end_passes()
@@ -166,19 +172,6 @@ class Epochs(LoopDriver):
         engine.rng_marks.forget()
         engine.boundaries.walk(Moment.AFTER_EPOCH)
         engine.watched.check(engine.recording.last_values.keys())
-
-    def _record_times(self) -> None:
-        """Record the epoch's times as an event: they belong to a range of steps, not to rows."""
-        current = self._engine.progress
-        times = {
-            "epoch": current.epoch,
-            "steps": [current.epoch_start + 1, current.step],
-            "seconds": self.epoch_seconds,
-            "data_wait": self._waited,
-        }
-        self._engine.journal.event("times", times, wall=True)
-        self._waited_before += self._waited
-        self._waited = 0.0
 
     # --------------------------------------------------------------------------------- the steps
 
@@ -201,7 +194,8 @@ class Epochs(LoopDriver):
         if self.before_resume_point and self._calls <= current.calls:  # done before the checkpoint
             engine.rng_marks.back_to(f"steps {self._calls}")
             if self._calls == current.calls and not current.iterating:
-                self._resume_here()
+                self.before_resume_point = False
+                engine.resume()
                 self._tail_ready = True
             return iter(())
         reads = None if run_stream is None else run_stream.name
@@ -231,10 +225,6 @@ class Epochs(LoopDriver):
         if self._in_steps:
             raise UsageError("iter_steps() inside another iter_steps(); one step loop at a time")
 
-    def _resume_here(self) -> None:
-        self.before_resume_point = False
-        self._engine.resume()
-
     def _steps(self, run_stream: RunStream | None) -> Iterator[Any]:
         """Fetch, yield, count: the only loop body of a TrainLoop."""
         self._require_no_steps()
@@ -250,7 +240,8 @@ class Epochs(LoopDriver):
             NEVER if self._steps_per_epoch is None else current.call_start + self._steps_per_epoch
         )
         if self.before_resume_point:
-            self._resume_here()
+            self.before_resume_point = False
+            engine.resume()
         engine.decisions.check_limits(False)
         pass_began = -1 if run_stream is None or run_stream.in_pass else current.step
         finished = exhausted = False
@@ -271,7 +262,12 @@ class Epochs(LoopDriver):
                         pass_began = current.step
                         continue
                     except Exception:
-                        self._fetch_failed(run_stream)
+                        # a fetch lies between two steps: where a signal caused the error, the last one is saved
+                        if engine.killed_by_signal(run_stream.cursor):
+                            if current.step > current.epoch_start:
+                                engine.saver.keep("step")
+                            engine.saver.commit_kept()
+                            engine.leave()
                         raise
                     self.batch = batch
                     # before the program gets the batch, as it may change the batch
@@ -316,15 +312,6 @@ class Epochs(LoopDriver):
         ends = self._steps_per_epoch is None and self._engine.limits.max_epoch is not None
         stream = run_stream.stream
         return run_stream.skipped or (ends and stream is not None and stream.may_be_empty)
-
-    def _fetch_failed(self, run_stream: RunStream) -> None:
-        """Save the last step and leave if a signal caused the error: a fetch lies between two steps."""
-        engine = self._engine
-        if engine.killed_by_signal(run_stream.cursor):
-            if engine.progress.step > engine.progress.epoch_start:
-                engine.saver.keep("step")
-            engine.saver.commit_kept()
-            engine.leave()
 
     def _cut_short(self, run_stream: RunStream | None) -> None:
         """Note a pass that a stop has cut short, unless it would have ended here anyway."""
@@ -371,7 +358,7 @@ class Epochs(LoopDriver):
         engine = self._engine
         if engine.collector.open_step:
             return
-        engine.note_poll()
+        engine.polls += 1
         engine.wakeups.require_no_error()
         engine.decisions.notice_signal()
         if engine.decisions.interruption is not None and self._tail_ready:
@@ -423,11 +410,8 @@ class Epochs(LoopDriver):
         step = self._engine.progress.step
         limits = (self._loop_end, self._engine.limits.max_step or NEVER)
         ends = [end - step for end in limits if end != NEVER]
-        cursor = (
-            self._run_stream.cursor
-            if self._run_stream is not None and self._steps_per_epoch is None
-            else None
-        )
+        run_stream = self._run_stream if self._steps_per_epoch is None else None
+        cursor = None if run_stream is None else run_stream.cursor
         if cursor is not None and (left := cursor.remaining()) is not None:
             ends.append(left)
         return min(ends, default=None)

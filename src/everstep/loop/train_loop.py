@@ -145,8 +145,7 @@ class TrainLoop(Door):
     @property
     def best_valid_metric(self) -> float | None:
         """The best value of the watched metric; None if there is none yet."""
-        best = self.best
-        return None if best is None else best.value
+        return None if (best := self.best) is None else best.value
 
     # ------------------------------------------------------------------------ epochs and steps
 
@@ -193,7 +192,13 @@ class TrainLoop(Door):
             UsageError: outside an epoch.
         """
         if metrics is not None:
-            _require_metrics(metrics)
+            if not isinstance(metrics, Mapping):
+                raise MetricError(
+                    f"collect_metrics({metrics!r}): give a mapping of names to values, or keywords"
+                )
+            for name in metrics:
+                if not isinstance(name, str) or not name:
+                    raise MetricError(f"metric name {name!r}: give a string, not empty")
             if both := metrics.keys() & values.keys():
                 raise MetricError(
                     f"metric {min(both)!r} is given twice, in the mapping and as a keyword; give it once"
@@ -207,16 +212,12 @@ class TrainLoop(Door):
         values = self._collector.reduced({name: to_scalar(name, value) for name, value in values.items()})
         if self._found_inside is not None:
             self._found_inside.update(values)
-        for name, value in values.items():
-            self._collect_outside(name, value)
+        if not self._epochs.before_resume_point:  # a head that runs again at a resume has its rows already
+            place, at = self._epochs.place, self._engine.progress.step
+            for name, value in values.items():
+                self._collector.require_alone(place, at, name)
+                self._collector.outside(place, at, name, value)
         self._engine.announcer.announce(Moment.METRICS_COLLECTED, values)
-
-    def _collect_outside(self, name: str, value: Any) -> None:
-        """Collect a value outside steps; a head that runs again at a resume has its rows already."""
-        if not self._epochs.before_resume_point:
-            place, step = self._epochs.place, self._engine.progress.step
-            self._collector.require_alone(place, step, name)
-            self._collector.outside(place, step, name, value)
 
     @contextmanager
     def metric_collector(self, name: str) -> Iterator[MetricMean]:
@@ -358,14 +359,6 @@ class TrainLoop(Door):
         return False
 
 
-def _require_metrics(metrics: Mapping[str, Any]) -> None:
-    if not isinstance(metrics, Mapping):
-        raise MetricError(f"collect_metrics({metrics!r}): give a mapping of names to values, or keywords")
-    for name in metrics:
-        if not isinstance(name, str) or not name:
-            raise MetricError(f"metric name {name!r}: give a string, not empty")
-
-
 def loop_settings(
     kind: LoopKind,
     run_dir: str | Path,
@@ -408,12 +401,7 @@ def _default_best(services: Sequence[Service]) -> Best:
 
 
 class MetricMean:
-    """The weighted mean of what was collected, on all ranks.
-
-    Args:
-        name: name of the metric.
-        across: reduces the sums over ranks; None where there is one rank.
-    """
+    """The weighted mean of what was collected, on all ranks."""
 
     def __init__(self, name: str, across: AcrossRanks | None = None) -> None:
         self._name, self._across = name, across

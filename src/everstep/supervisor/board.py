@@ -150,7 +150,12 @@ class ServiceBoard:
             self._collector.require_alone(f"eval/{service.name}", boundary.step, name)
             self._collector.outside(f"eval/{service.name}", boundary.step, name, value, wall=wall)
         _require_may_act(service, outcome.actions, boundary.moment)
-        _require_declared(service, outcome.actions)
+        for action in outcome.actions:
+            if isinstance(action, SetValue) and action.target not in service.sets:  # nobody has tried it
+                raise UsageError(
+                    f"service {service.name!r} asked for {action}, but does not declare this target; "
+                    f"add to class {type(service).__name__}: sets = {(*service.sets, action.target)!r}"
+                )
         return [(service, action) for action in outcome.actions]
 
     def _run_one(self, service: Service, run: ServiceFunction, boundary: Boundary) -> Outcome | None:
@@ -230,13 +235,6 @@ class ServiceBoard:
             raise ServiceError(f"closing failed for {len(errors)} service(s): {lines}") from errors[0][1]
 
 
-def require_initialized(service: Service) -> None:
-    """Refuse a service whose `__init__` leaves out that of `Service`."""
-    if not {"name", "schedule"} <= vars(service).keys():
-        kind = type(service).__name__
-        raise ConfigError(f"{kind}.__init__ does not call super().__init__(); call it in its first line")
-
-
 def require_service(service: Service, others: Iterable[Service]) -> None:
     """Refuse an object that is not a Service, and a name that another service has."""
     if not isinstance(service, Service):
@@ -244,7 +242,9 @@ def require_service(service: Service, others: Iterable[Service]) -> None:
             f"{service!r} is not a Service; pass an instance, such as everstep.EarlyStop(...), "
             "or register a function with loop.on(moment, fn)"
         )
-    require_initialized(service)
+    if not {"name", "schedule"} <= vars(service).keys():
+        kind = type(service).__name__
+        raise ConfigError(f"{kind}.__init__ does not call super().__init__(); call it in its first line")
     for attribute in ("watches", "sets"):
         # a string is a sequence of its letters, each of which would be taken for a name
         if isinstance(given := getattr(service, attribute), str):
@@ -282,16 +282,6 @@ def _require_may_act(service: Service, actions: Sequence[Action], moment: Moment
             f"service {service.name!r} ({kind} of stage {service.stage.name}) asked for {actions[0]}; "
             "to act, give its class controller = True and stage = Stage.DECIDE or an earlier one"
         )
-
-
-def _require_declared(service: Service, actions: Sequence[Action]) -> None:
-    """Refuse a `SetValue` whose target is not declared, and so nobody has tried at the opening."""
-    for action in actions:
-        if isinstance(action, SetValue) and action.target not in service.sets:
-            raise UsageError(
-                f"service {service.name!r} asked for {action}, but does not declare this target; "
-                f"add to class {type(service).__name__}: sets = {(*service.sets, action.target)!r}"
-            )
 
 
 class Announcer:

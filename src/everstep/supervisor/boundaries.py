@@ -35,8 +35,11 @@ class Decisions:
         for service, action in actions:
             if isinstance(action, Stop):
                 if action.failed:
-                    # first: it raises where a rollback takes the place of this stop
-                    self._undo(action)
+                    engine.saver.settle(wait=True)  # the writer may find an earlier failure
+                    # first: a rollback, if one is allowed, takes the place of this stop
+                    rolled = engine.rollbacks.decide(action.step or engine.progress.step, str(action.reason))
+                    if rolled is not None:
+                        raise rolled
                 by = None if service is None else service.name
                 self.stop(action.reason, "service", by, failed=action.failed, code=action.code)
                 if action.failed:
@@ -110,20 +113,6 @@ class Decisions:
                     f"service {service.name!r} sets {action.target}, and {scheduler} computes it from the "
                     "step's number, so its next step undoes the value; take one of the two"
                 )
-
-    def _undo(self, stop: Stop) -> None:
-        """Leave the loop to resume before the failed step, if a rollback is allowed."""
-        engine = self._engine
-        engine.saver.settle(wait=True)  # the writer may find an earlier failure
-        rolled = engine.rollbacks.decide(stop.step or engine.progress.step, str(stop.reason))
-        if rolled is not None:
-            raise rolled
-
-
-def _measured(engine: Engine) -> dict[str, float]:
-    """Return this rank's seconds by part since its start, and its largest memory so far in bytes."""
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {**engine.spent.parts(engine.loop.data_wait()), "peak_memory": float(kilobytes * 1024)}
 
 
 class EvaluationInterrupted(BaseException):
@@ -201,11 +190,18 @@ class Boundaries:
         engine.decisions.notice_signal()
         # a new view: reports and saves see what was decided
         view = engine.announcer.view(moment, payload)
-        self._mark_best()
+        if (console := engine.voice.console) is not None:
+            for best in engine.board.bests:
+                if best.value is not None:
+                    console.mark_best(best.metric, best.value)
         engine.board.run([s for s in due if s.stage is Stage.REPORT], view)
         if can_save:
             # saves come last: the checkpoint has what the reports did (windows cleared, exports listed)
-            self._check_program(at_epoch_end)
+            engine.program_checks.check_strangers()
+            if at_epoch_end:
+                if engine.progress.epoch == 1:
+                    engine.program_checks.check_updates()
+                engine.loop.check_epoch()
             saving = [s for s in due if s.stage is Stage.SAVE]
             saves = self._together(engine.board.run(saving, view), saving)
             self._save_due(saves, "epoch" if at_epoch_end else "step")
@@ -226,16 +222,18 @@ class Boundaries:
             "services": len(list(engine.board)),
             **engine.limits.tree(),
         }
-        at_epoch_end = moment is Moment.AFTER_EPOCH
-        where = f"epoch {current.epoch}" if at_epoch_end else f"step {current.step}"
-        reason = None if stop is None else stop.reason
+        where, times = f"step {current.step}", None
+        if moment is Moment.AFTER_EPOCH:
+            # this rank's seconds by part since its start, and its largest memory so far in bytes
+            where, kilobytes = f"epoch {current.epoch}", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            times = {**engine.spent.parts(engine.loop.data_wait()), "peak_memory": kilobytes * 1024.0}
         engine.ranks.meet(
             f"the boundary after {where}",
             saving=engine.saver.job is not None,
-            reason=reason,
+            reason=None if stop is None else stop.reason,
             asked=asked,
             handed=engine.verifier.handed,
-            times=_measured(engine) if at_epoch_end else None,
+            times=times,
         )
         if engine.ranks.times:
             facts = {"epoch": current.epoch, "step": current.step, "ranks": engine.ranks.times}
@@ -265,14 +263,6 @@ class Boundaries:
         """Unite the actions of all ranks, where services are due that may act."""
         return self._engine.ranks.together(actions, self._engine.board) if may_act else actions
 
-    def _check_program(self, at_epoch_end: bool) -> None:
-        engine = self._engine
-        engine.program_checks.check_strangers()
-        if at_epoch_end:
-            if engine.progress.epoch == 1:
-                engine.program_checks.check_updates()
-            engine.loop.check_epoch()
-
     def _save_due(self, actions: list[Pending], phase: Phase) -> None:
         """Save where asked; keep the state that a resume from the epoch's tail will need."""
         engine = self._engine
@@ -283,13 +273,6 @@ class Boundaries:
         # an interrupted tail commits this copy: the last step runs again, and assigns what the tail uses
         if phase == "epoch" or engine.loop.steps_left() == 1:
             engine.saver.keep(phase)
-
-    def _mark_best(self) -> None:
-        engine = self._engine
-        if (console := engine.voice.console) is not None:
-            for best in engine.board.bests:
-                if best.value is not None:
-                    console.mark_best(best.metric, best.value)
 
     def _plan(self) -> None:
         """Plan the next boundary: the step after which it is due, or the time."""
@@ -319,7 +302,7 @@ class Boundaries:
     def poll_evaluation(self) -> None:
         """Look for an interruption between two batches of a service's evaluation."""
         engine = self._engine
-        engine.note_poll()
+        engine.polls += 1
         if not self._may_abandon:
             return
         engine.decisions.notice_interruption()

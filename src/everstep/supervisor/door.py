@@ -34,12 +34,7 @@ class Handle:
 
 
 class Door:
-    """Base class of `Supervisor` and `TrainLoop`; services see it as `RunView`.
-
-    Args:
-        engine: held, and not shown: a door uses its public names only.
-        loop: answers the engine's questions.
-    """
+    """Base class of `Supervisor` and `TrainLoop`; services see it as `RunView`."""
 
     def __init__(self, engine: Engine, loop: LoopDriver) -> None:
         self._engine = engine
@@ -143,7 +138,7 @@ class Door:
     @property
     def interrupted(self) -> bool:
         """Whether a signal asks the run to end at the next boundary; who waits and asks does not hang."""
-        self._engine.note_poll()
+        self._engine.polls += 1
         return self._engine.ranks.signal is not None
 
     @property

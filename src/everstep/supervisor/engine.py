@@ -374,10 +374,6 @@ class Engine:
             )
             self.leave()
 
-    def note_poll(self) -> None:
-        """Count a look for an interruption, as a sign that the loop moves."""
-        self.polls += 1
-
     def note_evaluation(self, seconds: float) -> None:
         """Count the seconds as evaluation, not as steps."""
         self.spent.in_evaluation(seconds)
@@ -406,12 +402,10 @@ class Engine:
         raise exit_error(interruption.code, interruption.reason)
 
     def _close_services(self) -> None:
-        late = self.threads.stop()
+        late = ", ".join(self.threads.stop())
         self.board.close()
         if late:
-            raise ServiceError(
-                f"{', '.join(late)} did not return within {GRACE:g} s after the loop; make it return"
-            )
+            raise ServiceError(f"{late} did not return within {GRACE:g} s after the loop; make it return")
 
     # --------------------------------------------------------------------------- what must hold
 

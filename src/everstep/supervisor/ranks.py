@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
 from everstep import backends
 from everstep.arguments import plain_tree
-from everstep.contracts.group import Group
+from everstep.contracts.group import Group, require_same
 from everstep.contracts.services import Action, Clock, Interrupt, Save, Service, Stop
-from everstep.errors import ConfigError, DisagreementError
+from everstep.errors import ConfigError
 from everstep.group import Agreement, Peers, Single, StoreGroup, find_group, report
 from everstep.services.recovery import Retry
 from everstep.supervisor.streams.same_samples import require_alike
@@ -139,7 +139,11 @@ class Ranks:
             "times": times and dict(times),
         }
         found = self.group.gather(mine, where)
-        _require_same_asked([each["asked"] for each in found], where)
+        require_same(
+            [each["asked"] for each in found],
+            f"at {where}, what the programs have asked for (stop, save, set limits and add services on all "
+            "ranks alike; loop.call_soon(everstep.Stop(...)) may be called on one)",
+        )
         require_alike(self.group.data, [each["handed"] for each in found], f"the batches up to {where}")
         self._now, self.writers_reason = found[0]["now"], found[0]["reason"]
         self.times = [each["times"] for each in found if each["times"]]
@@ -176,7 +180,8 @@ class Ranks:
             return actions
         mine = [[None if service is None else service.name, *_told(action)] for service, action in actions]
         everyone = self.group.gather(mine, "the actions of the services")
-        _require_same_values(everyone)
+        values = [[told for told in theirs if told[1] not in _ACTIONS] for theirs in everyone]
+        require_same(values, "what services set (decide by metrics, which are reduced over the ranks)")
         own = {json.dumps(told): pending for told, pending in zip(mine, actions, strict=True)}
         by_name = {service.name: service for service in services}
         united = list(everyone[0])
@@ -190,38 +195,3 @@ class Ranks:
 
 def _told(action: Action) -> tuple[str, dict[str, Any]]:
     return type(action).__name__, plain_tree(asdict(action))
-
-
-def _require_same_asked(everyone: Sequence[Mapping[str, Any]], where: str) -> None:
-    differing = [name for name in everyone[0] if any(each[name] != everyone[0][name] for each in everyone)]
-    if differing:
-        told = "; ".join(
-            f"{name}: " + ", ".join(f"rank {rank} {each[name]}" for rank, each in enumerate(everyone))
-            for name in differing
-        )
-        raise DisagreementError(
-            f"at {where} the programs of the ranks have asked for different things ({told}); stop, save, "
-            "set limits and add services on all ranks alike, from values that are equal on all of them "
-            "(loop.call_soon(everstep.Stop(...)) may be called on one rank)",
-            ranks=[rank for rank, each in enumerate(everyone) if each != everyone[0]],
-        )
-
-
-def _require_same_values(everyone: Sequence[list[Any]]) -> None:
-    settings = [[told for told in theirs if told[1] not in _ACTIONS] for theirs in everyone]
-    texts = [json.dumps(each) for each in settings]  # as text, NaN is equal to NaN
-    differing = [rank for rank, text in enumerate(texts) if text != texts[0]]
-    if differing:
-        told = "; ".join(f"rank {rank} {_in_words(settings[rank])}" for rank in (0, *differing))
-        raise DisagreementError(
-            f"services set values that are not the same on all ranks ({told}); decide by metrics, which are "
-            "reduced over the ranks, not by what one rank knows",
-            ranks=differing,
-        )
-
-
-def _in_words(settings: list[Any]) -> str:
-    told = [
-        f"{name!r}: {', '.join(f'{k}={v}' for k, v in given.items() if v)}" for name, _, given in settings
-    ]
-    return " and ".join(told) or "nothing"

@@ -36,17 +36,12 @@ S = TypeVar("S", bound=Service)
 
 @dataclass(frozen=True)
 class LoopKind:
-    """Kind of loop that drives a run.
-
-    Attributes:
-        name: name of the loop's class, for messages.
-        moments: the moments that come in such a loop.
-        same_data: whether a rollback resumes in this process, with the same data.
-    """
+    """Kind of loop that drives a run: the name of its class, and the moments that come in it."""
 
     name: str
     moments: frozenset[Moment]
     same_data: bool = False
+    """Whether a rollback resumes in this process, with the same data."""
 
     def require(self, wanted: Iterable[Moment], who: str, every: Schedule | None = None) -> None:
         """Refuse moments that never come in this loop."""
@@ -141,12 +136,10 @@ class Settings:
     """Checked arguments of a start, without its state.
 
     Attributes:
-        path: the run's directory.
         services: the given services, then those that every run has.
         streams: the data that is declared, by name.
         data_ranks: what this rank says of the data that it reads; None: a part of its own.
         replay: what this process executes again; None in a training.
-        mirror, mirror_wait: of the `Checkpoints` among the services.
         checkpoints, recovery, retry, hang_watch, console: services that say how the engine works; None for
             one that is not there.
     """
