@@ -262,7 +262,7 @@ class Epochs(LoopDriver):
                         pass_began = current.step
                         continue
                     except Exception:
-                        # a fetch lies between two steps: where a signal caused the error, the last one is saved
+                        # a fetch lies between two steps: if a signal is to blame, the last one is saved
                         if engine.killed_by_signal(run_stream.cursor):
                             if current.step > current.epoch_start:
                                 engine.saver.keep("step")
