@@ -23,7 +23,7 @@ Killed at any instant and started again, both end as if they had never been kill
   itself.  `Checkpoints` says when to save and what to keep, `Best` keeps the best weights.  `InitFrom` starts
   with another run's weights; `load` and `export` bring saved weights into your objects and to other programs.
 - data: lists, DataLoaders and other iterables, as they are; more in `everstep.data`.
-- callback: a `Service` acts when it is due (`Every`, `At`, `Never`, `Auto`), as `Evaluate` and `EarlyStop`
+- callback: a `Service` acts when it is due (`Every`, `At`, `Never`), as `Evaluate` and `EarlyStop`
   do; more in `everstep.services`.  Yours gets a `Boundary`, and returns an `Outcome` of metrics and actions
   (`Save`, `Stop`).
 - record: all metrics and events of a run.  `query` searches many runs; `everstep.runs` shows and compares
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from everstep.experiment.experiment import Experiment as Experiment
     from everstep.index.query import query as query
     from everstep.loop import TrainLoop as TrainLoop
-    from everstep.schedule import At as At, Auto as Auto, Every as Every, Never as Never
+    from everstep.schedule import At as At, Every as Every, Never as Never
     from everstep.services.best import Best as Best
     from everstep.services.checkpoints import Checkpoints as Checkpoints
     from everstep.services.evaluate import Evaluate as Evaluate

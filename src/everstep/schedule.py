@@ -4,15 +4,11 @@ A schedule is asked at boundaries only (after a step, after an epoch): whether i
 step it need not be asked again, so that one comparison of integers tells that nothing is due.
 
 Steps and epochs are due at multiples of n, counted from the run's first step: a resumed run has them at the
-same steps.  A schedule in seconds is left out of comparisons of runs.  `Auto` chooses its seconds by
-what saves cost.
+same steps.  A schedule in seconds is left out of comparisons of runs.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -34,12 +30,7 @@ class Instant(NamedTuple):
 
 
 class Schedule:
-    """Base of all schedules; combine two with `|` (either is due) or `&` (both are due).
-
-    `learns` says whether the schedule depends on what its actions cost; see `learn`.
-    """
-
-    learns = False
+    """Base of all schedules; combine two with `|` (either is due) or `&` (both are due)."""
 
     def due(self, when: Instant) -> bool:
         """Whether the schedule is due at a boundary."""
@@ -63,19 +54,6 @@ class Schedule:
     def wall(self) -> bool:
         """Whether the schedule depends on the clock, and is therefore left out of comparisons."""
         return False
-
-    def learn(self, cost: float, duration: float, step: float) -> float:
-        """Take in what the newest action has cost; return the seconds to the next one, infinite if unknown.
-
-        Args:
-            cost: seconds by which the training is later.
-            duration: seconds that the action took, those in the background included.
-            step: seconds that a step takes.
-        """
-        return math.inf
-
-    def failed(self, now: float) -> None:
-        """Note that the newest action has failed, as is found at a clock time; for schedules that learn."""
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and repr(self) == repr(other)
@@ -164,55 +142,6 @@ class At(Schedule):
         return f"At({', '.join(map(str, self.steps))})"
 
 
-class Auto(Every):
-    """Due as often as saves may be, for `Checkpoints(every="auto")`: a kill costs little, and saves do, too.
-
-    The time between two saves follows from what the newest saves have cost: `cost / share` seconds, where the
-    cost is the time for which training waited, and by which its steps were slower while the save was written.
-
-    Args:
-        share: part of the training time that saves may take (more than 0, less than 1).
-        lose_at_most: seconds of training that a kill may cost (more than 0); goes before `share`.
-
-    Attributes:
-        seconds: time between two saves, as far as it is known.
-    """
-
-    learns = True
-    LEAST = 10.0
-    """Fewest seconds between two saves, unless `lose_at_most` is less."""
-
-    @checked_keywords
-    def __init__(self, share: float = 0.02, lose_at_most: float = 600.0) -> None:
-        self.share = number("share", share)
-        if self.share >= 1:
-            raise ConfigError(f"share={share!r}: give a part of the time, less than 1, such as 0.02")
-        self.lose_at_most = number("lose_at_most", lose_at_most, of="seconds")
-        super().__init__(seconds=min(self.LEAST, self.lose_at_most))
-        self._costs: deque[float] = deque(maxlen=5)
-
-    def learn(self, cost: float, duration: float, step: float) -> float:
-        self._costs.append(cost)
-        # of two the lower: the first one may be odd, and the next would come late
-        typical = statistics.median_low(self._costs)
-        # the next save waits for this one; what is being written is not safe yet, and a save ends a step
-        most = max(self.lose_at_most - duration - step, duration)
-        self.seconds = min(max(typical / self.share, duration, self.LEAST), most)
-        return self.seconds
-
-    def start(self, now: float) -> None:
-        super().start(now)
-        self.seconds = min(self.LEAST, self.lose_at_most)  # another run, or another machine
-        self._costs.clear()
-
-    def failed(self, now: float) -> None:
-        assert self.seconds is not None
-        self._last = now - max(self.seconds - self.LEAST, 0.0)
-
-    def __repr__(self) -> str:
-        return f"Auto(share={self.share}, lose_at_most={self.lose_at_most})"
-
-
 class Never(Schedule):
     """Never due; forced runs (a stop, an interruption, an explicit call) still happen."""
 
@@ -231,7 +160,6 @@ class _Pair(Schedule):
             if not isinstance(side, Schedule):
                 raise ConfigError(f"{side!r} is not a schedule; combine values such as Every(steps=100)")
         self.left, self.right = left, right
-        self.learns = left.learns or right.learns
 
     def next_step(self, step: int) -> int:
         return min(self.left.next_step(step), self.right.next_step(step))
@@ -250,16 +178,6 @@ class _Pair(Schedule):
     @property
     def wall(self) -> bool:
         return self.left.wall or self.right.wall
-
-    def learn(self, cost: float, duration: float, step: float) -> float:
-        return min(self.left.learn(cost, duration, step), self.right.learn(cost, duration, step))
-
-    def failed(self, now: float) -> None:
-        self.left.failed(now)
-        self.right.failed(now)
-
-    def __repr__(self) -> str:
-        return f"({self.left!r} {self.word} {self.right!r})"
 
 
 class _Either(_Pair):

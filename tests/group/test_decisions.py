@@ -66,24 +66,6 @@ say(*ended("values", services=[Local(lambda: (everstep.services.SetValue("optimi
     assert len(second.data["ranks"]) == 2
 
 
-def test_saves_that_choose_their_times_by_the_writers_figures(folder: Path) -> None:
-    said = said_alike("""
-class Slow:
-    def state_dict(self):
-        time.sleep(0.02 * rank)
-        return {}
-    def load_state_dict(self, state):
-        pass
-
-saves = everstep.Checkpoints(everstep.Auto(share=0.9, lose_at_most=0.05), keep_last=None)
-loop = trained("auto", lambda loop, step: time.sleep(0.02), services=[saves], own={"slow": Slow()})
-say(len(checkpoints("auto")) > 2)
-""")
-    assert said == ["True"]
-    first = next(iter(RunJournal(folder / "auto", None).events("cadence"))).data
-    assert 0 < first["seconds"] <= first["duration"] + 0.05
-
-
 def test_what_one_rank_alone_does_after_the_steps_is_named_by_all(folder: Path) -> None:
     said = said_alike("""
 def alone(action):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import everstep
-from everstep import Auto, Every, InitFrom, Supervisor, TrainLoop
+from everstep import Every, InitFrom, Supervisor, TrainLoop
 from everstep.errors import ConfigError, DataError, MetricError, RunDirError, StateError, UsageError
 from everstep.record import RunJournal
 from everstep.services import HangWatch, NaNGuard
@@ -72,7 +72,7 @@ FORMS = r"data_ranks=.*give a mesh.*a pair.*or 1"
 NUMBER = r"seconds=.*: give a number, 0 or more"
 POLICY = r'on_missing=\'ignore\'.*"error", "warn" or "skip"'
 TWO_SAVES = r"Checkpoints\(Every\(epochs=1\) \| Every\(steps=500\)"
-SCHEDULE = r'is not a schedule; .*, or "auto"'
+SCHEDULE = "is not a schedule"
 
 REFUSED: list[tuple[Call, type[Exception], str]] = [
     # where a run is to be
@@ -141,14 +141,9 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (lambda path: everstep.services.Console(plain_seconds=0), ConfigError, "plain_seconds=0"),
     *((lambda path, wrong=wrong: HangWatch(**wrong), ConfigError, next(iter(wrong)))
       for wrong in ({"after": 0}, {"after": NAN}, {"after": "1h"}, {"then": "end"})),
-    (lambda path: Auto(share=1.0), ConfigError, "share=1.0: give a part of the time"),
-    (lambda path: Auto(share=0.0), ConfigError, "share=0.0: give a positive number"),
-    (lambda path: Auto(lose_at_most=-1), ConfigError, "lose_at_most=-1: give a positive number of seconds"),
-    (lambda path: Other(schedule=Every(epochs=1) | Auto()), ConfigError, "'other' saves no checkpoints"),
-    (lambda path: Other(schedule="auto"), ConfigError, r"or Every\(seconds=...\)$"),  # type: ignore[arg-type]
+    (lambda path: Other(schedule="often"), ConfigError, r"or Every\(seconds=...\)$"),  # type: ignore[arg-type]
     (lambda path: everstep.Checkpoints("often"), ConfigError, SCHEDULE),  # type: ignore[arg-type]
-    (lambda path: everstep.Checkpoints(Auto), ConfigError, SCHEDULE),  # type: ignore[arg-type]
-    (lambda path: everstep.Checkpoints(keep_every=Auto()), ConfigError, "keep_every=Auto.*give a schedule"),
+    (lambda path: everstep.Checkpoints(keep_every=everstep.At(3)), ConfigError, "keep_every=At.*give a sch"),
     (trained(services=[everstep.Best("loss", restore_at_end=["wt"])]), ConfigError, "did you mean 'w'"),
     *((lambda path, part=part: everstep.Best("loss", restore_at_end=part), ConfigError, "a list of entries")
       for part in ("w", [], 3, [3])),

@@ -80,7 +80,7 @@ class Retention:
         keep_last = integer("keep_last", self.keep_last, none="to keep every checkpoint")
         object.__setattr__(self, "keep_last", keep_last)
         every = self.keep_every
-        if every is not None and (not isinstance(every, Every) or every.learns):
+        if every is not None and not isinstance(every, Every):
             raise ConfigError(f"keep_every={every!r}: give a schedule such as Every(steps=1000)")
         if self.keep_best is not None:
             _check_best(self.keep_best)

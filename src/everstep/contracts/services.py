@@ -338,8 +338,6 @@ class Service:
     """Whether global random state is put back after the service ran; built-in services draw none."""
     every_rank: ClassVar[bool] = False
     """Whether the service runs on all ranks although its stage is REPORT, which is the writer's."""
-    measured: ClassVar[bool] = False
-    """Whether the schedule gets what the service costs, as `Auto` needs."""
     watches: Sequence[str] = ()
     sets: Sequence[str] = ()
     outputs: Sequence[str] = ()
@@ -371,15 +369,10 @@ class Service:
             given = "every" if "every" in inspect.signature(type(self)).parameters else "schedule"
             raise ConfigError(
                 f"{given}={schedule!r} of service {self.name!r} is not a schedule; give Every(steps=...), "
-                "Every(epochs=...) or Every(seconds=...)" + (', or "auto"' if self.measured else "")
+                "Every(epochs=...) or Every(seconds=...)"
             )
         # A copy, because a schedule in seconds remembers when it was due, and two services may share one.
         self.schedule = copy.deepcopy(self.default_schedule if schedule is None else schedule)
-        if self.schedule.learns and not self.measured:
-            raise ConfigError(
-                f"{self.schedule!r} chooses its times by what saves cost, and {self.name!r} saves no "
-                "checkpoints; give a schedule such as Every(seconds=60)"
-            )
 
     def config(self) -> Json:
         """Return the arguments that change the result; None for none.

@@ -20,7 +20,7 @@ from everstep.errors import ConfigError, nearest
 from everstep.experiment.config_layers import CALL, Place
 from everstep.experiment.import_paths import imported
 from everstep.experiment.validation import Problem, validated
-from everstep.schedule import At, Auto, Every, Never, Schedule
+from everstep.schedule import At, Every, Never, Schedule
 
 
 @dataclass(frozen=True)
@@ -309,12 +309,12 @@ def _attempt(make: Callable[[], Any], place: Place, problems: list[Problem]) -> 
 
 
 def schedule(value: Any) -> Schedule:
-    """Make a schedule of {steps: 100}, {epochs: 1}, {seconds: 60}, {at: [10, 20]}, auto, never, or a list.
+    """Make a schedule of {steps: 100}, {epochs: 1}, {seconds: 60}, {at: [10, 20]}, never, or a list.
 
-    A list is due when one of its schedules is.  "auto" and {auto: {share: 0.02}} are `Auto`, for saves.
+    A list is due when one of its schedules is.
     """
-    if value in ("never", "auto"):
-        return Never() if value == "never" else Auto()
+    if value == "never":
+        return Never()
     if isinstance(value, list) and value:
         found = schedule(value[0])
         for each in value[1:]:
@@ -323,13 +323,11 @@ def schedule(value: Any) -> Schedule:
     if isinstance(value, Mapping) and value.keys() == {"at"}:
         steps = value["at"] if isinstance(value["at"], list) else [value["at"]]
         return At(*steps)
-    if isinstance(value, Mapping) and "auto" not in value:
+    if isinstance(value, Mapping):
         return Every(**value)
-    if isinstance(value, Mapping) and len(value) == 1 and isinstance(value["auto"], Mapping):
-        return Auto(**value["auto"])
     raise ConfigError(
         f"{value!r} is not a schedule; give {{steps: 100}}, {{epochs: 1}}, {{seconds: 60}}, "
-        "{at: [10, 20]}, auto, {auto: {share: 0.02, lose_at_most: 600}}, never, or a list of them"
+        "{at: [10, 20]}, never, or a list of them"
     )
 
 

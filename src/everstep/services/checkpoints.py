@@ -6,7 +6,6 @@ import os
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 from everstep.arguments import integer, number
 from everstep.checkpoint import Retention, Store
@@ -16,7 +15,7 @@ from everstep.index.location import as_location, index_of, lacks_credential
 from everstep.index.shipping_thread import IndexWriter
 from everstep.mirror import MirrorAt
 from everstep.record import user_path
-from everstep.schedule import Auto, Every, Schedule
+from everstep.schedule import Every, Schedule
 
 FLUSH_STEPS, FLUSH_SECONDS = 1000, 10
 
@@ -27,8 +26,7 @@ class Checkpoints(Service):
     Besides the schedule, a checkpoint is made at step 0, where the run stops, and at an interruption.
 
     Args:
-        every: schedule of saves; default `Every(epochs=1) | Every(seconds=600)`.  "auto" means `Auto()`: as
-            often as saves take at most 2 % of the time.
+        every: schedule of saves; default `Every(epochs=1) | Every(seconds=600)`.
         keep_last: number of the newest checkpoints that stay (1 or more), None for all.
         keep_every: a schedule of steps or epochs whose checkpoints stay for ever.
         keep_best: (metric, "min" or "max", number): the checkpoints that stay, by the metric's value at the
@@ -45,13 +43,12 @@ class Checkpoints(Service):
     stage = Stage.SAVE
     runs_last = True
     isolate = False
-    measured = True
     window = "none"
     default_schedule = Every(epochs=1) | Every(seconds=600)
 
     def __init__(
         self,
-        every: Schedule | Literal["auto"] | None = None,
+        every: Schedule | None = None,
         *,
         keep_last: int | None = 3,
         keep_every: Schedule | None = None,
@@ -60,7 +57,7 @@ class Checkpoints(Service):
         mirror_wait: float = 60.0,
         copy: bool = True,
     ) -> None:
-        super().__init__("checkpoints", Auto() if every == "auto" else every)
+        super().__init__("checkpoints", every)
         self.retention = Retention(keep_last=keep_last, keep_every=keep_every, keep_best=keep_best)
         self.mirror = None if mirror is None else MirrorAt(mirror)
         self.mirror_wait = number("mirror_wait", mirror_wait, of="seconds")

@@ -24,7 +24,6 @@ from everstep.errors import (
 )
 from everstep.services.best import Best
 from everstep.state import Buffers, Encoded, encode, split
-from everstep.supervisor.saving.cadence import Cadence
 from everstep.supervisor.saving.replicas import difference, leaf_digests
 from everstep.supervisor.saving.spill import Spill
 from everstep.supervisor.saving.writing import Snapshot, Writing, take_snapshot
@@ -47,8 +46,6 @@ class Saver:
         self._buffers = Buffers(rule.copy)
         self._spill = Spill(engine.opening.run_dir.path)
         self._writer = Writer(engine.voice.warn)
-        # measuring costs each boundary a little
-        self._cadence = Cadence(engine, rule.schedule) if rule.schedule.learns else None
         self.asked = False
         """Whether a save is asked for at the next boundary."""
         self.last: CommittedCheckpoint | None = None
@@ -56,8 +53,8 @@ class Saver:
         self.failures = 0
         self.error: OSError | MemoryError | None = None
         """The error of the newest save; None after a save that succeeded."""
-        self._written: deque[tuple[CommittedCheckpoint, float]] = deque()
-        """Commits that are not announced, each with the clock's time; the writer thread appends."""
+        self._written: deque[CommittedCheckpoint] = deque()
+        """Commits that are not announced; the writer thread appends."""
         self._in_doubt: list[tuple[str, str, float]] = []
         """Metric, name and value of best weights whose save has failed, with or after them."""
         self._first_open = False
@@ -98,8 +95,6 @@ class Saver:
         epochs of 10 steps, a save that is due after step 10 commits step 9, and step 10 at the epoch's end.
         """
         engine = self._engine
-        if self._cadence is not None:
-            self._cadence.begin()
         best = [action for _, action in actions if isinstance(action, SaveBest)]
         whole = any(isinstance(action, Save) for _, action in actions)
         if not (best or whole) or not self._is_good():
@@ -114,8 +109,6 @@ class Saver:
         whole = whole and not last
         if not (best or whole):
             return
-        if whole and self._cadence is not None:
-            self._cadence.learn()
         name = self._name(phase)
         for service, action in actions:
             if isinstance(service, Best) and isinstance(action, SaveBest):
@@ -125,8 +118,6 @@ class Saver:
         if self._snapshot is None:
             return
         self._commit(self._snapshot, best, whole=whole)
-        if whole and self._cadence is not None:
-            self._cadence.hand_over()
         self._kept_only = not (whole or last)
         if self._kept_only and not self._buffers.copy:
             # the live arrays will not be these any more
@@ -262,7 +253,7 @@ class Saver:
         self.error = None
         if committed is not None:
             self.last = committed
-            self._written.append((committed, self._engine.clock()))
+            self._written.append(committed)
         self._engine.wakeups.wish()
 
     def _failed(self, error: OSError | MemoryError, name: str = "", best: Sequence[SaveBest] = ()) -> None:
@@ -326,12 +317,8 @@ class Saver:
             engine.decisions.apply([(guard, action) for action in actions])
         except DivergedRanksError as error:
             raise self._difference(error) from None
-        if self._cadence is not None:
-            self._cadence.failed(self.error)
         for _ in range(len(self._written)):  # counted once: the writer thread may append meanwhile
-            committed, seconds = self._written.popleft()
-            if self._cadence is not None:
-                self._cadence.written(seconds)
+            committed = self._written.popleft()
             name = str(committed.name)
             engine.journal.event("checkpoint", {"name": name, "bytes": committed.bytes}, wall=True)
             engine.announcer.fire(Moment.AFTER_CHECKPOINT, name)
