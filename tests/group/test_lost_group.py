@@ -18,8 +18,7 @@ import torch, torch.distributed as dist
 from pathlib import Path
 from everstep.group import Agreement, Peers
 from everstep.record import FailurePages, Journal
-from everstep.supervisor.leaving.failure_reporter import FailureReporter
-from everstep.supervisor.leaving.lost_group import LostGroup
+from everstep.supervisor.leaving.failures import FailureReporter, LostGroup
 from everstep.supervisor.saving.state_tree import Progress
 from everstep.supervisor.threads.signals import SignalWatch
 from everstep.supervisor.voice import Voice

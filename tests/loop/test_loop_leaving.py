@@ -252,25 +252,6 @@ def test_the_mean_of_a_resumed_epoch_is_that_of_the_whole(tmp_path: Path) -> Non
     assert rows(tmp_path / "run", "epoch") == rows(tmp_path / "straight", "epoch")
 
 
-def test_a_variable_of_a_step_loop_that_a_resume_skips_is_explained(tmp_path: Path) -> None:
-    def train(boom: int | None = None) -> None:
-        saves = everstep.Checkpoints(Every(steps=5))
-        with loop_in(tmp_path, state={"w": [0]}, max_epoch=1, services=[saves]) as loop:
-            for _ in loop.iter_epochs():
-                for _, batch in loop.iter_steps([1, 2, 3, 4]):
-                    first = batch
-                for step, _ in loop.iter_steps([1, 2, 3], "second"):
-                    if step == boom:
-                        raise Boom
-                loop.collect_metrics(first=first)
-
-    with pytest.raises(Boom):
-        train(6)
-    with pytest.raises(NameError) as caught:
-        train()
-    assert "resumed after step 5" in caught.value.__notes__[0]
-
-
 @pytest.mark.parametrize("at", [2, 8])
 def test_lines_printed_at_the_head_are_not_printed_again(tmp_path: Path, at: int) -> None:
     def train(run: Path, boom: int | None) -> list[str]:

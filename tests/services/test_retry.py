@@ -18,7 +18,7 @@ from everstep import Every
 from everstep.errors import TriedAgain
 from everstep.record import RunJournal
 from everstep.services import Retry
-from everstep.supervisor.leaving import retries
+from everstep.supervisor.leaving import undoing
 from everstep.testing import armed
 from tiny_runs import Tiny, rows
 
@@ -203,7 +203,7 @@ def test_a_signal_ends_the_wait_and_the_next_start_goes_on(
         os.kill(os.getpid(), signal.SIGTERM)
 
     # in the retries' own module: a thread of another test that sleeps would send a second signal
-    monkeypatch.setattr(retries, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setattr(undoing, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     with pytest.raises(SystemExit) as ended:
         train(tmp_path / "run", step=(5,), retry=Retry(LISTED, backoff=600))
     monkeypatch.undo()

@@ -1,22 +1,14 @@
-"""Names in a checkpoint are the bare model's; those of a holder are told with a `rename=` that works."""
+"""Names in a checkpoint are the bare model's, whatever wraps it."""
 
 from __future__ import annotations
 
-import ast
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from everstep.supervisor.opening.wrapper_names import hint
 from torch import nn
 
-import everstep
-from everstep import InitFrom
-from everstep.errors import RestoreError
 from everstep.state import make_entry
-from tiny_runs import quiet
 
 
 def net(fill: float = 0.0) -> nn.Sequential:
@@ -31,14 +23,6 @@ def inner_wrapped(fill: float = 0.0) -> nn.Module:
     model = net(fill)
     model[2] = nn.DataParallel(model[2])
     return model
-
-
-class Holder(nn.Module):
-    """Keeps the model under a name of its own, as a LightningModule does."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.backbone = model
 
 
 def compiled(model: nn.Module) -> nn.Module:
@@ -80,35 +64,3 @@ def test_names_flags_buffers_and_attributes_go_in_and_out_of_a_wrapper(wrapped: 
         assert not other_norm.training and other_part.training and not other_part[0].bias.requires_grad
         assert other_part.cache.tolist() == [5, 5] and not any(entry.check(into.save()))
         assert into.guarded(("2.0.weight",)) and not into.guarded(("1.running_mean",))
-
-
-@pytest.mark.parametrize(("made", "here"), [(Holder, nn.Identity), (nn.Identity, Holder)])
-def test_a_prefix_is_named_with_a_rename_that_works(tmp_path: Path, made: Any, here: Any) -> None:
-    def bare(holder: Any, fill: float) -> nn.Module:
-        return net(fill) if holder is nn.Identity else holder(net(fill))
-
-    with quiet(run := tmp_path / "run", {"model": bare(made, 3.0)}, max_step=1) as sv:
-        sv.should_stop()
-    model, renames = bare(here, 0.0), []
-    for use in (
-        lambda: everstep.load(run, {"model": model}),
-        lambda: quiet(tmp_path / "new", {"model": model}, init_from=run).__enter__(),
-        lambda: quiet(run, {"model": model}).__enter__(),
-    ):
-        with pytest.raises(RestoreError, match="differ by what a wrapper adds") as raised:
-            use()
-        renames.append(re.search(r"InitFrom\(\.\.\., rename=(\{.*?\})\)", str(raised.value)))
-    rename, *others = [ast.literal_eval(found[1]) for found in renames if found]
-    assert others == [rename] * 2
-    everstep.load(InitFrom(run, rename=rename), {"model": model})
-    assert fills(model) == {3.0}
-    with quiet(
-        tmp_path / "warm", {"model": (again := bare(here, 0.0))}, init_from=InitFrom(run, rename=rename)
-    ):
-        assert fills(again) == {3.0}
-
-
-def test_names_that_differ_otherwise_get_no_such_advice() -> None:
-    for missing, unexpected in (("a b", "module.a"), ("a", "module.a c"), ("a", "b"), ("", "module.a")):
-        both = ([f"model/{name}" for name in names.split()] for names in (missing, unexpected))
-        assert hint(*both) == ""

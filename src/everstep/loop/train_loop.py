@@ -6,7 +6,6 @@ import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Unpack
 
 from everstep import backends
@@ -83,22 +82,6 @@ class TrainLoop(Door):
     def kind(cls) -> LoopKind:
         """Describe loops of this class for the engine."""
         return LoopKind(cls.__name__, frozenset(Moment) - {Moment.AFTER_EVAL_STEP})
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        if isinstance(error, NameError) and self.resumed_mid_epoch:
-            step = self._engine.recovered.step
-            error.add_note(
-                f"this epoch was resumed after step {step}; a step loop that had ended "
-                "before (which step is its last is not always known beforehand) ran no step and assigned "
-                "nothing: give what follows it a value before the loop, or give the data's cursor "
-                "remaining()"
-            )
-        return super().__exit__(kind, error, trace)
 
     # ------------------------------------------------------------------------------ what it is
 

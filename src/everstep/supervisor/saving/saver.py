@@ -5,10 +5,7 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from shutil import disk_usage
 from typing import TYPE_CHECKING, Any
 
 from everstep import backends
@@ -267,7 +264,7 @@ class Saver:
             )
         self.failures += 1
         self.error = error
-        reason = f"({type(error).__name__}: {error}{_where(error, run_dir)}); {remedy(error)}"
+        reason = f"({type(error).__name__}: {error}); {remedy(error)}"
         if isinstance(error, RunDirError):
             reason = f"({error})"  # which says what to do
         self._engine.voice.warn(f"a save failed, and the previous checkpoint is intact {reason}")
@@ -356,14 +353,3 @@ class Saver:
             self._writer.close()
         finally:
             self._spill.close()
-
-
-def _where(error: OSError | MemoryError, run_dir: Path) -> str:
-    """Name the run's disk where an error names no file; where a disk is full, also what is free on it."""
-    if not isinstance(error, OSError):
-        return ""
-    place = "" if error.filename else f", in {run_dir}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        with suppress(OSError):  # of a disk that is lost as well
-            place += f", where {disk_usage(run_dir).free:,} bytes are free"
-    return place
