@@ -1,9 +1,8 @@
 """The engine under every loop: lock, recovery, signals, services, the step, the ending.
 
-`Supervisor` (supervisor.py, draws.py) and every other `Door` (door.py) hold an `Engine` (engine.py), which
-is driven by a `LoopDriver` (settings.py).  In the order of a run come settings.py, opening/ and
-streams/.  At each boundary boundaries.py, board.py (the services) and saving/ are at work, at the end
-leaving/.
+`Supervisor` (supervisor.py) and every other `Door` (door.py) hold an `Engine` (engine.py), which is driven
+by a `LoopDriver` (settings.py).  In the order of a run come settings.py, opening/ and streams/.  At each
+boundary boundaries.py, board.py (the services) and saving/ are at work, at the end leaving/.
 """
 
 from everstep.supervisor.door import Handle

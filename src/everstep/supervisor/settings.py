@@ -32,6 +32,11 @@ from everstep.supervisor.saving.user_state import UserState
 from everstep.unattended import seed_or_drilled
 
 S = TypeVar("S", bound=Service)
+_ONE_EACH: dict[type[Service], str] = {
+    HangWatch: "give the seconds that you mean",
+    Checkpoints: "it takes both schedules and all rules, as in "
+    "Checkpoints(Every(epochs=1) | Every(steps=500), keep_last=3, keep_every=Every(epochs=10))",
+}
 
 
 @dataclass(frozen=True)
@@ -183,9 +188,8 @@ class Settings:
         self.uneven = Share(uneven=options.get("uneven")).uneven
         self.data_ranks = said(options.get("data_ranks"))
         self.streams = {} if streams is None else named(streams)
-        given = listed(services)
-        _require_one_each(given)
-        self.services: Sequence[Service] = _completed(given, options.get("default_services", True), max_time)
+        defaults = options.get("default_services", True)
+        self.services: Sequence[Service] = _completed(listed(services), defaults, max_time)
         self.checkpoints = _first(Checkpoints, self.services) or Checkpoints()
         self.recovery, self.retry = _first(Recovery, self.services), _first(Retry, self.services)
         self.hang_watch, self.console = _first(HangWatch, self.services), _first(Console, self.services)
@@ -212,18 +216,6 @@ def listed(services: Iterable[Service]) -> list[Service]:
     return list(services)
 
 
-def _require_one_each(services: Sequence[Service]) -> None:
-    if sum(isinstance(service, Best) and service.restore_at_end for service in services) > 1:
-        raise ConfigError("two Best services have restore_at_end=True; give it to one of them")
-    if sum(isinstance(service, HangWatch) for service in services) > 1:
-        raise ConfigError("two HangWatch services; give one of them, with the seconds that you mean")
-    if sum(isinstance(service, Checkpoints) for service in services) > 1:
-        raise ConfigError(
-            "two Checkpoints services: a run has one; it takes both schedules and all rules, as in "
-            "Checkpoints(Every(epochs=1) | Every(steps=500), keep_last=3, keep_every=Every(epochs=10))"
-        )
-
-
 def _first(kind: type[S], services: Iterable[Service]) -> S | None:
     return next((service for service in services if isinstance(service, kind)), None)
 
@@ -231,7 +223,11 @@ def _first(kind: type[S], services: Iterable[Service]) -> S | None:
 def _completed(given: Sequence[Service], defaults: bool, max_time: float | None) -> list[Service]:
     """Add the services of every run and, if `defaults`, the default services."""
     services = list(given)
-
+    if sum(isinstance(service, Best) and service.restore_at_end for service in services) > 1:
+        raise ConfigError("two Best services have restore_at_end=True; give it to one of them")
+    for kind, remedy in _ONE_EACH.items():
+        if sum(isinstance(service, kind) for service in services) > 1:
+            raise ConfigError(f"two {kind.__name__} services: a run has one; {remedy}")
     if max_time is not None:
         services.append(StopAfter(seconds=max_time, name="max_time"))
     if defaults:

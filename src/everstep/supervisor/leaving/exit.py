@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from everstep.supervisor.engine import Engine
 
 
-TOGETHER = RolledBack, Interrupted, GuardStop
-"""Errors that all ranks raise at the same step: no rank waits for the others."""
 ALIKE = 5.0
 """Seconds in which all ranks have to raise an error of their own step, for it to be undone on all."""
 
@@ -71,8 +69,12 @@ class Exit:
         failures += _attempt(lambda: engine.announcer.fire(Moment.EXIT_LOOP, engine.ending))
         failures += _attempt(engine.resources.close)
         engine.mark_closed()
-        if isinstance(error, RolledBack):
-            error = self._leaving_instead() or error
+        number, interruption = engine.ranks.signal, engine.decisions.interruption
+        if isinstance(error, RolledBack):  # a signal, or the time budget, ends this process instead
+            if interruption is not None:
+                error = exit_error(interruption.code, interruption.reason)
+            elif number is not None:
+                error = exit_error(128 + number, describe(number))
         if error is not None:
             _note(error, failures)
             if error is not given:
@@ -81,8 +83,12 @@ class Exit:
         if failures:
             _note(failures[0], failures[1:])
             raise failures[0]
-        # last: an error of the program, or of closing, goes before the exit status of a stop
-        self._raise_exit_status()
+        # last: errors go before the exit status of a service's stop, or of a late signal
+        stop, number = engine.progress.stop, engine.signals.received
+        if stop is not None and (stop.failed or stop.code):
+            raise GuardStop(1 if stop.failed else stop.code, stop.reason)
+        if number is not None:
+            raise exit_error(128 + number, f"{describe(number)} while the loop was ending")
         return ended
 
     def _undone(self, errors: Sequence[BaseException], step: int) -> RolledBack | None:
@@ -98,8 +104,8 @@ class Exit:
     def _on_all_ranks(self, error: BaseException, step: int) -> bool:
         """Whether all ranks leave by such an error; only then is a failed step undone."""
         engine = self._engine
-        if not isinstance(error, BadStepError):
-            return isinstance(error, TOGETHER)
+        if not isinstance(error, BadStepError):  # of these no rank waits for the others
+            return isinstance(error, RolledBack | Interrupted | GuardStop)
         # services at a boundary judge values that are equal on all ranks
         if not engine.ranks.several or engine.boundaries.inside:
             return True
@@ -114,13 +120,6 @@ class Exit:
             )
             return False
         return True
-
-    def _leaving_instead(self) -> BaseException | None:
-        """Make the exit that replaces a rollback, where a signal or the time budget ends this process."""
-        number, interruption = self._engine.ranks.signal, self._engine.decisions.interruption
-        if interruption is not None:
-            return exit_error(interruption.code, interruption.reason)
-        return None if number is None else exit_error(128 + number, describe(number))
 
     def _finish(self) -> None:
         """Finish cleanly: commit the last state, let services finish, record `ended`."""
@@ -200,6 +199,8 @@ class Exit:
         engine.journal.flush()
         # before the ending, which lists its warnings; the journal has its last event now
         engine.opening.mirror.finish(engine.journal, engine.saver.writing.retain)
+        parent = engine.recovered.parent
+        diverged = [] if parent is None else engine.opening.history.divergences(parent)
         engine.ending = Ending(
             reason=reason,
             step=current.step,
@@ -214,23 +215,10 @@ class Exit:
             warnings=tuple(engine.voice.warnings),
             rollbacks=len(engine.rollbacks.decided),
             one_fingerprint=engine.recovered.one_fingerprint,
-            diverged=self._diverged(),
+            diverged=diverged[0].data["step"] if diverged else engine.verifier.diverged,
         )
         if interruption is None and not isinstance(cause, RolledBack):
             engine.voice.say(f"ended: {engine.ending}")
-
-    def _diverged(self) -> int | None:
-        parent = self._engine.recovered.parent
-        before = [] if parent is None else self._engine.opening.history.divergences(parent)
-        return before[0].data["step"] if before else self._engine.verifier.diverged
-
-    def _raise_exit_status(self) -> None:
-        """Raise the exit status of a service's stop, or of a late signal, after a clean end."""
-        stop, number = self._engine.progress.stop, self._engine.signals.received
-        if stop is not None and (stop.failed or stop.code):
-            raise GuardStop(1 if stop.failed else stop.code, stop.reason)
-        if number is not None:
-            raise exit_error(128 + number, f"{describe(number)} while the loop was ending")
 
 
 def best_record(engine: Engine) -> BestRecord | None:
