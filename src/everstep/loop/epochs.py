@@ -322,7 +322,6 @@ class Epochs(LoopDriver):
             next(cursor, None)  # some data draws random numbers when it ends: the next pass begins after them
 
     def _end_steps(self) -> None:
-        """End the step loop; the epoch's tail follows."""
         current = self._engine.progress
         current.iterating, current.calls = False, self._calls
         # a resume from the tail needs the copy of one step before, so that the last step runs again

@@ -65,7 +65,6 @@ class ServiceBoard:
         self._readers[service.name] = reader
 
     def remove(self, service: Service) -> None:
-        """Forget a service that was added while running."""
         self._services.remove(service)
         if service.window != "none" and self._runs(service):
             self._collector.drop_reader(service.name)
@@ -76,7 +75,6 @@ class ServiceBoard:
 
     @property
     def bests(self) -> list[Best]:
-        """The services that track a best value, in order."""
         return [service for service in self._services if isinstance(service, Best)]
 
     def find(self, kind: type[S]) -> S | None:
@@ -109,7 +107,6 @@ class ServiceBoard:
         return self._reports or service.every_rank or service.stage is not Stage.REPORT
 
     def due(self, moment: Moment, when: Instant) -> list[Service]:
-        """The services to run at a boundary, in order."""
         wanting = self.wanting(moment)
         with _isolated_for(wanting):
             return [service for service in wanting if service.due(when)]
@@ -134,7 +131,6 @@ class ServiceBoard:
         return actions
 
     def _taken(self, service: Service, outcome: Outcome, boundary: Boundary) -> list[Pending]:
-        """Record the metrics of an outcome, and return its actions."""
         if not isinstance(outcome, Outcome):
             raise UsageError(
                 f"service {service.name!r} returned {outcome!r}; return None or everstep.Outcome(...)"
@@ -180,16 +176,13 @@ class ServiceBoard:
             )
 
     def fired(self, services: Iterable[Service], when: Instant) -> None:
-        """Tell the schedules of these services that the services ran."""
         for service in services:
             service.schedule.fired(when)
 
     def next_step(self, step: int) -> int:
-        """The first step after `step` at which a service may be due."""
         return min((s.next_step(step) for s in self._schedules()), default=NEVER)
 
     def next_time(self) -> float | None:
-        """The clock time at which the next service becomes due; None: never."""
         return earliest(s.next_time() for s in self._schedules())
 
     def _schedules(self) -> list[Schedule]:
@@ -203,7 +196,6 @@ class ServiceBoard:
         return shown
 
     def state(self) -> dict[str, Any]:
-        """Return the `services/` branch: the state of each service that has one."""
         with _isolated_for(self._services):
             states = {s.name: s.state_dict() for s in self._services}
         return {name: {"version": 1, "state": state} for name, state in states.items() if state is not None}
@@ -285,8 +277,6 @@ def _require_may_act(service: Service, actions: Sequence[Action], moment: Moment
 
 
 class Announcer:
-    """Tells services of moments."""
-
     def __init__(
         self,
         board: ServiceBoard,
@@ -304,14 +294,12 @@ class Announcer:
         self._outputs_of = 0
 
     def services_changed(self) -> None:
-        """Ask the services anew which moments and outputs they want."""
         self.synchronous = {moment for moment in SYNCHRONOUS if self._board.wanting(moment)}
         self.looked_at = {
             name for service in self._board.wanting(Moment.AFTER_STEP) for name in service.output_names
         }
 
     def view(self, moment: Moment, payload: Any = None) -> Callable[[Service], Boundary]:
-        """Make the function that gives each service its view of a moment."""
         current = self._progress
         outputs = self._outputs if moment is Moment.AFTER_STEP and self._outputs_of == current.step else {}
         stop = None if current.stop is None else current.stop.reason

@@ -84,7 +84,6 @@ class Decisions:
                 engine.progress.stop = None
 
     def notice_signal(self) -> None:
-        """Turn a signal that has come into an interruption."""
         number = self._engine.ranks.signal
         if number is not None and self.interruption is None:
             self.interruption = Interrupt(describe(number), 128 + number)
@@ -120,8 +119,6 @@ class EvaluationInterrupted(BaseException):
 
 
 class Boundaries:
-    """Walks each boundary of a run."""
-
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.unfinished: list[str] = []
@@ -275,7 +272,6 @@ class Boundaries:
             engine.saver.keep(phase)
 
     def _plan(self) -> None:
-        """Plan the next boundary: the step after which it is due, or the time."""
         engine = self._engine
         step, limit = engine.progress.step, engine.limits.max_step
         last = NEVER if limit is None else max(limit, step + 1)

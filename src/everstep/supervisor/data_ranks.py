@@ -20,8 +20,6 @@ _FORMS = (
 
 
 class Said(NamedTuple):
-    """What one rank says of the data that it reads."""
-
     place: int | None
     """Number of its part; None where it is not in the mesh that was given."""
     size: int

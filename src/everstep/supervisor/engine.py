@@ -88,7 +88,6 @@ class Engine:
         self.boundaries = Boundaries(self)
 
     def driven_by(self, view: RunView, loop: LoopDriver) -> None:
-        """Set the view that services have of the run, and the loop that answers the engine's questions."""
         self.view, self.loop = view, loop
 
     @property
@@ -103,7 +102,6 @@ class Engine:
     # ----------------------------------------------------------------------------------- entry
 
     def enter(self) -> None:
-        """Open the run: its directory, its state, its services."""
         if self.status != "new":
             raise UsageError(f"this {self.kind.name} was entered before; make a new one to run again")
         try:
@@ -243,7 +241,6 @@ class Engine:
         self._verifies_nothing = comparison.done and not recovered.finished
 
     def _tree(self, phase: Phase) -> Encoded:
-        """Encode the whole state as a checkpoint of this boundary has it."""
         return take_snapshot(self, CheckpointName(self.progress.step), phase).encoded
 
     def _note_head(self, stream: str, head: dict[str, Any]) -> None:
@@ -252,7 +249,6 @@ class Engine:
         self.journal.flush()
 
     def _connect(self) -> None:
-        """Make the parts that need open resources, each from the parts before it."""
         self.recording = Recording(self.journal, self.verifier, self.progress, self.recovered, self.streams)
         self.collector.emit = self.recording.add
         if self.ranks.several:
@@ -283,7 +279,6 @@ class Engine:
         return 2 * self.progress.step + (self.collector.open_step != 0 or drawn != completed)
 
     def services_changed(self) -> None:
-        """Notice that a service was added or removed."""
         if self.status == "open":
             self.announcer.services_changed()
         self.wakeups.wake()
@@ -375,7 +370,6 @@ class Engine:
             self.leave()
 
     def note_evaluation(self, seconds: float) -> None:
-        """Count the seconds as evaluation, not as steps."""
         self.spent.in_evaluation(seconds)
         self.estimator.exclude(seconds)
 
@@ -410,7 +404,6 @@ class Engine:
     # --------------------------------------------------------------------------- what must hold
 
     def require_open(self, what: str) -> None:
-        """Refuse a call outside the `with` block."""
         if self.status == "new":
             raise UsageError(
                 f"{what}() before the with block; enter it first: with {self.kind.name}(...) as loop:"

@@ -49,7 +49,6 @@ class LoopKind:
     """Whether a rollback resumes in this process, with the same data."""
 
     def require(self, wanted: Iterable[Moment], who: str, every: Schedule | None = None) -> None:
-        """Refuse moments that never come in this loop."""
         wanted = frozenset(wanted)
         missing = wanted - self.moments
         if Moment.AFTER_STEP in wanted:
@@ -221,7 +220,6 @@ def _first(kind: type[S], services: Iterable[Service]) -> S | None:
 
 
 def _completed(given: Sequence[Service], defaults: bool, max_time: float | None) -> list[Service]:
-    """Add the services of every run and, if `defaults`, the default services."""
     services = list(given)
     if sum(isinstance(service, Best) and service.restore_at_end for service in services) > 1:
         raise ConfigError("two Best services have restore_at_end=True; give it to one of them")

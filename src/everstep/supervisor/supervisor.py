@@ -224,7 +224,6 @@ class Draws(LoopDriver):
         """Number of the newest step that was announced."""
 
     def require_begun(self) -> None:
-        """Refuse a step before the place at which the run begins or resumes."""
         self._engine.require_open("advance")
         if not self._engine.begun:
             raise UsageError(
@@ -240,7 +239,6 @@ class Draws(LoopDriver):
             self._engine.announcer.announce(Moment.BEFORE_STEP, self.batch)
 
     def hand_out(self, run_stream: RunStream, batch: Any) -> None:
-        """Note a batch that a stream gives to the program for the open step."""
         engine = self._engine
         # first: the program may change the batch, and so may a service at BEFORE_STEP
         engine.verifier.drew(engine.progress.step + 1, run_stream.name, run_stream.pass_index, batch)

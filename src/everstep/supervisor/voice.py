@@ -40,7 +40,6 @@ class Voice:
             self.console.print(message, shorten)
 
     def warn(self, message: str) -> None:
-        """Say a warning; the ending lists each."""
         self.warnings.append(message)
         self.say(f"warning: {message}")
 

@@ -32,7 +32,6 @@ class ProgramChecks:
         """Number of steps after which modules outside the state are still to be looked at."""
 
     def look(self) -> None:
-        """Look, after one of the first steps, for changes in what the state does not save."""
         self.looks_left -= 1
         try:
             epoch = self._progress.epoch
@@ -92,7 +91,6 @@ class WatchedMetrics:
             self._miss(metric, nearest(metric, values) if at_end else alike(metric, others).rstrip())
 
     def evaluated(self, names: Set[str]) -> None:
-        """Note the names of metrics that an evaluation has found."""
         self._evaluated |= names
 
     def check_evaluated(self, values: Set[str]) -> None:
@@ -106,7 +104,6 @@ class WatchedMetrics:
             self._miss(metric, nearest(metric, beside) if beside else "")
 
     def _watching(self) -> dict[str, list[str]]:
-        """Return the names of the services that watch each metric, by metric."""
         watching: dict[str, list[str]] = {}
         for service in self._services:
             for metric in service.watches:

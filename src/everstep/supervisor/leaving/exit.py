@@ -36,8 +36,6 @@ ALIKE = 5.0
 
 
 class Exit:
-    """Leaves the loop of one start, once."""
-
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._at_end = True

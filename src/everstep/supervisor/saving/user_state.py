@@ -109,7 +109,6 @@ class UserState:
 
     @property
     def updates(self) -> int:
-        """Optimizer updates of the whole run."""
         return self._updates + sum(counter.updates for counter in self.counters.values())
 
     def update_digest(self) -> int | None:
@@ -199,7 +198,6 @@ class UserState:
         return self._guarded[1]
 
     def check(self, user: Mapping[str, Any], where: str) -> None:
-        """Refuse a saved `user` branch that does not fit, before anything is changed."""
         found = Mismatch(
             [name for name in self.entries if name not in user],
             [name for name in user if name not in self.entries],
@@ -220,7 +218,6 @@ class UserState:
             )
 
     def load(self, tree: Mapping[str, Any], updates: int) -> None:
-        """Load what `save` returned, after `check`."""
         self.load_user(tree["user"])
         if self._attributes is not None:
             self._attributes.load(tree.get("wall", {}).get(_ATTRIBUTES, {}))
@@ -244,11 +241,9 @@ class UserState:
                 )
 
     def random_state(self) -> dict[str, Any]:
-        """Return the states of the generators among the entries and in containers, by their path."""
         return {path: entry.save() for path, entry in _generators(self.entries.items())}
 
     def set_random_state(self, saved: Mapping[str, Any]) -> None:
-        """Load what `random_state` returned, for the generators that are there."""
         for path, entry in _generators(self.entries.items()):
             if path in saved:
                 entry.load(saved[path])

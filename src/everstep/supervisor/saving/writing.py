@@ -178,7 +178,6 @@ class Writing:
             yield
 
     def tidy(self) -> None:
-        """Tidy up after earlier starts, before anything is saved."""
         store = self._opening.store
         self._opening.mirror.committed(0, lambda: self._retain(Retention(keep_last=None)))
         for problem in store.check_best():

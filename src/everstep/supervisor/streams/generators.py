@@ -108,7 +108,6 @@ def _flat(objects: Iterable[Any], *, containers: bool = False) -> Iterator[Any]:
 
 
 def states_of(held: Sequence[Any]) -> list[Any]:
-    """Return the states of generators, as they are now."""
     return [make_entry("generator", each).save() for each in held]
 
 
@@ -138,7 +137,6 @@ class HeadWatch:
         self._warned = False
 
     def tree(self) -> dict[str, Any]:
-        """Return the watch's part of the stream's branch in the state tree."""
         return {"opened": self._opened, "given": self._given, "touched": self._touched}
 
     def load(self, tree: dict[str, Any]) -> None:
@@ -154,7 +152,6 @@ class HeadWatch:
 
     @property
     def began(self) -> bool:
-        """Whether a head may be running."""
         return self._left is not None
 
     def open(self, held: Sequence[Any]) -> None:
@@ -251,7 +248,6 @@ class HeadWatch:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two states of generators have the same bits."""
     return digest(encode(a)) == digest(encode(b))
 
 

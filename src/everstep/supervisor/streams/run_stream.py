@@ -269,12 +269,10 @@ class RunStream:
 
     @property
     def skipped(self) -> bool:
-        """Whether the open pass has left out quarantined batches."""
         return self.cursor is not None and self.cursor.skipped > 0
 
     @property
     def in_pass(self) -> bool:
-        """Whether a pass has begun and not ended."""
         return self.cursor is not None or self._saved is not None
 
     def tree(self, *, head_may_follow: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -328,7 +326,6 @@ class RunStream:
             self.head.begin(self.stream.generators)
 
     def load(self, tree: dict[str, Any], words: dict[str, Any], where: object) -> None:
-        """Load what `tree` returned; takes effect at the next `open`."""
         if not is_count(tree["pass"]) or not isinstance(tree["generators"], list | None):
             raise ValueError(f"stream {self.name!r} has {tree!r:.300}")
         self._where = where
@@ -356,7 +353,6 @@ def _distinct(values: list[Any]) -> list[Any]:
 
 
 def _split(position: Any, words: Collection[str]) -> tuple[Any, dict[str, Any]]:
-    """Separate the values of some keys from a position."""
     if position is None or not words:
         return position, {}
     held = {key: position[key] for key in words if position[key] is not None}
@@ -382,7 +378,6 @@ def _changes(stored: dict[str, Any], given: dict[str, Any], *, inside: bool) -> 
 
 
 def no_batch(name: str) -> DataError:
-    """Make the error for a stream whose whole pass gave no batch."""
     return DataError(
         f"stream {name!r} gave no batch in a whole pass; give it data (or is it an iterator used up?)"
     )

@@ -101,7 +101,6 @@ class Streams:
         self.generators = Generators()
 
     def bind(self, data: Any, name: str) -> RunStream:
-        """Let the stream of `name` read `data`, and return the stream."""
         run_stream = self._named(valid_name("stream", name))
         stream = run_stream.stream
         if stream is None or self._sources.get(name) is not data:
@@ -125,7 +124,6 @@ class Streams:
         return self.by_name[name]
 
     def _mine(self, data: Any) -> Stream:
-        """Make the stream of this rank's part of the data."""
         stream = as_stream(data)
         return stream if self._group.size == 1 else stream.split(self.share)
 
@@ -188,7 +186,6 @@ class Streams:
             run_stream.end_epoch()
 
     def end_passes(self) -> None:
-        """End every pass that is open: its epoch was left."""
         for run_stream in self.by_name.values():
             if run_stream.in_pass:
                 run_stream.end_pass()

@@ -75,7 +75,6 @@ class SignalWatch:
             _previous.clear()
 
     def receive(self, number: int) -> None:
-        """Take a signal; called from the handler."""
         self.received, self._received_at = number, self._clock()
         self._wake()
 

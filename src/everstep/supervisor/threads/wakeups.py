@@ -73,7 +73,6 @@ class Wakeups:
             raise error
 
     def is_due(self, step: int) -> bool:
-        """Whether a boundary is due after `step`; asked where `next_due` is reached."""
         due = step >= self._due_step or self._woken
         if not due and self._due_time is not None and self._clock() >= self._due_time:
             due = self._agreement is None
@@ -91,7 +90,6 @@ class Wakeups:
         self._woken = False
 
     def plan(self, step: int, due_step: int, due_time: float | None) -> None:
-        """Plan the next boundary, at the end of this one."""
         self._due_step = due_step
         self._due_time = due_time if self._keeps_time else None
         if self._clock is time.monotonic:
@@ -124,6 +122,5 @@ class Wakeups:
             self.next_due = min(self.next_due, ask)
 
     def close(self) -> None:
-        """End the thread that watches the clock."""
         self._due_time = None
         self._set_timer()
