@@ -59,19 +59,13 @@ def test_another_fingerprint_is_said_first_and_its_numbers_are_no_divergence(tmp
     assert not now.loop.ending.one_fingerprint and DIFFERENCE in now.loop.ending.warnings[0]
 
 
-def test_the_run_stays_marked(tmp_path: Path) -> None:
-    crash(Here(tmp_path, 1), 5)
-    Here(tmp_path, 2).train()
-    finished = Here(tmp_path, 2).train()
-    assert not finished.said("machine") and not finished.loop.ending.one_fingerprint
-    longer = Here(tmp_path, 2, max_epoch=3).train()
-    assert not longer.said("machine") and not longer.loop.ending.one_fingerprint
-
-
-def test_a_finished_run_computes_nothing_and_says_nothing(tmp_path: Path) -> None:
-    Here(tmp_path, 1).train()
-    again = Here(tmp_path, 2).train()
-    assert not again.said("machine") and again.loop.ending.one_fingerprint
+def test_the_run_stays_marked_and_a_finished_one_computes_nothing(tmp_path: Path) -> None:
+    crash(Here(tmp_path / "a", 1), 5)
+    Here(tmp_path / "a", 2).train()
+    Here(tmp_path / "b", 1).train()
+    for run, epochs, same in (("a", 2, False), ("a", 3, False), ("b", 2, True)):
+        again = Here(tmp_path / run, 2, max_epoch=epochs).train()
+        assert not again.said("machine") and again.loop.ending.one_fingerprint is same
 
 
 def test_it_is_that_of_the_start_that_wrote_the_checkpoint(tmp_path: Path) -> None:

@@ -17,54 +17,46 @@ from everstep.errors import Interrupted
 from everstep.state import Buffers, digest, encode
 from everstep.supervisor.saving.spill import Spill
 from everstep.testing import armed, nothing_left
-from tiny_runs import Boom, boom_at
+from tiny_runs import Boom, Tiny, boom_at
 
 
-class Program:
+class Program(Tiny):
     """Torch and NumPy, arrays that do not lie in C order, a memory, best weights."""
 
     def __init__(self, run_dir: Path, *, copy: bool = False, every: Any = None, **more: Any) -> None:
         torch.manual_seed(0)
-        self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+        self.model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
         self.turned = np.zeros((3, 4), order="F")
         self.memory = everstep.data.RingBuffer(10, {"loss": "float32"})
-        state = {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "turned": self.turned,
-            "memory": self.memory,
-        }
+        names = ("model", "optimizer", "turned", "memory")
         saves = everstep.Checkpoints(every or Every(steps=3), keep_last=None, copy=copy)
-        self.lines: list[str] = []
-        console = everstep.services.Console(sink=self.lines.append)
-        services = [saves, everstep.Best("valid_loss"), console, *more.pop("services", ())]
-        arguments = {"max_epoch": 3, "seed": 0, **more}
-        self.loop = everstep.TrainLoop(run_dir, state, services=services, **arguments)
-        x = torch.arange(40.0).reshape(10, 4) / 40
-        self.data = everstep.data.arrays(x, batch_size=2, shuffle=True)
+        services = [saves, everstep.Best("valid_loss")]
+        also = {name: getattr(self, name) for name in names}
+        super().__init__(run_dir, samples=10, also=also, services=services, max_epoch=3, **more)
 
-    def train(self, inside: Any = lambda loop, step: None, tail: Any = lambda loop, epoch: None) -> str:
-        with self.loop as loop:
-            for epoch in loop.iter_epochs():
-                for step, [x] in loop.iter_steps(self.data):
-                    loss = self.model(x).square().mean()
-                    self.optimizer.zero_grad()
-                    loss.backward()
-                    self.optimizer.step()
-                    self.turned[0, 1:] += step
-                    self.memory.append(loss=loss.item())
-                    loop.collect_metrics(loss=loss)
-                    inside(loop, step)
-                loop.collect_metrics(valid_loss=float(self.turned.sum()) + loss.item())
-                tail(loop, epoch)
-        assert loop.ending.digest is not None
-        return loop.ending.digest
+    def update(self, ids: Any) -> None:
+        super().update(ids)
+        loss = self.model(torch.from_numpy(ids).float()[:, None] / 10).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.turned[0, 1:] += self.loop.step
+        self.memory.append(loss=loss.item())
+
+    def run(self, inside: Any = lambda loop, step: None, tail: Any = lambda loop, epoch: None) -> str:
+        def measured(loop: Any, epoch: int) -> None:
+            loop.collect_metrics(valid_loss=float(self.turned.sum() + self.w.sum()))
+            tail(loop, epoch)
+
+        ending = self.train(inside, measured).loop.ending
+        assert ending.digest is not None
+        return ending.digest
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return Program(tmp_path_factory.mktemp("undisturbed"), copy=True).train()
+    return Program(tmp_path_factory.mktemp("undisturbed"), copy=True).run()
 
 
 def steps_of(run_dir: Path) -> list[int]:
@@ -75,10 +67,10 @@ def steps_of(run_dir: Path) -> list[int]:
 @pytest.mark.parametrize("at", [1, 4, 5, 9, 10])
 def test_a_crash_in_any_place(tmp_path: Path, undisturbed: str, at: int) -> None:
     with pytest.raises(Boom):
-        Program(tmp_path).train(inside=boom_at(at))
+        Program(tmp_path).run(inside=boom_at(at))
     with pytest.raises(Boom):
-        Program(tmp_path).train(tail=boom_at(2))
-    assert Program(tmp_path).train() == undisturbed
+        Program(tmp_path).run(tail=boom_at(2))
+    assert Program(tmp_path).run() == undisturbed
 
 
 def interrupt_at(at: int) -> Any:
@@ -105,16 +97,16 @@ def test_a_signal_saves_the_state_in_a_step_and_the_one_kept_on_disk_in_the_tail
         with nothing_left():
             interrupted = Program(run_dir, copy=copy, every=everstep.Never())
             with pytest.raises(Interrupted):
-                interrupted.train(**{where: hook})
+                interrupted.run(**{where: hook})
         found.append(steps_of(run_dir))
-        assert Program(run_dir, copy=copy, every=everstep.Never()).train() == undisturbed
+        assert Program(run_dir, copy=copy, every=everstep.Never()).run() == undisturbed
     assert found[0] == found[1] and found[0][-1] >= 4
 
 
 def test_a_disk_that_refuses_what_is_kept_costs_a_warning(tmp_path: Path, undisturbed: str) -> None:
     program = Program(tmp_path)
     with armed("ENOSPC:checkpoint.spill:5-40"):
-        assert program.train() == undisturbed
+        assert program.run() == undisturbed
     assert any("a save failed" in line for line in program.lines)
 
 
