@@ -37,9 +37,8 @@ from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.saving.writing import take_snapshot
 from everstep.supervisor.settings import LoopDriver, Settings
 from everstep.supervisor.streams.generators import RngMarks
-from everstep.supervisor.threads.periodic_functions import GRACE, PeriodicThreads
 from everstep.supervisor.threads.signals import SignalWatch, exit_error
-from everstep.supervisor.threads.wakeups import Wakeups
+from everstep.supervisor.threads.wakeups import GRACE, PeriodicThreads, Wakeups
 from everstep.supervisor.voice import Voice
 from everstep.timing import Estimator, TimeSpent
 
