@@ -1,4 +1,4 @@
-"""A loop that gets nowhere: an error behind each door, a signal ends it; a hang is noticed, with all stacks."""
+"""A loop that gets nowhere: an error behind each door, a signal ends it; and a hang is noticed."""
 
 from __future__ import annotations
 
