@@ -13,7 +13,6 @@ from everstep.errors import (
     BadStepError,
     CheckpointError,
     DamagedCheckpointError,
-    GroupError,
     GuardStop,
     Interrupted,
     NoCheckpointError,
@@ -29,10 +28,6 @@ from everstep.supervisor.voice import Voice
 
 if TYPE_CHECKING:
     from everstep.supervisor.engine import Engine
-
-
-ALIKE = 5.0
-"""Seconds in which all ranks have to raise an error of their own step, for it to be undone on all."""
 
 
 class Exit:
@@ -105,19 +100,13 @@ class Exit:
         if not isinstance(error, BadStepError):  # of these no rank waits for the others
             return isinstance(error, RolledBack | Interrupted | GuardStop)
         # services at a boundary judge values that are equal on all ranks
-        if not engine.ranks.several or engine.boundaries.inside:
-            return True
-        if engine.settings.recovery is None:
-            return False
-        try:
-            engine.ranks.group.barrier(f"the failure of step {step}", ALIKE)
-        except GroupError as others:
+        on_all = not engine.ranks.several or engine.boundaries.inside
+        if not on_all and engine.settings.recovery is not None:
             error.add_note(
-                f"step {step} is not undone, because not all ranks have failed in it ({others}); raise by "
-                "values that are equal on all ranks, such as metrics, or let NaNGuard and LossBound judge"
+                f"step {step} is not undone, because other ranks may not have failed in it; let NaNGuard and "
+                "LossBound judge metrics, which are equal on all ranks"
             )
-            return False
-        return True
+        return on_all
 
     def _finish(self) -> None:
         """Finish cleanly: commit the last state, let services finish, record `ended`."""
