@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from everstep import backends
 from everstep.arguments import integer
-from everstep.checkpoint import CheckpointName, Phase
+from everstep.checkpoint import CheckpointName, Phase, forecast
 from everstep.contracts.data import Cursor
 from everstep.contracts.services import Moment, RunView
 from everstep.errors import ProgressError, ServiceError, UsageError
@@ -152,11 +152,16 @@ class Engine:
         self.streams = opening.streams(recovered)
         stack.callback(self.streams.close)
         self.streams.generators.keep(self.user.objects.values())
-        self.streams.noticed = self._note_head
         # after recovery: the segment's first record names the checkpoint from which this start continues
         self.journal = opening.open_journal(recovered, self.board, self.limits.tree())
         stack.callback(self.journal.close)
         stack.callback(opening.mirror.close)
+
+        def note_head(stream: str, head: dict[str, Any]) -> None:
+            self.journal.event("head", {"stream": stream, "step": self.progress.step, **head})
+            self.journal.flush()  # a kill may follow
+
+        self.streams.noticed = note_head
         # the writer has made the folders by now
         self.ranks.group.barrier("the opening of the journal")
         pages = FailurePages(opening.run_dir.path, self.segment, rank=self.ranks.group.rank)
@@ -168,8 +173,11 @@ class Engine:
             self.streams.drew = lambda *batch: recovery.drew(self.progress.step + 1, *batch)
         self.saver = Saver(self)
         stack.callback(self.saver.close)
-        if self.settings.replay is None:  # before training: a full disk is found here, not at the first save
-            opening.check_disk(self.saver.encode(self.user.save()))
+        if (
+            self.settings.replay is None
+        ):  # before training: a disk without room for two checkpoints is refused
+            arrays = self.saver.encode(self.user.save()).arrays.values()
+            forecast(opening.run_dir.path, 2 * sum(array.nbytes for array in arrays) + (1 << 16))
         self._connect()
         for backend in backends.active():
             stack.enter_context(backend.shapes_watched(self.user.objects, self.warn_once))
@@ -241,11 +249,6 @@ class Engine:
 
     def _tree(self, phase: Phase) -> Encoded:
         return take_snapshot(self, CheckpointName(self.progress.step), phase).encoded
-
-    def _note_head(self, stream: str, head: dict[str, Any]) -> None:
-        """Record what the head of an epoch did to a stream's generators: at once, as a kill may follow."""
-        self.journal.event("head", {"stream": stream, "step": self.progress.step, **head})
-        self.journal.flush()
 
     def _connect(self) -> None:
         self.recording = Recording(self.journal, self.verifier, self.progress, self.recovered, self.streams)

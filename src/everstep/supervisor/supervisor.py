@@ -12,7 +12,6 @@ from everstep.errors import ConfigError, UsageError
 from everstep.services.witness import Witness
 from everstep.supervisor.door import Door
 from everstep.supervisor.engine import Engine
-from everstep.supervisor.saving.state_tree import StopRecord
 from everstep.supervisor.settings import LoopDriver, LoopKind, RunOptions, Settings
 from everstep.supervisor.streams.run_stream import RunStream, no_batch
 from everstep.timing import progress
@@ -153,8 +152,12 @@ class Supervisor(Door):
         engine, draws = self._engine, self._draws
         if engine.status != "open" or not engine.begun:
             draws.require_begun()
-        if engine.progress.stop is not None:
-            _require_goes_on(engine.progress.stop)
+        # a stop that was requested, or by a stream that ended, may come inside a step
+        if (stop := engine.progress.stop) is not None and stop.kind not in ("request", "stream"):
+            raise UsageError(
+                f"advance() after the loop should have ended ({stop.reason}); check before each step: "
+                "while not sv.should_stop()"
+            )
         if engine.announcer.synchronous:
             draws.begin_step()  # where the step drew no batch
         if metrics:
@@ -191,15 +194,6 @@ class Supervisor(Door):
         self._draws.streams.append(endless)
         witness = self._engine.board.find(Witness)
         return endless if witness is None else witness.watching(name, endless)
-
-
-def _require_goes_on(stop: StopRecord) -> None:
-    """Refuse a step after a stop, unless the stop was requested, or a stream ended, inside the step."""
-    if stop.kind not in ("request", "stream"):
-        raise UsageError(
-            f"advance() after the loop should have ended ({stop.reason}); check before each step: "
-            "while not sv.should_stop()"
-        )
 
 
 def _no_batches() -> Iterator[Any]:

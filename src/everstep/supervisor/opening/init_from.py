@@ -106,13 +106,20 @@ class InitFrom:
         """
         required: Collection[str] = user.entries
         as_it_is = not starts and self == InitFrom(self.path)
-        foreign, checkpoint = self._open_foreign(say), None
+        path = to_read(user_path(self.path, "path"))
+        foreign, checkpoint = self._open_foreign(path, say), None
         if foreign is not None:
             where, kind = str(foreign.path), foreign.kind
             saved, required = self._entries_of(foreign, user, say, starts)
         else:
             names = [("user", name) for name in user.entries]
-            checkpoint = self._read(say, within(names if as_it_is else [("user",), ("progress",)]))
+            wanted = within(names if as_it_is else [("user",), ("progress",)])
+            checkpoint = find_checkpoint(path, say, wanted=wanted)
+            if checkpoint is None:
+                raise NoCheckpointError(
+                    f"{str(path)!r} is neither a checkpoint, nor best weights, nor a run with a "
+                    "checkpoint; check the path"
+                )
             where, kind = str(checkpoint.path), f"step {checkpoint.step}"
             tree = checkpoint
             if as_it_is:  # the arrays of other entries were not read
@@ -126,20 +133,8 @@ class InitFrom:
             user.load_user(saved)
         return checkpoint, where, kind
 
-    def _read(self, say: Say, wanted: Callable[[str], bool]) -> Checkpoint:
-        """Read those arrays of the checkpoint whose names are `wanted`; nothing there is changed."""
-        path = to_read(user_path(self.path, "path"))
-        checkpoint = find_checkpoint(path, say, wanted=wanted)
-        if checkpoint is None:
-            raise NoCheckpointError(
-                f"{str(path)!r} is neither a checkpoint, nor best weights, nor a run with a "
-                "checkpoint; check the path"
-            )
-        return checkpoint
-
-    def _open_foreign(self, say: Say) -> Foreign | None:
+    def _open_foreign(self, path: Path, say: Say) -> Foreign | None:
         """Open another program's weights; None if `path` is everstep's own, or nothing."""
-        path = to_read(user_path(self.path, "path"))
         if (path / MANIFEST).exists() or (path / "run.json").exists():
             return None
         foreign = open_foreign(path, say)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep import unattended
-from everstep.checkpoint import Checkpoint, Store, forecast, names_inside, read_checkpoint, trial_write
+from everstep.checkpoint import Checkpoint, Store, names_inside, read_checkpoint, trial_write
 from everstep.contracts.group import Group
 from everstep.errors import DamagedCheckpointError, RestoreError, RunDirError
 from everstep.metrics.collector import is_wall
@@ -31,7 +31,6 @@ from everstep.record import (
     user_path,
 )
 from everstep.redaction import without_credentials
-from everstep.state import Encoded
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.opening.comparing import Fingerprint
 from everstep.supervisor.opening.configuration import Configuration
@@ -339,11 +338,6 @@ class OpenRun:
             rank=self.group.rank,
             reduced=self.group.size > 1,
         )
-
-    def check_disk(self, encoded: Encoded) -> None:
-        """Refuse to start where two checkpoints of the current state would not fit on the disk."""
-        size = sum(array.nbytes for array in encoded.arrays.values())
-        forecast(self.run_dir.path, 2 * size + (1 << 16))
 
     def where(self) -> dict[str, str]:
         """Return the paths of the run's parts, by name, for the user."""

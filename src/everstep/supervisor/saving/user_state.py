@@ -327,20 +327,17 @@ def _layouts(entry: Entry, place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, 
 
 
 @contextmanager
-def _about(name: str) -> Iterator[None]:
+def _about(name: str, done: str = "restored") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(f"while state entry {name!r} was being restored")
+        error.add_note(f"while state entry {name!r} was being {done}")
         raise
 
 
 def _saved(name: str, entry: Entry) -> Any:
-    try:
+    with _about(name, "saved"):
         return entry.save()
-    except Exception as error:
-        error.add_note(f"while state entry {name!r} was being saved")
-        raise
 
 
 def _numbers(name: str, obj: Any, option: str) -> Iterator[tuple[Any, Callable[[float], object]]]:
