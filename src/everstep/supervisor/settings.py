@@ -59,15 +59,10 @@ class LoopKind:
                     "give every=Every(steps=...), or take a TrainLoop"
                 )
         for moment in sorted(missing, key=lambda each: each.value):
+            other = "a Trainer" if moment is Moment.AFTER_EVAL_STEP else "a TrainLoop or a Trainer"
             raise ConfigError(
-                f"{who} asks for {moment.name}, which a {self.name} does not have: {_DOORS[moment]}"
+                f"{who} asks for {moment.name}, which a {self.name} does not have; take {other}"
             )
-
-
-_DOORS = dict.fromkeys(Moment, "a TrainLoop and a Trainer have it") | {
-    Moment.AFTER_EVAL_STEP: "a Trainer, which evaluates by the task's eval_step, has it"
-}
-"""Sentences about the loops that have a moment, by moment."""
 
 
 class LoopDriver(Protocol):
