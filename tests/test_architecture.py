@@ -160,7 +160,6 @@ DOORS = [
     SRC / name
     for name in (
         "supervisor/door.py",
-        "supervisor/draws.py",
         "supervisor/supervisor.py",
         "loop/epochs.py",
         "loop/train_loop.py",

@@ -58,8 +58,11 @@ class Generators:
             apart: generators, which say themselves where they stand.
         """
         values = _flat(self._state, containers=True)
-        fixed = int | float | complex | str | bytes | tuple | None
-        wanted = {id(each) for each in values if not isinstance(each, fixed)}
+        wanted = {
+            id(each)
+            for each in values
+            if not isinstance(each, int | float | complex | str | bytes | tuple | None)
+        }
         seen, front = {id(each) for each in apart}, [*data]
         while front and len(seen) < _MOST_OBJECTS:
             value = front.pop()
