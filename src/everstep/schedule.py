@@ -179,6 +179,9 @@ class _Pair(Schedule):
     def wall(self) -> bool:
         return self.left.wall or self.right.wall
 
+    def __repr__(self) -> str:
+        return f"({self.left!r} {self.word} {self.right!r})"
+
 
 class _Either(_Pair):
     word = "|"
