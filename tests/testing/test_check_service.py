@@ -41,7 +41,7 @@ from everstep.services import (
     When,
 )
 from everstep.services.checkpoints import JournalFlush
-from everstep.services.when import FunctionService
+from everstep.services.judges import FunctionService
 from everstep.testing import armed, check_service, check_sink
 from everstep.testing.service_checks import Value
 

@@ -16,16 +16,17 @@ if TYPE_CHECKING:
     from everstep.metrics import MetricFormatter as MetricFormatter, TimesFirst as TimesFirst
     from everstep.services.checkpoints import GlobalStepWaiter as GlobalStepWaiter, Index as Index
     from everstep.services.console import Console as Console, LogVariables as LogVariables
-    from everstep.services.dump import Dump as Dump
-    from everstep.services.export import Export as Export
+    from everstep.services.export import Dump as Dump, Export as Export
     from everstep.services.judges import (
         Annealing as Annealing,
         LossBound as LossBound,
         NaNGuard as NaNGuard,
+        OnBest as OnBest,
         Plateau as Plateau,
         Require as Require,
         Scheduled as Scheduled,
         StopAfter as StopAfter,
+        When as When,
     )
     from everstep.services.measure import (
         FinalValues as FinalValues,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
         Image as Image,
         TensorBoard as TensorBoard,
     )
-    from everstep.services.when import OnBest as OnBest, When as When
 
     __all__: list[str]
 else:

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,8 @@ from everstep.schedule import At, Every, Instant, Schedule
 class FinalValues(Service):
     """Call a function at the clean end, keep its result in `values`, and record it as metrics.
 
-    A function that fails causes a warning; the training and its last checkpoint are complete by then.
-
     Args:
-        compute: returns names and real numbers; must not change the state.
-
-    Attributes:
-        values: result of `compute`; empty before the end.
+        compute: returns names and real numbers; must not change the state.  If it fails, that is a warning.
     """
 
     moments = frozenset()
@@ -48,9 +43,9 @@ class FinalValues(Service):
 class Throughput(Service):
     """Record the speed since the last look, and the shares of the time, and print them in a line.
 
-    Metrics: steps_per_second and, with `samples`, samples_per_second; and data_share (waiting for
-    batches), step_share (the program's own lines), evaluation_share (`evaluation()` blocks) and
-    services_share (all that runs at boundaries), which add up to 1.  Each look waits for the device first.
+    Metrics: steps_per_second and, with `samples`, samples_per_second; data_share (waiting for batches),
+    step_share (the program's lines), evaluation_share (`evaluation()` blocks) and services_share (all that
+    runs at boundaries), which add up to 1.  Each look waits for the device first.
 
     Args:
         samples: number of samples in a step, 1 or more; None if the number is not known.
@@ -83,28 +78,26 @@ class Throughput(Service):
         if self.samples is not None:
             speeds["samples_per_second"] = self.samples * steps / total
         shares = {name: seconds / total for name, seconds in parts.items()}
-        self._run.println(
-            ", ".join(f"{speed:.4g} {name.replace('_per_second', '/s')}" for name, speed in speeds.items())
-            + ": "
-            + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()),
-            with_tag=True,
+        speed = ", ".join(
+            f"{value:.4g} {name.replace('_per_second', '/s')}" for name, value in speeds.items()
         )
+        where = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+        self._run.println(f"{speed}: {where}", with_tag=True)
         return Outcome(speeds | {f"{name}_share": share for name, share in shares.items()}, wall=True)
 
     def finish(self, boundary: Boundary) -> Outcome | None:
-        outcome = self.run(boundary)
         spent = self._run.spent()
         whole = sum(spent.values()) or 1.0
         parts = ", ".join(f"{name} {time:.4g} s ({time / whole:.0%})" for name, time in spent.items())
         self._run.println(f"time of this start: {parts}")
-        return outcome
+        return self.run(boundary)
 
 
 class Profile(Service):
-    """Record a few steps with torch.profiler, again and again, as Chrome traces.
+    """Record a few steps with torch.profiler, again and again, as Chrome traces (for ui.perfetto.dev).
 
-    The traces lie in `logs/profile/` of the run, named by the step after which they begin; Perfetto
-    (ui.perfetto.dev) and chrome://tracing show them.  A window that the run's end cuts short is dropped.
+    The traces lie in `logs/profile/` of the run, named by the step after which they begin.  A window that
+    the run's end cuts short is dropped.
 
     Args:
         every: when a window begins (steps, epochs or seconds); default `Every(steps=1000)`.
@@ -126,9 +119,8 @@ class Profile(Service):
     ) -> None:
         super().__init__(name or "profile", every)
         self.steps, self.keep = integer("steps", steps), integer("keep", keep, none="for all")
-        self._begins, self._until = self.schedule, 0
+        self._begins, self._until, self._path = self.schedule, 0, Path()
         self._trace: Any = None
-        self._path = Path()
 
     def open(self, run: RunView) -> None:
         self._folder = Path(run.run_dir).absolute() / "logs" / "profile"
@@ -198,24 +190,29 @@ class System(Service):
         now, before = _times(), self._last
         self._last = now
         seconds, process, ticks, idle = (new - old for new, old in zip(now, before, strict=True))
-        metrics = dict(_memory())
+        metrics = {"disk_free_gb": shutil.disk_usage(self._run_dir).free / 1e9}
         if seconds:
             metrics["process_cpus"] = process / seconds
         if ticks:
             # the kernel's count of idle ticks may fall back a little
             metrics["cpu_share"] = min(max(0.0, 1 - idle / ticks), 1.0)
-        metrics["disk_free_gb"] = shutil.disk_usage(self._run_dir).free / 1e9
+        with suppress(*_UNREADABLE):
+            lines = (line.split(":") for line in _text("/proc/meminfo").splitlines())
+            memory = {name: float(value.split()[0]) for name, value in lines}
+            metrics["memory_share"] = 1 - memory["MemAvailable"] / memory["MemTotal"]
+        with suppress(*_UNREADABLE):
+            pages = int(_text("/proc/self/statm").split()[1])
+            metrics["process_memory_gb"] = pages * os.sysconf("SC_PAGE_SIZE") / 1e9
         if "torch" in sys.modules:
             metrics |= importlib.import_module("everstep.backends.torch.saved_files").gpu_load()
         return Outcome(metrics, wall=True)
 
 
-def _text(path: str) -> str:
-    with open(path) as file:
-        return file.read()
-
-
 _UNREADABLE = (OSError, ValueError, IndexError, KeyError)
+
+
+def _text(path: str) -> str:
+    return Path(path).read_text()
 
 
 def _times() -> tuple[float, float, float, float]:
@@ -225,13 +222,3 @@ def _times() -> tuple[float, float, float, float]:
         # user nice system idle iowait irq softirq steal; guests are part of user and nice
         ticks = [float(each) for each in _text("/proc/stat").split("\n", 1)[0].split()[1:9]]
     return time.monotonic(), time.process_time(), sum(ticks), ticks[3] + ticks[4]
-
-
-def _memory() -> Iterator[tuple[str, float]]:
-    with suppress(*_UNREADABLE):
-        lines = (line.split(":") for line in _text("/proc/meminfo").splitlines())
-        memory = {name: float(value.split()[0]) for name, value in lines}
-        yield "memory_share", 1 - memory["MemAvailable"] / memory["MemTotal"]
-    with suppress(*_UNREADABLE):
-        pages = int(_text("/proc/self/statm").split()[1])
-        yield "process_memory_gb", pages * os.sysconf("SC_PAGE_SIZE") / 1e9

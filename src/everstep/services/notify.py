@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -34,18 +33,10 @@ _NOTE = "notified"
 """Kind of the journal's event that a message was sent."""
 _LAST_WORDS = 3.0
 """Seconds that a process which ends itself waits for a message."""
-_LONGEST = 2000
-"""Most characters of a reason."""
 
 
 class Target(NamedTuple):
-    """Receiver of messages: a command or a URL.
-
-    Attributes:
-        command: the command and its arguments; empty for a URL.
-        url: the URL; empty for a command.
-        timeout: seconds that one message may take.
-    """
+    """Receiver of messages: a command with its arguments, or else a URL; `timeout` in seconds."""
 
     command: tuple[str, ...]
     url: str
@@ -61,9 +52,21 @@ class Target(NamedTuple):
     def send(self, facts: Mapping[str, Any]) -> str | None:
         """Send facts as JSON, and wait; return what went wrong, None if nothing did."""
         body = json.dumps(facts).encode()
-        return self._post(body) if self.url else self._call(body + b"\n")
+        try:
+            if self.url:
+                self._post(body)
+            else:
+                # a session of its own: Ctrl-C ends the training, and must not end its message
+                quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+                quiet |= {"input": body + b"\n", "timeout": self.timeout, "start_new_session": True}
+                if status := subprocess.run(self.command, **quiet).returncode:
+                    return f"exit status {status}"
+        except Exception as error:
+            late = isinstance(getattr(error, "reason", error), TimeoutError | subprocess.TimeoutExpired)
+            return f"it took longer than {self.timeout:g} s" if late else f"{type(error).__name__}: {error}"
+        return None
 
-    def _post(self, body: bytes) -> str | None:
+    def _post(self, body: bytes) -> None:
         import urllib.request
 
         class NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -72,44 +75,14 @@ class Target(NamedTuple):
 
         headers = {"Content-Type": "application/json", "User-Agent": "everstep"}
         request = urllib.request.Request(self.url, body, headers)
-        try:
-            urllib.request.build_opener(NoRedirect).open(request, timeout=self.timeout).close()
-        except Exception as error:
-            late = isinstance(getattr(error, "reason", error), TimeoutError)
-            return self._too_long() if late else f"{type(error).__name__}: {error}"
-        return None
-
-    def _call(self, words: bytes) -> str | None:
-        # a file, not a pipe: what the command leaves running would hold a pipe open
-        with tempfile.TemporaryFile() as errors:
-            try:
-                done = subprocess.run(
-                    self.command,
-                    input=words,
-                    stdout=subprocess.DEVNULL,
-                    stderr=errors,
-                    timeout=self.timeout,
-                    start_new_session=True,  # Ctrl-C ends the training, and must not end its message
-                )
-            except OSError as error:
-                return str(error.strerror)
-            except subprocess.TimeoutExpired:
-                return self._too_long()
-            if done.returncode == 0:
-                return None
-            errors.seek(0)
-            lines = errors.read(1 << 16).decode(errors="replace").strip().splitlines()
-        return f"exit status {done.returncode}" + (f": {lines[-1][:200]}" if lines else "")
-
-    def _too_long(self) -> str:
-        return f"it took longer than {self.timeout:g} s"
+        urllib.request.build_opener(NoRedirect).open(request, timeout=self.timeout).close()
 
 
 def facts_of(run_dir: Path, event: str, reason: str, **more: Any) -> dict[str, Any]:
     """Collect the facts of a message about a run; `text` is one sentence for people."""
     with suppress(OSError):
         more = {"run": RunDir.open(run_dir, create=False).id, **more}
-    facts = {"run": run_dir.name, "event": event, "reason": redacted(reason)[:_LONGEST], **more}
+    facts = {"run": run_dir.name, "event": event, "reason": redacted(reason)[:2000], **more}
     place = f" after step {facts['step']}" if "step" in facts else ""
     text = f"{facts['run']} {EVENTS[event]}{place}" + (f": {facts['reason']}" if reason else "")
     where = {"run_dir": str(run_dir), "host": socket.gethostname(), "time": time.time()}
@@ -166,11 +139,15 @@ class Notify(Service):
             raise ConfigError(
                 'Notify: give one of command=["PROGRAM", "ARGUMENT", ...] and url="https://..."'
             )
-        self.target = Target(_words(command), _address(url), number("timeout", timeout, of="seconds"))
-        self._is_open = False
+        if isinstance(command, str) or not all(isinstance(word, str) and word for word in command):
+            raise ConfigError(
+                f'command={command!r}: give a list of strings, as in ["mail", "me@example.org"]'
+            )
+        timeout = number("timeout", timeout, of="seconds")
+        self.target = Target(tuple(command), "" if url is None else _address(url), timeout)
+        self._is_open, self._warned = False, False
         self._threads: list[threading.Thread] = []
         self._one_by_one = threading.Lock()
-        self._warned = False
 
     def config(self) -> Json:
         return {"to": str(self.target), "on": list(self.on), "timeout": self.target.timeout}
@@ -230,19 +207,11 @@ class Notify(Service):
             )
 
 
-def _words(command: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(command, str) or not all(isinstance(word, str) and word for word in command):
-        raise ConfigError(f'command={command!r}: give a list of strings, as in ["mail", "me@example.org"]')
-    return tuple(command)
-
-
-def _address(url: str | None) -> str:
-    if url is None:
-        return ""
+def _address(url: Any) -> str:
     try:
         parts = urlsplit(url)
     except (ValueError, AttributeError, TypeError):
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname or set(url) & set(" \n\r\t"):
         raise ConfigError("url: give an address with http or https, as in https://hooks.example.org/T0/B0")
-    return url
+    return str(url)
