@@ -43,7 +43,7 @@ from everstep.services import (
 from everstep.services.checkpoints import JournalFlush
 from everstep.services.judges import FunctionService
 from everstep.testing import armed, check_service, check_sink
-from everstep.testing.service_checks import Value
+from everstep.testing.checks import Value
 
 
 def record() -> Service:

@@ -246,7 +246,8 @@ class RemoteSink(Service, ABC):
     # ------------------------------------------------------------------------------ as a service
 
     def open(self, run: RunView) -> None:
-        self._run, self.run_dir, self._ended, self._follower = run, Path(run.run_dir), False, None
+        self._run, self.run_dir, self._ended = run, Path(run.run_dir), False
+        self._thread = self._error = self._follower = None
 
     def run(self, boundary: Boundary) -> None:
         manifest: Any = read_manifest(self.run_dir / "checkpoints" / str(boundary.payload))
@@ -259,33 +260,35 @@ class RemoteSink(Service, ABC):
 
     def close(self) -> None:
         try:
-            self._wait()
-            if self._ended:  # what no checkpoint covers may be made again
+            self._join()
+            if self._ended:  # else what no checkpoint covers may be made again
+                if isinstance(self._error, Exception):
+                    self._error = None  # it is tried again
                 self._begin_sending(sys.maxsize)
-                self._wait()
+                self._join()
+            if self._error is not None:
+                raise self._error
         except Exception as error:
             self._run.println(
                 f"warning: {self.name!r} has not sent all values ({type(error).__name__}: {error}); start "
                 "the run again to send them"
             )
 
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join(self.timeout)
+            if self._thread.is_alive():
+                raise TimeoutError(f"no answer in {self.timeout:g} s")
+
     def _begin_sending(self, end: int) -> None:
         """Send in a thread what the service lacks, of this start what lies before `end` in its journal."""
         if self._thread is not None and self._thread.is_alive():
             return  # the next checkpoint sends more
         error, self._error = self._error, None
-        self._run.flush()
-        self._thread = threading.Thread(target=self._try, args=(end,), name="everstep-sink", daemon=True)
-        self._thread.start()
-        if error is not None:
-            raise error
-
-    def _wait(self) -> None:
-        if self._thread is not None:
-            self._thread.join(self.timeout)
-            if self._thread.is_alive():
-                raise TimeoutError(f"no answer in {self.timeout:g} s")
-        error, self._error = self._error, None
+        if error is None or isinstance(error, Exception):  # else the process ends
+            self._run.flush()
+            self._thread = threading.Thread(target=self._try, args=(end,), name="everstep-sink", daemon=True)
+            self._thread.start()
         if error is not None:
             raise error
 
