@@ -82,9 +82,6 @@ class JournalFlush(Service):
     def __init__(self) -> None:
         super().__init__("journal flush")
 
-    def open(self, run: RunView) -> None:
-        self._run = run
-
     def run(self, boundary: Boundary) -> None:
         self._run.flush()
 
@@ -160,9 +157,6 @@ class GlobalStepWaiter(Service):
         self.step = integer("step", step)
         self.poll = number("poll", poll, of="seconds")
         self.timeout = number("timeout", timeout, of="seconds", none="to wait for ever")
-
-    def open(self, run: RunView) -> None:
-        self._run = run
 
     def run(self, boundary: Boundary) -> None:
         if self._newest() >= self.step:

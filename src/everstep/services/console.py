@@ -28,15 +28,8 @@ from everstep.contracts.services import Boundary, Moment, RunView, Service
 from everstep.durable import require_no_link
 from everstep.errors import ConfigError
 from everstep.metrics import MetricFormatter
-from everstep.metrics.collector import all_stats, is_wall
-from everstep.metrics.formatting import (
-    counter,
-    humanize_duration,
-    is_rate,
-    log_line,
-    log_tag,
-    loss_first,
-)
+from everstep.metrics.collector import all_stats
+from everstep.metrics.formatting import counter, humanize_duration, log_line, log_tag
 from everstep.metrics.statistics import Stats
 from everstep.schedule import Every, Schedule
 from everstep.services.best import Best
@@ -51,9 +44,9 @@ class Console(Service):
     """Show progress and print lines; every printed line also goes to `logs/run.log`, with the time.
 
     In a terminal or a notebook a live line shows epoch, step, a bar, speed, ETA and the latest metrics;
-    printed lines, also the user's own, scroll past it.  Elsewhere (a file, a pipe, CI, SLURM) a progress line
-    is printed now and then; its means have a window of their own, "since step N".  A terminal that goes
-    away, a broken pipe or a full disk costs output, never the run.
+    printed lines, also the user's own, scroll past it.  Elsewhere (a file, a pipe, CI, SLURM) the same is
+    printed now and then, with the means since the last time.  A terminal that goes away, a broken pipe or a
+    full disk costs output, never the run.
 
     Args:
         every: how often the live line is redrawn and its metrics are read; default each second.
@@ -77,20 +70,18 @@ class Console(Service):
         self._plain_seconds = number("plain_seconds", plain_seconds)
         self._sink = sink
         self._lock = threading.RLock()
-        self._run: RunView
         self._log: LogFile | None = None
         self._line: LiveLine | NotebookLine | None = None
         self._samples: deque[tuple[float, int]] = deque(maxlen=20)
         """Times and steps of the last calls of `run`, for the speed."""
         self._latest: dict[str, Stats] = {}
         self._best: dict[str, float] = {}
-        self._next_plain, self._since = 0.0, 0
-        """When the next progress line is due, and the step after which its window begins."""
+        self._next_plain = 0.0
+        """When the next progress line is due."""
         self._complained = False
 
     def open(self, run: RunView) -> None:
-        self._run, self._since = run, run.step
-        self._next_plain = run.clock() + self._plain_seconds
+        self._run, self._next_plain = run, run.clock() + self._plain_seconds
         self._log = LogFile(Path(run.run_dir) / "logs" / "run.log", self._emit)
         if self._sink is None:
             self._line = live_line(self._lock, self._content)
@@ -103,15 +94,13 @@ class Console(Service):
             self._samples.append((now, boundary.step))
         if self._line is None and now < self._next_plain:
             return
-        stats = all_stats(boundary.readings)
+        self._latest.update(all_stats(boundary.readings))
         boundary.readings.clear()
         if self._line is None:
             self._next_plain = now + self._plain_seconds
-            self.print(self._plain_line(stats), shorten=True)
-            self._since = boundary.step
+            self.print(self._content())
         else:
             with self._lock:
-                self._latest.update(stats)
                 self._guarded(self._line.draw)
 
     def finish(self, boundary: Boundary) -> None:
@@ -171,32 +160,18 @@ class Console(Service):
                 self._complained = True
                 self._log.write(f"standard output fails ({error}); lines go to this file only")
 
-    def _plain_line(self, stats: dict[str, Stats]) -> str:
-        run = self._run
-        tag = log_tag(run.epoch, run.max_epoch, run.step, run.max_step, None)
-        best = [name for name in stats if self._best.get(name) == stats[name].last]
-        window = f"since step {self._since}: {log_line('', stats, best)}" if stats else ""
-        times = log_line("", {}, eta=run.get_eta())
-        return " ".join(filter(None, (tag, "; ".join(filter(None, (window, self._speed(), times))))))
-
     def _content(self) -> str:
-        """Return the live line; the end that does not fit is cut off."""
         run = self._run
         parts = [] if run.max_epoch == 1 else [counter("Epoch", run.epoch, run.max_epoch)]
         parts.append(counter("Step", run.step, run.max_step))
         if (progress := run.get_progress()) is not None:
-            done = "━" * int(progress * _BAR)
-            parts.append(f"{done}{'─' * (_BAR - len(done))} {int(progress * 100):3d}%")
+            done, percent = "━" * int(progress * _BAR), f"{int(progress * 100)}%"
+            parts.append(percent if self._line is None else f"{done:─<{_BAR}} {percent:>4}")
         parts.append(self._speed())
         if (eta := run.get_eta()) is not None:
             parts.append(f"ETA {humanize_duration(round(eta) if eta >= 10 else round(eta, 1))}")
-        for name in sorted(self._latest, key=loss_first):
-            stats = self._latest[name]
-            value = stats.last if is_rate(name) else stats.mean
-            text = humanize_duration(value) if is_wall(name) else f"{value:.4g}"
-            mark = " (*)" if self._best.get(name) == stats.last else ""
-            parts.append(f"{name.replace('_', ' ')} {text}{mark}")
-        return "  ".join(filter(None, parts))
+        best = [name for name, stats in self._latest.items() if self._best.get(name) == stats.last]
+        return "  ".join(filter(None, [*parts, log_line("", self._latest, best)]))
 
     def _speed(self) -> str:
         """Format the speed, as "98.3 steps/s" or "12.5 s/step"; empty while unknown."""
@@ -213,9 +188,7 @@ class Console(Service):
 class LogFile:
     """Lines with a time stamp, each appended by one write: whole after a kill; a later start appends more.
 
-    Args:
-        path: the file, which is made with its folder.
-        complain: called once if the file cannot be written; later lines try again.
+    `complain` is called once if the file cannot be written; later lines try again.
     """
 
     def __init__(self, path: Path, complain: Print) -> None:
@@ -250,11 +223,7 @@ class EpochLine(Service):
     """Print the means of an epoch's steps and the results of its evaluations; at first, the baseline.
 
     `TrainLoop.print_logs` is called in the epoch's tail, before the services evaluate; this service runs
-    after them.
-
-    Attributes:
-        bests: services whose new best values are marked ` (*)`.
-        printed: called with the statistics on the line.
+    after them.  `printed` is called with the statistics on the line, `bests` are marked ` (*)`.
     """
 
     isolate = False
@@ -265,9 +234,6 @@ class EpochLine(Service):
         super().__init__("epoch line")
         self.bests: Sequence[Best] = ()
         self.printed: Callable[[Mapping[str, Stats]], object] = lambda stats: None
-
-    def open(self, run: RunView) -> None:
-        self._run = run
 
     def run(self, boundary: Boundary) -> None:
         if boundary.moment is Moment.BEFORE_EPOCH and boundary.step:
@@ -295,8 +261,6 @@ def chosen_metrics(service: str, metrics: Sequence[str]) -> tuple[tuple[str, ...
 class LogVariables(Service):
     """Print a line with the metrics collected since the last line; at the end, with the remaining metrics.
 
-    The service has a separate window: it takes nothing from `print_logs()`, nor from another `LogVariables`.
-
     Args:
         metrics: names or patterns.
         every: when to print; default `Every(epochs=1)`.
@@ -318,9 +282,6 @@ class LogVariables(Service):
         self.metrics, self.watches = chosen_metrics("LogVariables", metrics)
         self.formatter = formatter
 
-    def open(self, run: RunView) -> None:
-        self._run = run
-
     def run(self, boundary: Boundary) -> None:
         every = all_stats(boundary.readings)
         boundary.readings.clear()
@@ -339,11 +300,8 @@ class LiveLine:
     """Last line of the terminal.  While open, `sys.stdout` and `sys.stderr` write above them.
 
     After drawing, the cursor stands at the start of the live line, so that any other output to the
-    terminal starts there.  A line that the user has begun and not ended is left alone.
-
-    Args:
-        lock: held while anything is written.
-        content: returns the line to draw.
+    terminal starts there.  A line that the user has begun and not ended is left alone.  `lock` is held
+    while anything is written; `content` returns the line to draw.
     """
 
     def __init__(self, stream: TextIO, lock: threading.RLock, content: Content) -> None:

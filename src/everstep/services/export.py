@@ -80,19 +80,16 @@ class Export(Conditional):
         Export()  # at the end of the training
 
     `model.safetensors` has the arrays by the names of the model's own `state_dict`; `model.pt2` is for
-    `torch.export.load`.  Beside it lies `export.json`: run, step, epoch, entry, the last metrics, and the
-    name of a checkpoint at that moment.  An export is there whole or not at all.  A state with NaN or
-    infinity in its parameters is not exported.
+    `torch.export.load`.  Beside it, `export.json` has run, step, epoch, entry, the last metrics and the
+    name of a checkpoint.  An export is there whole or not at all; parameters with NaN are not exported.
 
     Args:
         when: a schedule, `OnBest(metric)`, a function of the boundary, or None: at the end of training.
         entry: name of the state's entry; an average of weights exports the averaged model.
         format: "safetensors" or "torch.export".
-        inputs: for torch.export: the model's example inputs, a tuple.
-        dynamic_shapes: for torch.export: the sizes of the inputs that may vary, as torch.export takes them.
+        inputs, dynamic_shapes: of `torch.export.export`: example inputs (a tuple), and sizes that may vary.
         keep: number of the newest exports that stay, 1 or more; None for all.
         every: when a function is asked, or a best value judged; default each epoch.
-        name: name of the folder and of the service.
     """
 
     stage = Stage.REPORT
@@ -234,14 +231,7 @@ def _about(folder: Path) -> Any:
 
 
 class Exported(NamedTuple):
-    """Result of an export.
-
-    Attributes:
-        folder: the folder with the weights.
-        source: the folder of the checkpoint.
-        step: step of the run at the save.
-        arrays: number of arrays.
-    """
+    """Result of an export: its folder, the checkpoint's folder and step, and the number of arrays."""
 
     folder: str
     source: str

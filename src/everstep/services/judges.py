@@ -54,9 +54,7 @@ Policy = Literal["raise", "stop"]
 class Judge(Service):
     """Service whose outcome may change training; each kind is a dataclass, whose fields are its settings.
 
-    Attributes:
-        title: the default name, with settings in braces.
-        memory: names of the attributes that are the service's state.
+    `title` is the default name, with settings in braces; `memory` names the attributes that are its state.
     """
 
     stage = Stage.DECIDE
@@ -76,9 +74,6 @@ class Judge(Service):
             self.watches = (settings["metric"],)
         if "mode" in settings:
             settings["mode"] = direction(settings["metric"], settings["mode"])[0]
-
-    def open(self, run: RunView) -> None:
-        self._run = run
 
     def run(self, boundary: Boundary) -> Outcome | None:
         values = latest(boundary.readings, self.watches[0])
@@ -120,11 +115,10 @@ class Judge(Service):
 class EarlyStop(Judge):
     """Stop the run after a while without a better value, or at a value that is good enough.
 
-    The service judges the metric at its own boundaries: value by value if it was collected outside steps,
-    by the mean if inside.  The memory is part of the checkpoint.
+    At its own boundaries the service judges each value that was collected outside steps, or else the mean
+    of those inside.
 
     Args:
-        metric: name of the metric.
         mode: "min" or "max"; None infers the mode for names ending in loss, acc or accuracy.
         patience: stop after n evaluations in a row without improvement, 1 or more.
         patience_steps: stop at the first evaluation n or more steps after the last improvement, 1 or more.
@@ -196,8 +190,7 @@ class Plateau(Judge):
 
         Plateau("valid_loss", then=SetValue("optimizer.lr", times=0.1, least=1e-6))
 
-    The service judges like `EarlyStop`; NaN and infinities are passed over.  A scheduler that computes the
-    learning rate anew would undo the change: take one of the two.
+    NaN and infinities are passed over.  A scheduler that computes the rate anew would undo the change.
 
     Args:
         metric, mode, every: as in `EarlyStop`.
@@ -256,9 +249,8 @@ class Plateau(Judge):
 class Require(Judge):
     """End the run with exit status 4 where a metric has not reached a value by a step or an epoch.
 
-    The loop ends as written and its state is saved; a new start ends in the same way, until the requirement
-    is changed or taken away.  A run that ends before the deadline fails, too; the record has the run's own
-    reason for the end, and with a raised limit the run continues.
+    The state is saved; a new start ends in the same way, until the requirement is changed or taken away.  A
+    run that ends before the deadline fails, too, and with a raised limit it continues.
 
     Args:
         metric, mode, every: as in `EarlyStop`.
@@ -332,13 +324,11 @@ class LossBound(Judge):
     so waits for the device, after every step.
 
     Args:
-        metric: name of the metric.
         bound: the largest value allowed.
         times: the largest value allowed, as a multiple of the median of the last `last` looks (of their
             means, where a look has several values); judged after `last` looks; more than 1.
         last: number of looks for the median, 1 or more.
-        policy: "raise" a `LossBoundError`, or "stop": the loop ends as written, exit status 1.
-            In both cases the state is not saved and the last good checkpoint stays.
+        policy: as in `NaNGuard`; the error is a `LossBoundError`.
         every: when to look; default `Every(steps=1)`.  A save between two looks is not judged.
     """
 
@@ -456,13 +446,8 @@ class NaNGuard(Service):
 class StopAfter(Service):
     """End the run at a limit; the first limit reached wins.
 
-    Steps and epochs are totals of the run; these limits end the iterators, so the loop ends as written.
-    Seconds count from this start of the process; this limit interrupts: the state is saved at the next
-    boundary and the process ends with exit status 3, to be started again.
-
-    Args:
-        steps, epochs: positive integers.
-        seconds: a positive number.
+    Steps and epochs are totals of the run: the loop ends as written.  Seconds count from this start of the
+    process: it saves at the next boundary and ends with exit status 3, to be started again.
     """
 
     stage = Stage.DECIDE
@@ -529,13 +514,8 @@ class Annealing:
         for step, batch in loop.iter_steps(train):
             temperature(step)  # 1.0 at steps 1 to 1000, 0.5 at steps 1001 to 2000
 
-    The value depends on that number alone, so step k has the same value in a fresh and in a resumed run.
-
-    Args:
-        initial: the value of the first `every` steps, or epochs.
-        ratio: factor of the value.
-        every: number of steps, or epochs, between two multiplications, 1 or more.
-        least, most: limits of the value.
+    It depends on that number alone, so step k has the same value in a fresh and in a resumed run; `least`
+    and `most` limit it.
     """
 
     initial: float
@@ -603,12 +583,7 @@ class Scheduled(Judge):
 @checked_init
 @dataclass(frozen=True)
 class OnBest:
-    """Condition: a metric has a new best value, judged as in `Best`; after a restart no worse one is new.
-
-    Args:
-        metric: name of the metric.
-        mode: "min" or "max"; None infers the mode for names ending in loss, acc or accuracy.
-    """
+    """Condition: a metric has a new best value, judged as in `Best`; after a restart no worse one is new."""
 
     metric: str
     mode: str | None = None
@@ -679,10 +654,9 @@ class When(Conditional):
         When(Every(epochs=5), [SetValue("optimizer.lr", times=0.5), tell])
 
     With OnBest the service acts once per best value, over restarts, too.  A function gets the boundary and
-    returns nothing; steps that are executed again after a kill call it again.
-
-    With a decision (`Stop`, `Interrupt`, `SetValue`) among its actions the service is a controller of stage
-    DECIDE; otherwise it runs in stage SAVE, before this boundary's checkpoint.
+    returns nothing; steps that are executed again after a kill call it again.  With a decision (`Stop`,
+    `Interrupt`, `SetValue`) the service is a controller of stage DECIDE; else it runs before this boundary's
+    checkpoint.
 
     Args:
         condition: a schedule, `OnBest(metric)`, or a function of the boundary.

@@ -157,19 +157,10 @@ class Profile(Service):
 class System(Service):
     """Record the load of the machine: how busy processor and GPUs are, and how full memory and disk.
 
-    Metrics, which depend on the clock and are no part of any comparison; shares are from 0 to 1:
-
-    | metric | what |
-    |---|---|
-    | cpu_share | busy part of all processors of the machine since the last look (Linux) |
-    | process_cpus | processors that this process kept busy since the last look |
-    | memory_share | part of the machine's memory that is in use (Linux) |
-    | process_memory_gb | memory of this process (Linux) |
-    | gpu_memory_share | used part of the memory of this process's GPU |
-    | gpu_share | busy part of that GPU, where the package nvidia-ml-py is installed |
-    | disk_free_gb | free space of the disk with the run directory |
-
-    A figure that the system does not give is left out.  Several ranks: the machine of rank 0.
+    Metrics, which depend on the clock: cpu_share and process_cpus (busy part of the machine, and processors
+    that this process kept busy, since the last look), memory_share, process_memory_gb, gpu_memory_share,
+    gpu_share (with the package nvidia-ml-py), disk_free_gb.  A figure that the system does not give is left
+    out.  Several ranks: the machine of rank 0.
 
     Args:
         every: when to look; default `Every(seconds=30)`.

@@ -134,7 +134,6 @@ class Retry(Service):
         self.backoff = number("backoff", backoff, of="seconds", zero=True)
 
     def takes(self, error: BaseException) -> bool:
-        """Whether an error is listed."""
         return isinstance(error, self.errors)
 
     def seconds(self, attempt: int) -> float:
@@ -147,13 +146,12 @@ class HangWatch(Service):
 
     The stacks of all threads (on every rank) then go into a page in `failures/`, an event "hang" into the
     journal, and a warning to the screen: once for each hang.  A thread looks once a second, and counts its
-    looks, so that a process that is stopped (SIGSTOP) does not hang.  C code that keeps Python's lock also
-    stops this thread; `py-spy dump --pid PID` shows where.  Every run with `default_services` has one.
+    looks, so that a process that is stopped (SIGSTOP) does not hang; C code that keeps Python's lock stops
+    this thread, too.  Every run with `default_services` has one.
 
     Args:
         after: seconds without a move; None: half an hour, on several ranks 9 minutes.  Longer than the
-            longest step (the first one may compile), the longest part of your own code between steps (an
-            evaluation, say) and the longest save.
+            longest step, the longest part of your own code between steps and the longest save.
         then: "warn", or "stop": the process also ends, with exit status 1 and nothing saved, and is to be
             started again from the newest checkpoint.
     """

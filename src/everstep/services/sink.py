@@ -93,9 +93,6 @@ class Sink(Service, ABC):
     Args:
         path: the file or folder, in `logs/` of the run directory.
         every: when to write; default as often as the journal itself, and at the end in any case.
-
-    Raises:
-        ConfigError: `path` leads elsewhere, or is a place that the run itself uses.
     """
 
     window = "none"
@@ -113,7 +110,6 @@ class Sink(Service, ABC):
                 f"path={str(path)!r} of service {self.name!r} is no free place in the run's folder logs; "
                 'give another path, as in "logs/mine"'
             )
-        self._run: RunView
         self._file: IO[Any] | None = None
         self._follower: Follower | None = None
 
@@ -371,9 +367,8 @@ class JSONLines(Sink):
 
     A line has "step", "epoch" and "phase" ("head", "step", "tail", "epoch" for the means over the
     epoch's steps, "eval/SERVICE"), and the metrics collected there by name.  NaN is null, infinities
-    are "inf" and "-inf".  A metric that is itself called "step", "epoch" or "phase" is written as
-    "metric/step" ...  Once the run has ended, each value is in the file exactly once, however often the run
-    was killed.
+    are "inf" and "-inf"; a metric called "step", "epoch" or "phase" is "metric/step" ...  Each value is there
+    once, however often the run was killed.
 
     Args:
         path: the file, in `logs/` of the run directory.
@@ -399,13 +394,12 @@ class CSV(Sink):
     """Write the record as a table with one header: `pandas.read_csv(path)`.
 
     Lines and names are as in `JSONLines`; a missing value is empty.  A metric that appears later gets a
-    column at the end: the file is made anew with this column.
+    column at the end.
 
     Args:
-        path: the file, in `logs/` of the run directory.
+        path, every: as in `JSONLines`.
         metrics: names or patterns of the metrics to write; lines without any of them are left out.
         delimiter: character between two columns.
-        every: when to append new rows; default as often as the journal itself, and at the end.
     """
 
     isolate = False  # it draws no random numbers

@@ -36,20 +36,15 @@ _STRING = 7  # TensorFlow's DT_STRING
 class Image(NamedTuple):
     """Picture for `loop.add_summary`.
 
-    Attributes:
-        pixels: on the host or a device, (height, width), (height, width, channels) or (channels,
-            height, width); 1, 3 or 4 channels; uint8, or real numbers from 0 to 1.
+    `pixels`: on the host or a device, (height, width) or with 1, 3 or 4 channels, which are the last or the
+    first axis; uint8, or real numbers from 0 to 1.
     """
 
     pixels: Any
 
 
 class Histogram(NamedTuple):
-    """Distribution of values, for `loop.add_summary`.
-
-    Attributes:
-        values: an array or tensor of real numbers, any shape; NaN and infinities are left out.
-    """
+    """Distribution of real numbers, any shape, for `loop.add_summary`; NaN and infinities are left out."""
 
     values: Any
 
@@ -67,9 +62,8 @@ class TensorBoard(Sink):
         path: the folder, in `logs/` of the run directory.
         prefix: prefix of each tag.
         skip: patterns ("*_time") of metrics that are left out.
-        throttle: n, to write a metric's values in steps only at every n-th step; for all metrics, or by
-            name.
-        every: when to append new rows; default as often as the journal itself, and at the end.
+        throttle: n, to write values in steps only at every n-th step; for all metrics, or by name.
+        every: as in `JSONLines`.
     """
 
     moments = SCHEDULED | {Moment.SUMMARY_ADDED}
