@@ -86,14 +86,12 @@ def check_stream(make_stream: Callable[[], Stream], *, seed: int = 0, shares: bo
     3. After its end a pass gives no batch, however often it is asked; `remaining` is right.
     4. Neither a thread nor a process is left after `close`.
     5. The parts of several ranks, for a stream that can be split: equally many batches and the same
-       positions on all ranks as on one process; the parts of a batch, without padding, are the batch; their
-       weights are right; a position that was taken on one process opens on each rank.
+       positions on all ranks as on one process; without padding they are the batch; their weights are right.
 
     Args:
         make_stream: makes the stream as a new process would make it; called many times.
         seed: the run's seed, and the seed of the global generators.
-        shares: whether law 5 is checked; False for a stream whose batches hold values that are drawn for a
-            batch, which each rank draws for its part.
+        shares: whether law 5 is checked; False where each rank draws values of a batch for its part.
     """
     require_function(make_stream, "check_stream")
     most = [sys.maxsize] * _PASSES
@@ -121,8 +119,7 @@ def try_stream(stream: Stream) -> Verdict:
     """Try a stream on copies: opened at a position, it must give the batches that came after it.
 
     The position is one behind many batches: data that reads ahead in blocks tells the start of a block first.
-    The pass is left there, and the next one must begin with the same batches, too: data may keep a state from
-    pass to pass.
+    The pass is left there, and the next one must begin with the same batches, too.
     """
     try:
         first, second, third = (copy.deepcopy(stream) for _ in range(3))
@@ -210,8 +207,7 @@ def _read(
         strict: whether positions, ends and what is left are checked, too.
 
     Returns:
-        For each pass the batches that came, each with numbers drawn from the global generators after it; and
-        the places.
+        For each pass the batches, each with numbers drawn from the global generators after it; the places.
     """
     passes, places, before = [], list[_Place](), set(threading.enumerate())
     for pass_index in range(0 if at is None else at.pass_index, len(most)):
@@ -385,11 +381,7 @@ def check(obj: Any, change: Change | None = None) -> Checked:
     Args:
         obj: the object as a program makes it, not yet used.
         change: what training does to a state, such as `lambda scheduler: scheduler.step()`; its result is
-            compared, too.  If given, `obj` is checked as state.  Without it, an object that is not data is
-            only saved and loaded.
-
-    Returns:
-        The verdicts; `str` makes lines of them for people.
+            compared, too.  Without it, an object that is not data is only saved and loaded.
     """
     no_batches = isinstance(obj, Mapping) or any(each.entry(obj) is not None for each in backends.active())
     if change is None and not no_batches and (hasattr(obj, "__iter__") or is_stream(obj)):
@@ -452,11 +444,7 @@ def _try_state(obj: Any, change: Change | None, entry_of: Callable[[Any], Entry]
 
 
 def _require_comes_back(one: Any, other: Any, change: Change, entry_of: Callable[[Any], Entry]) -> bool:
-    """Change and save an object; require that another one, which is given the state, does the same.
-
-    Returns:
-        Whether the changes show, in the state or in what they return.
-    """
+    """Require that an object that is given another's state does the same; return whether the changes show."""
     first, second = entry_of(one), entry_of(other)
     for entry in (first, second):  # each notes what it was given before the first change, as in a loop
         entry.enter()
@@ -520,16 +508,14 @@ def check_service(
     """Check a service against the laws that concern it, in a small real TrainLoop.
 
     The loop has 3 epochs of 2 steps of 100 seconds each.  It collects "loss" in each step, and "valid_loss"
-    and "valid_accuracy" after each epoch, and draws random numbers in each step.  Its state has an entry
-    "settings", {"rate": 1.0}, and an entry "optimizer", {"lr": 1.0}, for services that set values: the
-    change of each step is multiplied by both.
+    and "valid_accuracy" after each epoch, and draws random numbers in each step.  The change of each step
+    is multiplied by the numbers "settings.rate" and "optimizer.lr" of the state, which a service may set.
 
     1. Name, stage, moments and schedule of the service are valid; unknown keywords are refused.
     2. An observer changes nothing: state and metric rows are those of the run without the service.
     3. The service's state survives: a run that is interrupted, or crashes, at any of its nine boundaries (the
        two in turn) and is started again ends with the same state and rows to the bit.
-    4. A service that raises is closed all the same.  In stage REPORT the training continues with a
-       warning; in any other stage the error is raised.
+    4. A service that raises is closed all the same; in stage REPORT alone the training continues.
     5. The service is closed once for each time that it was opened, and leaves no thread, file or handler.
     6. The runs try the service: the metrics that it watches have values; a state changes, or an action is
        returned, by each service that has a state, and by each controller of stage DECIDE.
@@ -537,8 +523,7 @@ def check_service(
     Args:
         make_service: makes the service as a new process would make it; called many times.
         metrics: names of more metrics to collect after each epoch.
-        values: values of metrics by name, for a service that waits for certain values: 6 for "loss", one for
-            each step; 3 for any other name, one for each epoch.
+        values: values of metrics, for a service that waits for certain ones: 6 for "loss", 3 for any other.
     """
     _check_in_runs(make_service, metrics, values, lambda run_dir, where: None)
 
@@ -552,14 +537,14 @@ def check_sink(
 ) -> None:
     """Check a sink as `check_service` does, and compare what it holds with the journal after each run.
 
-    After each run, undisturbed, interrupted or crashed, the sink must hold each valid row once, and no other.
-    Further runs of a `RemoteSink` end, as by a kill, at each line of its file that two sends run: the server
-    that stands for the service may be in that file, too.
+    After each run the sink must hold each valid row once, and no other.  Further runs of a `RemoteSink` end,
+    as by a kill, at each line of its file that two sends run: the server that stands for the service may be
+    in that file, too.
 
     Args:
         make_sink: makes the sink as a new process would make it; called many times.
-        read: reads what the sink holds; called with the run directory, returns (step, name, value) of each
-            row in any order, the name as it was collected.  Values may be rounded to float32.
+        read: returns (step, name, value) of each row that the sink of a run directory holds, in any order;
+            the name as it was collected, the value perhaps rounded to float32.
         metrics: names of more metrics to collect after each epoch.
         takes: whether the sink writes a row, for a sink that leaves out rows.
     """
@@ -692,8 +677,7 @@ class _Program:
     Attributes:
         calls: how often the service's methods were called, and actions returned, in all runs.
         states: different states of the service in all runs.
-        lines_to_kill: number of lines of a `RemoteSink` until its process is killed; 0: nothing is.
-        killed_in: place of that line.
+        lines_to_kill: lines of a `RemoteSink` until its process is killed, in `killed_in`; 0: it is not.
     """
 
     def __init__(
