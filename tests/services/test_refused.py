@@ -95,8 +95,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: everstep.Best("loss", keep=0), "keep=0: give an integer, 1 or more"),
     (lambda: everstep.services.Recovery(0), "max_rollbacks=0"),
     (lambda: everstep.services.Recovery(reset_after=0), "reset_after=0"),
-    (lambda: Retry(["ConnectionError"]), "is not a class of exceptions"),  # type: ignore[list-item]
-    (lambda: Retry([KeyboardInterrupt]), "is not a class of exceptions"),  # type: ignore[list-item]
+    (lambda: Retry(["ConnectionError"]), "give classes of exceptions"),  # type: ignore[list-item]
+    (lambda: Retry([KeyboardInterrupt]), "give classes of exceptions"),  # type: ignore[list-item]
     (lambda: Retry(times=0), "times=0"),
     (lambda: GlobalStepWaiter("other", 0), "step=0"),
     (lambda: GlobalStepWaiter("other", 1, poll=0), "poll=0"),

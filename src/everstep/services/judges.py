@@ -84,6 +84,12 @@ class Judge(Service):
         """Judge the metric: its values from outside steps since the last look, else the steps' mean."""
         return None
 
+    def _integers(self, **least: int) -> None:
+        """Require that these settings are integers, of so much or more, or None where that is the default."""
+        for name, lowest in least.items():
+            none = "for none" if getattr(type(self), name) is None else ""
+            setattr(self, name, integer(name, getattr(self, name), lowest, none=none))
+
     def _settings(self) -> dict[str, Any]:
         # those that are not None, so that a setting added later changes no run
         names = [field.name for field in fields(self) if field.name not in ("every", "name")] + ["every"]
@@ -148,10 +154,8 @@ class EarlyStop(Judge):
                 f"EarlyStop({self.metric!r}) has no reason to stop: give patience=, patience_steps= or "
                 "threshold="
             )
-        self.patience = integer("patience", self.patience, none="for no limit")
-        self.patience_steps = integer("patience_steps", self.patience_steps, none="for no limit")
+        self._integers(patience=1, patience_steps=1, min_steps=0)
         self.min_delta = number("min_delta", self.min_delta, zero=True)
-        self.min_steps = integer("min_steps", self.min_steps, 0)
         self.best, self.waited = self.baseline, 0
         self.improved: int | None = None
         """Step of the last improvement, or of the first value; None before the first value."""
@@ -164,23 +168,20 @@ class EarlyStop(Judge):
                 self.best, self.waited, self.improved = value, 0, boundary.step
             else:
                 self.waited += 1
-        # the memory is updated before `min_steps` is looked at: early values count for later judgements
-        reason = self._reason(values, boundary.step)
-        if reason is None or boundary.step < self.min_steps or boundary.stop is not None:
+        goal, steps = self.threshold, 0 if self.improved is None else boundary.step - self.improved
+        reached = [] if goal is None else [value for value in values if reaches(value, goal, self.mode)]
+        if reached:
+            reason = f"has reached {goal} with {reached[0]:.6g}"
+        elif self.patience is not None and self.waited >= self.patience:
+            reason = f"has not improved on {self.best} for {self.waited} evaluations"
+        elif self.patience_steps is not None and steps >= self.patience_steps:
+            reason = f"has not improved on {self.best} for {steps} steps"
+        else:
+            return None
+        # the memory was updated before: early values count for later judgements
+        if boundary.step < self.min_steps or boundary.stop is not None:
             return None
         return Outcome(actions=(Stop(f"early stop: {self.metric} {reason}"),))
-
-    def _reason(self, values: Sequence[float], step: int) -> str | None:
-        if self.threshold is not None:
-            for value in values:
-                if reaches(value, self.threshold, self.mode):
-                    return f"has reached {self.threshold} with {value:.6g}"
-        steps = 0 if self.improved is None else step - self.improved
-        if self.patience is not None and self.waited >= self.patience:
-            return f"has not improved on {self.best} for {self.waited} evaluations"
-        if self.patience_steps is not None and steps >= self.patience_steps:
-            return f"has not improved on {self.best} for {steps} steps"
-        return None
 
 
 @checked_init
@@ -214,13 +215,13 @@ class Plateau(Judge):
         super().__post_init__()
         if not isinstance(self.then, SetValue | Stop):
             raise ConfigError(f"Plateau(then={self.then!r}): give SetValue(...) or Stop(...)")
-        self.long, self.short = integer("long", self.long), integer("short", self.short)
+        self._integers(long=1, short=1, cooldown=0)
         if self.short >= self.long:
             raise ConfigError(
                 f"Plateau(long={self.long}, short={self.short}): give a long that is larger than short"
             )
         self.sets = (self.then.target,) if isinstance(self.then, SetValue) else ()
-        self.cooldown = self.long if self.cooldown is None else integer("cooldown", self.cooldown, 0)
+        self.cooldown = self.long if self.cooldown is None else self.cooldown
         self.values: deque[float] = deque(maxlen=self.long)
         self.resting = 0
 
@@ -271,8 +272,7 @@ class Require(Judge):
     def __post_init__(self) -> None:
         if (self.step is None) == (self.epoch is None):
             raise ConfigError(f"Require({self.metric!r}) needs one deadline: give step= or epoch=")
-        self.step = integer("step", self.step, none="for a deadline in epochs")
-        self.epoch = integer("epoch", self.epoch, none="for a deadline in steps")
+        self._integers(step=1, epoch=1)
         deadline = Every(epochs=self.epoch) if self.step is None else At(self.step)
         self.every = deadline | (self.default_schedule if self.every is None else self.every)
         super().__post_init__()
@@ -353,7 +353,7 @@ class LossBound(Judge):
             raise ConfigError(
                 f"LossBound(times={self.times!r}): give more than 1; the median itself exceeds less"
             )
-        self.last = integer("last", self.last)
+        self._integers(last=1)
         self.looks: deque[float] = deque(maxlen=self.last)
         """Means of the last looks."""
 
