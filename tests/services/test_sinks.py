@@ -208,6 +208,7 @@ def test_killed_anywhere_a_service_on_the_network_gets_each_value_once(tmp_path:
         status = warm.run(command, env=environment, stdout=subprocess.DEVNULL).returncode
         assert status == (-signal.SIGKILL if strike else 0), strike
     require_posted_once(run_dir, server)
+    assert json.loads(server.read()["position"])["lines"] == 19
 
 
 def test_an_outage_is_a_warning_and_caught_up_later(tmp_path: Path) -> None:

@@ -335,11 +335,12 @@ class RemoteSink(Service, ABC):
             # numbers come again where a run is restored from a mirror, the time of a start does not
             times = [event.time for event in segment.events if event.kind == "segment"]
             start = f"{segment.number} {times[:1]}"
-            if segment.number == self._run.segment:
-                self._start = start
             until, items = starts.get(start, 0), valid.get(segment.number, [])
             self._has[start] = max(until, items[-1].offset + 1 if items else 0)
             self._older += [item for item in items if item.offset >= until]
+            if segment.number == self._run.segment:
+                self._start = start
+                continue
             offsets = {item.offset for item in items}
             for stored in segment.blocks:
                 if stored.offset < until and stored.offset not in offsets:

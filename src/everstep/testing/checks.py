@@ -291,25 +291,19 @@ def _check_shares(make_stream: Callable[[], Stream], size: int, seed: int) -> No
         position = whole[start - 1].position if start else None
         ranks = [_parts(make_stream, share, seed, position) for share in shares]
         where, counts = f"{size} ranks, opened after {start} batches", [len(parts) for parts in ranks]
-        assert set(counts) == {len(whole) - start}, (
-            f"{where}: {counts} batches came instead of {len(whole) - start} each"
-        )
+        expected = len(whole) - start
+        assert set(counts) == {expected}, f"{where}: {counts} batches came instead of {expected} each"
         for index, (batch, *parts) in enumerate(zip(whole[start:], *ranks, strict=True)):
-            _check_parts(batch, parts, f"{where}: batch {index} from there")
-
-
-def _check_parts(batch: _Part, parts: list[_Part], where: str) -> None:
-    together: dict[str, list[Any]] = {name: [] for name in batch.samples}
-    for rank, part in enumerate(parts):
-        assert part.shared == batch.shared, f"{where}: rank {rank} is elsewhere"
-        assert part.samples.keys() == together.keys(), f"{where}: a rank's batch has other parts"
-        for name, samples in part.samples.items():
-            together[name] += samples if part.weight else []
-            right = len(samples) * len(parts) / len(batch.samples[name])
-            assert part.weight == 0 or math.isclose(part.weight, right), (
-                f"{where}: the weight is {part.weight}, {right} would make the mean over ranks the mean"
-            )
-    assert together == batch.samples, f"{where}: the parts of the ranks are not the batch"
+            here = f"{where}: batch {index} from there"
+            assert all(part.shared == batch.shared for part in parts), f"{here}: a rank is elsewhere"
+            for name, samples in batch.samples.items():
+                together = [each for part in parts if part.weight for each in part.samples.get(name, ())]
+                assert together == samples, f"{here}: the parts of the ranks are not the batch"
+                for part in parts:
+                    right = len(part.samples[name]) * size / len(samples)
+                    assert part.weight == 0 or math.isclose(part.weight, right), (
+                        f"{here}: the weight is {part.weight}, {right} would give the mean over ranks"
+                    )
 
 
 def _parts(make_stream: Any, share: Share | None, seed: int, position: Any = None) -> list[_Part]:
