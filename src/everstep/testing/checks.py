@@ -526,7 +526,6 @@ def check_sink(
     make_sink: Callable[[], Service],
     read: Callable[[Path], Iterable[Value]],
     *,
-    metrics: Sequence[str] = (),
     takes: Callable[[Row], bool] = lambda row: True,
 ) -> None:
     """Check a sink as `check_service` does, and compare what it holds with the journal after each run.
@@ -539,7 +538,6 @@ def check_sink(
         make_sink: makes the sink as a new process would make it; called many times.
         read: returns (step, name, value) of each row that the sink of a run directory holds, in any order;
             the name as it was collected, the value perhaps rounded to float32.
-        metrics: names of more metrics to collect after each epoch.
         takes: whether the sink writes a row, for a sink that leaves out rows.
     """
 
@@ -553,10 +551,10 @@ def check_sink(
             "rows and their position in one transaction)"
         )
 
-    _check_in_runs(make_sink, metrics, {}, inspect)
+    _check_in_runs(make_sink, (), {}, inspect)
     if isinstance(make_sink(), RemoteSink):
         with isolated(), tempfile.TemporaryDirectory() as folder:
-            program, lines = _Program(make_sink, metrics, {}, Path(folder)), 0
+            program, lines = _Program(make_sink, (), {}, Path(folder)), 0
             while not program.lines_to_kill:  # the run before was killed
                 lines += 1
                 program.lines_to_kill = lines
