@@ -228,6 +228,12 @@ class RemoteSink(Service, ABC):
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._follower: Follower | None = None
+        self._start, self._has = "", dict[str, int]()
+        """This start, and how far each start is sent."""
+        self._older, self._own = list[Item](), list[Item]()
+        """What is to be sent, of earlier starts and of this one."""
+        self._had = set[tuple[Any, ...]]()
+        """Values that were sent and are superseded."""
 
     # ------------------------------------------------------------------------- what a subclass gives
 
@@ -316,7 +322,7 @@ class RemoteSink(Service, ABC):
         """Find what the service has, and what it lacks of the earlier starts."""
         text = self.position()
         try:
-            had = json.loads(text) if text else {"lines": 0, "starts": {}}
+            had: Any = json.loads(text) if text else {"lines": 0, "starts": {}}
             self.sent, starts = had["lines"], had["starts"]
         except (TypeError, ValueError, LookupError) as error:
             raise ConfigError(
@@ -324,11 +330,7 @@ class RemoteSink(Service, ABC):
             ) from error
         journal = RunJournal(self.run_dir)
         valid = dict(journal.parts(Position(self._run.segment, 0)))
-        self._older: list[Item] = []
-        self._own: list[Item] = []
-        self._has: dict[str, int] = {}
-        self._had = set[tuple[Any, ...]]()
-        """Values that were sent and are superseded."""
+        self._older, self._own, self._has, self._had = [], [], {}, set()
         for segment in journal.segments():
             if segment.number < min(valid):
                 continue  # before the run started over

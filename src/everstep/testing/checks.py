@@ -710,7 +710,7 @@ class _Program:
                     place = ""
                     continue
                 finally:
-                    threading.settrace(None)  # type: ignore[arg-type]
+                    threading.settrace(None)
                     opened, closed = self.calls["open"], self.calls["close"]
                     assert opened == closed, f"opened {opened} times, it was closed {closed} times"
             return _final(run_dir, ending)
