@@ -10,7 +10,7 @@ from everstep.contracts.data import Cursor
 from everstep.data import arrays
 from everstep.data.order import Sampling, key_at, pass_key, permutation
 from everstep.errors import UsageError
-from everstep.testing.stream_checks import check_stream
+from everstep.testing.checks import check_stream
 
 X = np.arange(22, dtype=np.float32).reshape(11, 2)
 Y = torch.arange(11)

@@ -25,7 +25,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from everstep.data import as_stream
 from everstep.errors import DataError, NotResumableError
 from everstep.testing import check
-from everstep.testing.stream_checks import check_stream, fingerprint
+from everstep.testing.checks import check_stream, fingerprint
 from tiny_runs import bind
 
 # torchdata calls what this torch has deprecated.

@@ -18,7 +18,7 @@ from tqdm import tqdm
 import everstep
 from everstep.data import as_stream, replay, stateful
 from everstep.errors import DataError, DivergenceError, NotResumableError
-from everstep.testing.stream_checks import check_stream
+from everstep.testing.checks import check_stream
 from tiny_runs import bind
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from everstep.data import arrays, loader
-from everstep.testing.stream_checks import check_stream, fingerprint
+from everstep.testing.checks import check_stream, fingerprint
 
 
 class Augmented(Dataset):

@@ -8,7 +8,7 @@ import pytest
 
 from everstep.data import arrays, as_stream, prefetch, replay, stateful
 from everstep.errors import NotResumableError
-from everstep.testing.stream_checks import check_stream
+from everstep.testing.checks import check_stream
 from waiting import PATIENCE
 
 X = np.arange(11)

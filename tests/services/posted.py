@@ -38,8 +38,8 @@ class Server:
 
 
 class Posts(RemoteSink):
-    def __init__(self, server: Server) -> None:
-        super().__init__()
+    def __init__(self, server: Server, timeout: float = 60.0) -> None:
+        super().__init__(timeout=timeout)
         self.server = server
 
     def position(self) -> str:

@@ -25,7 +25,7 @@ from everstep.checkpoint import Store, read_checkpoint
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 from everstep.services import SetValue
-from everstep.services.when import FunctionService
+from everstep.services.judges import FunctionService
 from gate import share
 from tiny_runs import rows
 

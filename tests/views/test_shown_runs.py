@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from pathlib import Path
 
@@ -28,12 +27,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def charts(text: str) -> list[str]:
-    """The words in each chart."""
-    found = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', text)
-    return [re.sub("<[^>]+>", "|", base64.b64decode(one).decode()) for one in found]
-
-
 def test_a_run_shows_its_starts_metrics_and_checkpoints(folder: Path) -> None:
     run = everstep.runs.show(folder / "b")
     assert re.fullmatch(r"<run b-\w{6}: finished, step 12, 2 starts>", repr(run))
@@ -44,7 +37,6 @@ def test_a_run_shows_its_starts_metrics_and_checkpoints(folder: Path) -> None:
     text = run._repr_html_()
     for word in ("epoch-0003-step-00000012", "max_epoch 3 is reached", run.facts["digest"], "tail"):
         assert word in text
-    assert [one.split("|")[2] for one in charts(text)] == ["tail/valid_loss", "epoch/loss", "step/loss"]
 
 
 def test_runs_side_by_side_show_where_they_differ(folder: Path) -> None:
@@ -55,8 +47,7 @@ def test_runs_side_by_side_show_where_they_differ(folder: Path) -> None:
     assert "seed" not in differing
     assert {"metric": "tail/valid_loss last", a: 0.5, b: 1 / 3} in compared.metrics
     assert compared.verdict is None and f"{len(compared.facts)} facts differ" in repr(compared)
-    for chart in charts(compared._repr_html_()):
-        assert a in chart and b in chart
+    assert a in compared._repr_html_() and b in compared._repr_html_()
 
 
 def test_equal_runs_are_said_to_be_equal(folder: Path) -> None:
@@ -70,17 +61,7 @@ def test_what_a_run_says_is_never_markup(folder: Path) -> None:
         everstep.runs.show(folder / "b")._repr_html_(),
         everstep.runs.compare("a", "b", index=folder)._repr_html_(),
     ):
-        assert set(re.findall(r"<(\w+)", text)) <= {
-            "p",
-            "b",
-            "table",
-            "thead",
-            "tbody",
-            "tr",
-            "th",
-            "td",
-            "img",
-        }
+        assert set(re.findall(r"<(\w+)", text)) <= {"p", "b", "table", "thead", "tbody", "tr", "th", "td"}
         assert "\u202e" not in text
     assert "&lt;/td&gt;&lt;script&gt;" in text
 

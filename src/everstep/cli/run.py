@@ -194,10 +194,9 @@ def _notify(end: _End, reason: str) -> None:
         facts = facts_of(run_dir, "failed", reason, step=step)
         receivers = {json.dumps(each["target"]): each for each in end.receivers if "failed" in each["on"]}
         for each in receivers.values():
-            line, url, timeout = each["target"]
-            target = Target(tuple(line), url, timeout)
-            if (problem := target.send(facts)) is not None:
-                say(f"everstep run: {target} was not told: {problem}", err=True)
+            line, timeout = each["target"]
+            if (problem := Target(tuple(line), timeout).send(facts)) is not None:
+                say(f"everstep run: {line[0]} was not told: {problem}", err=True)
 
 
 class _Starts:

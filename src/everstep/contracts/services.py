@@ -383,6 +383,7 @@ class Service:
 
     def open(self, run: RunView) -> None:
         """Prepare for the loop, which was entered; state is restored."""
+        self._run = run
 
     def due(self, when: Instant) -> bool:
         """Whether the service runs at this AFTER_STEP or AFTER_EPOCH boundary."""

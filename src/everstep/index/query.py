@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.arguments import integer
-from everstep.display.cells import flat
+from everstep.display.cells import flat, notebook_html
 from everstep.errors import ConfigError, RunIndexError, alike, nearest
-from everstep.index.filters import Group, Leaf, Node, leaves, ordered, parse, sql_condition
+from everstep.index.filters import Node, leaves, ordered, parse, sql_condition
 from everstep.index.location import FILE, Location, as_location, index_from_here, runs_of
 from everstep.index.run_facts import FACTS, SHOWN, IndexBusyError, UnwritableIndexError
 
@@ -35,15 +35,11 @@ class Documents(list[dict[str, Any]]):
     Args:
         rows: the documents.
         columns: the fields that a table shows, and the first columns of a frame.
-        metric: the metric whose values the documents have, where they do not name it.
     """
 
-    def __init__(
-        self, rows: Iterable[dict[str, Any]] = (), columns: Sequence[str] = (), metric: str | None = None
-    ) -> None:
+    def __init__(self, rows: Iterable[dict[str, Any]] = (), columns: Sequence[str] = ()) -> None:
         super().__init__(rows)
         self.columns = tuple(dict.fromkeys(columns))
-        self.metric = metric
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a frame with a row per document, and a column per value.
@@ -66,11 +62,7 @@ class Documents(list[dict[str, Any]]):
         )
 
     def _repr_html_(self) -> str:
-        from everstep.display.html import charts_of, notebook_html
-
-        if not self:
-            return "<p>no documents</p>"
-        return notebook_html("", charts_of(self, self.metric), [("", self, self.columns)])
+        return notebook_html("", [("", self, self.columns)]) or "<p>no documents</p>"
 
 
 def query(
@@ -98,7 +90,7 @@ def query(
 
     Returns:
         A list with a dictionary per document, in the order of their start (runs), or as they were written.
-        A notebook shows it as a table, with charts of metrics; `to_pandas()` makes a frame.
+        A notebook shows it as a table; `to_pandas()` makes a frame.
 
     Raises:
         ConfigError: an unknown collection, operator or field, with the nearest; a field that no run has; a
@@ -119,14 +111,7 @@ def query(
     for problem in problems:
         warnings.warn(problem, RuntimeWarning, stacklevel=2)
     columns = asked.fields or _columns(collection, asked.names, found)
-    return Documents(found, columns, metric=_only_metric(asked.where))
-
-
-def _only_metric(where: Node) -> str | None:
-    """Return the metric of which a filter asks for all rows; None if there may be several."""
-    parts = where.parts if isinstance(where, Group) and where.every else (where,)
-    named = [part.value for part in parts if isinstance(part, Leaf) and part[:2] == ("name", "$eq")]
-    return named[0] if named and isinstance(named[0], str) else None
+    return Documents(found, columns)
 
 
 def _columns(collection: str, asked: Sequence[str], found: Sequence[dict[str, Any]]) -> Sequence[str]:

@@ -20,11 +20,7 @@ Mode = Literal["min", "max"]
 def direction(
     metric: str, mode: str | None, remedy: str = 'give mode="min" or mode="max"'
 ) -> tuple[Mode, bool]:
-    """Find in which direction `metric` is better, and whether the name alone tells.
-
-    Args:
-        remedy: remedy for the message, where the direction cannot be inferred.
-    """
+    """Find in which direction `metric` is better, and whether the name alone tells."""
     if mode in ("min", "max"):
         return cast(Mode, mode), False
     if mode is not None:
@@ -34,26 +30,22 @@ def direction(
     raise ConfigError(f"the name does not tell whether a smaller or a larger {metric!r} is better; {remedy}")
 
 
-def better(value: float, best: float | None, mode: Mode, min_delta: float = 0.0) -> bool:
+def better(value: float, best: float | None, mode: str | None, min_delta: float = 0.0) -> bool:
     """Whether `value` beats `best` by more than `min_delta`; NaN and infinities never beat it."""
-    if not math.isfinite(value):
-        return False
-    if best is None:
-        return True
+    if best is None or not math.isfinite(value):
+        return math.isfinite(value)
     return value < best - min_delta if mode == "min" else value > best + min_delta
 
 
-def reaches(value: float, goal: float, mode: Mode) -> bool:
+def reaches(value: float, goal: float, mode: str | None) -> bool:
     """Whether `value` is `goal` or better; NaN and infinities never count."""
     return math.isfinite(value) and (value <= goal if mode == "min" else value >= goal)
 
 
 def latest(readings: Readings, metric: str) -> list[float]:
     """Return the values that a deciding service judges: those from outside steps, else the steps' mean."""
-    if values := readings.values(metric):
-        return values
     stats = readings.stats(metric)
-    return [] if stats is None else [stats.mean]
+    return readings.values(metric) or ([] if stats is None else [stats.mean])
 
 
 @dataclass
@@ -83,6 +75,10 @@ class Best(Service):
             next best that are kept, or none, with a warning.  A list of entries of the state: load only
             these.
         every: when the steps' mean is judged; default each epoch.
+
+    Attributes:
+        places: the best values, the best first, one for each step, with their weights if they are kept.
+        part: entries of the state that are restored; None for all.
     """
 
     stage = Stage.SAVE
@@ -105,7 +101,6 @@ class Best(Service):
         self.save, self.keep = save, integer("keep", keep)
         self.restore_at_end = restore_at_end is not False
         self.part: tuple[str, ...] | None = None
-        """Entries of the state that are restored; None for all."""
         if not isinstance(restore_at_end, bool):
             names = restore_at_end if isinstance(restore_at_end, list | tuple) else ()
             if not names or not all(isinstance(name, str) for name in names):
@@ -114,45 +109,22 @@ class Best(Service):
                     'restore_at_end=["model"]'
                 )
             self.part = tuple(names)
+        self.places: list[Place] = []
         self._is_new = False
         """Whether a new best value came outside steps since the last printed line."""
-        self._top: list[Place] = []
-        """Best values, the best first; one place per step."""
         self._waiting: int | None = None
         """Step of a value that has a place and no weights yet."""
 
     @property
     def value(self) -> float | None:
         """Best value so far; None before the first."""
-        return self._top[0].value if self._top else None
+        return self.places[0].value if self.places else None
 
-    @property
-    def step(self) -> int:
-        """Step of the best value."""
-        return self._top[0].step if self._top else 0
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the best value."""
-        return self._top[0].epoch if self._top else 0
-
-    @property
-    def saved_as(self) -> str | None:
-        """Name of the folder in `best/METRIC/` with the best weights; None if they are not kept."""
-        return self._top[0].name if self._top else None
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        """Best values, with their weights as far as they are kept; the best first."""
-        return tuple(self._top)
-
-    @property
-    def kept(self) -> list[str]:
-        """Names of all folders with kept weights, the best first."""
-        return [place.name for place in self._top if place.name is not None]
+    def _kept(self) -> list[str]:
+        return [place.name for place in self.places if place.name is not None]
 
     def best_to_keep(self) -> dict[str, list[str]]:
-        return {self.metric: self.kept} if self.kept else {}
+        return {self.metric: self._kept()} if self._kept() else {}
 
     def open(self, run: RunView) -> None:
         self._run = run
@@ -174,23 +146,21 @@ class Best(Service):
         self._seen(value)
 
     def _seen(self, value: float) -> None:
-        if self._inferred and not self._top:
+        if self._inferred and not self.places:
             self._inferred = False
             word = "smaller" if self.mode == "min" else "larger"
             self._run.println(f"best {self.metric}: {word} is better (inferred from its name)")
         step = self._run.step
-        same = next((place for place in self._top if place.step == step), None)
-        others = [place for place in self._top if place is not same]
-        full = others[-1].value if len(others) == self.keep else None
+        same = [place for place in self.places if place.step == step]
+        others = [place for place in self.places if place.step != step]
         # two values of one step share a place, the better one
-        if not better(value, None if same is None else same.value, self.mode):
-            return
-        if not better(value, full, self.mode):
+        rivals = [place.value for place in same] + [place.value for place in others[self.keep - 1 :]]
+        if not all(better(value, rival, self.mode) for rival in [None, *rivals]):
             return
         # behind equal values, so that the earlier one stays the best
         rank = sum(not better(value, place.value, self.mode) for place in others)
         others.insert(rank, Place(value, step, self._run.epoch))
-        self._top = others[: self.keep]
+        self.places = others[: self.keep]
         self._waiting = step
 
     def look(self, boundary: Boundary) -> Place | None:
@@ -199,7 +169,7 @@ class Best(Service):
             for value in latest(boundary.readings, self.metric):
                 self._seen(value)
         step, self._waiting = self._waiting, None
-        return next((place for place in self._top if place.step == step), None)
+        return next((place for place in self.places if place.step == step), None)
 
     def run(self, boundary: Boundary) -> Outcome | None:
         place = self.look(boundary)
@@ -208,7 +178,7 @@ class Best(Service):
             return None
         # weights are trained on after a measurement: they are those of the value at its own step only
         if place.step == boundary.step:
-            return Outcome(actions=(SaveBest(self.metric, place.value, tuple(self.kept)),))
+            return Outcome(actions=(SaveBest(self.metric, place.value, tuple(self._kept())),))
         self._run.println(
             f"the best {self.metric} ({place.value:.6g}) was measured at step {place.step} and its weights "
             f"were trained on until step {boundary.step}: they are not kept; measure after the last step"
@@ -217,19 +187,19 @@ class Best(Service):
 
     def keep_as(self, name: str, step: int) -> None:
         """Note that the weights of the value at `step` are kept under this name."""
-        for place in self._top:
+        for place in self.places:
             if place.step == step:
                 place.name = name
 
     def not_kept(self, name: str) -> None:
         """Note that weights which were to be kept under this name are not: their save has failed."""
-        for place in self._top:
+        for place in self.places:
             if place.name == name:
                 place.name = None
 
     def state_dict(self) -> dict[str, Json]:
-        return {"top": [list(vars(place).values()) for place in self._top], "waiting": self._waiting}
+        return {"top": [list(vars(place).values()) for place in self.places], "waiting": self._waiting}
 
     def load_state_dict(self, state: Any) -> None:
-        self._top = [Place(*place) for place in state["top"][: self.keep]]
+        self.places = [Place(*place) for place in state["top"][: self.keep]]
         self._waiting = state["waiting"]

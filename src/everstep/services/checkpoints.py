@@ -17,8 +17,6 @@ from everstep.mirror import MirrorAt
 from everstep.record import user_path
 from everstep.schedule import Every, Schedule
 
-FLUSH_STEPS, FLUSH_SECONDS = 1000, 10
-
 
 class Checkpoints(Service):
     """Save the whole state on a schedule; the writing happens in the background.
@@ -69,21 +67,17 @@ class Checkpoints(Service):
 
 
 class JournalFlush(Service):
-    """Hand the rows that were read at boundaries to the operating system.
+    """Hand the rows that were read at boundaries to the operating system; a commit makes them durable.
 
-    They wait for some seconds, since blocks of many rows take less space and are read faster.  They become
-    durable inside the next checkpoint's commit.
+    They wait for some seconds, since blocks of many rows take less space and are read faster.
     """
 
     isolate = False
     window = "none"
+    default_schedule = Every(steps=1000) | Every(epochs=1) | Every(seconds=10)
 
     def __init__(self) -> None:
-        cadence = Every(steps=FLUSH_STEPS) | Every(epochs=1) | Every(seconds=FLUSH_SECONDS)
-        super().__init__("journal flush", cadence)
-
-    def open(self, run: RunView) -> None:
-        self._run = run
+        super().__init__("journal flush")
 
     def run(self, boundary: Boundary) -> None:
         self._run.flush()
@@ -92,8 +86,8 @@ class JournalFlush(Service):
 class Index(Service):
     """Ship the journal to the index, on a separate thread.
 
-    Every run has this service.  It costs the training thread nothing.  Without SQLAlchemy, or with
-    EVERSTEP_INDEX=off, there is no index; `everstep sync` makes one from the journals at any time.
+    Every run has this service.  Without SQLAlchemy, or with EVERSTEP_INDEX=off, there is no index;
+    `everstep sync` makes one from the journals at any time.
 
     Args:
         at: a file, or the URL of a PostgreSQL database; None: `everstep.db` beside the run directory.
@@ -111,22 +105,17 @@ class Index(Service):
         self._writer: IndexWriter | None = None
 
     def open(self, run: RunView) -> None:
-        run_dir = Path(run.run_dir).absolute()  # the program may change its working directory
+        run_dir, first = Path(run.run_dir).absolute(), run.step  # the program may change its directory
         index, has_library = index_of(run_dir, self._at), find_spec("sqlalchemy") is not None
-        problem = ""
         if lacks_credential(index):
-            problem = (
-                "the run has recorded its index without the password: set EVERSTEP_INDEX, or pass --index"
+            run.println(
+                "warning: there is no index, as the run has recorded it without the password: set "
+                "EVERSTEP_INDEX, or pass --index"
             )
         elif isinstance(index, str) and not has_library:
-            problem = "the index is a database, which needs SQLAlchemy: pip install 'everstep[postgres]'"
+            run.println("warning: the index is a database, which needs pip install 'everstep[postgres]'")
         elif index is not None and has_library:
-            first = run.step
             self._writer = IndexWriter(index, run_dir, lambda: run.step > first, run.println)
-        if problem:
-            run.println(
-                f"warning: {problem}. The training continues; nothing is lost: the journal has all rows"
-            )
 
     def close(self) -> None:
         if self._writer is not None:
@@ -137,16 +126,13 @@ class Index(Service):
 class GlobalStepWaiter(Service):
     """Wait, before the loop begins, until another run has a checkpoint of a step, or of a later step.
 
-    A signal ends the waiting: the run then begins, and is interrupted at its first boundary.
+    A signal ends the waiting.
 
     Args:
         run_dir: the other run's directory, which need not exist yet.
         step: the step, 1 or more.
         poll: seconds between two looks.
-        timeout: seconds after which the waiting is an error; None to wait for ever.
-
-    Raises:
-        ServiceError: the timeout is over.
+        timeout: seconds after which the waiting is a `ServiceError`; None to wait for ever.
     """
 
     stage = Stage.GUARD
@@ -168,9 +154,6 @@ class GlobalStepWaiter(Service):
         self.step = integer("step", step)
         self.poll = number("poll", poll, of="seconds")
         self.timeout = number("timeout", timeout, of="seconds", none="to wait for ever")
-
-    def open(self, run: RunView) -> None:
-        self._run = run
 
     def run(self, boundary: Boundary) -> None:
         if self._newest() >= self.step:

@@ -1,4 +1,10 @@
-"""Output of a run: a live line in a terminal, plain lines elsewhere, and a log file of all lines."""
+"""Output of a run: a live line in a terminal or a notebook, plain lines elsewhere, a log file of all lines.
+
+The live line is drawn below the printed lines, on the main thread.  No thread, no cursor hidden, no terminal
+mode changed: a run that is killed with SIGKILL leaves the terminal as it was.  `rich.live` cannot be used:
+its stand-in for `sys.stdout` reads the user's `print(..., end="", flush=True)` as markup (a stray "[/x]"
+raises inside the training loop), wraps long lines, and swallows prompts.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +12,15 @@ import errno
 import os
 import sys
 import threading
+import unicodedata
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from fnmatch import fnmatchcase
+from importlib import import_module
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, TextIO
 
 from everstep import hazard
 from everstep.arguments import number
@@ -19,40 +28,25 @@ from everstep.contracts.services import Boundary, Moment, RunView, Service
 from everstep.durable import require_no_link
 from everstep.errors import ConfigError
 from everstep.metrics import MetricFormatter
-from everstep.metrics.collector import all_stats, is_wall
-from everstep.metrics.formatting import (
-    counter,
-    humanize_duration,
-    is_rate,
-    log_line,
-    log_tag,
-    loss_first,
-)
+from everstep.metrics.collector import all_stats
+from everstep.metrics.formatting import counter, humanize_duration, log_line, log_tag
 from everstep.metrics.statistics import Stats
 from everstep.schedule import Every, Schedule
 from everstep.services.best import Best
-from everstep.services.live_line import (
-    LiveLine,
-    NotebookLine,
-    Part,
-    discard_output,
-    fitted,
-    layout,
-    live_line,
-    progress_bar,
-    write,
-)
 
 Print = Callable[[str], None]
+Content = Callable[[], str]
+_BAR, _CELL_COLUMNS = 20, 110
+"""Cells of the bar, and characters in a line of a notebook, whose cells do not tell their width."""
 
 
 class Console(Service):
     """Show progress and print lines; every printed line also goes to `logs/run.log`, with the time.
 
     In a terminal or a notebook a live line shows epoch, step, a bar, speed, ETA and the latest metrics;
-    printed lines, also the user's own, scroll past it.  Elsewhere (a file, a pipe, CI, SLURM) a progress line
-    is printed now and then; its means have a window of their own, "since step N".  A terminal that goes
-    away, a broken pipe or a full disk costs output, never the run.
+    printed lines, also the user's own, scroll past it.  Elsewhere (a file, a pipe, CI, SLURM) the same is
+    printed now and then, with the means since the last time.  A terminal that goes away, a broken pipe or a
+    full disk costs output, never the run.
 
     Args:
         every: how often the live line is redrawn and its metrics are read; default each second.
@@ -76,8 +70,6 @@ class Console(Service):
         self._plain_seconds = number("plain_seconds", plain_seconds)
         self._sink = sink
         self._lock = threading.RLock()
-        self._run: RunView
-        """Set while the loop is open."""
         self._log: LogFile | None = None
         self._line: LiveLine | NotebookLine | None = None
         self._samples: deque[tuple[float, int]] = deque(maxlen=20)
@@ -85,16 +77,14 @@ class Console(Service):
         self._latest: dict[str, Stats] = {}
         self._best: dict[str, float] = {}
         self._next_plain = 0.0
-        self._since = 0
-        """Step after which the window of the next progress line begins."""
+        """When the next progress line is due."""
         self._complained = False
 
     def open(self, run: RunView) -> None:
-        self._run, self._since = run, run.step
-        self._next_plain = run.clock() + self._plain_seconds
+        self._run, self._next_plain = run, run.clock() + self._plain_seconds
         self._log = LogFile(Path(run.run_dir) / "logs" / "run.log", self._emit)
         if self._sink is None:
-            self._line = live_line(self._lock, self.live_line)
+            self._line = live_line(self._lock, self._content)
         if self._line is not None:
             self._line.open()
 
@@ -104,15 +94,13 @@ class Console(Service):
             self._samples.append((now, boundary.step))
         if self._line is None and now < self._next_plain:
             return
-        stats = all_stats(boundary.readings)
+        self._latest.update(all_stats(boundary.readings))
         boundary.readings.clear()
         if self._line is None:
             self._next_plain = now + self._plain_seconds
-            self.print(self._plain_line(stats), shorten=True)
-            self._since = boundary.step
+            self.print(self._content())
         else:
             with self._lock:
-                self._latest.update(stats)
                 self._guarded(self._line.draw)
 
     def finish(self, boundary: Boundary) -> None:
@@ -146,20 +134,19 @@ class Console(Service):
                 self._log = None
 
     def _emit(self, text: str, shorten: bool = False) -> None:
-        if self._sink is not None:
-            self._sink(text)
-            return
         line = self._line
         stream = sys.stdout if line is None else line.stream
+        if self._sink is not None:
+            self._sink(text)
+        elif stream is not None:  # None where a program has no standard output
 
-        def output() -> None:
-            fitting = fitted(text, stream) if shorten else text
-            if line is None:
-                write(stream, fitting + "\n")
-            else:
-                line.print(fitting)
+            def output() -> None:
+                fitting = _cropped(text, _columns(stream)) if shorten and stream.isatty() else text
+                if line is None:
+                    _write(stream, fitting + "\n")
+                else:
+                    line.print(fitting)
 
-        if stream is not None:  # None where a program has no standard output
             self._guarded(output)
 
     def _guarded(self, output: Callable[[], None]) -> None:
@@ -168,37 +155,23 @@ class Console(Service):
             output()
         except (OSError, ValueError) as error:  # ValueError: the stream was closed
             if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.EIO):
-                discard_output(sys.stdout if self._line is None else self._line.stream)
+                _discard(sys.stdout if self._line is None else self._line.stream)
             if self._log is not None and not self._complained:
                 self._complained = True
                 self._log.write(f"standard output fails ({error}); lines go to this file only")
 
-    def _plain_line(self, stats: dict[str, Stats]) -> str:
+    def _content(self) -> str:
         run = self._run
-        tag = log_tag(run.epoch, run.max_epoch, run.step, run.max_step, None)
-        best = [name for name in stats if self._best.get(name) == stats[name].last]
-        window = f"since step {self._since}: {log_line('', stats, best)}" if stats else ""
-        times = log_line("", {}, eta=run.get_eta())
-        return " ".join(filter(None, (tag, "; ".join(filter(None, (window, self._speed(), times))))))
-
-    def live_line(self, columns: int) -> str:
-        """Return the line to draw, of at most `columns` cells."""
-        run = self._run
-        parts = [] if run.max_epoch == 1 else [Part(2, counter("Epoch", run.epoch, run.max_epoch))]
-        parts.append(Part(0, counter("Step", run.step, run.max_step)))
+        parts = [] if run.max_epoch == 1 else [counter("Epoch", run.epoch, run.max_epoch)]
+        parts.append(counter("Step", run.step, run.max_step))
         if (progress := run.get_progress()) is not None:
-            parts.append(Part(3, progress_bar(progress)))
-        if speed := self._speed():
-            parts.append(Part(4, speed))
+            done, percent = "━" * int(progress * _BAR), f"{int(progress * 100)}%"
+            parts.append(percent if self._line is None else f"{done:─<{_BAR}} {percent:>4}")
+        parts.append(self._speed())
         if (eta := run.get_eta()) is not None:
-            parts.append(Part(1, f"ETA {humanize_duration(round(eta) if eta >= 10 else round(eta, 1))}"))
-        for rank, name in enumerate(sorted(self._latest, key=loss_first), start=5):
-            stats = self._latest[name]
-            value = stats.last if is_rate(name) else stats.mean
-            text = humanize_duration(value) if is_wall(name) else f"{value:.4g}"
-            mark = " (*)" if self._best.get(name) == stats.last else ""
-            parts.append(Part(rank, f"{name.replace('_', ' ')} {text}{mark}"))
-        return layout(parts, columns)
+            parts.append(f"ETA {humanize_duration(round(eta) if eta >= 10 else round(eta, 1))}")
+        best = [name for name, stats in self._latest.items() if self._best.get(name) == stats.last]
+        return "  ".join(filter(None, [*parts, log_line("", self._latest, best)]))
 
     def _speed(self) -> str:
         """Format the speed, as "98.3 steps/s" or "12.5 s/step"; empty while unknown."""
@@ -215,9 +188,7 @@ class Console(Service):
 class LogFile:
     """Lines with a time stamp, each appended by one write: whole after a kill; a later start appends more.
 
-    Args:
-        path: the file, which is made with its folder.
-        complain: called once if the file cannot be written; later lines try again.
+    `complain` is called once if the file cannot be written; later lines try again.
     """
 
     def __init__(self, path: Path, complain: Print) -> None:
@@ -252,11 +223,7 @@ class EpochLine(Service):
     """Print the means of an epoch's steps and the results of its evaluations; at first, the baseline.
 
     `TrainLoop.print_logs` is called in the epoch's tail, before the services evaluate; this service runs
-    after them.
-
-    Attributes:
-        bests: services whose new best values are marked ` (*)`.
-        printed: called with the statistics on the line.
+    after them.  `printed` is called with the statistics on the line, `bests` are marked ` (*)`.
     """
 
     isolate = False
@@ -267,9 +234,6 @@ class EpochLine(Service):
         super().__init__("epoch line")
         self.bests: Sequence[Best] = ()
         self.printed: Callable[[Mapping[str, Stats]], object] = lambda stats: None
-
-    def open(self, run: RunView) -> None:
-        self._run = run
 
     def run(self, boundary: Boundary) -> None:
         if boundary.moment is Moment.BEFORE_EPOCH and boundary.step:
@@ -297,8 +261,6 @@ def chosen_metrics(service: str, metrics: Sequence[str]) -> tuple[tuple[str, ...
 class LogVariables(Service):
     """Print a line with the metrics collected since the last line; at the end, with the remaining metrics.
 
-    The service has a separate window: it takes nothing from `print_logs()`, nor from another `LogVariables`.
-
     Args:
         metrics: names or patterns.
         every: when to print; default `Every(epochs=1)`.
@@ -318,18 +280,184 @@ class LogVariables(Service):
     ) -> None:
         super().__init__(name or "log variables", every)
         self.metrics, self.watches = chosen_metrics("LogVariables", metrics)
-        self.formatter = formatter or MetricFormatter()
-
-    def open(self, run: RunView) -> None:
-        self._run = run
+        self.formatter = formatter
 
     def run(self, boundary: Boundary) -> None:
         every = all_stats(boundary.readings)
         boundary.readings.clear()
         stats = {name: every[name] for name in every if any(fnmatchcase(name, p) for p in self.metrics)}
         if stats:
-            texts = [self.formatter.format(name, stats[name], False) for name in self.formatter.sort(stats)]
-            self._run.println("; ".join(texts), with_tag=True, shorten=True)
+            self._run.println(log_line("", stats, (), self.formatter), with_tag=True, shorten=True)
 
     def finish(self, boundary: Boundary) -> None:
         self.run(boundary)
+
+
+# ------------------------------------------------------------------------------------- the live line
+
+
+class LiveLine:
+    """Last line of the terminal.  While open, `sys.stdout` and `sys.stderr` write above them.
+
+    After drawing, the cursor stands at the start of the live line, so that any other output to the
+    terminal starts there.  A line that the user has begun and not ended is left alone.  `lock` is held
+    while anything is written; `content` returns the line to draw.
+    """
+
+    def __init__(self, stream: TextIO, lock: threading.RLock, content: Content) -> None:
+        self.stream, self.lock, self.pid, self.is_open = stream, lock, os.getpid(), False
+        self._content = content
+        self._drawn = self._midline = False
+
+    def open(self) -> None:
+        self.is_open = True
+        self._stand_ins = {"stdout": Above(sys.stdout, self)}
+        if sys.stderr is not None and sys.stderr.isatty():
+            self._stand_ins["stderr"] = Above(sys.stderr, self)
+        for name, stand_in in self._stand_ins.items():
+            setattr(sys, name, stand_in)
+
+    def close(self) -> None:
+        self.is_open = False
+        # a foreign stand-in around ours stays: ours passes the output on, because the line is not open
+        for name, stand_in in self._stand_ins.items():
+            if getattr(sys, name) is stand_in:
+                setattr(sys, name, stand_in.stream)
+        self.erase()
+        self.stream.flush()
+
+    def draw(self) -> None:
+        if self._midline or not self.is_open:
+            return
+        erase, self._drawn = "\r\x1b[J" if self._drawn else "", True
+        _write(self.stream, erase + _cropped(self._content(), _columns(self.stream) - 1) + "\r")
+
+    def erase(self) -> None:
+        if self._drawn:
+            self._drawn = False
+            self.stream.write("\r\x1b[J")
+            self.stream.flush()  # standard error may write next, through another buffer
+
+    def print(self, text: str) -> None:
+        self.above(self.stream, ("\n" if self._midline else "") + text + "\n")
+
+    def above(self, stream: TextIO, text: str) -> None:
+        """Write `text` to `stream` in the place of the live line, and draw the live line again below."""
+        self.erase()
+        _write(stream, text)
+        self._midline = not text.endswith(("\n", "\r"))
+        self.draw()
+
+
+class Above:
+    """Stand-in for `sys.stdout` or `sys.stderr`: the same stream, writing above the live line."""
+
+    def __init__(self, stream: TextIO, line: LiveLine) -> None:
+        self.stream, self._line = stream, line
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def _is_live(self) -> bool:
+        # a forked worker neither draws nor touches a lock that another thread may have held
+        return self._line.is_open and os.getpid() == self._line.pid
+
+    def write(self, text: str) -> int:
+        if not text or not self._is_live():
+            return self.stream.write(text)
+        with self._line.lock:
+            self._line.above(self.stream, text)
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for text in lines:
+            self.write(text)
+
+    def flush(self) -> None:
+        """Flush, and clear the live line's place: Python flushes before a prompt (`input`, pdb)."""
+        if self._is_live():
+            with self._line.lock:
+                self._line.erase()
+        self.stream.flush()
+
+
+class NotebookLine:
+    """Live line of a notebook's cell: one output, replaced at each redraw, with printed lines below it.
+
+    It stays with its last content, so that the saved notebook says where the run stood.
+    """
+
+    def __init__(self, content: Content) -> None:
+        self.stream: TextIO = sys.stdout
+        self._content = content
+        self._output: Any = None
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def draw(self) -> None:
+        # plain text: no markup, and every viewer of notebooks shows this
+        content = {"text/plain": _cropped(self._content(), _CELL_COLUMNS)}
+        if self._output is None:
+            display: Any = import_module("IPython.display").display
+            self._output = display(content, raw=True, display_id=True)
+        else:
+            self._output.update(content, raw=True)
+
+    def print(self, text: str) -> None:
+        _write(self.stream, text + "\n")
+
+
+def live_line(lock: threading.RLock, content: Content) -> LiveLine | NotebookLine | None:
+    """Make the live line of a notebook's kernel, or of a terminal with a cursor and a person before it."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and "ipykernel" in sys.modules else None
+    if hasattr(shell, "kernel"):
+        return NotebookLine(content)
+    stream = sys.stdout
+    if isinstance(stream, Above):  # two consoles that draw would overwrite each other
+        return None
+    if stream is None or stream.closed or not stream.isatty():
+        return None
+    if os.environ.get("TERM", "") in ("", "dumb", "unknown") or {"CI", "SLURM_JOB_ID"} & os.environ.keys():
+        return None
+    return LiveLine(stream, lock, content)
+
+
+def _cropped(text: str, columns: int) -> str:
+    """Cut a line to the cells of a terminal, of which East Asian wide characters take two."""
+
+    def cells() -> int:
+        return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
+
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    if cells() <= columns:
+        return text
+    while text and cells() >= columns:
+        text = text[:-1]
+    return text + "…" if columns > 0 else ""
+
+
+def _columns(stream: TextIO) -> int:
+    """Return the columns of a terminal; 80 where it does not tell."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def _write(stream: TextIO, text: str) -> None:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()
+
+
+def _discard(stream: TextIO) -> None:
+    """Let a `stream` that nobody reads lead nowhere, so that no flush fails at Python's exit."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, stream.fileno())
+        finally:
+            os.close(nowhere)

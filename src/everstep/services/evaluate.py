@@ -32,8 +32,8 @@ class Evaluate(Service):
             so on, which leave NaN out; nancount, nanfraction.  A metric named here may be an array of
             each sample's values; a quantile over samples needs such an array.
         online_agg_func: (current, new, step) -> current, for each batch's outputs, step from 0 and current
-            None at first; default: append to a list.  This function and `agg_func` replace the task's
-            `eval_begin`, `eval_reduce` and `eval_end`.
+            None at first; default: append to a list.  Replaces, with `agg_func`, the task's `eval_begin`,
+            `eval_reduce` and `eval_end`.
         agg_func: last result of `online_agg_func` -> metrics; default: that result itself.
         evaluator: function from this service to metrics, for a loop of your own, as in `lambda service:
             {"valid/loss": evaluate(model)}`; default: the Trainer's, of its stream.

@@ -1,16 +1,19 @@
-"""Exports of weights, in files that need no everstep: while a run trains, and of what it has saved."""
+"""Files for programs without everstep: weights while a run trains and of what it has saved, and outputs."""
 
 from __future__ import annotations
 
+import csv
 import importlib
 import json
 import math
+import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, Literal, NamedTuple, get_args
 
+from everstep import hazard
 from everstep.arguments import checked_keywords, integer
 from everstep.checkpoint import (
     Checkpoint,
@@ -19,16 +22,17 @@ from everstep.checkpoint import (
     find_checkpoint,
     finite,
     place_apart,
-    retire_others,
 )
-from everstep.contracts.services import Boundary, Moment, RunView, Stage
+from everstep.contracts.services import Boundary, EvalStep, Moment, RunView, Service, Stage
 from everstep.contracts.state import BESIDE, HostArray
-from everstep.errors import ConfigError, NoCheckpointError, nearest
+from everstep.durable import require_no_link, temporary
+from everstep.errors import ConfigError, MetricError, NoCheckpointError, nearest
 from everstep.formats import byte_count, write_shards
 from everstep.metrics.collector import is_wall
 from everstep.record import RunDir, to_read, user_path
 from everstep.schedule import Never, Schedule
-from everstep.services.when import Condition, Conditional
+from everstep.services import sink
+from everstep.services.judges import Condition, Conditional
 from everstep.state import (
     Encoded,
     array_name,
@@ -50,6 +54,24 @@ Write = Callable[[Path], object]
 """Writes the weights' files into a folder."""
 
 
+def _folder_name(name: str) -> str:
+    if name.startswith("."):
+        raise ConfigError(f"name={name!r} becomes a folder's name: give a name without a leading '.'")
+    return name
+
+
+def _retire(folder: Path, top: Path, keep: int | None, step: float = math.inf) -> None:
+    """Delete what is of a later step, and of the rest all but the newest `keep`; names say the step."""
+    require_no_link(folder, top)
+    named = sorted(path for path in folder.glob("*") if CheckpointName.matches(path.stem))
+    done = [path for path in named if CheckpointName.parse(path.stem).step <= step]
+    for path in {*named} - {*(done if keep is None else done[-keep:])}:
+        if path.is_dir():
+            files.retire(path, top=top)
+        else:
+            files.unlink(path)
+
+
 class Export(Conditional):
     """Export weights to `exports/NAME/step-00000120/`, for programs that know nothing of everstep.
 
@@ -58,19 +80,16 @@ class Export(Conditional):
         Export()  # at the end of the training
 
     `model.safetensors` has the arrays by the names of the model's own `state_dict`; `model.pt2` is for
-    `torch.export.load`.  Beside it lies `export.json`: run, step, epoch, entry, the last metrics, and the
-    name of a checkpoint at that moment.  An export is there whole or not at all.  A state with NaN or
-    infinity in its parameters is not exported.
+    `torch.export.load`.  Beside it, `export.json` has run, step, epoch, entry, the last metrics and the
+    name of a checkpoint.  An export is there whole or not at all; parameters with NaN are not exported.
 
     Args:
         when: a schedule, `OnBest(metric)`, a function of the boundary, or None: at the end of training.
         entry: name of the state's entry; an average of weights exports the averaged model.
         format: "safetensors" or "torch.export".
-        inputs: for torch.export: the model's example inputs, a tuple.
-        dynamic_shapes: for torch.export: the sizes of the inputs that may vary, as torch.export takes them.
+        inputs, dynamic_shapes: of `torch.export.export`: example inputs (a tuple), and sizes that may vary.
         keep: number of the newest exports that stay, 1 or more; None for all.
         every: when a function is asked, or a best value judged; default each epoch.
-        name: name of the folder and of the service.
     """
 
     stage = Stage.REPORT
@@ -88,11 +107,7 @@ class Export(Conditional):
         name: str = "export",
     ) -> None:
         self._at_end = when is None
-        super().__init__(Never() if when is None else when, every, name)
-        if name.startswith("."):
-            raise ConfigError(
-                f"Export(name={name!r}): the name becomes a folder's name; give a name without a leading '.'"
-            )
+        super().__init__(Never() if when is None else when, every, _folder_name(name))
         if format not in FORMATS:
             raise ConfigError(f"Export(format={format!r}): {nearest(format, FORMATS)}")
         if (format == "torch.export") != isinstance(inputs, tuple):
@@ -102,7 +117,6 @@ class Export(Conditional):
             )
         self.entry, self.format, self.keep = entry, format, integer("keep", keep, none="for all")
         self._inputs, self._dynamic_shapes = inputs, dynamic_shapes
-        self._kept: list[str] = []
         self._metrics: dict[str, float] = {}
 
     @property
@@ -111,14 +125,13 @@ class Export(Conditional):
         return Path(self._run.run_dir) / "exports" / self.name
 
     def open(self, run: RunView) -> None:
-        self._run = run
+        self._run, self._top = run, Path(run.run_dir)
         self._id = RunDir.open(run.run_dir, create=False).id
         obj = run.live_object(self.entry)
         if self.format == "torch.export":
             # refused at the start, not after hours at the first export
             importlib.import_module("everstep.backends.torch.saved_files").require_module(self.entry, obj)
-        if self.schedule.wall:  # such a schedule is not part of the state, so the folder says what is kept
-            self._kept = sorted(p.name for p in self.folder.glob("*") if CheckpointName.matches(p.name))
+        _retire(self.folder, self._top, None, run.step or -1)  # steps from there on happen again
         super().open(run)
 
     def run(self, boundary: Boundary) -> None:
@@ -137,8 +150,6 @@ class Export(Conditional):
         self._look(boundary)
         if self._at_end and boundary.stop is not None and not self._run.tainted:
             self._export(boundary)
-        if self.folder.is_dir():
-            retire_others(self.folder, self._kept, top=Path(self._run.run_dir))
 
     def _look(self, boundary: Boundary) -> None:
         """Take in the newest value of each metric."""
@@ -171,13 +182,9 @@ class Export(Conditional):
             format=self.format,
         )
         target = self.folder / str(name)
-        # an equal export stays: a step that runs again after a kill writes no file twice
         if _about(target) != about:
-            _place(target, self._contents(obj, arrays), about, top=Path(self._run.run_dir))
-        self._kept = [*(other for other in self._kept if other != target.name), target.name]
-        if self.keep is not None:
-            self._kept = self._kept[-self.keep :]
-        retire_others(self.folder, self._kept, top=Path(self._run.run_dir))
+            _place(target, self._contents(obj, arrays), about, top=self._top)
+        _retire(self.folder, self._top, 1 if self._at_end else self.keep)
 
     def _contents(self, obj: Any, arrays: Mapping[str, HostArray]) -> Write:
         if self.format == "safetensors":
@@ -187,12 +194,11 @@ class Export(Conditional):
         return lambda folder: files.write_new(folder / "model.pt2", data)
 
     def state_dict(self) -> Any:
-        if self.schedule.wall:
-            return None
-        return {"kept": list(self._kept), "metrics": dict(self._metrics), "when": super().state_dict()}
+        # when a schedule in seconds is due is no part of the state, and so is what it exports
+        return None if self.schedule.wall else {"metrics": dict(self._metrics), "when": super().state_dict()}
 
     def load_state_dict(self, state: Any) -> None:
-        self._kept, self._metrics = list(state["kept"]), dict(state["metrics"])
+        self._metrics = dict(state["metrics"])
         super().load_state_dict(state["when"])
 
 
@@ -225,14 +231,7 @@ def _about(folder: Path) -> Any:
 
 
 class Exported(NamedTuple):
-    """Result of an export.
-
-    Attributes:
-        folder: the folder with the weights.
-        source: the folder of the checkpoint.
-        step: step of the run at the save.
-        arrays: number of arrays.
-    """
+    """Result of an export: its folder, the checkpoint's folder and step, and the number of arrays."""
 
     folder: str
     source: str
@@ -327,3 +326,141 @@ def _arrays(checkpoint: Checkpoint, entry: str) -> dict[str, HostArray]:
     if "n_averaged" in named:
         return {n.removeprefix("module."): a for n, a in named.items() if n != "n_averaged"}
     return named
+
+
+Format = Literal["jsonl", "csv"]
+
+
+class Dump(Service):
+    """Write an evaluation's outputs for each example of a stream: `dumps/NAME/step-00000120.jsonl`.
+
+        Dump(["name", "label", "prediction"], stream="valid")
+
+    One file for each evaluation in the loop, one line for each example, in the order of the stream.
+    Variables are results of `eval_step` and logs of `next_eval_inputs`: arrays, tensors or lists, whose first
+    axis is the examples of the batch.  NaN is null, infinities are "inf" and "-inf"; in a table (csv) a list
+    is JSON.  A file is there whole or not at all, and before the checkpoint after its evaluation.
+
+    Args:
+        variables: names of the variables to write, in this order.
+        stream: name of the stream that is evaluated.
+        format: "jsonl" or "csv".
+        keep: number of the newest files that stay, 1 or more; None for all.
+        name: name of the folder and of the service; default "dump STREAM".
+    """
+
+    stage = Stage.MEASURE
+    isolate = False
+    window = "none"
+    moments = frozenset({Moment.AFTER_EVAL_STEP, Moment.AFTER_EVALUATION})
+
+    def __init__(
+        self,
+        variables: Sequence[str] | str,
+        *,
+        stream: str = "valid",
+        format: Format = "jsonl",
+        keep: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(_folder_name(name or f"dump {stream}"))
+        self.outputs = (variables,) if isinstance(variables, str) else tuple(variables)
+        if not self.outputs:
+            raise ConfigError('Dump() needs names of values that eval_step returns, as in Dump(["score"])')
+        if format not in get_args(Format):
+            raise ConfigError(f"Dump(format={format!r}): {nearest(format, get_args(Format))}")
+        self.stream, self.format = stream, format
+        self.keep = integer("keep", keep, none="for all")
+        self._file: IO[str] | None = None
+        self._beside = Path()
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the files, while the loop is open."""
+        return Path(self._run.run_dir) / "dumps" / self.name
+
+    def open(self, run: RunView) -> None:
+        self._run, self._top = run, Path(run.run_dir)
+        if not run.rank:
+            _retire(self.folder, self._top, None, run.step or -1)  # steps from there on happen again
+
+    def run(self, boundary: Boundary) -> None:
+        # each rank evaluates the whole stream, as this service looks on; one of them writes
+        if self._run.rank:
+            return
+        if boundary.moment is Moment.AFTER_EVALUATION:
+            if self._file is not None:
+                self._finish(f"{CheckpointName(boundary.step)}.{self.format}")
+        elif boundary.payload.stream == self.stream:
+            self._take(boundary.payload)
+
+    def _take(self, step: EvalStep) -> None:
+        if step.number == 1:  # a new evaluation begins: the file of an interrupted evaluation goes
+            self.close()
+            require_no_link(self.folder, self._top)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._beside = temporary(self.folder / "unfinished")
+            self._file = open(self._beside, "w", encoding="utf-8", errors="replace", newline="")  # noqa: SIM115
+            if self.format == "csv":
+                csv.writer(self._file, lineterminator="\n").writerow(self.outputs)
+        if self._file is None:
+            return
+        columns = {name: self._column(name, step) for name in self.outputs}
+        if len({len(column) for column in columns.values()}) > 1:
+            lengths = ", ".join(f"{name!r} has {len(column)}" for name, column in columns.items())
+            raise MetricError(
+                f"Dump: batch {step.number} of stream {step.stream!r} has variables of different lengths: "
+                f"{lengths}; return one value for each example"
+            )
+        for example in zip(*columns.values(), strict=True):
+            if self.format == "csv":
+                cells = [_json(each) if isinstance(each, list | dict) else each for each in example]
+                csv.writer(self._file, lineterminator="\n").writerow(cells)
+            else:
+                self._file.write(_json(dict(zip(columns, example, strict=True))) + "\n")
+
+    def _column(self, name: str, step: EvalStep) -> list[Any]:
+        """Return the values of a variable, one for each example of the batch."""
+        if name not in step.outputs:
+            raise ConfigError(
+                f"Dump: eval_step on stream {step.stream!r} did not return {name!r}; "
+                f"{nearest(name, step.outputs)}"
+            )
+        value = _plain(step.outputs[name])
+        if not isinstance(value, list):
+            raise MetricError(
+                f"Dump: {name!r} is {value!r}, a single value for a whole batch of stream {step.stream!r}; "
+                "return one for each example, as an array or list"
+            )
+        return value
+
+    def _finish(self, name: str) -> None:
+        """Make the file durable before the boundary's checkpoint: a resume from there does not evaluate."""
+        assert self._file is not None
+        file, self._file = self._file, None
+        file.flush()
+        hazard.reach("dump.fsync")
+        os.fsync(file.fileno())
+        file.close()
+        files.rename(self._beside, self.folder / name)
+        files.fsync_folder(self.folder)
+        _retire(self.folder, self._top, self.keep)
+
+    def close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+            self._beside.unlink(missing_ok=True)  # the folder may have been deleted meanwhile
+
+
+def _plain(value: Any) -> Any:
+    """Convert arrays and tensors, also inside lists, to lists of plain values."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _json(value: Any) -> str:
+    return json.dumps(sink.finite(value), ensure_ascii=False, default=str)

@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import operator
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from fnmatch import fnmatchcase
 from functools import reduce
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
 from everstep.arguments import checked_init, integer, number, plain
 from everstep.backends.describe_values import described
 from everstep.contracts.services import (
+    SCHEDULED,
+    Action,
     Boundary,
     Interrupt,
     Moment,
     Outcome,
     RunView,
+    Save,
     Service,
+    ServiceFunction,
     SetValue,
     Stage,
     Stop,
 )
 from everstep.contracts.state import Json
-from everstep.errors import BadStepError, ConfigError, GuardStop, LossBoundError, NonFiniteError
+from everstep.errors import (
+    BadStepError,
+    ConfigError,
+    GuardStop,
+    LossBoundError,
+    NonFiniteError,
+    UsageError,
+)
 from everstep.metrics import Stats
 from everstep.schedule import At, Every, Instant, Schedule
-from everstep.services.best import Mode, better, direction, latest, reaches
+from everstep.services.best import Best, better, direction, latest, reaches
 
 NOT_MET = 4
 """Exit status of a run that does not meet a requirement."""
@@ -39,51 +50,33 @@ NOT_MET = 4
 Policy = Literal["raise", "stop"]
 
 
+@dataclass(eq=False, repr=False)
 class Judge(Service):
-    """Service whose outcome may change training.
+    """Service whose outcome may change training; each kind is a dataclass, whose fields are its settings.
 
-    Parameters of `__init__` are kept as attributes of the same name (`every` as `schedule`), as in
-    scikit-learn; `config()` and `repr` are made of them.  A subclass of a judge has that judge's parameters.
-
-    Attributes:
-        settings: names of the parameters, without `name`.
-        memory: names of the attributes that are the service's state.
+    `title` is the default name, with settings in braces; `memory` names the attributes that are its state.
     """
 
     stage = Stage.DECIDE
     controller = True
     isolate = False
     default_schedule = Every(epochs=1)
-    settings: ClassVar[tuple[str, ...]] = ()
+    title: ClassVar[str]
     memory: ClassVar[tuple[str, ...]] = ()
-    _run: RunView
-    """Set while the loop is open."""
+    _: KW_ONLY
+    every: Schedule | None = None
+    name: str = ""
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if Judge in cls.__bases__:
-            parameters = inspect.signature(cls.__init__).parameters
-            cls.settings = tuple(name for name in parameters if name not in ("self", "name"))
-
-    def __init__(
-        self,
-        name: str | None,
-        default: str,
-        every: Schedule | None,
-        metric: str | None = None,
-        mode: str | None = None,
-    ) -> None:
-        super().__init__(default.replace("/", ".") if name is None else name, every)
-        if metric is not None:
-            self.metric, self.watches = metric, (metric,)
-        if "mode" in self.settings:
-            self.mode: Mode = direction(self.metric, mode)[0]
-
-    def open(self, run: RunView) -> None:
-        self._run = run
+    def __post_init__(self) -> None:
+        settings = vars(self)
+        super().__init__(self.name or self.title.format(**settings).replace("/", "."), self.every)
+        if "metric" in settings:
+            self.watches = (settings["metric"],)
+        if "mode" in settings:
+            settings["mode"] = direction(settings["metric"], settings["mode"])[0]
 
     def run(self, boundary: Boundary) -> Outcome | None:
-        values = latest(boundary.readings, self.metric)
+        values = latest(boundary.readings, self.watches[0])
         boundary.readings.clear()
         return self.judge(values, boundary)
 
@@ -91,19 +84,26 @@ class Judge(Service):
         """Judge the metric: its values from outside steps since the last look, else the steps' mean."""
         return None
 
-    def _options(self) -> dict[str, Any]:
-        """Map names to settings that are not None, so that a setting added later changes no run."""
-        values = {name: self.schedule if name == "every" else getattr(self, name) for name in self.settings}
+    def _integers(self, **least: int) -> None:
+        """Require that these settings are integers, of so much or more, or None where that is the default."""
+        for name, lowest in least.items():
+            none = "for none" if getattr(type(self), name) is None else ""
+            setattr(self, name, integer(name, getattr(self, name), lowest, none=none))
+
+    def _settings(self) -> dict[str, Any]:
+        # those that are not None, so that a setting added later changes no run
+        names = [field.name for field in fields(self) if field.name not in ("every", "name")] + ["every"]
+        values = {name: self.schedule if name == "every" else getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None}
 
     def config(self) -> Json:
         return {
             name: repr(value) if isinstance(value, Schedule | SetValue | Stop) else value
-            for name, value in self._options().items()
+            for name, value in self._settings().items()
         }
 
     def __repr__(self) -> str:
-        options = "".join(f", {name}={value!r}" for name, value in self._options().items())
+        options = "".join(f", {name}={value!r}" for name, value in self._settings().items())
         return f"{type(self).__name__}(name={self.name!r}{options})"
 
     def state_dict(self) -> Any:
@@ -116,14 +116,15 @@ class Judge(Service):
             setattr(self, name, deque(state[name], old.maxlen) if isinstance(old, deque) else state[name])
 
 
+@checked_init
+@dataclass(eq=False, repr=False)
 class EarlyStop(Judge):
     """Stop the run after a while without a better value, or at a value that is good enough.
 
-    The service judges the metric at its own boundaries: value by value if it was collected outside steps,
-    by the mean if inside.  The memory is part of the checkpoint.
+    At its own boundaries the service judges each value that was collected outside steps, or else the mean
+    of those inside.
 
     Args:
-        metric: name of the metric.
         mode: "min" or "max"; None infers the mode for names ending in loss, acc or accuracy.
         patience: stop after n evaluations in a row without improvement, 1 or more.
         patience_steps: stop at the first evaluation n or more steps after the last improvement, 1 or more.
@@ -134,33 +135,28 @@ class EarlyStop(Judge):
         every: when to judge; default `Every(epochs=1)`.
     """
 
+    title = "early stop {metric}"
     memory = ("best", "waited", "improved")
+    metric: str
+    mode: str | None = None
+    _: KW_ONLY
+    patience: int | None = None
+    patience_steps: int | None = None
+    threshold: float | None = None
+    baseline: float | None = None
+    min_delta: float = 0.0
+    min_steps: int = 0
 
-    def __init__(
-        self,
-        metric: str,
-        mode: str | None = None,
-        *,
-        patience: int | None = None,
-        patience_steps: int | None = None,
-        threshold: float | None = None,
-        baseline: float | None = None,
-        min_delta: float = 0.0,
-        min_steps: int = 0,
-        every: Schedule | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(name, f"early stop {metric}", every, metric, mode)
-        if patience is None and patience_steps is None and threshold is None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.patience is None and self.patience_steps is None and self.threshold is None:
             raise ConfigError(
-                f"EarlyStop({metric!r}) has no reason to stop: give patience=, patience_steps= or threshold="
+                f"EarlyStop({self.metric!r}) has no reason to stop: give patience=, patience_steps= or "
+                "threshold="
             )
-        self.patience = integer("patience", patience, none="for no limit")
-        self.patience_steps = integer("patience_steps", patience_steps, none="for no limit")
-        self.threshold, self.baseline = threshold, baseline
-        self.min_delta = number("min_delta", min_delta, zero=True)
-        self.min_steps = integer("min_steps", min_steps, 0)
-        self.best, self.waited = baseline, 0
+        self._integers(patience=1, patience_steps=1, min_steps=0)
+        self.min_delta = number("min_delta", self.min_delta, zero=True)
+        self.best, self.waited = self.baseline, 0
         self.improved: int | None = None
         """Step of the last improvement, or of the first value; None before the first value."""
 
@@ -172,32 +168,30 @@ class EarlyStop(Judge):
                 self.best, self.waited, self.improved = value, 0, boundary.step
             else:
                 self.waited += 1
-        # the memory is updated before `min_steps` is looked at: early values count for later judgements
-        reason = self._reason(values, boundary.step)
-        if reason is None or boundary.step < self.min_steps or boundary.stop is not None:
+        goal, steps = self.threshold, 0 if self.improved is None else boundary.step - self.improved
+        reached = [] if goal is None else [value for value in values if reaches(value, goal, self.mode)]
+        if reached:
+            reason = f"has reached {goal} with {reached[0]:.6g}"
+        elif self.patience is not None and self.waited >= self.patience:
+            reason = f"has not improved on {self.best} for {self.waited} evaluations"
+        elif self.patience_steps is not None and steps >= self.patience_steps:
+            reason = f"has not improved on {self.best} for {steps} steps"
+        else:
+            return None
+        # the memory was updated before: early values count for later judgements
+        if boundary.step < self.min_steps or boundary.stop is not None:
             return None
         return Outcome(actions=(Stop(f"early stop: {self.metric} {reason}"),))
 
-    def _reason(self, values: Sequence[float], step: int) -> str | None:
-        if self.threshold is not None:
-            for value in values:
-                if reaches(value, self.threshold, self.mode):
-                    return f"has reached {self.threshold} with {value:.6g}"
-        steps = 0 if self.improved is None else step - self.improved
-        if self.patience is not None and self.waited >= self.patience:
-            return f"has not improved on {self.best} for {self.waited} evaluations"
-        if self.patience_steps is not None and steps >= self.patience_steps:
-            return f"has not improved on {self.best} for {steps} steps"
-        return None
 
-
+@checked_init
+@dataclass(eq=False, repr=False)
 class Plateau(Judge):
     """Act where the mean of a metric's last `short` values is not better than the mean of the last `long`.
 
         Plateau("valid_loss", then=SetValue("optimizer.lr", times=0.1, least=1e-6))
 
-    The service judges like `EarlyStop`; NaN and infinities are passed over.  The memory is part of the
-    checkpoint.  A scheduler that computes the learning rate anew would undo the change: take one of the two.
+    NaN and infinities are passed over.  A scheduler that computes the rate anew would undo the change.
 
     Args:
         metric, mode, every: as in `EarlyStop`.
@@ -207,29 +201,27 @@ class Plateau(Judge):
         cooldown: number of values after an action that cannot cause the next; default `long`.
     """
 
+    title = "plateau of {metric}"
     memory = ("values", "resting")
+    metric: str
+    mode: str | None = None
+    _: KW_ONLY
+    then: SetValue | Stop
+    long: int = 50
+    short: int = 10
+    cooldown: int | None = None
 
-    def __init__(
-        self,
-        metric: str,
-        mode: str | None = None,
-        *,
-        then: SetValue | Stop,
-        long: int = 50,
-        short: int = 10,
-        cooldown: int | None = None,
-        every: Schedule | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(name, f"plateau of {metric}", every, metric, mode)
-        if not isinstance(then, SetValue | Stop):
-            raise ConfigError(f"Plateau(then={then!r}): give SetValue(...) or Stop(...)")
-        self.long, self.short = integer("long", long), integer("short", short)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.then, SetValue | Stop):
+            raise ConfigError(f"Plateau(then={self.then!r}): give SetValue(...) or Stop(...)")
+        self._integers(long=1, short=1, cooldown=0)
         if self.short >= self.long:
-            raise ConfigError(f"Plateau(long={long}, short={short}): give a long that is larger than short")
-        self.then = then
-        self.sets = (then.target,) if isinstance(then, SetValue) else ()
-        self.cooldown = self.long if cooldown is None else integer("cooldown", cooldown, 0)
+            raise ConfigError(
+                f"Plateau(long={self.long}, short={self.short}): give a long that is larger than short"
+            )
+        self.sets = (self.then.target,) if isinstance(self.then, SetValue) else ()
+        self.cooldown = self.long if self.cooldown is None else self.cooldown
         self.values: deque[float] = deque(maxlen=self.long)
         self.resting = 0
 
@@ -249,17 +241,17 @@ class Plateau(Judge):
         short, long = (math.fsum(values[-n:]) / n for n in (self.short, self.long))
         if len(values) < self.long or better(short, long, self.mode):
             return False
-        self.resting = self.cooldown
+        self.resting = self.cooldown or 0
         return True
 
 
+@checked_init
+@dataclass(eq=False, repr=False)
 class Require(Judge):
     """End the run with exit status 4 where a metric has not reached a value by a step or an epoch.
 
-    The loop ends as written and its state is saved; a new start ends in the same way, until the requirement
-    is changed or taken away.  A run that ends before the deadline fails, too; the record has the run's own
-    reason for the end, and with a raised limit the run continues.  To stop as soon as the value is reached,
-    add `EarlyStop(..., threshold=)`.
+    The state is saved; a new start ends in the same way, until the requirement is changed or taken away.  A
+    run that ends before the deadline fails, too, and with a raised limit it continues.
 
     Args:
         metric, mode, every: as in `EarlyStop`.
@@ -267,28 +259,23 @@ class Require(Judge):
         step, epoch: the deadline; exactly one of them, 1 or more.
     """
 
+    title = "require {metric}"
     memory = ("best",)
     moments = frozenset({Moment.AFTER_STEP, Moment.AFTER_EPOCH, Moment.EXIT_LOOP})
+    metric: str
+    value: float
+    mode: str | None = None
+    _: KW_ONLY
+    step: int | None = None
+    epoch: int | None = None
 
-    def __init__(
-        self,
-        metric: str,
-        value: float,
-        mode: str | None = None,
-        *,
-        step: int | None = None,
-        epoch: int | None = None,
-        every: Schedule | None = None,
-        name: str | None = None,
-    ) -> None:
-        if (step is None) == (epoch is None):
-            raise ConfigError(f"Require({metric!r}) needs one deadline: give step= or epoch=")
-        self.step = integer("step", step, none="for a deadline in epochs")
-        self.epoch = integer("epoch", epoch, none="for a deadline in steps")
+    def __post_init__(self) -> None:
+        if (self.step is None) == (self.epoch is None):
+            raise ConfigError(f"Require({self.metric!r}) needs one deadline: give step= or epoch=")
+        self._integers(step=1, epoch=1)
         deadline = Every(epochs=self.epoch) if self.step is None else At(self.step)
-        schedule = deadline | (self.default_schedule if every is None else every)
-        super().__init__(name, f"require {metric}", schedule, metric, mode)
-        self.value = value
+        self.every = deadline | (self.default_schedule if self.every is None else self.every)
+        super().__post_init__()
         self.best: float | None = None
 
     def judge(self, values: Sequence[float], boundary: Boundary) -> Outcome | None:
@@ -299,12 +286,7 @@ class Require(Judge):
             return None
         unmet = f"requirement not met: {self.metric} has not reached {self.value}"
         best = "it has no value" if self.best is None else f"its best is {self.best:.6g}"
-        if self.step is not None:
-            by, late = f"step {self.step}", boundary.step >= self.step
-        else:
-            by = f"epoch {self.epoch}"
-            late = boundary.moment is Moment.AFTER_EPOCH and boundary.epoch >= (self.epoch or 0)
-        # judged after the loop, whose last boundary may have brought the value
+        # judged after the loop, too, whose last boundary may have brought the value
         if boundary.moment is Moment.EXIT_LOOP:
             ending = boundary.payload
             if ending.finished and not ending.reason.startswith(unmet):
@@ -312,6 +294,11 @@ class Require(Judge):
                 self._run.println(reason)
                 raise GuardStop(NOT_MET, reason)
             return None
+        if self.step is not None:
+            by, late = f"step {self.step}", boundary.step >= self.step
+        else:
+            by = f"epoch {self.epoch}"
+            late = boundary.moment is Moment.AFTER_EPOCH and boundary.epoch >= (self.epoch or 0)
         return Outcome(actions=(Stop(f"{unmet} by {by}, {best}", code=NOT_MET),)) if late else None
 
 
@@ -322,52 +309,51 @@ def _failed(policy: Policy, error: type[BadStepError], message: str, step: int |
     return Outcome(actions=(Stop(message, failed=True, step=step),))
 
 
-def _checked(service: str, policy: Policy) -> Policy:
+def _checked(policy: Policy) -> Policy:
     if policy not in ("raise", "stop"):
-        raise ConfigError(f'{service}(policy={policy!r}): give "raise" or "stop"')
+        raise ConfigError(f'policy={policy!r}: give "raise" or "stop"')
     return policy
 
 
+@checked_init
+@dataclass(eq=False, repr=False)
 class LossBound(Judge):
     """End the run at a loss that is too large (or NaN), before its state is saved.
 
     The service judges the largest single value since its last look, never a mean.  By default it looks, and
-    so waits for the device, after every step.  The memory is part of the checkpoint.
+    so waits for the device, after every step.
 
     Args:
-        metric: name of the metric.
         bound: the largest value allowed.
         times: the largest value allowed, as a multiple of the median of the last `last` looks (of their
             means, where a look has several values); judged after `last` looks; more than 1.
         last: number of looks for the median, 1 or more.
-        policy: "raise" a `LossBoundError`, or "stop": the loop ends as written, exit status 1.
-            In both cases the state is not saved and the last good checkpoint stays.
+        policy: as in `NaNGuard`; the error is a `LossBoundError`.
         every: when to look; default `Every(steps=1)`.  A save between two looks is not judged.
     """
 
     stage = Stage.GUARD
     default_schedule = Every(steps=1)
+    title = "bound of {metric}"
     memory = ("looks",)
+    metric: str = "loss"
+    _: KW_ONLY
+    bound: float | None = None
+    times: float | None = None
+    last: int = 100
+    policy: Policy = "raise"
 
-    def __init__(
-        self,
-        metric: str = "loss",
-        *,
-        bound: float | None = None,
-        times: float | None = None,
-        last: int = 100,
-        policy: Policy = "raise",
-        every: Schedule | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(name, f"bound of {metric}", every, metric)
-        if bound is None and times is None:
-            raise ConfigError(f"LossBound({metric!r}) has no bound: give bound= or times=")
-        self.bound, self.policy = bound, _checked("LossBound", policy)
-        self.times = number("times", times, none="for an absolute bound")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bound is None and self.times is None:
+            raise ConfigError(f"LossBound({self.metric!r}) has no bound: give bound= or times=")
+        self.policy = _checked(self.policy)
+        self.times = number("times", self.times, none="for an absolute bound")
         if self.times is not None and self.times <= 1:
-            raise ConfigError(f"LossBound(times={times!r}): give more than 1; the median itself exceeds less")
-        self.last = integer("last", last)
+            raise ConfigError(
+                f"LossBound(times={self.times!r}): give more than 1; the median itself exceeds less"
+            )
+        self._integers(last=1)
         self.looks: deque[float] = deque(maxlen=self.last)
         """Means of the last looks."""
 
@@ -432,11 +418,8 @@ class NaNGuard(Service):
         super().__init__("nan_guard")
         if isinstance(metrics, str):
             raise ConfigError(f"NaNGuard(metrics={metrics!r}): give a list of names, [{metrics!r}]")
-        self.policy, self.metrics, self.guards_state = (
-            _checked("NaNGuard", policy),
-            tuple(metrics),
-            parameters,
-        )
+        self.policy, self.metrics = _checked(policy), tuple(metrics)
+        self.guards_state = parameters
 
     def due(self, when: Instant) -> bool:
         return True
@@ -460,18 +443,16 @@ class NaNGuard(Service):
         return _failed(self.policy, NonFiniteError, message, step)
 
 
-class StopAfter(Judge):
+class StopAfter(Service):
     """End the run at a limit; the first limit reached wins.
 
-    Steps and epochs are totals of the run; these limits end the iterators, so the loop ends as written.
-    Seconds count from this start of the process; this limit interrupts: the state is saved at the next
-    boundary and the process ends with exit status 3, to be started again.
-
-    Args:
-        steps, epochs: positive integers.
-        seconds: a positive number.
+    Steps and epochs are totals of the run: the loop ends as written.  Seconds count from this start of the
+    process: it saves at the next boundary and ends with exit status 3, to be started again.
     """
 
+    stage = Stage.DECIDE
+    controller = True
+    isolate = False
     window = "none"
 
     def __init__(
@@ -488,7 +469,7 @@ class StopAfter(Judge):
         limits += [] if seconds is None else [Every(seconds=self.seconds)]
         if not limits:
             raise ConfigError("StopAfter() needs a limit: give steps=, epochs= or seconds=")
-        super().__init__(name, "stop_after", reduce(operator.or_, limits))
+        super().__init__(name or "stop_after", reduce(operator.or_, limits))
         self._ends: float | None = None
         """The clock's time at which the budget is used up; None without one."""
         self._now = 0.0
@@ -533,13 +514,8 @@ class Annealing:
         for step, batch in loop.iter_steps(train):
             temperature(step)  # 1.0 at steps 1 to 1000, 0.5 at steps 1001 to 2000
 
-    The value depends on that number alone, so step k has the same value in a fresh and in a resumed run.
-
-    Args:
-        initial: the value of the first `every` steps, or epochs.
-        ratio: factor of the value.
-        every: number of steps, or epochs, between two multiplications, 1 or more.
-        least, most: limits of the value.
+    It depends on that number alone, so step k has the same value in a fresh and in a resumed run; `least`
+    and `most` limit it.
     """
 
     initial: float
@@ -562,6 +538,8 @@ class Annealing:
         return min(max(value, self.least), self.most)
 
 
+@checked_init
+@dataclass(eq=False, repr=False)
 class Scheduled(Judge):
     """Set a number of the state to a function of the step: step k runs with `value(k)`.
 
@@ -576,29 +554,170 @@ class Scheduled(Judge):
         every: steps after which the value is set; default `Every(steps=1)`.  In between, the value stays.
     """
 
+    title = "schedule of {target}"
     isolate = True  # the function is the user's
     moments = frozenset({Moment.ENTER_LOOP, Moment.AFTER_STEP})
     window = "none"
     default_schedule = Every(steps=1)
+    target: str
+    value: Callable[[int], float]
+    _: KW_ONLY
 
-    def __init__(
-        self,
-        target: str,
-        value: Callable[[int], float],
-        *,
-        every: Schedule | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(name, f"schedule of {target}", every)
-        if not callable(value):
-            raise ConfigError(f"Scheduled({target!r}, {value!r}): give a function of the step")
-        self.target, self.value, self.sets = target, value, (target,)
-        self._described = repr(value) if isinstance(value, Annealing) else described(value, "value")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.value):
+            raise ConfigError(f"Scheduled({self.target!r}, {self.value!r}): give a function of the step")
+        self.sets = (self.target,)
 
     def config(self) -> Json:
-        return {"target": self.target, "value": self._described, "every": repr(self.schedule)}
+        is_value = isinstance(self.value, Annealing)
+        value = repr(self.value) if is_value else described(self.value, "value")
+        return {"target": self.target, "value": value, "every": repr(self.schedule)}
 
     def run(self, boundary: Boundary) -> Outcome | None:
         if boundary.moment is Moment.ENTER_LOOP and boundary.step:
             return None  # a resume: the value is part of the state
         return Outcome(actions=(SetValue(self.target, float(self.value(boundary.step + 1))),))
+
+
+@checked_init
+@dataclass(frozen=True)
+class OnBest:
+    """Condition: a metric has a new best value, judged as in `Best`; after a restart no worse one is new."""
+
+    metric: str
+    mode: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mode", direction(self.metric, self.mode)[0])
+
+
+Condition: TypeAlias = Schedule | OnBest | Callable[[Boundary], Any]
+
+
+class Conditional(Service):
+    """Service that acts under a condition; `every` says when to ask, unless the condition is a schedule."""
+
+    default_schedule = Every(epochs=1)
+
+    def __init__(self, condition: Condition, every: Schedule | None, name: str | None = None) -> None:
+        known = isinstance(condition, Schedule | OnBest)
+        if not (known or callable(condition)):
+            raise ConfigError(
+                f"{condition!r} is not a condition; give a schedule such as Every(epochs=1), "
+                'OnBest("valid_loss"), or a function of the boundary'
+            )
+        if isinstance(condition, Schedule) and every is not None:
+            raise ConfigError(f"every={every!r} beside the schedule {condition!r}: leave out every=")
+        if isinstance(condition, OnBest) and isinstance(every, Schedule) and every.wall:
+            raise ConfigError(f"every={every!r} with {condition!r}: give a schedule of steps or epochs")
+        self._condition = condition
+        self._described: Json = repr(condition) if known else described(condition, "condition")
+        if name is None:  # the same in every process
+            text = str(getattr(condition, "__name__", self._described if known else "a function"))
+            name = "when " + re.sub(r"\w+=None, |, \w+=None", "", text).replace("/", ".")
+        super().__init__(name, condition if isinstance(condition, Schedule) else every)
+        self._best: Best | None = None
+        if isinstance(condition, OnBest):
+            self._best = Best(condition.metric, condition.mode, save=False)
+            self.watches = (condition.metric,)
+
+    def open(self, run: RunView) -> None:
+        if self._best is not None:
+            self._best.open(run)
+
+    def met(self, boundary: Boundary) -> int | None:
+        """Return the step whose state meets the condition, else None; called where the service is due."""
+        if self._best is not None:
+            place = self._best.look(boundary)
+            return None if place is None else place.step
+        if callable(self._condition) and not self._condition(boundary):
+            return None
+        return boundary.step
+
+    def state_dict(self) -> Any:
+        return None if self._best is None else self._best.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        if self._best is not None and state is not None:
+            self._best.load_state_dict(state)
+
+
+_DECISIONS = Stop | Interrupt | SetValue
+Deed: TypeAlias = Action | Callable[[Boundary], None]
+
+
+class When(Conditional):
+    """Act where a condition holds, as Orbit's ConditionalAction does.
+
+        When(OnBest("valid_loss"), Save())
+        When(Every(epochs=5), [SetValue("optimizer.lr", times=0.5), tell])
+
+    With OnBest the service acts once per best value, over restarts, too.  A function gets the boundary and
+    returns nothing; steps that are executed again after a kill call it again.  With a decision (`Stop`,
+    `Interrupt`, `SetValue`) the service is a controller of stage DECIDE; else it runs before this boundary's
+    checkpoint.
+
+    Args:
+        condition: a schedule, `OnBest(metric)`, or a function of the boundary.
+        actions: one or several: `Save()`, `Stop(reason)`, `SetValue(...)`, `Interrupt(reason)`, functions.
+        every: when a function is asked, or a best value judged; default each epoch.
+    """
+
+    stage = Stage.SAVE
+
+    def __init__(
+        self,
+        condition: Condition,
+        actions: Deed | Sequence[Deed],
+        *,
+        every: Schedule | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(condition, every, name)
+        self.actions = tuple(actions) if isinstance(actions, Sequence) else (actions,)
+        for action in self.actions:
+            is_function = callable(action) and not isinstance(action, type)
+            if not (is_function or isinstance(action, _DECISIONS | Save)):
+                raise ConfigError(
+                    f"{action!r} is not an action; give Save(), Stop(reason), Interrupt(reason), "
+                    "SetValue(...) or a function of the boundary"
+                )
+        self.sets = tuple(action.target for action in self.actions if isinstance(action, SetValue))
+        if any(isinstance(action, _DECISIONS) for action in self.actions):
+            self.stage, self.controller = Stage.DECIDE, True
+
+    def config(self) -> Json:
+        actions: list[Json] = [str(action) for action in self.actions if isinstance(action, _DECISIONS)]
+        return {"condition": self._described, "actions": actions, "every": repr(self.schedule)}
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        holds = self.met(boundary) is not None
+        # also where the condition does not hold: each window reaches from one boundary to the next
+        boundary.readings.clear()
+        if not holds:
+            return None
+        for action in self.actions:
+            if callable(action) and (result := action(boundary)) is not None:
+                raise UsageError(
+                    f"{self.name!r}: {action!r} returned {result!r}; return nothing, and give actions, such "
+                    "as Stop(reason), beside the function"
+                )
+        return Outcome(actions=tuple(action for action in self.actions if not callable(action)))
+
+
+class FunctionService(Service):
+    """Call `fn(boundary)` at one moment; made by `loop.on`, with a schedule or every n steps or epochs."""
+
+    def __init__(self, moment: Moment, fn: ServiceFunction, every: Schedule | int | None, name: str) -> None:
+        if every is None or isinstance(every, int):
+            count = 1 if every is None else every
+            every = Every(epochs=count) if moment is Moment.AFTER_EPOCH else Every(steps=count)
+        super().__init__(name, every)
+        self.moments = frozenset({moment})
+        if moment not in SCHEDULED:
+            self.window = "none"
+        self._fn = fn
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        return self._fn(boundary)

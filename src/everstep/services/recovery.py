@@ -33,11 +33,8 @@ class Recovery(Service):
     raised in the loop.  The loop is then left through `RolledBack`, exit status 3.  The next start (a
     `Trainer` and `everstep.recovering` start again by themselves) resumes before the failed step, and passes
     over the quarantined batches: those of the failed step, and if that step or an earlier one fails again
-    after the k-th rollback, those of the last k + 1 steps that read data.  Rollbacks are decisions in the
-    journal, which no resume forgets.
-
-    The failure stands, as without this service, if the tries are used up, if there is no checkpoint or no
-    batch to blame, or if the data is an iterator that can be read only once.
+    after the k-th rollback, those of the last k + 1 steps that read data.  The failure stands if the tries
+    are used up, if there is no checkpoint or no batch to blame, or if the data can be read only once.
 
     Args:
         max_rollbacks: limit of rollbacks, 1 or more: in all, or in a row (`reset_after`).
@@ -107,11 +104,9 @@ class Retry(Service):
         Retry(errors=[ConnectionError, TimeoutError], times=5, backoff=2.0)
 
     After an error in a step, its data or an evaluation, the loop is left through `TriedAgain`, exit status 3,
-    and the run resumes from its newest checkpoint, as after a kill.  A `Trainer` and `everstep.recovering`
-    resume by themselves; any other program is started again.  A save is tried again where it failed.
-
-    A try counts until the run has passed the furthest step that failed.  After the last try, or where the
-    data is an iterator that can be read only once, the error stands.  A signal ends the wait and the run.
+    and the run resumes from its newest checkpoint; a `Trainer` and `everstep.recovering` do so by themselves.
+    A save is tried again where it failed.  A try counts until the run has passed the furthest step that
+    failed.  After the last try, or where the data can be read only once, the error stands.
 
     Args:
         errors: classes of errors that go away by themselves.
@@ -133,16 +128,12 @@ class Retry(Service):
     ) -> None:
         super().__init__("retry")
         self.errors = (errors,) if isinstance(errors, type) else tuple(errors)
-        for each in self.errors:
-            if not (isinstance(each, type) and issubclass(each, Exception)):
-                raise ConfigError(
-                    f"Retry(errors={errors!r}): {each!r} is not a class of exceptions; give classes"
-                )
+        if not all(isinstance(each, type) and issubclass(each, Exception) for each in self.errors):
+            raise ConfigError(f"Retry(errors={errors!r}): give classes of exceptions")
         self.times = integer("times", times)
         self.backoff = number("backoff", backoff, of="seconds", zero=True)
 
     def takes(self, error: BaseException) -> bool:
-        """Whether an error is listed."""
         return isinstance(error, self.errors)
 
     def seconds(self, attempt: int) -> float:
@@ -154,17 +145,13 @@ class HangWatch(Service):
     """Notice when nothing moves: no step, batch, evaluation or save has ended for a long time.
 
     The stacks of all threads (on every rank) then go into a page in `failures/`, an event "hang" into the
-    journal, and a warning to the screen, which says where each rank stands: once for each hang.  A thread
-    looks once a second, and counts its looks, not the time: a process that is stopped (SIGSTOP) and a machine
-    that sleeps do not hang.  C code that keeps Python's lock also stops this thread; `py-spy dump --pid PID`
-    shows where.
-
-    Every run with `default_services` has one.
+    journal, and a warning to the screen: once for each hang.  A thread looks once a second, and counts its
+    looks, so that a process that is stopped (SIGSTOP) does not hang; C code that keeps Python's lock stops
+    this thread, too.  Every run with `default_services` has one.
 
     Args:
         after: seconds without a move; None: half an hour, on several ranks 9 minutes.  Longer than the
-            longest step (the first one may compile), the longest part of your own code between steps (an
-            evaluation, say) and the longest save.
+            longest step, the longest part of your own code between steps and the longest save.
         then: "warn", or "stop": the process also ends, with exit status 1 and nothing saved, and is to be
             started again from the newest checkpoint.
     """

@@ -33,11 +33,9 @@ _COMPARED = ("progress", "user", "gradients", "streams", "rng")
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """What a process that replays a run does.
+    """What a process does that replays the run with id `run` in `run_dir`, of which it opens a copy.
 
     Attributes:
-        run: id of the run.
-        run_dir: the run itself, whose copy is opened.
         last: the last step that is executed; before the next one the program is left.
         out: file for what is found, as JSON lines.
         states: names of the checkpoints of the run with which the state is compared.
@@ -54,7 +52,6 @@ class ReplayPlan:
     in_process: bool = False
 
     def write(self, path: Path) -> None:
-        """Write the plan, for `plan_of_process`."""
         path.write_text(json.dumps(asdict(self)))
 
 
@@ -65,11 +62,7 @@ def plan_of_process() -> ReplayPlan | None:
 
 
 class ReplayLeft(BaseException):
-    """Leaves a program in this process before a step; not an error.
-
-    Attributes:
-        step: the step, with all that is at hand before it.
-    """
+    """Leaves a program in this process before a step; not an error."""
 
     def __init__(self, step: ReplayedStep) -> None:
         super().__init__(f"left before step {step.step}, as the replay asks")
@@ -78,14 +71,9 @@ class ReplayLeft(BaseException):
 
 @dataclass(frozen=True)
 class ReplayedStep:
-    """A step that is about to happen again.
+    """A step that is about to happen again, with its batch and the live objects of the state by name.
 
-    Attributes:
-        step: number of the step, from 1.
-        epoch: its epoch, from 1; 0 in a loop without epochs.
-        batch: the batch that the step is handed; None without data.
-        state: the live objects of the state, by name.
-        random: the random state of this process, as `everstep.state.capture` returns it.
+    `epoch` is 0 in a loop without epochs, `random` as `everstep.state.capture` returns it.
     """
 
     step: int
@@ -98,11 +86,8 @@ class ReplayedStep:
 class Replayed(Service):
     """Follows the plan of this process in the run that is replayed.
 
-    Args:
-        plan: the plan.
-        objects: the live objects of the state, by name.
-        tree: encodes the whole state as a checkpoint of a kind ("step" or "epoch") has it.
-        comparison: returns the comparison of the steps with their earlier executions.
+    `tree` encodes the whole state as a checkpoint of a kind ("step" or "epoch") has it; `comparison` returns
+    that of the steps with their earlier executions.
     """
 
     moments = frozenset({Moment.BEFORE_STEP, Moment.AFTER_STEP, Moment.AFTER_EPOCH, Moment.EXIT_LOOP})
@@ -133,20 +118,20 @@ class Replayed(Service):
 
     def open(self, run: RunView) -> None:
         self._run = run
-        self._tell("opened")
+        self._note("opened")
 
     def run(self, boundary: Boundary) -> None:
         plan, payload = self.plan, boundary.payload
         if boundary.moment is Moment.BEFORE_STEP:
             step = boundary.step + 1
             if step == plan.shown:
-                self._tell("batch", batch=repr(payload)[:10_000])
+                self._note("batch", batch=repr(payload)[:10_000])
             if step > plan.last and plan.in_process:
                 raise ReplayLeft(ReplayedStep(step, boundary.epoch, payload, self._objects, capture()))
             if step > plan.last:
                 self._leave()
         elif boundary.moment is Moment.EXIT_LOOP:
-            self._tell("ended", step=boundary.step, reason=payload.reason)
+            self._note("ended", step=boundary.step, reason=payload.reason)
             if payload.finished and not plan.in_process:
                 self._leave()
         else:
@@ -158,7 +143,7 @@ class Replayed(Service):
         comparison = self._comparison()
         comparison.end()
         first = comparison.difference
-        self._tell(
+        self._note(
             "left",
             steps=comparison.steps,
             equal=comparison.equal,
@@ -185,10 +170,9 @@ class Replayed(Service):
                 return  # the run is being trained, and retention has deleted it meanwhile
             here = self._tree("epoch" if at_end else "step")
         differing = differing_leaves(Encoded(saved.structure, saved.arrays), here)
-        self._tell("state", name=name, step=boundary.step, differing=differing)
+        self._note("state", name=name, step=boundary.step, differing=differing)
 
-    def _tell(self, at: str, **facts: Any) -> None:
-        """Append a line to the plan's file."""
+    def _note(self, at: str, **facts: Any) -> None:
         append_line(self.plan.out, json.dumps({"at": at, **facts}).encode())
 
 

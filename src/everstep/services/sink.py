@@ -13,6 +13,7 @@ import json
 import math
 import os
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, TypeAlias
 
 from everstep import hazard
+from everstep.arguments import number
 from everstep.checkpoint import read_manifest
 from everstep.contracts.metrics import Block
 from everstep.contracts.services import Boundary, Moment, RunView, Service
@@ -29,8 +31,8 @@ from everstep.record import Event, Follower, Item, Position, RunJournal
 from everstep.schedule import Every, Schedule
 from everstep.services.console import chosen_metrics
 
-Parts = Iterable[tuple[int, list[Item]]]
-"""Valid part of each earlier start of the run: its number, and its rows and events."""
+Parts: TypeAlias = Sequence[tuple[int, list[Item]]]
+"""Valid part of each start of the run, this one's last: its number, and its rows and events."""
 
 Line: TypeAlias = dict[str, Any]
 """Metrics of one step, tail, epoch ...: "step", "epoch" and "phase", then name -> value."""
@@ -85,17 +87,12 @@ def finite(value: Any) -> Any:
 class Sink(Service, ABC):
     """Follow the journal and write its content to a file.  Subclass it, and give `write`.
 
-    For a service on the network, which cannot be made anew, there is `RemoteSink`.
-
     At each start the file is made anew from the whole journal, beside the old file, and takes its place
-    when it is whole; then new rows are added.  A file that is deleted or changed meanwhile is made anew.
+    when it is whole; then new rows are added.  For a service on the network there is `RemoteSink`.
 
     Args:
         path: the file or folder, in `logs/` of the run directory.
         every: when to write; default as often as the journal itself, and at the end in any case.
-
-    Raises:
-        ConfigError: `path` leads elsewhere, or is a place that the run itself uses.
     """
 
     window = "none"
@@ -113,12 +110,8 @@ class Sink(Service, ABC):
                 f"path={str(path)!r} of service {self.name!r} is no free place in the run's folder logs; "
                 'give another path, as in "logs/mine"'
             )
-        self._run: RunView
-        """Set while the loop is open."""
         self._file: IO[Any] | None = None
-        """File for new rows, while it is open."""
         self._follower: Follower | None = None
-        self._warned = False
 
     @property
     def path(self) -> Path:
@@ -137,42 +130,33 @@ class Sink(Service, ABC):
     def head(self, file: IO[Any]) -> None:
         """Write the heading of a new file, if any."""
 
-    def begin(self, older: Parts) -> None:
-        """Make the file, with the rows of the earlier starts."""
-        self.make(item for _, items in older for item in items)
+    def reshapes(self, items: Iterable[Item]) -> bool:
+        """Whether the file has to be made anew to take these items; also called before it is made."""
+        return False
 
-    def add(self, news: Iterable[Item]) -> bool | None:
-        """Append new rows of this start; False if the file has to be made anew to take them."""
-        assert self._file is not None
-        hazard.reach("sink.write")
-        self.write(self._file, news)
-        self._file.flush()
-        return None
+    def begin(self, parts: Parts) -> None:
+        """Make the file with all rows."""
+        self.make(self.path, (item for _, items in parts for item in items))
 
-    def file_path(self) -> Path:
-        """Return the path of the file for new rows."""
-        return self.path
-
-    def make(self, items: Iterable[Item]) -> None:
+    def make(self, path: Path, items: Iterable[Item]) -> None:
         """Put a file with these items in the place of the old file, whole or not at all; it stays open."""
         self._release()
-        path = self.file_path()
+        require_no_link(path, Path(self._run.run_dir))
+        path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{self._place.name}.tmp")
         beside.unlink(missing_ok=True)  # a link with this name would lead the rows to another file
         hazard.reach("sink.create")
         raw: Any = open(beside, "wb")  # noqa: SIM115
         self._file = raw if self.binary else io.TextIOWrapper(raw, "utf-8", "replace", "")
         self.head(self._file)
-        hazard.reach("sink.write")
-        self.write(self._file, items)
-        self._file.flush()
+        self._add(items)
         hazard.reach("sink.rename")
         os.replace(beside, path)
 
     # ------------------------------------------------------------------------------ as a service
 
     def open(self, run: RunView) -> None:
-        self._run, self._follower, self._warned = run, None, False
+        self._run, self._follower = run, None
 
     def run(self, boundary: Boundary) -> None:
         self.catch_up()
@@ -191,45 +175,24 @@ class Sink(Service, ABC):
             self._release()
 
     def catch_up(self) -> None:
-        """Write the journal's new rows to the file; after a failure, or damage, all rows anew."""
+        """Write the journal's new rows to the file; after a failure all rows anew."""
         self._run.flush()  # first: the follower reads the journal's file
-        try:
-            if self._follower is None or not self._append(self._follower):
-                self._release()
-                require_no_link(self.file_path(), Path(self._run.run_dir))
-                self.file_path().parent.mkdir(parents=True, exist_ok=True)
-                self._follower = None
-                while self._follower is None:  # twice where the rows of this start need another heading
-                    follower = Follower(Path(self._run.run_dir), self._run.segment)
-                    self.begin(follower.older())
-                    self._follower = None if self.add(follower.news()) is False else follower
-        except BaseException:
-            self._follower = None
-            self._release()
-            raise
+        follower, self._follower = self._follower, None
+        news = [] if follower is None else list(follower.news())
+        if follower is None or self.reshapes(news):
+            follower = Follower(Path(self._run.run_dir), self._run.segment)
+            parts = [*follower.older(), (self._run.segment, list(follower.news()))]
+            self.reshapes(item for _, items in parts for item in items)
+            self.begin(parts)
+        else:
+            self._add(news)
+        self._follower = follower  # only now: a file that could not be written is made anew next time
 
-    def _append(self, follower: Follower) -> bool:
-        """Append new rows; False if the file has to be made anew."""
-        # checked again after: our rows do not reach a file that was replaced by an equal file meanwhile
-        if self._is_intact():
-            if self.add(follower.news()) is False:
-                return False
-            if self._is_intact():
-                return True
-        if not self._warned:
-            self._warned = True
-            self._run.println(
-                f"warning: {self.path} was deleted or changed during the run; the file is made anew from "
-                "the journal"
-            )
-        return False
-
-    def _is_intact(self) -> bool:
-        """Whether the file is there, and has the length that it was left with."""
-        try:
-            return self._file is not None and self.file_path().stat().st_size == self._file.tell()
-        except FileNotFoundError:
-            return False
+    def _add(self, items: Iterable[Item]) -> None:
+        assert self._file is not None
+        hazard.reach("sink.write")
+        self.write(self._file, items)
+        self._file.flush()
 
     def _release(self) -> None:
         if self._file is not None:
@@ -241,22 +204,36 @@ class RemoteSink(Service, ABC):
     """Hand the record to a service on the network, each value once.  Subclass it, give `position` and `send`.
 
     The service stores a position with the values, in one transaction, and tells it when it is asked, so a
-    kill or a lost answer repeats nothing.  Values are sent when a checkpoint that covers them is committed,
-    and at the end: no resume makes them again.  After an outage, which is a warning, the next checkpoint or
-    the next start sends what is missing.  Where a run goes back to an older checkpoint, only values that
-    are other than the first time are sent; a run that starts over sends everything.
+    kill or a lost answer repeats nothing.  Values are sent by a thread when a checkpoint that covers them is
+    committed, and at the end: no resume makes them again, and no step waits for them.  After an outage,
+    which is a warning, the next checkpoint or the next start sends what is missing.  Where a run goes back to
+    an older checkpoint, only values that are other than the first time are sent; a run that starts over
+    sends everything.
+
+    Args:
+        timeout: seconds that the end of a start waits for the service, more than 0.
 
     Attributes:
         run_dir: the run's directory, while the loop is open.
+        sent: number of lines that were sent before; a service that numbers its lines counts on from there.
     """
 
     moments = frozenset({Moment.AFTER_CHECKPOINT})
     window = "none"
 
-    def __init__(self, *, name: str | None = None) -> None:
+    def __init__(self, *, timeout: float = 60.0, name: str | None = None) -> None:
         super().__init__(name)
-        self.run_dir = Path()
-        self._ended = False
+        self.timeout = number("timeout", timeout, of="seconds")
+        self.run_dir, self.sent, self._ended = Path(), 0, False
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._follower: Follower | None = None
+        self._start, self._has = "", dict[str, int]()
+        """This start, and how far each start is sent."""
+        self._older, self._own = list[Item](), list[Item]()
+        """What is to be sent, of earlier starts and of this one."""
+        self._had = set[tuple[Any, ...]]()
+        """Values that were sent and are superseded."""
 
     # ------------------------------------------------------------------------- what a subclass gives
 
@@ -266,65 +243,118 @@ class RemoteSink(Service, ABC):
 
     @abstractmethod
     def send(self, lines: list[Line], position: str) -> None:
-        """Hand over lines, as of `JSONLines`, and the position that the service stores with them.
-
-        It is called between two steps, which wait for it: give a request a time limit.
-        """
+        """Hand over lines, as of `JSONLines`, and the position that the service stores with them."""
 
     # ------------------------------------------------------------------------------ as a service
 
     def open(self, run: RunView) -> None:
         self._run, self.run_dir, self._ended = run, Path(run.run_dir), False
+        self._thread = self._error = self._follower = None
 
     def run(self, boundary: Boundary) -> None:
         manifest: Any = read_manifest(self.run_dir / "checkpoints" / str(boundary.payload))
         segment, offset = manifest["meta"]["journal"]
         # at the beginning it is the checkpoint of an earlier start, of whose rows all that are valid count
-        self._deliver(offset if segment == self._run.segment else 0)
+        self._begin_sending(offset if segment == self._run.segment else 0)
 
     def finish(self, boundary: Boundary) -> None:
         self._ended = True
 
     def close(self) -> None:
-        if not self._ended:
-            return  # what no checkpoint covers may be made again
         try:
-            self._deliver(sys.maxsize)
+            self._join()
+            if self._ended:  # else what no checkpoint covers may be made again
+                if isinstance(self._error, Exception):
+                    self._error = None  # it is tried again
+                self._begin_sending(sys.maxsize)
+                self._join()
+            if self._error is not None:
+                raise self._error
         except Exception as error:
             self._run.println(
                 f"warning: {self.name!r} has not sent all values ({type(error).__name__}: {error}); start "
                 "the run again to send them"
             )
 
-    def _deliver(self, end: int) -> None:
-        """Send what the service does not have, of this start what lies before `end` in its journal."""
-        self._run.flush()
-        journal, text = RunJournal(self.run_dir), self.position()
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join(self.timeout)
+            if self._thread.is_alive():
+                raise TimeoutError(f"no answer in {self.timeout:g} s")
+
+    def _begin_sending(self, end: int) -> None:
+        """Send in a thread what the service lacks, of this start what lies before `end` in its journal."""
+        if self._thread is not None and self._thread.is_alive():
+            return  # the next checkpoint sends more
+        error, self._error = self._error, None
+        if error is None or isinstance(error, Exception):  # else the process ends
+            self._run.flush()
+            self._thread = threading.Thread(target=self._try, args=(end,), name="everstep-sink", daemon=True)
+            self._thread.start()
+        if error is not None:
+            raise error
+
+    def _try(self, end: int) -> None:
         try:
-            had: dict[str, int] = dict(json.loads(text)) if text else {}
-        except (TypeError, ValueError) as error:
+            self._deliver(end)
+        except BaseException as error:
+            # whether the service has these values is not known: the next time asks
+            self._error, self._follower = error, None
+
+    def _deliver(self, end: int) -> None:
+        if self._follower is None:
+            self._ask()
+            self._follower = Follower(self.run_dir, self._run.segment)
+        self._own += [item for item in self._follower.news() if item.offset >= self._has.get(self._start, 0)]
+        own = [item for item in self._own if item.offset < end]
+        found = [self._without_sent(line) for line in lines([*self._older, *own])]
+        if own:
+            self._has[self._start] = own[-1].offset + 1
+        if found := [line for line in found if line.keys() - set(KEYS)]:
+            hazard.reach("sink.send")
+            starts = {start: offset for start, offset in self._has.items() if offset}
+            self.send(found, json.dumps({"lines": self.sent + len(found), "starts": starts}))
+            hazard.reach("sink.sent")
+            self.sent += len(found)
+        self._older, self._own = [], self._own[len(own) :]
+
+    def _ask(self) -> None:
+        """Find what the service has, and what it lacks of the earlier starts."""
+        text = self.position()
+        try:
+            had: Any = json.loads(text) if text else {"lines": 0, "starts": {}}
+            self.sent, starts = had["lines"], had["starts"]
+        except (TypeError, ValueError, LookupError) as error:
             raise ConfigError(
                 f"{self.name!r}: position() returned {text!r}; return the one that send() was given last"
             ) from error
-        valid = dict(journal.parts(Position(self._run.segment, end)))
-        has, news, superseded = {}, list[Item](), set[tuple[Any, ...]]()
+        journal = RunJournal(self.run_dir)
+        valid = dict(journal.parts(Position(self._run.segment, 0)))
+        self._older, self._own, self._has, self._had = [], [], {}, set()
         for segment in journal.segments():
-            if segment.number < min(valid, default=sys.maxsize):
+            if segment.number < min(valid):
                 continue  # before the run started over
             # numbers come again where a run is restored from a mirror, the time of a start does not
-            start = next((repr(e.time) for e in segment.events if e.kind == "segment"), str(segment.number))
-            until, items = had.get(start, 0), valid.get(segment.number, [])
-            has[start] = max(until, items[-1].offset + 1 if items else 0)
-            news += [item for item in items if item.offset >= until]
+            times = [event.time for event in segment.events if event.kind == "segment"]
+            start = f"{segment.number} {times[:1]}"
+            until, items = starts.get(start, 0), valid.get(segment.number, [])
+            self._has[start] = max(until, items[-1].offset + 1 if items else 0)
+            self._older += [item for item in items if item.offset >= until]
+            if segment.number == self._run.segment:
+                self._start = start
+                continue
             offsets = {item.offset for item in items}
             for stored in segment.blocks:
                 if stored.offset < until and stored.offset not in offsets:
-                    superseded |= _values(stored.block)
-        found = [_without(line, superseded) for line in lines(news)]
-        if found := [line for line in found if line.keys() - KEYS]:
-            hazard.reach("sink.send")
-            self.send(found, json.dumps({start: offset for start, offset in has.items() if offset}))
-            hazard.reach("sink.sent")
+                    self._had |= _values(stored.block)
+
+    def _without_sent(self, line: Line) -> Line:
+        place = (line["epoch"], line["phase"], line["step"])
+        return {
+            name: value
+            for name, value in line.items()
+            if name in KEYS or self._had.isdisjoint({(*place, name, value.hex()), (*place, name, "")})
+        }
 
 
 def _values(block: Block) -> set[tuple[Any, ...]]:
@@ -335,25 +365,13 @@ def _values(block: Block) -> set[tuple[Any, ...]]:
     }
 
 
-def _without(line: Line, values: set[tuple[Any, ...]]) -> Line:
-    """Return a line without values that the service has."""
-    place = (line["epoch"], line["phase"], line["step"])
-    return {
-        name: value
-        for name, value in line.items()
-        if name in KEYS or values.isdisjoint({(*place, name, value.hex()), (*place, name, "")})
-    }
-
-
 class JSONLines(Sink):
     """Write the record as JSON, one object per line: `pandas.read_json(path, lines=True)`.
 
     A line has "step", "epoch" and "phase" ("head", "step", "tail", "epoch" for the means over the
     epoch's steps, "eval/SERVICE"), and the metrics collected there by name.  NaN is null, infinities
-    are "inf" and "-inf".  A metric that is itself called "step", "epoch" or "phase" is written as
-    "metric/step" ...
-
-    Once the run has ended, each value is in the file exactly once, however often the run was killed.
+    are "inf" and "-inf"; a metric called "step", "epoch" or "phase" is "metric/step" ...  Each value is there
+    once, however often the run was killed.
 
     Args:
         path: the file, in `logs/` of the run directory.
@@ -379,13 +397,12 @@ class CSV(Sink):
     """Write the record as a table with one header: `pandas.read_csv(path)`.
 
     Lines and names are as in `JSONLines`; a missing value is empty.  A metric that appears later gets a
-    column at the end: the file is made anew with this column.
+    column at the end.
 
     Args:
-        path: the file, in `logs/` of the run directory.
+        path, every: as in `JSONLines`.
         metrics: names or patterns of the metrics to write; lines without any of them are left out.
         delimiter: character between two columns.
-        every: when to append new rows; default as often as the journal itself, and at the end.
     """
 
     isolate = False  # it draws no random numbers
@@ -406,17 +423,11 @@ class CSV(Sink):
         self._delimiter = delimiter
         self._columns: list[str] = []
 
-    def begin(self, older: Parts) -> None:
-        parts = list(older)
-        for _, items in parts:
-            self._widen(items)
-        super().begin(parts)
+    def open(self, run: RunView) -> None:
+        super().open(run)
+        self._columns = list(KEYS)
 
-    def add(self, news: Iterable[Item]) -> bool | None:
-        items = list(news)
-        return False if self._widen(items) else super().add(items)
-
-    def _widen(self, items: Iterable[Item]) -> bool:
+    def reshapes(self, items: Iterable[Item]) -> bool:
         """Add columns for new metrics; return whether there are any."""
         blocks = [item.block for item in items if not isinstance(item, Event)]
         names = [
@@ -427,10 +438,6 @@ class CSV(Sink):
         new = dict.fromkeys(name for *_, name in sorted(names) if name not in self._columns)
         self._columns += new
         return bool(new)
-
-    def open(self, run: RunView) -> None:
-        super().open(run)
-        self._columns = list(KEYS)
 
     def head(self, file: IO[str]) -> None:
         self._table(file).writeheader()

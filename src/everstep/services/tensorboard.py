@@ -36,20 +36,15 @@ _STRING = 7  # TensorFlow's DT_STRING
 class Image(NamedTuple):
     """Picture for `loop.add_summary`.
 
-    Attributes:
-        pixels: on the host or a device, (height, width), (height, width, channels) or (channels,
-            height, width); 1, 3 or 4 channels; uint8, or real numbers from 0 to 1.
+    `pixels`: on the host or a device, (height, width) or with 1, 3 or 4 channels, which are the last or the
+    first axis; uint8, or real numbers from 0 to 1.
     """
 
     pixels: Any
 
 
 class Histogram(NamedTuple):
-    """Distribution of values, for `loop.add_summary`.
-
-    Attributes:
-        values: an array or tensor of real numbers, any shape; NaN and infinities are left out.
-    """
+    """Distribution of real numbers, any shape, for `loop.add_summary`; NaN and infinities are left out."""
 
     values: Any
 
@@ -60,17 +55,15 @@ class TensorBoard(Sink):
         loop.add_summary({"samples": Image(pixels), "weights": Histogram(w), "text": "Once upon ..."})
 
     Metrics collected in steps and outside them have their own names as tags; means over an epoch's
-    steps are "epoch/NAME", metrics of a service "eval/SERVICE/NAME".  There is a file for each start of the
-    process; a start makes the files of earlier ones anew if they lack points, or have some from beyond the
-    restored step.  Needs `everstep[tensorboard]`.
+    steps are "epoch/NAME", metrics of a service "eval/SERVICE/NAME".  There is a file for each start; a start
+    makes those of earlier ones anew if their points are not the valid ones.  Needs `everstep[tensorboard]`.
 
     Args:
         path: the folder, in `logs/` of the run directory.
         prefix: prefix of each tag.
         skip: patterns ("*_time") of metrics that are left out.
-        throttle: n, to write a metric's values in steps only at every n-th step; for all metrics, or by
-            name.
-        every: when to append new rows; default as often as the journal itself, and at the end.
+        throttle: n, to write values in steps only at every n-th step; for all metrics, or by name.
+        every: as in `JSONLines`.
     """
 
     moments = SCHEDULED | {Moment.SUMMARY_ADDED}
@@ -95,21 +88,14 @@ class TensorBoard(Sink):
                 "pip install 'everstep[tensorboard]'"
             )
         self._prefix, self._skip = prefix, (skip,) if isinstance(skip, str) else tuple(skip)
-        self._throttle: int | dict[str, int]
-        if isinstance(throttle, Mapping):
-            self._throttle = {metric: integer("throttle", count) for metric, count in throttle.items()}
-        else:
-            self._throttle = integer("throttle", throttle)
-        self._part = ""
-        """Part of the name of the file that is open."""
+        by_name = throttle if isinstance(throttle, Mapping) else {"*": throttle}
+        self._throttle = {name: integer("throttle", count) for name, count in by_name.items()}
 
     def run(self, boundary: Boundary) -> None:
         if boundary.moment is Moment.SUMMARY_ADDED:
             self._take(boundary.payload, "")
         else:
             self.catch_up()
-
-    # ------------------------------------------------------------------------------- summaries
 
     def _take(self, summary: Any, name: str) -> None:
         """Note a summary in the journal, which saves and supersedes it with all other values."""
@@ -148,31 +134,28 @@ class TensorBoard(Sink):
         height, width, channels = pixels.shape
         return {"file": place.as_posix(), "height": height, "width": width, "channels": channels}
 
-    # ------------------------------------------------------------------------------- the event file
-
-    def file_path(self) -> Path:
-        return self.path / f"events.out.tfevents.{self._part}.everstep"
-
     def open(self, run: RunView) -> None:
         super().open(run)
         self._first = run.step + 1
 
-    def begin(self, older: Parts) -> None:
+    def begin(self, parts: Parts) -> None:
         """Make a file for each earlier start, unless it has just these points, and that of this start."""
         settings = xxhash.xxh3_64_hexdigest(repr((self._prefix, self._skip, self._throttle)).encode())[:8]
-        wanted = set()
-        for number, items in older:
-            self._part = f"{number:010d}.{len(items)}.{settings}"
-            wanted.add(self.file_path())
-            if not self.file_path().exists():
-                self.make(items)
-        self._part = f"{self._run.segment:010d}.new"
-        self.make(())
-        for path in set(self.path.glob("events.out.tfevents.*.everstep")) - wanted - {self.file_path()}:
+        *older, (number, news) = parts
+        files = {self._file_path(f"{n:010d}.{len(items)}.{settings}"): items for n, items in older}
+        for path, items in files.items():
+            if not path.exists():
+                self.make(path, items)
+        own = self._file_path(f"{number:010d}.new")
+        self.make(own, news)
+        for path in {*self.path.glob("events.out.tfevents.*.everstep")} - {*files, own}:
             if path.is_symlink() or not path.stat().st_size:
                 path.unlink()
             else:
                 os.truncate(path, 0)  # an open TensorBoard never leaves a file that is gone
+
+    def _file_path(self, part: str) -> Path:
+        return self.path / f"events.out.tfevents.{part}.everstep"
 
     def head(self, file: IO[bytes]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event as Record
@@ -205,7 +188,7 @@ class TensorBoard(Sink):
         if any(fnmatchcase(block.name, pattern) for pattern in self._skip):
             return
         name = block.name if block.phase in _BARE else f"{block.phase}/{block.name}"
-        thin = self._throttle.get(block.name, 1) if isinstance(self._throttle, dict) else self._throttle
+        thin = self._throttle.get(block.name, self._throttle.get("*", 1))
         for step, value in zip(block.steps, block.values, strict=True):
             if block.phase != "step" or step % thin == 0:
                 yield name, step, {"simple_value": value}

@@ -29,11 +29,7 @@ _PLACES = {
 
 
 def drill_services(save: Callable[[], Mapping[str, Any]]) -> Iterator[Service]:
-    """Make the services of a drill that the environment asks for.
-
-    Args:
-        save: returns the user's entries as trees, by name.
-    """
+    """Make the services of a drill that the environment asks for; `save` returns the entries as trees."""
     if limit := os.environ.get(LIMIT):
         yield DrillLimit(**json.loads(limit))
     if path := os.environ.get(FILE):
@@ -41,9 +37,9 @@ def drill_services(save: Callable[[], Mapping[str, Any]]) -> Iterator[Service]:
 
 
 class Witness(Service):
-    """Write a digest of every part of the run at every step, and pass the hazard "witness.PLACE" after each.
+    """Append a digest of every part of the run at every step to a file; hazard "witness.PLACE" follows each.
 
-    The file has one JSON object per line, also after a kill; all ranks of a run append to the same file:
+    The file has one JSON object per line, also after a kill; it can witness several runs and ranks:
 
         {"run": DIRECTORY, "rank": 0, "pid": 4711, "time": SECONDS, "at": PLACE, "epoch": 1, "step": 7,
          "parts": {"weights/w": DIGEST}}
@@ -56,11 +52,7 @@ class Witness(Service):
     | epoch | the epoch is closed, after its tail | random state, state |
     | exit | the `with` block was left | none |
 
-    Parts are named KIND/NAME: samples/STREAM, random/SOURCE, and the user's entries by `kind_of`.
-
-    Args:
-        path: the file; records are appended, so that one file can witness several runs and ranks.
-        save: returns the user's entries as trees, by name.
+    Parts are named KIND/NAME: samples/STREAM, random/SOURCE, and the user's entries by `_kind`.
     """
 
     moments = frozenset(_PLACES)
@@ -71,7 +63,6 @@ class Witness(Service):
         super().__init__("drill witness", Every(steps=1) | Every(epochs=1))
         self._path, self._save = path, save
         self._samples: dict[str, Any] = {}
-        self._about: dict[str, Any] = {}
 
     def open(self, run: RunView) -> None:
         self._about = {"run": os.path.abspath(run.run_dir), "rank": run.rank, "pid": os.getpid()}
@@ -80,29 +71,27 @@ class Witness(Service):
         """Yield the same batches, and note each as handed out in the open step."""
         for batch in batches:
             key = f"samples/{name}"
-            self._samples[key] = tree_digest([self._samples.get(key), tree_digest(batch)])
+            self._samples[key] = _digest([self._samples.get(key), _digest(batch)])
             yield batch
 
     def run(self, boundary: Boundary) -> None:
-        place = _PLACES[boundary.moment]
-        step, parts = boundary.step, {}
+        place, step, parts = _PLACES[boundary.moment], boundary.step, dict[str, Any]()
         if place == "before":
-            # the moment lies before a step: the boundary still counts the step before
-            step += 1
+            step += 1  # the boundary still counts the step before
             if boundary.payload is not None:
-                parts["samples/train"] = tree_digest(boundary.payload)
+                parts["samples/train"] = _digest(boundary.payload)
         elif place in ("step", "epoch"):
-            parts = self._samples | {f"random/{name}": tree_digest(tree) for name, tree in capture().items()}
+            parts = self._samples | {f"random/{name}": _digest(tree) for name, tree in capture().items()}
             self._samples = {}
         if place != "exit":
-            parts |= {f"{kind_of(tree)}/{name}": tree_digest(tree) for name, tree in self._save().items()}
+            parts |= {f"{_kind(tree)}/{name}": _digest(tree) for name, tree in self._save().items()}
         record = {"at": place, "epoch": boundary.epoch, "step": step, "parts": parts}
         append_line(self._path, json.dumps({**self._about, "time": time.time(), **record}).encode())
         # after the record, so that a kill here leaves the record of the place
         hazard.reach(f"witness.{place}")
 
 
-def tree_digest(tree: Any) -> str:
+def _digest(tree: Any) -> str:
     """Digest all leaves of a tree; a tree that cannot be encoded counts by its type alone."""
     try:
         return digest(encode(tree), skip=())
@@ -110,7 +99,7 @@ def tree_digest(tree: Any) -> str:
         return type(tree).__qualname__
 
 
-def kind_of(tree: Any) -> str:
+def _kind(tree: Any) -> str:
     """Name the kind of an entry's tree: "optimizer" (it has groups), "weights" (it has arrays) or "state"."""
     if isinstance(tree, Mapping) and tree.keys() >= {"state", "param_groups"}:
         return "optimizer"
@@ -121,14 +110,10 @@ def kind_of(tree: Any) -> str:
 
 
 class DrillLimit(Service):
-    """Leave the run after some steps; the exit status is 0.
+    """Leave the run after some steps in all, interrupted as by SIGTERM, with exit status 0.
 
-    So a script that takes hours can be drilled.  The run does not end there: it is interrupted, as by
-    SIGTERM, with its state saved.  Its max_step, schedules and configuration are as the script gives them.
-
-    Args:
-        steps: total of the run, 1 or more.
-        save_every: number of steps between checkpoints that the drill adds; None for none.
+    So a script that takes hours can be drilled; its max_step, schedules and configuration are its own.
+    `save_every`: steps between checkpoints that the drill adds.
     """
 
     moments = frozenset({Moment.ENTER_LOOP, Moment.AFTER_STEP})

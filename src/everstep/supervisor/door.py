@@ -13,7 +13,7 @@ from everstep.contracts.services import SCHEDULED, Action, Interrupt, Moment, Sa
 from everstep.errors import ConfigError, UsageError, nearest
 from everstep.record import misfit
 from everstep.schedule import Schedule
-from everstep.services.when import FunctionService
+from everstep.services.judges import FunctionService
 from everstep.supervisor.engine import Engine
 from everstep.supervisor.leaving.ending import BestRecord, Ending
 from everstep.supervisor.leaving.exit import Exit, best_record

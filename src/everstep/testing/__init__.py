@@ -11,14 +11,10 @@ from typing import TYPE_CHECKING
 from everstep.lazy import exports
 
 if TYPE_CHECKING:
-    from everstep.testing.object_checks import Checked as Checked, check as check
-    from everstep.testing.service_checks import check_service as check_service, check_sink as check_sink
-    from everstep.testing.stream_checks import check_stream as check_stream
-    from everstep.testing.tools import (
-        ManualClock as ManualClock,
-        armed as armed,
-        nothing_left as nothing_left,
-    )
+    from everstep.testing.checks import Checked as Checked, check as check, check_service as check_service
+    from everstep.testing.checks import check_sink as check_sink, check_stream as check_stream
+    from everstep.testing.tools import ManualClock as ManualClock, armed as armed
+    from everstep.testing.tools import nothing_left as nothing_left
 
     __all__: list[str]
 else:

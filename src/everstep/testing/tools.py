@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from everstep import hazard
 from everstep.errors import ConfigError
@@ -63,28 +62,19 @@ def nothing_left(settle: float = 0.0) -> Iterator[None]:
     before = _resources()
     yield
     until = time.monotonic() + settle
-    while (left := _left(before, _resources())) and time.monotonic() < until:
+    while (left := _resources().items() - before.items()) and time.monotonic() < until:
         time.sleep(0.02)
-    assert not left, left
+    assert not left, f"these outlive the block: {', '.join(sorted(name for name, _ in left))}"
 
 
-def _resources() -> tuple[set[str], set[str], dict[str, Any]]:
-    threads = {f"{t.name} ({t.ident})" for t in threading.enumerate() if t.is_alive()}
-    files = set()
+def _resources() -> dict[str, int]:
+    """Map names of threads, open files and signals to what they are now."""
+    found = {f"thread {each.name}": each.ident or 0 for each in threading.enumerate() if each.is_alive()}
     for number in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
         with suppress(OSError):  # the descriptor by which the folder was listed
             os.fstat(int(number))
             target = "?"
             with suppress(OSError):  # a system that does not say what a descriptor is
                 target = os.readlink(f"/dev/fd/{number}")
-            files.add(f"{number} -> {target}")
-    return threads, files, {signal.Signals(n).name: signal.getsignal(n) for n in SIGNALS}
-
-
-def _left(before: tuple[set[str], set[str], dict[str, Any]], after: Any) -> str:
-    if threads := after[0] - before[0]:
-        return f"these threads outlive the block: {', '.join(sorted(threads))}"
-    if files := after[1] - before[1]:
-        return f"these files are still open: {', '.join(sorted(files))}"
-    changed = [name for name, handler in before[2].items() if handler is not after[2][name]]
-    return f"these signals have other handlers than before: {', '.join(changed)}" if changed else ""
+            found[f"file {number} -> {target}"] = 0
+    return found | {f"handler of {signal.Signals(n).name}": id(signal.getsignal(n)) for n in SIGNALS}

@@ -211,11 +211,12 @@ class Exit:
 def best_record(engine: Engine) -> BestRecord | None:
     """Return the best value of the first `Best` service; None before its first value."""
     service = next(iter(engine.board.bests), None)
-    if service is None or service.value is None:
+    if service is None or not service.places:
         return None
-    folder = engine.opening.store.best_folder(service.metric) / (service.saved_as or "")
-    path = str(folder) if service.saved_as is not None and folder.exists() else None
-    return BestRecord(service.metric, service.value, service.step, service.epoch, path)
+    best = service.places[0]
+    folder = engine.opening.store.best_folder(service.metric) / (best.name or "")
+    path = str(folder) if best.name is not None and folder.exists() else None
+    return BestRecord(service.metric, best.value, best.step, best.epoch, path)
 
 
 def _note(error: BaseException, failures: Sequence[BaseException]) -> None:

@@ -1,0 +1,839 @@
+"""`check` and its kin: streams, services, sinks and objects, tried against the laws, for their authors."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import math
+import multiprocessing
+import random
+import sys
+import tempfile
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from types import FrameType, MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from everstep import backends, data
+from everstep.checkpoint import Store
+from everstep.contracts.data import Share, Stream
+from everstep.contracts.services import Interrupt, Moment, Service, Stage
+from everstep.contracts.state import Entry, Stateful
+from everstep.data import as_stream
+from everstep.data.adapt import is_stream
+from everstep.data.adapters import IterableStream, is_stateful
+from everstep.errors import ConfigError, DataError, Interrupted, NotResumableError, StateError, nearest
+from everstep.loop import TrainLoop
+from everstep.record import Row, RunJournal
+from everstep.schedule import Every, Instant
+from everstep.services.checkpoints import Checkpoints
+from everstep.services.sink import RemoteSink
+from everstep.state import (
+    Encoded,
+    array_name,
+    capture,
+    decode,
+    digest,
+    encode,
+    isolated,
+    leaves,
+    make_entry,
+    restore,
+)
+from everstep.state.entries import StatefulEntry
+from everstep.state.random_state import seed_all
+from everstep.supervisor import Ending
+from everstep.supervisor.board import require_service
+from everstep.testing.tools import ManualClock, nothing_left
+
+# ------------------------------------------------------------------------------------------- streams
+
+_PASSES = 3
+_BEFORE, _AFTER = 128, 2
+"""Most batches that `try_stream` draws before a position, and the number that it compares after it."""
+_END = object()
+
+
+class Verdict(NamedTuple):
+    """Result of a trial.
+
+    Attributes:
+        kept: whether the data, or the object, comes back; None: it was not tried.
+        why: how that is known, or why there was no trial.
+    """
+
+    kept: bool | None
+    why: str
+
+
+def check_stream(make_stream: Callable[[], Stream], *, seed: int = 0, shares: bool = True) -> None:
+    """Check a stream against the laws that concern data.
+
+    1. A pass that is left after any batch and opened again at its position, by a fresh stream and in any
+       random state, gives the rest of the pass and the following passes bit for bit, while the step
+       between the batches draws from the global random state.
+    2. Asking for positions changes nothing.
+    3. After its end a pass gives no batch, however often it is asked; `remaining` is right.
+    4. Neither a thread nor a process is left after `close`.
+    5. The parts of several ranks, for a stream that can be split: equally many batches and the same
+       positions on all ranks as on one process; without padding they are the batch; their weights are right.
+
+    Args:
+        make_stream: makes the stream as a new process would make it; called many times.
+        seed: the run's seed, and the seed of the global generators.
+        shares: whether law 5 is checked; False where each rank draws values of a batch for its part.
+    """
+    require_function(make_stream, "check_stream")
+    most = [sys.maxsize] * _PASSES
+    seed_all(seed)
+    whole, places = _read(make_stream(), most, seed, ask=range(sys.maxsize))
+    assert all(whole), f"pass {whole.index([]) if [] in whole else 0} gave no batch"
+    seed_all(seed)
+    _require_equal(whole, _read(make_stream(), most, seed)[0], "asking for positions changed what followed: ")
+    for at in places:
+        seed_all(seed + 1)  # a new process may start in any random state
+        rest, _ = _read(make_stream(), most, seed, at)
+        expected = [whole[at.pass_index][at.batches :], *whole[at.pass_index + 1 :]]
+        _require_equal(expected, rest, f"resumed at {at}: ", at.pass_index)
+    for size in (2, 3) if shares else ():
+        _check_shares(make_stream, size, seed)
+    with closing(make_stream().open("train", 0, seed=seed)) as cursor:
+        if cursor.remaining() is None:
+            print(
+                "the cursor has no remaining(): a run that is killed in an epoch's tail may resume without "
+                "a step, and names that the loop assigns do not exist in the tail"
+            )
+
+
+def try_stream(stream: Stream) -> Verdict:
+    """Try a stream on copies: opened at a position, it must give the batches that came after it.
+
+    The position is one behind many batches: data that reads ahead in blocks tells the start of a block first.
+    The pass is left there, and the next one must begin with the same batches, too.
+    """
+    try:
+        first, second, third = (copy.deepcopy(stream) for _ in range(3))
+    except Exception as error:
+        return Verdict(None, f"it cannot be copied ({type(error).__name__}: {error})")
+    try:
+        (drawn,), _ = _read(first, [_BEFORE + _AFTER], 0, strict=False)
+        if len(drawn) < 2:
+            return Verdict(None, "it gave one batch only" if drawn else "it gave no batch")
+        if all(batch is None for batch, _ in drawn):
+            return Verdict(None, "its batches hold nothing that can be compared")
+        last = max(1, len(drawn) - _AFTER)
+        most = [last + _AFTER, _AFTER]
+        whole, (at, *_) = _read(second, most, 0, ask=[last], strict=False)
+        again, _ = _read(third, most, 0, at, strict=False)
+        _require_equal([whole[0][last:], whole[1]], again, f"opened at {at}: ")
+    except (AssertionError, NotResumableError) as error:
+        return Verdict(False, str(error))
+    except Exception as error:
+        return Verdict(False, f"{type(error).__name__}: {error}")
+    return Verdict(True, f"{_AFTER} batches drawn again were the same")
+
+
+def require_function(make: Any, check: str) -> None:
+    """Require that `make` can be called."""
+    assert callable(make), (
+        f"{check} got a {type(make).__name__}, but makes a new object for each run: give a function, as in "
+        f"{check}(lambda: {type(make).__name__}(...))"
+    )
+
+
+def fingerprint(tree: Any) -> Any:
+    """Make a value comparable; objects of unknown types are compared by their repr."""
+    return comparable(tree, lambda value: (type(value).__name__, repr(value)))
+
+
+def comparable(tree: Any, other: Callable[[Any], Any] = lambda value: None) -> Any:
+    """Make a comparable copy of a tree of containers, arrays, tensors and plain values, equal bit for bit.
+
+    Args:
+        other: makes the stand-in for an object of another type.
+    """
+    if isinstance(tree, Mapping):
+        return [(str(key), comparable(tree[key], other)) for key in sorted(tree, key=str)]
+    if isinstance(tree, list | tuple):
+        return type(tree).__name__, [comparable(value, other) for value in tree]
+    home = backends.of(tree)
+    if home is not None and home.pack(tree) is None:
+        try:
+            host = home.to_host(tree, None)
+        except StateError:
+            return other(tree)
+        return type(tree).__name__, host.dtype, host.shape, host.data.tobytes()
+    plain = isinstance(tree, type(None) | bool | int | float | complex | str | bytes)
+    return (type(tree).__name__, repr(tree)) if plain else other(tree)
+
+
+class _Place(NamedTuple):
+    """What a checkpoint after a batch holds."""
+
+    pass_index: int
+    batches: int
+    ended: bool
+    position: Any
+    random_state: Any
+
+    def __str__(self) -> str:
+        return f"pass {self.pass_index}, after {self.batches} batches{' and the end' if self.ended else ''}"
+
+
+def _read(
+    stream: Stream,
+    most: Sequence[int],
+    seed: int,
+    at: _Place | None = None,
+    *,
+    ask: Collection[int] = (),
+    strict: bool = True,
+) -> tuple[list[list[Any]], list[_Place]]:
+    """Read passes as a training loop does, the first of them from a place.
+
+    Args:
+        most: most batches of each pass, before and after the place; then the pass is left.
+        ask: numbers of batches after which the cursor is asked for its position.
+        strict: whether positions, ends and what is left are checked, too.
+
+    Returns:
+        For each pass the batches, each with numbers drawn from the global generators after it; the places.
+    """
+    passes, places, before = [], list[_Place](), set(threading.enumerate())
+    for pass_index in range(0 if at is None else at.pass_index, len(most)):
+        start = at if at is not None and at.pass_index == pass_index else None
+        here = f"pass {pass_index}: " if at is None else f"resumed at {at}: pass {pass_index}: "
+        cursor = stream.open("train", pass_index, None if start is None else start.position, seed=seed)
+        remaining, batches, ended = cursor.remaining(), list[Any](), False
+        count = 0 if start is None else start.batches
+        if start is not None:
+            position = cursor.position() if strict else start.position
+            assert fingerprint(position) == fingerprint(start.position), (
+                f"{here}opened at {start.position!r}, the cursor says that it stands at {position!r}"
+            )
+            restore(start.random_state)
+        elif count in ask:
+            places.append(_Place(pass_index, 0, False, cursor.position(), capture()))
+        if start is None or not (start.batches or start.ended):
+            _draw()  # a program may draw between the opening of a pass and its first batch
+        while not ended and count < most[pass_index]:
+            batch = next(cursor, _END)
+            ended = batch is _END
+            if not ended:
+                count += 1
+                batches.append((fingerprint(batch) if strict else comparable(batch), _draw()))
+            if count in ask:
+                places.append(_Place(pass_index, count, ended, cursor.position(), capture()))
+        if strict:
+            came = len(batches)
+            assert remaining in (None, came), f"{here}remaining() said {remaining} batches, {came} came"
+            for _ in range(2):
+                assert next(cursor, _END) is _END, f"{here}a batch came after the end of the pass"
+        passes.append(batches)
+        for _ in range(2):
+            cursor.close()
+        threads = [each.name for each in set(threading.enumerate()) - before if "everstep" in each.name]
+        assert not threads, f"{here}threads {threads} are alive after close()"
+        children = multiprocessing.active_children() if strict else ()
+        assert not children, f"{here}processes {children} are alive after close()"
+    return passes, places
+
+
+def _draw() -> Any:
+    torch = sys.modules.get("torch")
+    return random.random(), np.random.rand(), torch and torch.rand(()).item()
+
+
+def _require_equal(expected: list[list[Any]], passes: list[list[Any]], law: str, first: int = 0) -> None:
+    for pass_index, (left, right) in enumerate(zip(expected, passes, strict=True), first):
+        where = f"{law}pass {pass_index}"
+        assert len(right) == len(left), f"{where}: {len(right)} batches came instead of {len(left)}"
+        for index, (one, other) in enumerate(zip(left, right, strict=True)):
+            here = f"batch {index} from there differs"
+            assert one[0] == other[0], f"{where}: {here}"
+            assert one[1] == other[1], f"{where}: the global random state after {here}"
+
+
+# ------------------------------------------------------------------------- parts of several ranks
+
+
+class _Part(NamedTuple):
+    """A rank's part of a batch, or a whole batch: its samples by parts of the batch, made comparable.
+
+    `shared` is the position without what is each rank's own.
+    """
+
+    samples: dict[str, list[Any]]
+    weight: float
+    position: Any
+    shared: Any
+
+
+def _check_shares(make_stream: Callable[[], Stream], size: int, seed: int) -> None:
+    shares = [Share(rank, size, "pad") for rank in range(size)]
+    try:
+        for share in shares:
+            as_stream(make_stream()).split(share)
+    except DataError:
+        return
+    whole = _parts(make_stream, None, seed)
+    for start in sorted({0, len(whole) // 2}):
+        position = whole[start - 1].position if start else None
+        ranks = [_parts(make_stream, share, seed, position) for share in shares]
+        where, counts = f"{size} ranks, opened after {start} batches", [len(parts) for parts in ranks]
+        expected = len(whole) - start
+        assert set(counts) == {expected}, f"{where}: {counts} batches came instead of {expected} each"
+        for index, (batch, *parts) in enumerate(zip(whole[start:], *ranks, strict=True)):
+            here = f"{where}: batch {index} from there"
+            assert all(part.shared == batch.shared for part in parts), f"{here}: a rank is elsewhere"
+            for name, samples in batch.samples.items():
+                together = [each for part in parts if part.weight for each in part.samples.get(name, ())]
+                assert together == samples, f"{here}: the parts of the ranks are not the batch"
+                for part in parts:
+                    right = len(part.samples[name]) * size / len(samples)
+                    assert part.weight == 0 or math.isclose(part.weight, right), (
+                        f"{here}: the weight is {part.weight}, {right} would give the mean over ranks"
+                    )
+
+
+def _parts(make_stream: Any, share: Share | None, seed: int, position: Any = None) -> list[_Part]:
+    seed_all(seed)
+    stream = as_stream(make_stream())
+    stream = stream if share is None else stream.split(share)
+    parts = []
+    with closing(stream.open("train", 0, position, seed=seed)) as cursor:
+        for batch in cursor:
+            position = shared = cursor.position()
+            if stream.rank_keys:
+                shared = {key: value for key, value in position.items() if key not in stream.rank_keys}
+            parts.append(_Part(dict(_samples(batch)), cursor.weight, position, fingerprint(shared)))
+    return parts
+
+
+def _samples(batch: Any, name: str = "batch") -> Iterator[tuple[str, list[Any]]]:
+    """Yield the samples in each part of a batch; values without a length belong to no sample."""
+    if isinstance(batch, Mapping):
+        for key, part in batch.items():
+            yield from _samples(part, f"{name}.{key}")
+    elif isinstance(batch, tuple) or (isinstance(batch, list) and all(hasattr(p, "shape") for p in batch)):
+        for number, part in enumerate(batch):
+            yield from _samples(part, f"{name}.{number}")
+    elif hasattr(batch, "__len__") and getattr(batch, "shape", 1) != ():
+        yield name, [fingerprint(sample) for sample in batch]
+
+
+# ------------------------------------------------------------------------------------------- objects
+
+Change: TypeAlias = Callable[[Any], Any]
+"""What training does to an object; its result is compared."""
+
+_ROUNDS = 3
+"""Number of changes to a state before it is saved, and again after."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Result of a check.
+
+    Attributes:
+        kind: "data" or "state".
+        word: whether the object's own `state_dict` brings it back; None if it has none.
+        run: whether a run of everstep brings the object back.
+    """
+
+    kind: str
+    word: Verdict | None
+    run: Verdict
+
+    def __str__(self) -> str:
+        word = "none" if self.word is None else _described(self.word)
+        return f"its own state_dict: {word}\nin a run of everstep: {_described(self.run)}"
+
+
+def _described(verdict: Verdict) -> str:
+    return f"{ {True: 'kept', False: 'not kept', None: 'not tried'}[verdict.kept] }: {verdict.why}"
+
+
+def check(obj: Any, change: Change | None = None) -> Checked:
+    """Try whether an object comes back from what it saves; copies are tried, and the object stays as it is.
+
+    Data (from which a loop can take batches; no dictionary, array or module) is read: batches, a position,
+    two more batches; a second copy, opened at that position, must give the same two.  Any other object is
+    state: a copy is changed and saved; another copy, which is given what was saved, must do the same as the
+    first copy from then on.
+
+    Args:
+        obj: the object as a program makes it, not yet used.
+        change: what training does to a state, such as `lambda scheduler: scheduler.step()`; its result is
+            compared, too.  Without it, an object that is not data is only saved and loaded.
+    """
+    no_batches = isinstance(obj, Mapping) or any(each.entry(obj) is not None for each in backends.active())
+    if change is None and not no_batches and (hasattr(obj, "__iter__") or is_stream(obj)):
+        return _check_data(obj)
+    word = _try_state(obj, change, StatefulEntry) if isinstance(obj, Stateful) else None
+    return Checked("state", word, _try_state(obj, change, partial(make_entry, "state")))
+
+
+def _check_data(data: Any) -> Checked:
+    word = _try_unspent(IterableStream(data, "state")) if is_stateful(data) else None
+    try:
+        stream = as_stream(data)
+        if stream.unsaveable:
+            raise DataError(stream.unsaveable)
+    except DataError as error:
+        return Checked("data", word, Verdict(False, f"refused: {error}"))
+    run = _try_unspent(stream)
+    if run.kept and stream.source.resumes == "replay":
+        run = run._replace(why="a resume draws the batches before it again and discards them")
+    return Checked("data", word, run)
+
+
+def _try_unspent(stream: Stream) -> Verdict:
+    if stream.spent or isinstance(stream.keeps_place, Iterator):
+        return Verdict(None, "it is an iterator, which can be read once only")
+    with isolated(), _quiet():
+        return try_stream(stream)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence warnings and logs of data, which would be about the trial and not about the run."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _try_state(obj: Any, change: Change | None, entry_of: Callable[[Any], Entry]) -> Verdict:
+    with isolated(), _quiet():
+        try:
+            one, other = copy.deepcopy(obj), copy.deepcopy(obj)
+        except Exception as error:
+            return Verdict(None, f"it cannot be copied ({type(error).__name__}: {error})")
+        try:
+            shows = _require_comes_back(one, other, change or (lambda each: None), entry_of)
+        except AssertionError as broken:
+            return Verdict(False, str(broken))
+        except StateError as error:
+            return Verdict(False, f"refused: {error}")
+        except Exception as error:
+            return Verdict(False, f"{type(error).__name__}: {error}")
+        if change is not None and not shows:
+            return Verdict(None, "the change shows neither in the state nor in what it returns")
+        return Verdict(True, "a copy that was given its state does the same")
+
+
+def _require_comes_back(one: Any, other: Any, change: Change, entry_of: Callable[[Any], Entry]) -> bool:
+    """Require that an object that is given another's state does the same; return whether the changes show."""
+    first, second = entry_of(one), entry_of(other)
+    for entry in (first, second):  # each notes what it was given before the first change, as in a loop
+        entry.enter()
+    before = _content(encode(first.save()))
+    results = [change(one) for _ in range(_ROUNDS)]
+    drawn = digest(encode(capture()))
+    saved = encode(first.save())
+    state = _content(saved)
+    _require_same(_content(encode(first.save())), state, "saved twice in a row, the state differs")
+    assert digest(encode(capture())) == drawn, "saving it draws random numbers"
+    second.load(decode(saved))
+    again = _content(encode(second.save()))
+    _require_same(again, state, "an object that was given the state saves another one")
+    for count in range(1, _ROUNDS + 1):
+        random_state = capture()
+        expected = comparable(change(one))
+        restore(random_state)
+        where = f"after {count} more changes the restored object differs"
+        assert comparable(change(other)) == expected, f"{where} in what the change returns"
+        _require_same(_content(encode(second.save())), _content(encode(first.save())), where)
+    return state != before or any(result is not None for result in results)
+
+
+def _content(encoded: Encoded) -> dict[Any, Any]:
+    return {path: bytes(data) for path, data in leaves(encoded)}
+
+
+Ignored: TypeAlias = Callable[[Any], bool]
+
+
+def _require_same(
+    left: Mapping[Any, Any], right: Mapping[Any, Any], broken: str, ignored: Ignored | None = None
+) -> None:
+    different = [key for key in {**left, **right} if left.get(key) != right.get(key)]
+    different = [key for key in different if ignored is None or not ignored(key)]
+    assert not different, f"{broken}: {', '.join(map(str, different[:5]))}"
+
+
+# --------------------------------------------------------------------------------- services and sinks
+
+_EPOCHS, _STEPS, _SECONDS, _STARTS = 3, 2, 100.0, 20
+"""Epochs, steps in an epoch, seconds of a step by the clock of the check; most starts of a run."""
+_VALUES = (1.0, 0.5, 0.75)
+"""Values of each metric that is collected after an epoch: first better, then worse."""
+_PLACES = [
+    f"{place} {number}"
+    for epoch in range(_EPOCHS)
+    for place, number in (("step", 2 * epoch + 1), ("step", 2 * epoch + 2), ("the tail of epoch", epoch + 1))
+]
+
+Value: TypeAlias = tuple[int, str, float]
+"""Step, name of the metric, value."""
+
+
+def check_service(
+    make_service: Callable[[], Service],
+    *,
+    metrics: Sequence[str] = (),
+    values: Mapping[str, Sequence[float]] = MappingProxyType({}),
+) -> None:
+    """Check a service against the laws that concern it, in a small real TrainLoop.
+
+    The loop has 3 epochs of 2 steps of 100 seconds each.  It collects "loss" in each step, and "valid_loss"
+    and "valid_accuracy" after each epoch, and draws random numbers in each step.  The change of each step
+    is multiplied by the numbers "settings.rate" and "optimizer.lr" of the state, which a service may set.
+
+    1. Name, stage, moments and schedule of the service are valid; unknown keywords are refused.
+    2. An observer changes nothing: state and metric rows are those of the run without the service.
+    3. The service's state survives: a run that is interrupted, or crashes, at any of its nine boundaries (the
+       two in turn) and is started again ends with the same state and rows to the bit.
+    4. A service that raises is closed all the same; in stage REPORT alone the training continues.
+    5. The service is closed once for each time that it was opened, and leaves no thread, file or handler.
+    6. The runs try the service: the metrics that it watches have values; a state changes, or an action is
+       returned, by each service that has a state, and by each controller of stage DECIDE.
+
+    Args:
+        make_service: makes the service as a new process would make it; called many times.
+        metrics: names of more metrics to collect after each epoch.
+        values: values of metrics, for a service that waits for certain ones: 6 for "loss", 3 for any other.
+    """
+    _check_in_runs(make_service, metrics, values, lambda run_dir, where: None)
+
+
+def check_sink(
+    make_sink: Callable[[], Service],
+    read: Callable[[Path], Iterable[Value]],
+    *,
+    takes: Callable[[Row], bool] = lambda row: True,
+) -> None:
+    """Check a sink as `check_service` does, and compare what it holds with the journal after each run.
+
+    After each run the sink must hold each valid row once, and no other.  Further runs of a `RemoteSink` end,
+    as by a kill, at each line of its file that two sends run: the server that stands for the service may be
+    in that file, too.
+
+    Args:
+        make_sink: makes the sink as a new process would make it; called many times.
+        read: returns (step, name, value) of each row that the sink of a run directory holds, in any order;
+            the name as it was collected, the value perhaps rounded to float32.
+        takes: whether the sink writes a row, for a sink that leaves out rows.
+    """
+
+    def inspect(run_dir: Path, where: str) -> None:
+        rows = [(row.step, row.name, row.value) for row in RunJournal(run_dir).rows() if takes(row)]
+        expected, found = _counted(rows), _counted(read(run_dir))
+        assert found == expected, (
+            f"{where}, the sink lacks {[*(expected - found)][:5]} and should not have "
+            f"{[*(found - expected)][:5]} (step, name, value); write each row as it is and once, those of "
+            "earlier starts too, and none that a resume has superseded (a service on the network stores its "
+            "rows and their position in one transaction)"
+        )
+
+    _check_in_runs(make_sink, (), {}, inspect)
+    if isinstance(make_sink(), RemoteSink):
+        with isolated(), tempfile.TemporaryDirectory() as folder:
+            program, lines = _Program(make_sink, (), {}, Path(folder)), 0
+            while not program.lines_to_kill:  # the run before was killed
+                lines += 1
+                program.lines_to_kill = lines
+                inspect(program.run().run_dir, f"killed in {program.killed_in} and started again")
+
+
+def _counted(rows: Iterable[Value]) -> Counter[tuple[int, str, str]]:
+    with np.errstate(over="ignore"):
+        return Counter((int(step), name, repr(np.float32(value))) for step, name, value in rows)
+
+
+def _check_in_runs(
+    make_service: Callable[[], Service],
+    metrics: Sequence[str],
+    values: Mapping[str, Sequence[float]],
+    inspect: Callable[[Path, str], None],
+) -> None:
+    """Check a service; `inspect` is called with the directory of each run and how it was disturbed."""
+    _check_attributes(make_service)
+    for name, series in values.items():
+        count, each = (_EPOCHS * _STEPS, "step") if name == "loss" else (_EPOCHS, "epoch")
+        assert len(series) == count, (
+            f"values={{{name!r}: {list(series)}}}: give {count} values, one for each {each}"
+        )
+    service = make_service()
+    with isolated(), tempfile.TemporaryDirectory() as folder:
+        program = _Program(make_service, metrics, values, Path(folder))
+        whole = program.run()
+        assert program.calls["run"] or program.calls["finish"], (
+            f"the service never ran in {_EPOCHS} epochs of {_STEPS} steps; give it a schedule that is due"
+        )
+        known = sorted({row.name for row in RunJournal(whole.run_dir).rows()})
+        for metric in service.watches:
+            assert metric in known, (
+                f"the service watches {metric!r}, which has no values in this check "
+                f"({nearest(metric, known)}); correct the name, or give metrics=[{metric!r}]"
+            )
+        inspect(whole.run_dir, "undisturbed")
+        alone = None if service.controller else program.run(without=True)
+        if alone is not None:
+            broken = "an observer must change nothing, but with this service these differ"
+            _require_same(whole.content, alone.content, broken, _is_of(service))
+        # steps and tails, each kind in both ways: the pattern of places has three parts, that of ways two
+        for place, how in zip(_PLACES, cycle(("interrupted", "crashed")), strict=False):
+            where = f"{how} in {place} and started again"
+            again = program.run(how, place)
+            broken = f"its state_dict must hold all that run() remembers, but {where} these differ"
+            _require_same(again.content, whole.content, broken)
+            inspect(again.run_dir, where)
+        program.require_tried(make_service())
+        failed = None
+        with suppress(_PlantedError):
+            failed = program.run(failing=True)
+        assert (failed is not None) == (service.stage is Stage.REPORT), (
+            "a failure in REPORT, and in no other stage, lets the training continue"
+        )
+        if failed is not None:
+            assert any("planted" in text for text in failed.warnings), "a failure must be warned about"
+            if alone is not None:
+                broken = "a failing REPORT service must change nothing, but these differ"
+                _require_same(failed.content, alone.content, broken, _is_of(service))
+
+
+def _check_attributes(make_service: Callable[[], Service]) -> None:
+    require_function(make_service, "check_service")
+    service, twin = make_service(), make_service()
+    require_service(service, ())
+    assert service is not twin, "make_service() must make a new service each time"
+    assert twin.name == service.name, (
+        "the name is the key of the service's state, but two services are called "
+        f"{service.name!r}, {twin.name!r}"
+    )
+    assert isinstance(service.stage, Stage), f"stage {service.stage!r} is not an everstep.services.Stage"
+    moments = service.moments
+    known = isinstance(moments, frozenset) and all(isinstance(moment, Moment) for moment in moments)
+    assert known, f"moments {moments!r}: give a frozenset of everstep.services.Moment"
+    for when in (Instant(1, 1, False, 1.0), Instant(2, 1, True, 2.0)):
+        assert service.due(when) == service.due(when), f"asked twice, due({when}) gives two answers"
+    with suppress(ConfigError, TypeError):
+        type(service)(no_such_argument=1)  # type: ignore[call-arg]
+        raise AssertionError("an unknown keyword must be refused: leave out **kwargs")
+
+
+def _is_empty(state: Any) -> bool:
+    parts = state.values() if isinstance(state, dict) else state
+    return state is None or (isinstance(state, dict | list) and all(map(_is_empty, parts)))
+
+
+class _CrashError(Exception):
+    """Error that ends a start without a save."""
+
+
+class _KilledError(BaseException):
+    """Stands for the kill of a process in a `RemoteSink`."""
+
+
+class _PlantedError(Exception):
+    """Error that the service raises when its failure is tried."""
+
+
+class _Final(NamedTuple):
+    """Result of a run: its last state, by path, and its rows, by place."""
+
+    run_dir: Path
+    content: dict[Any, Any]
+    warnings: Sequence[str]
+
+
+class _Program:
+    """Runs of a small training program, each in a directory of its own.
+
+    Attributes:
+        calls: how often the service's methods were called, and actions returned, in all runs.
+        states: different states of the service in all runs.
+        lines_to_kill: lines of a `RemoteSink` until its process is killed, in `killed_in`; 0: it is not.
+    """
+
+    def __init__(
+        self,
+        make_service: Callable[[], Service],
+        metrics: Sequence[str],
+        values: Mapping[str, Sequence[float]],
+        folder: Path,
+    ) -> None:
+        self._make, self._values, self._folder = make_service, values, folder
+        collected = dict.fromkeys(("valid_loss", "valid_accuracy", *metrics, *values))
+        self._metrics = [name for name in collected if name != "loss"]
+        self.calls: Counter[str] = Counter()
+        self.states: list[Any] = []
+        self.lines_to_kill, self.killed_in = 0, ""
+        self._runs = 0
+
+    def run(self, how: str = "", place: str = "", *, without: bool = False, failing: bool = False) -> _Final:
+        """Run the program until it ends as written.
+
+        Args:
+            how: "interrupted" or "crashed", the first time that it is at `place`.
+            without: leave out the service.
+            failing: let the service raise whenever it runs.
+        """
+        self._runs += 1
+        run_dir = self._folder / str(self._runs)
+        for _ in range(_STARTS):
+            with nothing_left():
+                service = None if without else self._make()
+                if service is not None:
+                    self._count(service, failing)
+                if isinstance(service, RemoteSink) and self.lines_to_kill:
+                    threading.settrace(self._killing(service))
+                try:
+                    ending = self._start(run_dir, service, how, place)
+                except (_CrashError, _KilledError, Interrupted):
+                    place = ""
+                    continue
+                finally:
+                    threading.settrace(None)
+                    opened, closed = self.calls["open"], self.calls["close"]
+                    assert opened == closed, f"opened {opened} times, it was closed {closed} times"
+            return _final(run_dir, ending)
+        raise AssertionError(f"the run does not end: interrupted {_STARTS} times")
+
+    def require_tried(self, service: Service) -> None:
+        """Require that the runs tried what the service does: a new state, or an action."""
+        if len(self.states) > 1 or self.calls["action"]:
+            return
+        reached = (
+            "so nobody knows what it does; give the values that its condition waits for, as in "
+            'check_service(..., values={"valid_loss": [0.4, 0.4, 0.4]})'
+        )
+        state = service.state_dict()
+        assert _is_empty(state), f"the state of {service.name!r} was {state!r} at each boundary, {reached}"
+        decides = service.controller and service.stage is Stage.DECIDE
+        assert not decides, f"the controller {service.name!r} returned no action, {reached}"
+
+    def _count(self, service: Service, failing: bool) -> None:
+        """Count the calls of the service's methods, but for those from inside another of them."""
+        inside = False
+
+        def counted(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                nonlocal inside
+                if inside:
+                    return original(*args)
+                inside = True
+                try:
+                    self.calls[method] += 1
+                    if failing and method in ("run", "finish"):
+                        raise _PlantedError("planted by check_service")
+                    outcome = original(*args)
+                    state = fingerprint(service.state_dict())
+                    if state not in self.states:
+                        self.states.append(state)
+                    if method in ("run", "finish") and outcome:
+                        self.calls["action"] += len(outcome.actions)
+                    return outcome
+                finally:
+                    inside = False
+
+            return call
+
+        own_finish = [] if type(service).finish is Service.finish else ["finish"]
+        for method in ("open", "run", "close", *own_finish):
+            setattr(service, method, counted(method, getattr(service, method)))
+
+    def _killing(self, sink: RemoteSink) -> Any:
+        """Make the trace function that kills the process in a line of the sink's file.
+
+        Of a line that runs often two times count.
+        """
+        file, times = type(sink).send.__code__.co_filename, Counter[tuple[str, int]]()
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            if frame.f_code.co_filename != file:
+                return None
+            if event == "line":
+                function, line = frame.f_code.co_name, frame.f_lineno
+                times[function, line] += 1
+                self.lines_to_kill -= times[function, line] <= 2
+                if not self.lines_to_kill:
+                    self.killed_in = f"{function}, line {line} of {Path(file).name}"
+                    raise _KilledError
+            return trace
+
+        return trace
+
+    def _start(self, run_dir: Path, service: Service | None, how: str, disturbed: str) -> Ending:
+        services = [] if service is None else [service]
+        if not isinstance(service, Checkpoints):
+            services.append(Checkpoints(Every(steps=4)))
+        clock = ManualClock()
+        weights, settings, optimizer = np.zeros(4), {"rate": 1.0}, {"lr": 1.0}
+        train = data.arrays(np.arange(12.0), batch_size=12 // _STEPS, shuffle=True)
+        state = {"weights": weights, "settings": settings, "optimizer": optimizer}
+        arguments: Any = {"max_epoch": _EPOCHS, "seed": 7, "default_services": False, "clock": clock}
+
+        def disturb(place: str) -> None:
+            if place == disturbed:
+                if how == "crashed":
+                    raise _CrashError
+                loop.call_soon(Interrupt("interrupted by check_service"))
+
+        with redirect_stdout(io.StringIO()):
+            with TrainLoop(run_dir, state, services=services, **arguments) as loop:
+                for epoch in loop.iter_epochs():
+                    for step, batch in loop.iter_steps(train):
+                        change = np.sin(batch).mean() + np.random.rand(4) + random.random()
+                        weights += settings["rate"] * optimizer["lr"] * change
+                        clock.advance(_SECONDS)
+                        loop.collect_metrics(loss=self._value("loss", step - 1, weights.mean()))
+                        disturb(f"step {step}")
+                    with loop.evaluation():
+                        usual = _VALUES[epoch - 1] + 0.01 * (random.random() + np.random.rand())
+                        loop.collect_metrics({n: self._value(n, epoch - 1, usual) for n in self._metrics})
+                    disturb(f"the tail of epoch {epoch}")
+                    loop.print_logs()
+        return loop.ending
+
+    def _value(self, metric: str, index: int, usual: float) -> float:
+        return self._values[metric][index] if metric in self._values else usual
+
+
+def _final(run_dir: Path, ending: Ending) -> _Final:
+    store = Store(run_dir, ending.segment, lambda text: None)
+    checkpoint = store.read(store.names()[-1])
+    content = _content(Encoded(checkpoint.structure, checkpoint.arrays))
+    content = {path: data for path, data in content.items() if not _in(path, "wall")}
+    for row in RunJournal(run_dir).rows():
+        if not row.wall:
+            content[row.epoch, row.step, row.phase, row.name, row.seq] = (row.value.hex(), row.count)
+    return _Final(run_dir, content, ending.warnings)
+
+
+def _in(path: str, *folders: str) -> bool:
+    return any(path.removesuffix("#") == folder or path.startswith(f"{folder}/") for folder in folders)
+
+
+def _is_of(service: Service) -> Callable[[Any], bool]:
+    """Make the function that tells a service's own state and rows from those of the run without it."""
+    phase = f"eval/{service.name}"
+    # The metrics of the service also stand in the windows of all readers.
+    own = ("services", "metrics/state/readers", array_name(("metrics", "state", "seqs", phase)))
+    return lambda key: _in(key, *own) if isinstance(key, str) else key[2] == phase
