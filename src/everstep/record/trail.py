@@ -1,23 +1,21 @@
 """Trail: what each step found, kept where SIGKILL cannot take it, for the next start to compare.
 
-One file per segment and rank, beside the journal.  It is only appended to, a frame for each step in one call.
+One file per segment and rank, beside the journal.  It is only appended to, a line for each step in one call.
 At a boundary, a file of some size makes way for a new one; the one before it stays, and older ones go.  A
 power cut may lose the trail: it is never the truth.
 
-    file     magic, frames; what follows the first frame that does not fit its checksum does not count
-    frame    checksum of the rest (xxh3_64), last complete step, the step after which all steps are in
-             full, size of the records: u64 each; records
-    record   step u64, value u64 or f64, epoch u32, count u32, key u32, seq u32, flags u8
+A line has the checksum of what follows it (xxh3_64 in 16 hex digits, seeded with `VERSION`), a blank, and JSON:
 
-Numbers are in the machine's byte order.  A key is a pair (phase, name); the record that defines it is
-followed by the pair in JSON, of `count` bytes.
+    [last complete step, the step after which all steps are in full, [[step, phase, name, epoch, seq, value, count] ...]]
+
+What follows the first line that does not fit its checksum does not count.  A value is a digest, or the bits of a
+float64; null where it is on a device, or not known.
 
 | phase | name | value |
 |---|---|---|
-| batch | stream | digest of a batch as it was handed out; `epoch` is its pass, `seq` its place in the step |
+| batch | stream | digest of a batch as it was handed out; `count` is its pass, `seq` its place in the step |
 | pass | stream | none: pass `epoch` of the stream ended, and `step` was the last that drew from the stream |
 | copy | phase of a snapshot / part | digest of that part of the state as it was copied |
-| step | metric | sum of `count` values collected in the step; or their mean (FOLDED) |
 | others | metric | as the journal has it |
 """
 
@@ -39,22 +37,18 @@ from everstep.contracts.metrics import Block
 from everstep.durable import remedy
 from everstep.record.journal_format import float_bits
 from everstep.record.segment_file import segment_path
-from everstep.untrusted_files import parse_json, read_regular
+from everstep.untrusted_files import is_count, parse_json, read_regular
 
+VERSION = 5
+"""Version of the lines and of the digests in them."""
 ENOUGH = 1 << 22
 """Size of the file, in bytes, after which the next boundary begins a new one."""
 LARGEST = 1 << 26
 """Largest size of a file that is read, in bytes."""
-ABSENT, KEY, FOLDED = 1, 2, 4
-"""Flags of a record: the value is not on the host, or unknown; a key's definition; a mean."""
+ABSENT = 1
+"""Flag of a mark whose value is not known."""
 
-MAGIC = b"\x89EVT\r\n\x1a\x04"
-"""Its last byte is the version of the format and of the digests."""
-FRAME = struct.Struct("=4Q")
-_CHECK, _BODY = struct.Struct("=Q"), struct.Struct("=3Q")
-BITS = struct.Struct("=QQIIIIB")
-FLOAT = struct.Struct("=QdIIIIB")
-_checksum: Callable[[Any], int] = xxhash.xxh3_64_intdigest
+_FLOAT, _BITS = struct.Struct("=d"), struct.Struct("=Q")
 
 
 def trail_path(run_dir: Path, segment: int, rank: int = 0) -> Path:
@@ -67,7 +61,9 @@ def _earlier(path: Path) -> Path:
     return path.with_suffix(".earlier.trail")
 
 
-# ---------------------------------------------------------------------------------------------- writing
+def packed(body: bytes) -> bytes:
+    """Make a line of its JSON."""
+    return b"%s %s\n" % (xxhash.xxh3_64_hexdigest(body, VERSION).encode(), body)
 
 
 class Trail:
@@ -98,13 +94,13 @@ class Trail:
     ) -> None:
         self.path = trail_path(run_dir, segment, rank)
         self._is_wall, self._warn = is_wall, warn
-        self._host = None if reduced else float
+        self._on_host = None if reduced else float
         """Type of the values that a step has on the host."""
-        self._keys: dict[tuple[str, str], int] = {}
-        """Numbers by (phase, name); 0 is not a key: such records are left out."""
+        self._names: dict[tuple[str, str], str] = {}
+        """(phase, name) -> both as JSON; "" for a metric that depends on the clock."""
         self._absent: set[str] = set()
         """Metrics that were not on the host at the end of some step."""
-        self._records = bytearray()
+        self._records: list[str] = []
         """Records that are not in the file yet."""
         self._descriptor: int | None = None
         """None while the file cannot be made."""
@@ -116,14 +112,11 @@ class Trail:
 
     def batch(self, step: int, stream: str, pass_index: int, seq: int, digest: int | None) -> None:
         """Note batch `seq` of `step`; `digest` is None where the batch gives nothing to digest."""
-        key = self._keys.get(("batch", stream)) or self._key("batch", stream)
-        flags = ABSENT if digest is None else 0
-        self._records += BITS.pack(step, digest or 0, pass_index, 1, key, seq, flags)
+        self._note(step, "batch", stream, 0, seq, digest, pass_index)
 
     def mark(self, step: int, phase: str, name: str, value: int = 0, epoch: int = 0) -> None:
         """Note another value that is compared."""
-        key = self._key(phase, name)
-        self._records += BITS.pack(step, value, epoch, 1, key, 0, 0)
+        self._note(step, phase, name, epoch, 0, value, 1)
 
     def step(
         self,
@@ -132,39 +125,40 @@ class Trail:
         pending: Sequence[tuple[int, str, Any]],
         read: Mapping[str, tuple[int, float, int]],
     ) -> None:
-        """Write what a complete step found.
+        """Write what a complete step found; its values are folded as the collector folds them.
 
         Args:
             pending: values collected and not read yet; the last ones are this step's.
             read: name -> (step, sum, count of values) of metrics that were read in the middle of a step.
         """
         self._last = step
-        for name, (at, total, count) in read.items():
-            if at == step and (key := self._key("step", name)):
-                self._records += FLOAT.pack(step, total, epoch, count, key, 0, 0)
+        sums: dict[str, tuple[float, int] | None]
+        sums = {name: (total, count) for name, (at, total, count) in read.items() if at == step}
         first = len(pending)
         while first and pending[first - 1][0] == step:
             first -= 1
         for _, name, value in pending[first:]:
-            key = self._keys.get(("step", name)) or self._key("step", name)
-            # a tensor may be on a device: reading its value would make the step wait
-            on_host = type(value) is self._host
-            if not on_host:
+            before = sums.get(name, (-0.0, 0))  # the sum of -0.0 and a value is that value
+            if type(value) is self._on_host and before is not None:
+                sums[name] = (before[0] + value, before[1] + 1)
+            else:  # a tensor may be on a device: reading its value would make the step wait
+                sums[name] = None
                 self._absent.add(name)
-            if key:
-                number, flags = (value, 0) if on_host else (0.0, ABSENT)
-                self._records += FLOAT.pack(step, number, epoch, 1, key, 0, flags)
+        for name, total in sums.items():
+            if total is None:
+                self._note(step, "step", name, epoch, 0, None, 1)
+            else:
+                bits = _BITS.unpack(_FLOAT.pack(total[0] / total[1]))[0]
+                self._note(step, "step", name, epoch, 0, bits, total[1])
         self._write()
 
     def rows(self, block: Block) -> None:
         """Write rows that were read, if `step` has not seen them, or not on the host."""
-        folded = block.phase == "step"
-        if block.wall or (folded and block.name not in self._absent):
+        if block.wall or (block.phase == "step" and block.name not in self._absent):
             return
-        if key := self._key(block.phase, block.name):
-            flags, bits = FOLDED if folded else 0, float_bits(block.values)
-            for step, value, count, seq in zip(block.steps, bits, block.counts, block.seqs, strict=True):
-                self._records += BITS.pack(step, value, block.epoch, count, key, seq, flags)
+        columns = zip(block.steps, float_bits(block.values), block.counts, block.seqs, strict=True)
+        for step, value, count, seq in columns:
+            self._note(step, block.phase, block.name, block.epoch, seq, value, count)
         self._write()
 
     def boundary(self) -> None:
@@ -179,57 +173,50 @@ class Trail:
             os.close(self._descriptor)
         self._descriptor = None
 
-    def _key(self, phase: str, name: str) -> int:
-        """Return the number of a key, and define a new key; 0 for a metric that depends on the clock."""
-        key = self._keys.get((phase, name))
-        if key is None:
-            key = 0 if phase == "step" and self._is_wall(name) else len(self._keys) + 1
-            self._keys[phase, name] = key
-            text = json.dumps([phase, name]).encode()
-            self._records += BITS.pack(0, 0, 0, len(text), key, 0, KEY) + text
-        return key
+    def _note(
+        self, step: int, phase: str, name: str, epoch: int, seq: int, value: int | None, count: int
+    ) -> None:
+        names = self._names.get((phase, name))
+        if names is None:
+            is_left_out = phase == "step" and self._is_wall(name)
+            names = self._names[phase, name] = "" if is_left_out else json.dumps([phase, name])[1:-1]
+        if names:  # as json.dumps would write it, in half the time: each step comes here
+            known = "null" if value is None else value
+            self._records.append(f"[{step},{names},{epoch},{seq},{known},{count}]")
 
     def _write(self) -> None:
-        """Append the records; those that the disk refuses are lost, with the keys that they define."""
-        body = _BODY.pack(self._last, self._whole, len(self._records)) + self._records
+        """Append the records; those that the disk refuses are lost."""
+        line = packed(f"[{self._last},{self._whole},[{','.join(self._records)}]]".encode())
         self._records.clear()
         if self._descriptor is not None:
             try:
-                self._append(_CHECK.pack(_checksum(body)) + body)
-                return
+                hazard.reach("trail.write")
+                if os.pwrite(self._descriptor, line, self._end) == len(line):
+                    self._end += len(line)
+                    return
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as error:
                 self._refused(error)
         self._whole = self._last
-        self._keys.clear()
-
-    def _append(self, data: bytes) -> None:
-        hazard.reach("trail.write")
-        assert self._descriptor is not None
-        if os.pwrite(self._descriptor, data, self._end) < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._end += len(data)
 
     def _begin(self) -> None:
         """Begin a new file; the one that this start has filled makes way for it."""
-        filled = self._descriptor is not None
+        is_filled = self._descriptor is not None
         self.close()
-        self._keys.clear()
         self._whole, self._begun = max(self._whole, self._begun), self._last
         try:
             hazard.reach("trail.rename")
             with suppress(FileNotFoundError):  # a person may delete it
-                if filled:
+                if is_filled:
                     self.path.replace(_earlier(self.path))
                 else:  # of a start whose journal was lost, or what a link leads to elsewhere
                     self.path.unlink()
             hazard.reach("trail.create")
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._descriptor, self._end = os.open(self.path, flags, 0o666), 0
-            self._append(MAGIC)
-            self._write()
         except OSError as error:
-            self.close()
             self._refused(error)
+        self._write()
 
     def _refused(self, error: OSError) -> None:
         if not self._has_warned:
@@ -240,20 +227,20 @@ class Trail:
             )
 
 
-# ---------------------------------------------------------------------------------------------- reading
-
-
 class Mark(NamedTuple):
-    """Record of a trail; `value` is the bits of a number, or a digest."""
+    """Record of a trail; `value` is a digest or the bits of a number, None where it is not known."""
 
     step: int
-    value: int
-    epoch: int
-    count: int  # type: ignore[assignment]  # as in Row
     phase: str
     name: str
+    epoch: int
     seq: int
-    flags: int
+    value: int | None
+    count: int  # type: ignore[assignment]  # as in Row
+
+    @property
+    def flags(self) -> int:
+        return ABSENT if self.value is None else 0
 
 
 class TrailContent(NamedTuple):
@@ -273,26 +260,42 @@ class TrailContent(NamedTuple):
 def read_trail(path: Path) -> TrailContent | None:
     """Read a trail; None if it is missing, damaged or of another version."""
     marks: list[Mark] = []
-    floor, whole, last = 0, 0, -1
+    floor, whole, last, size = 0, 0, -1, 0
     for file in (_earlier(path), path):
-        keys: dict[int, tuple[str, str]] = {}
         try:
-            for number, (after, since, records) in enumerate(_frames(file)):
+            for number, body in enumerate(_bodies(file)):
+                after, since, records = parse_json(body)
+                if not (is_count(after) and is_count(since)):
+                    return None
                 if number == 0 and after != last:  # the file before is missing, or torn
                     marks.clear()
                     floor = after
-                whole, last = max(since, floor), after
-                marks.extend(_marks(records, keys))
-        except (KeyError, TypeError, ValueError, struct.error):
+                whole, last, size = max(since, floor), after, size + 1
+                marks += map(_mark, records)
+        except (TypeError, ValueError):
             return None
-    # a forged file may claim more steps than it has frames for
-    return None if last < 0 or last - whole > 2 * LARGEST // FRAME.size else TrailContent(whole, last, marks)
+    # a forged file may claim more steps than it has lines for
+    return None if last < 0 or last - whole > size else TrailContent(whole, last, marks)
+
+
+def _mark(record: Sequence[Any]) -> Mark:
+    mark = Mark(*record)
+    numbers = (mark.step, mark.epoch, mark.seq, mark.count)
+    value = 0 if mark.value is None else mark.value
+    is_value = isinstance(value, int) and 0 <= value < 1 << 64
+    if not (all(map(is_count, numbers)) and is_value and type(mark.phase) is type(mark.name) is str):
+        raise ValueError("it is not a mark")
+    return mark
 
 
 def last_step(path: Path) -> int | None:
     """Read the last complete step from a file of a trail; None if it is none."""
-    lasts = [last for last, _, _ in _frames(path)]
-    return lasts[-1] if lasts else None
+    bodies = list(_bodies(path))
+    try:
+        last = parse_json(bodies[-1])[0] if bodies else None
+    except (LookupError, TypeError, ValueError):
+        return None
+    return last if is_count(last) else None
 
 
 def newest_step(run_dir: Path, segment: int) -> int:
@@ -301,31 +304,14 @@ def newest_step(run_dir: Path, segment: int) -> int:
     return max((last_step(path) or 0 for path in trails), default=0)
 
 
-def _frames(path: Path) -> Iterator[tuple[int, int, memoryview]]:
-    """Yield (last, whole, records) of the frames until the first that is not whole."""
+def _bodies(path: Path) -> Iterator[bytes]:
+    """Yield the JSON of the lines until the first that is not whole."""
     try:
-        data = memoryview(read_regular(path, LARGEST))
+        lines = read_regular(path, LARGEST).split(b"\n")[:-1]
     except OSError:
         return
-    begin = len(MAGIC) if data[: len(MAGIC)] == MAGIC else len(data)
-    while begin + FRAME.size <= len(data):
-        check, last, whole, size = FRAME.unpack_from(data, begin)
-        end = begin + FRAME.size + size
-        if end > len(data) or check != _checksum(data[begin + _CHECK.size : end]):
+    for line in lines:
+        body = line[17:]
+        if packed(body)[:-1] != line:
             return
-        yield last, whole, data[begin + FRAME.size : end]
-        begin = end
-
-
-def _marks(records: memoryview, keys: dict[int, tuple[str, str]]) -> Iterator[Mark]:
-    """Yield the records of a frame; take note of the keys that it defines."""
-    at = 0
-    while at < len(records):
-        step, value, epoch, count, key, seq, flags = BITS.unpack_from(records, at)
-        at += BITS.size
-        if flags & KEY:
-            phase, name = parse_json(records[at : at + count])
-            keys[key] = (str(phase), str(name))
-            at += count
-        else:
-            yield Mark(step, value, epoch, count, *keys[key], seq, flags)
+        yield body
