@@ -176,7 +176,7 @@ class Rollback(NamedTuple):
 
 
 def shared_samples(rollbacks: Sequence[Rollback]) -> list[tuple[str, int]]:
-    """Find the (stream, sample number) that each of two or more rollbacks has quarantined: they may be bad."""
+    """Find each (stream, sample number) that all of two or more rollbacks have quarantined: it may be bad."""
     quarantined = [
         {(batch.stream, sample) for batch in rollback.batches for sample in batch.samples or ()}
         for rollback in rollbacks

@@ -257,11 +257,6 @@ def _column(payload: memoryview, at: int, rows: int) -> NDArray[np.int64]:
     return (offsets + np.int64(base).view(np.uint64)).view(np.int64)
 
 
-def block_names(payload: memoryview) -> tuple[str, str]:
-    """Return the phase and name of a packed block."""
-    return _layout(payload)[0][1:3]
-
-
 def block_time(payload: memoryview) -> float:
     """Return when the newest row of a packed block was added, in seconds since 1970."""
     time: float = _BLOCK.unpack_from(payload)[0]

@@ -18,7 +18,7 @@ from everstep.arguments import checked_keywords
 from everstep.contracts.metrics import Block, phases_and_names
 from everstep.errors import ConfigError, RunDirError, nearest
 from everstep.record.event_fields import ACCEPTED, CHOSEN, DIVERGED, Rollback
-from everstep.record.journal_format import Position, block_names, float_bits
+from everstep.record.journal_format import Position, float_bits
 from everstep.record.rundir import certain_id, user_path
 from everstep.record.segment_file import (
     Event,
@@ -57,7 +57,7 @@ class Row(NamedTuple):
 
 
 class Status(NamedTuple):
-    """Summary of a run: its starts, the last step known to be complete, its epoch, rows valid and superseded."""
+    """Summary of a run: its starts, the last step known to be complete and its epoch, counts of rows."""
 
     segments: int
     epoch: int
@@ -88,8 +88,6 @@ class RunJournal:
             runs = {str(path.parent) for near in (folder, folder.parent) for path in near.glob("*/run.json")}
             what = "has neither run.json nor journal/" if folder.exists() else "does not exist"
             raise RunDirError(f"{folder} is not a run: it {what}; {nearest(str(folder), runs)}")
-
-    # --------------------------------------------------------------------------------- files and their chain
 
     @cached_property
     def _segments(self) -> dict[int, Segment]:
@@ -141,8 +139,6 @@ class RunJournal:
     def segments(self) -> list[Segment]:
         """List the files of the journal, oldest first."""
         return list(self._segments.values())
-
-    # ----------------------------------------------------------------------------------------- what they hold
 
     def parts(self, position: Position | None = None) -> Iterator[tuple[int, list[Item]]]:
         """Yield each segment with valid rows or events, oldest first: its number, and these as written.
@@ -216,13 +212,6 @@ class RunJournal:
             v for block in blocks for v in block.values
         ]
 
-    def step_metrics(self) -> set[str]:
-        """Collect the names of the metrics that any step has collected."""
-        blocks = (block for segment in self._segments.values() for block in segment.blocks)
-        return {name for phase, name in (block_names(each.payload) for each in blocks) if phase == "step"}
-
-    # --------------------------------------------------------------------------------------------- its starts
-
     def newest_start(self) -> Event | None:
         """Return the event with which the newest start began; None before the first start."""
         return next(reversed(list(self.events("segment", valid=False))), None)
@@ -273,16 +262,6 @@ class RunJournal:
         """
         heads = [event.data for event in self.events("head", valid=False) if event.segment >= self._began]
         return {head["stream"]: head for head in heads if head["step"] == step}
-
-    # ------------------------------------------------------------------- which earlier results are compared
-
-    def superseded(self, position: Position | None) -> dict[int, dict[Key, Value]]:
-        """Map each segment to the comparable rows that a start from `position` leaves behind; None: all."""
-        chain, behind = self._chain_to(position), dict[int, dict[Key, Value]]()
-        for number, segment in self._segments.items():
-            blocks = [each.block for each in segment.blocks if each.offset >= chain.get(number, 0)]
-            behind[number] = {key: row for block in blocks for key, row in comparable_rows(block)}
-        return behind
 
     def abandoned_starts(self, position: Position | None) -> set[int]:
         """Find the starts whose overridden configuration or data a position does not inherit."""

@@ -133,9 +133,8 @@ def read_segment(path: Path, start: int = 0, run: str | None = None) -> Segment:
         data = file.read()
     header = journal_format.unpack_header(head)
     if header is not None and header.version > VERSION:
-        raise JournalError(
-            f"{path} has journal format {header.version}, this everstep reads up to {VERSION}; upgrade everstep"
-        )
+        newer = f"{path} has journal format {header.version}, this everstep reads up to {VERSION}"
+        raise JournalError(f"{newer}; upgrade everstep")
     number = segment_number(path) or (header.segment if header else 0)
     if header is not None and header.segment != number:
         # perhaps of another run: none of its rows may count as this start's

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from everstep.arguments import integer
-from everstep.contracts.metrics import Block
 from everstep.errors import ConfigError, RunDirError
 from everstep.record.event_fields import ACCEPTED
 from everstep.record.journal import Journal
 from everstep.record.journal_format import Position, bits_float
-from everstep.record.journal_reader import Key, RunJournal, Value, comparable_rows
+from everstep.record.journal_reader import Key, RunJournal, Value
 from everstep.record.lock import RunLock
 from everstep.record.rundir import RunDir
 from everstep.record.trail import TrailContent, read_trail, trail_path
@@ -104,17 +104,17 @@ def first_difference(differences: Iterable[Difference], runs: Sequence[str] = ()
 
 @dataclass
 class EarlierSteps:
-    """Record of the steps after a checkpoint, as earlier executions found them.
+    """Record of the steps after a checkpoint, as the trails of earlier executions have them.
 
     Attributes:
         first: the checkpoint's step.
         last: the last step that was complete; `first` if none was.
-        values: by step: key -> value; None where the value is not known.  Of a batch (digest, pass), of a part
-            of a snapshot (digest, 1), of a metric as in the journal; keys as in the journal.
+        values: by step: key -> (digest or bits, count of values), None where it is not known; keys as in a
+            journal, of a batch with its pass in the place of the epoch.
         ends: (stream, pass) -> the last step that drew from the stream when the pass ended.
         lasts: (stream, pass) -> the last step that read from the pass.
         traced: steps that a trail records in full, as far as values were on the host.
-        names: metrics that any step of the run has collected.
+        names: metrics that any of the steps has collected.
         set_aside: the last step of executions that are not compared with; 0 if all are.
         why: reasons why they are not.
         accepted: whether a person has accepted a divergence at or before the checkpoint.
@@ -134,58 +134,39 @@ class EarlierSteps:
     def __post_init__(self) -> None:
         self.last = max(self.last, self.first)
 
-    def leave_out(self, last: int, why: str) -> None:
-        """Take note that executions until a step are not compared with, and why."""
-        self.set_aside = max(self.set_aside, last)
-        # steps that are compared with other executions are not spoken of
-        if last > self.first and why not in self.why:
-            self.why.append(why)
-
     @property
     def has_rows(self) -> bool:
         """Whether metrics are left that were not found again."""
         return any(key[2] not in ("batch", "copy") for values in self.values.values() for key in values)
 
-    def add_rows(self, rows: dict[Key, Value], end: float, why: str) -> None:
-        """Add what the journal has of an execution; from step `end` on it is not compared with."""
-        for key, row in rows.items():
-            _, step, phase, _, _ = key
-            in_step = phase == "step"
-            if (
-                self.first + in_step <= step < end
-                and phase != "head"
-                and not (in_step and step in self.traced)
-            ):
-                self.values[step].setdefault(key, row)
-                self.last = max(self.last, step * in_step)
-            elif in_step and step >= end:
-                self.leave_out(step, why)
-
-    def add_trail(self, trail: TrailContent, end: float, why: str, begin: int) -> None:
-        """Add what a trail has of an execution; of an epoch's tail, the steps from `begin` on count."""
+    def add(self, trail: TrailContent, end: float, why: str, tail: bool) -> None:
+        """Add an execution, which is not compared with from step `end` on."""
         # Steps that an older trail has are left out: the first execution counts.
         new = set(range(max(self.first, trail.whole) + 1, int(min(trail.last + 1, end)))) - self.traced
         for mark in trail.marks:
-            step, phase = mark.step, mark.phase
-            if phase == "step":
-                self.names.add(mark.name)
+            step, phase, name = mark.step, mark.phase, mark.name
             if phase in ("batch", "step"):
                 is_repeated = step in new
             else:
-                is_repeated = (self.first + 1 if phase == "copy" else begin) <= step < end and phase != "head"
+                begin = self.first if tail and phase != "copy" else self.first + 1
+                is_repeated = begin <= step < end and phase != "head"
+            if phase == "step":
+                self.names.add(name)
             if is_repeated and phase == "pass":
-                self.ends.setdefault((mark.name, mark.epoch), step)
+                self.ends.setdefault((name, mark.epoch), step)
             elif is_repeated:
+                key = (mark.epoch, step, phase, name, mark.seq)
                 if phase == "batch":
-                    drawn = mark.name, mark.count
-                    self.lasts[drawn] = max(step, self.lasts.get(drawn, 0))
-                key = (mark.epoch, step, phase, mark.name, mark.seq)
+                    self.lasts[name, mark.epoch] = max(step, self.lasts.get((name, mark.epoch), 0))
                 if self.values[step].get(key) is None:
                     self.values[step][key] = None if mark.value is None else (mark.value, mark.count)
-        if trail.last >= end:
-            self.leave_out(trail.last, why)
         self.traced |= new
         self.last = max(self.last, *new, 0)
+        if trail.last >= end:
+            self.set_aside = max(self.set_aside, trail.last)
+            # steps that are compared with other executions are not spoken of
+            if trail.last > self.first and why not in self.why:
+                self.why.append(why)
 
 
 def read_earlier_steps(
@@ -198,18 +179,15 @@ def read_earlier_steps(
         tail: whether the start also repeats the tail of an epoch that ends with `step`.
         rank: the rank whose trails are read.
     """
-    earlier = EarlierSteps(step, names=journal.step_metrics())
-    superseded = journal.superseded(position)
+    earlier = EarlierSteps(step)
     left = journal.abandoned_starts(position)
     if position is not None:
         earlier.accepted = journal.compared_until(position.segment, step, left)[0] <= step
     for segment in journal.segments():
         if segment.number not in left:
-            end, why = journal.compared_until(segment.number, step, left)
-            earlier.add_rows(superseded.get(segment.number, {}), end, why)
             trail = read_trail(trail_path(journal.run_dir, segment.number, rank))
             if trail is not None:
-                earlier.add_trail(trail, end, why, step if tail else step + 1)
+                earlier.add(trail, *journal.compared_until(segment.number, step, left), tail)
     return earlier
 
 
@@ -241,9 +219,9 @@ class StepComparison:
     """
 
     def __init__(self, reference: EarlierSteps, incomparable: Callable[[], str] = lambda: "") -> None:
-        self._was, self._incomparable = reference, incomparable
+        self._was = reference
+        self._incomparable = cache(incomparable)
         self.first, self.last = reference.first, reference.last
-        self._why: str | None = None
         self._seen: set[str] = set()
         """Step metrics that this execution has collected."""
         self._noted: set[int] = set()
@@ -256,16 +234,49 @@ class StepComparison:
         self.latest: Difference | None = None
         self.done = reference.last == reference.first and not reference.has_rows
 
-    def batch(self, step: int, stream: str, pass_index: int, seq: int, digest: int | None) -> None:
-        """Compare batch `seq` of a step, which is handed out."""
-        end = self._was.ends.get((stream, pass_index))
-        if end is not None and end < step:
-            del self._was.ends[stream, pass_index]
+    def note(self, key: Key, new: Value | None) -> None:
+        """Compare a value that this execution has found, as its trail has it; None: it is not known (yet)."""
+        epoch, step, phase, name, _ = key
+        was = self._was
+        if phase == "pass":
+            return self._pass_ended(step, name, epoch)
+        if phase == "batch" and (end := was.ends.get((name, epoch), step)) < step:
+            del was.ends[name, epoch]
             old = f"at its end after step {end}"
-            self._differs(step, "samples", f"pass of {stream}", old, "not at its end")
+            return self._differs(step, "samples", f"pass of {name}", old, "not at its end")
+        if phase == "step":
+            self._seen.add(name)
+            if new is None:
+                return None  # it is on a device, and follows when it is read
+        component, called, kind = _described(phase, name)
+        why_not = "" if kind in (BATCHES, RANDOM) else self._incomparable()
+        is_missing = key not in was.values[step]
+        is_told = phase in ("batch", "step") and was.first < step <= was.last
+        if phase == "head" or (is_missing and not is_told):
+            return None
+        self._noted.add(step)
+        old_value = was.values[step].pop(key, None)
+        if is_missing and step in was.traced and not why_not and (phase == "batch" or name in was.names):
+            words = ("not drawn", "drawn") if phase == "batch" else row_words(None, new)
+            self._differs(step, component, called, *words)
+        elif old_value is None or new is None or why_not:
+            self.uncompared[kind] += 1
+        elif old_value == new:
+            self.equal[kind] += 1
+        elif phase == "batch":
+            self._differs(step, component, called, *batch_words((epoch, old_value[0]), (epoch, new[0])))
+        elif phase == "copy":
+            self._differs(step, component, called, f"{old_value[0]:016x}", f"{new[0]:016x}")
         else:
-            value = None if digest is None else (digest, pass_index)
-            self._compare((0, step, "batch", stream, seq), value)
+            self._differs(step, component, called, *row_words(old_value, new))
+        return None
+
+    def _pass_ended(self, step: int, stream: str, pass_index: int) -> None:
+        was, ended = self._was, (stream, pass_index)
+        end, last = was.ends.pop(ended, None), was.lasts.get(ended, 0)
+        old = f"at its end after step {end}" if end is not None else f"not at its end until step {last}"
+        if end not in (None, step) or (end is None and last > step):
+            self._differs(step, "samples", f"pass of {stream}", old, "at its end")
 
     def drawn_again(self, stream: str, words: tuple[str, str] | None) -> bool:
         """Compare a stream's batches before the resume point, which were drawn again.
@@ -282,18 +293,6 @@ class StepComparison:
             self._differs(self.first, "samples", f"batch of {stream}", *words)
         return words is None or self._was.accepted
 
-    def pass_ended(self, step: int, stream: str, pass_index: int) -> None:
-        """Compare the end of a pass: the pass gave its last batch.
-
-        Args:
-            step: the last complete step, or the open step if it drew from the stream.
-        """
-        was, ended = self._was, (stream, pass_index)
-        end, last = was.ends.pop(ended, None), was.lasts.get(ended, 0)
-        old = f"at its end after step {end}" if end is not None else f"not at its end until step {last}"
-        if end not in (None, step) or (end is None and last > step):
-            self._differs(step, "samples", f"pass of {stream}", old, "at its end")
-
     def step_done(self, step: int) -> None:
         """Count a complete step, and compare its batches that were not drawn."""
         if self._was.first < step <= self._was.last:
@@ -301,21 +300,6 @@ class StepComparison:
             for key in [key for key in self._was.values[step] if key[2] == "batch"]:
                 del self._was.values[step][key]
                 self._differs(step, "samples", f"batch of {key[3]}", "drawn", "not drawn")
-
-    def copied(self, step: int, phase: str, part: str, digest: int) -> None:
-        """Compare a part of a snapshot: "random state", or an entry of the user's state."""
-        key = (0, step, "copy", f"{phase}/{part}", 0)
-        if key in self._was.values[step]:
-            self._compare(key, (digest, 1))
-
-    def rows(self, block: Block) -> None:
-        """Compare rows of metrics that were read."""
-        if block.phase == "head":
-            return
-        if block.phase == "step":
-            self._seen.add(block.name)
-        for key, new in comparable_rows(block):
-            self._compare(key, new)
 
     def reached(self, step: int) -> None:
         """Take note of a boundary after `step`: all of the step's rows have been read."""
@@ -327,36 +311,10 @@ class StepComparison:
         if self.done:
             return
         self.done = True
-        for step in self._was.traced.intersection(range(self.first + 1, self.first + self.steps + 1)):
+        for step in sorted(self._was.traced.intersection(range(self.first + 1, self.first + self.steps + 1))):
             for (_, _, phase, name, _), old in self._was.values[step].items():
-                if phase == "step" and name in self._seen and old is not None and not self._why:
+                if phase == "step" and name in self._seen and old is not None and not self._incomparable():
                     self._differs(step, "loss", name, *row_words(old, None))
-
-    def _compare(self, key: Key, new: Value | None) -> None:
-        """Compare a value with the one that was found before under its key; None: it is not known."""
-        _, step, phase, name, _ = key
-        was, component, called, kind = self._was, *_described(phase, name)
-        if self._why is None and kind not in (BATCHES, RANDOM):
-            self._why = self._incomparable()
-        why_not = "" if kind in (BATCHES, RANDOM) else self._why
-        missing = key not in was.values[step]
-        if missing and not (phase in ("batch", "step") and was.first < step <= was.last):
-            return
-        self._noted.add(step)
-        old = was.values[step].pop(key, None)
-        if missing and step in was.traced and not why_not and (phase == "batch" or name in was.names):
-            words = ("not drawn", "drawn") if phase == "batch" else row_words(None, new)
-            self._differs(step, component, called, *words)
-        elif old is None or new is None or why_not:
-            self.uncompared[kind] += 1
-        elif old == new:
-            self.equal[kind] += 1
-        elif phase == "batch":
-            self._differs(step, component, called, *batch_words(old[::-1], new[::-1]))
-        elif phase == "copy":
-            self._differs(step, component, called, f"{old[0]:016x}", f"{new[0]:016x}")
-        else:
-            self._differs(step, component, called, *row_words(old, new))
 
     def _differs(self, step: int, component: str, name: str, old: str, new: str) -> None:
         self.differing += 1
@@ -381,7 +339,8 @@ class StepComparison:
             return f"resume not verified: {aside or 'nothing was executed again'}"
         found = [f"{equal} equal"] if equal else []
         if uncompared := _counted(self.uncompared):
-            found.append(f"{uncompared} not compared{f' ({self._why})' if self._why else ''}")
+            why = self._incomparable()
+            found.append(f"{uncompared} not compared{f' ({why})' if why else ''}")
         bare = self.steps - sum(was.first < step <= was.first + self.steps for step in self._noted)
         if equal and bare:
             found.append(f"{_several(bare, 'step')} left nothing to compare")

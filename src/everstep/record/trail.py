@@ -1,19 +1,18 @@
 """Trail: what each step found, kept where SIGKILL cannot take it, for the next start to compare.
 
-One file per segment and rank, beside the journal.  It is only appended to, a line for each step in one call.
-At a boundary, a file of some size makes way for a new one; the one before it stays, and older ones go.  A
-power cut may lose the trail: it is never the truth.
+One file per segment and rank, beside the journal.  It is only appended to, a line for each step in one call;
+at a save, a file of some size is begun anew.  A power cut may lose it: it is never the truth.
 
-A line has the checksum of what follows it (xxh3_64 in 16 hex digits, seeded with `VERSION`), a blank, and JSON:
+A line has the checksum of its JSON (xxh3_64 in 16 hex digits, seeded with `VERSION`), a blank, and the JSON:
 
-    [last complete step, the step after which all steps are in full, [[step, phase, name, epoch, seq, value, count] ...]]
+    [last complete step, step after which all are whole, [[step, phase, name, epoch, seq, value, count] ...]]
 
-What follows the first line that does not fit its checksum does not count.  A value is a digest, or the bits of a
-float64; null where it is on a device, or not known.
+The first line that does not fit its checksum, and all behind it, do not count.  A value is a digest, or the
+bits of a float64; null where it is on a device, or not known.
 
 | phase | name | value |
 |---|---|---|
-| batch | stream | digest of a batch as it was handed out; `count` is its pass, `seq` its place in the step |
+| batch | stream | digest of a batch as it was handed out; `epoch` is its pass, `seq` its place in the step |
 | pass | stream | none: pass `epoch` of the stream ended, and `step` was the last that drew from the stream |
 | copy | phase of a snapshot / part | digest of that part of the state as it was copied |
 | others | metric | as the journal has it |
@@ -36,14 +35,15 @@ from everstep import hazard
 from everstep.contracts.metrics import Block
 from everstep.durable import remedy
 from everstep.record.journal_format import float_bits
+from everstep.record.journal_reader import Key, Value
 from everstep.record.segment_file import segment_path
 from everstep.untrusted_files import is_count, parse_json, read_regular
 
 VERSION = 5
 """Version of the lines and of the digests in them."""
-ENOUGH = 1 << 22
-"""Size of the file, in bytes, after which the next boundary begins a new one."""
-LARGEST = 1 << 26
+ENOUGH = 1 << 23
+"""Size of the file, in bytes, after which a save begins it anew."""
+LARGEST = 1 << 28
 """Largest size of a file that is read, in bytes."""
 ABSENT = 1
 """Flag of a mark whose value is not known."""
@@ -54,11 +54,6 @@ _FLOAT, _BITS = struct.Struct("=d"), struct.Struct("=Q")
 def trail_path(run_dir: Path, segment: int, rank: int = 0) -> Path:
     """Path of a rank's trail of a segment."""
     return segment_path(run_dir, segment).with_suffix(f".rank-{rank:05d}.trail" if rank else ".trail")
-
-
-def _earlier(path: Path) -> Path:
-    """Path of the file that a trail has filled before."""
-    return path.with_suffix(".earlier.trail")
 
 
 def packed(body: bytes) -> bytes:
@@ -79,6 +74,9 @@ class Trail:
         warn: takes sentences for the user.
         rank: the rank whose steps are noted.
         reduced: whether the values of a step are known only when those of all ranks are reduced.
+
+    Attributes:
+        compare: takes all that is noted; None: nobody compares it.
     """
 
     def __init__(
@@ -93,6 +91,7 @@ class Trail:
         reduced: bool = False,
     ) -> None:
         self.path = trail_path(run_dir, segment, rank)
+        self.compare: Callable[[Key, Value | None], None] | None = None
         self._is_wall, self._warn = is_wall, warn
         self._on_host = None if reduced else float
         """Type of the values that a step has on the host."""
@@ -105,18 +104,31 @@ class Trail:
         self._descriptor: int | None = None
         """None while the file cannot be made."""
         self._end = 0
-        self._last = self._whole = self._begun = step
-        """The last step; those after which all steps are in both files, and in this file."""
+        self._last = self._whole = step
+        """The last step; the one after which all steps are in the file."""
         self._has_warned = False
         self._begin()
 
-    def batch(self, step: int, stream: str, pass_index: int, seq: int, digest: int | None) -> None:
-        """Note batch `seq` of `step`; `digest` is None where the batch gives nothing to digest."""
-        self._note(step, "batch", stream, 0, seq, digest, pass_index)
-
-    def mark(self, step: int, phase: str, name: str, value: int = 0, epoch: int = 0) -> None:
-        """Note another value that is compared."""
-        self._note(step, phase, name, epoch, 0, value, 1)
+    def note(
+        self,
+        step: int,
+        phase: str,
+        name: str,
+        value: int | None = 0,
+        epoch: int = 0,
+        seq: int = 0,
+        count: int = 1,
+    ) -> None:
+        """Note a value, to be written with the step; None: it is not known."""
+        names = self._names.get((phase, name))
+        if names is None:
+            is_left_out = phase == "step" and self._is_wall(name)
+            names = self._names[phase, name] = "" if is_left_out else json.dumps([phase, name])[1:-1]
+        if names:  # as json.dumps would write it, in half the time: each step comes here
+            known = "null" if value is None else value
+            self._records.append(f"[{step},{names},{epoch},{seq},{known},{count}]")
+            if self.compare is not None:
+                self.compare((epoch, step, phase, name, seq), None if value is None else (value, count))
 
     def step(
         self,
@@ -146,10 +158,10 @@ class Trail:
                 self._absent.add(name)
         for name, total in sums.items():
             if total is None:
-                self._note(step, "step", name, epoch, 0, None, 1)
+                self.note(step, "step", name, None, epoch=epoch)
             else:
                 bits = _BITS.unpack(_FLOAT.pack(total[0] / total[1]))[0]
-                self._note(step, "step", name, epoch, 0, bits, total[1])
+                self.note(step, "step", name, bits, epoch=epoch, count=total[1])
         self._write()
 
     def rows(self, block: Block) -> None:
@@ -158,13 +170,12 @@ class Trail:
             return
         columns = zip(block.steps, float_bits(block.values), block.counts, block.seqs, strict=True)
         for step, value, count, seq in columns:
-            self._note(step, block.phase, block.name, block.epoch, seq, value, count)
+            self.note(step, block.phase, block.name, value, epoch=block.epoch, seq=seq, count=count)
         self._write()
 
-    def boundary(self) -> None:
-        """Note that everything so far is read: a file that is large, or could not be made, is begun anew."""
+    def saving(self) -> None:
+        """Begin a file that is large, or could not be made, anew: a resume needs the steps after a save."""
         if self._descriptor is None or self._end > ENOUGH:
-            self._write()
             self._begin()
 
     def close(self) -> None:
@@ -173,16 +184,19 @@ class Trail:
             os.close(self._descriptor)
         self._descriptor = None
 
-    def _note(
-        self, step: int, phase: str, name: str, epoch: int, seq: int, value: int | None, count: int
-    ) -> None:
-        names = self._names.get((phase, name))
-        if names is None:
-            is_left_out = phase == "step" and self._is_wall(name)
-            names = self._names[phase, name] = "" if is_left_out else json.dumps([phase, name])[1:-1]
-        if names:  # as json.dumps would write it, in half the time: each step comes here
-            known = "null" if value is None else value
-            self._records.append(f"[{step},{names},{epoch},{seq},{known},{count}]")
+    def _begin(self) -> None:
+        self._end, self._whole = 0, self._last
+        try:
+            if self._descriptor is None:
+                hazard.reach("trail.create")
+                with suppress(FileNotFoundError):  # of a start whose journal was lost; or it is a link
+                    self.path.unlink()
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                self._descriptor = os.open(self.path, flags, 0o666)
+            self._write()
+            os.ftruncate(self._descriptor, self._end)  # behind a whole line: after a kill it is a trail, too
+        except OSError as error:
+            self._refused(error)
 
     def _write(self) -> None:
         """Append the records; those that the disk refuses are lost."""
@@ -199,31 +213,12 @@ class Trail:
                 self._refused(error)
         self._whole = self._last
 
-    def _begin(self) -> None:
-        """Begin a new file; the one that this start has filled makes way for it."""
-        is_filled = self._descriptor is not None
-        self.close()
-        self._whole, self._begun = max(self._whole, self._begun), self._last
-        try:
-            hazard.reach("trail.rename")
-            with suppress(FileNotFoundError):  # a person may delete it
-                if is_filled:
-                    self.path.replace(_earlier(self.path))
-                else:  # of a start whose journal was lost, or what a link leads to elsewhere
-                    self.path.unlink()
-            hazard.reach("trail.create")
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            self._descriptor, self._end = os.open(self.path, flags, 0o666), 0
-        except OSError as error:
-            self._refused(error)
-        self._write()
-
     def _refused(self, error: OSError) -> None:
         if not self._has_warned:
             self._has_warned = True
             self._warn(
                 f"{self.path}: {error.strerror}; {remedy(error)}: until it can be written again, the results "
-                "of steps do not survive a kill; a resume can compare only what the journal has been given"
+                "of steps do not survive a kill, so a resume cannot compare them"
             )
 
 
@@ -244,13 +239,7 @@ class Mark(NamedTuple):
 
 
 class TrailContent(NamedTuple):
-    """Content of a trail.
-
-    Attributes:
-        whole: all steps after this step are recorded in full.
-        last: the last complete step.
-        marks: in the order of writing.
-    """
+    """Content of a trail: the steps after `whole` are recorded in full, up to `last`; all marks."""
 
     whole: int
     last: int
@@ -259,37 +248,31 @@ class TrailContent(NamedTuple):
 
 def read_trail(path: Path) -> TrailContent | None:
     """Read a trail; None if it is missing, damaged or of another version."""
-    marks: list[Mark] = []
-    floor, whole, last, size = 0, 0, -1, 0
-    for file in (_earlier(path), path):
-        try:
-            for number, body in enumerate(_bodies(file)):
-                after, since, records = parse_json(body)
-                if not (is_count(after) and is_count(since)):
-                    return None
-                if number == 0 and after != last:  # the file before is missing, or torn
-                    marks.clear()
-                    floor = after
-                whole, last, size = max(since, floor), after, size + 1
-                marks += map(_mark, records)
-        except (TypeError, ValueError):
-            return None
+    marks, bodies = list[Mark](), list(_bodies(path))
+    whole = last = 0
+    try:
+        for body in bodies:
+            last, whole, records = parse_json(body)
+            marks += map(_mark, records)
+    except (TypeError, ValueError):
+        return None
     # a forged file may claim more steps than it has lines for
-    return None if last < 0 or last - whole > size else TrailContent(whole, last, marks)
+    is_trail = bodies and is_count(last) and is_count(whole) and last - whole <= len(bodies)
+    return TrailContent(whole, last, marks) if is_trail else None
 
 
 def _mark(record: Sequence[Any]) -> Mark:
     mark = Mark(*record)
-    numbers = (mark.step, mark.epoch, mark.seq, mark.count)
     value = 0 if mark.value is None else mark.value
     is_value = isinstance(value, int) and 0 <= value < 1 << 64
-    if not (all(map(is_count, numbers)) and is_value and type(mark.phase) is type(mark.name) is str):
+    numbers = all(map(is_count, (mark.step, mark.epoch, mark.seq, mark.count)))
+    if not (numbers and is_value and type(mark.phase) is type(mark.name) is str):
         raise ValueError("it is not a mark")
     return mark
 
 
 def last_step(path: Path) -> int | None:
-    """Read the last complete step from a file of a trail; None if it is none."""
+    """Read the last complete step from a trail; None if it is none."""
     bodies = list(_bodies(path))
     try:
         last = parse_json(bodies[-1])[0] if bodies else None
