@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,12 @@ def test_steps_executed_again_are_verified(tmp_path: Path) -> None:
 
 def test_other_numbers_are_a_warning_with_likely_causes_and_a_mark_of_the_run(tmp_path: Path) -> None:
     crashed(tmp_path)
+    tiny = differing(start(tmp_path, on_divergence="stop"))
+    with pytest.raises(
+        DivergenceError, match=r"step 7 loss was .*everstep accept RUN --divergence 7"
+    ) as caught:
+        tiny.train()
+    assert caught.value.step == 7 and not tiny.loop.ending.finished
     tiny = differing(start(tmp_path)).train()
     (warning,) = tiny.loop.ending.warnings
     assert warning.startswith("resume differs: step 7 loss was ")
@@ -59,62 +66,6 @@ def test_other_numbers_are_a_warning_with_likely_causes_and_a_mark_of_the_run(tm
     (mark,) = events(tmp_path, "diverged")
     assert (mark["step"], mark["component"], mark["in_data"]) == (7, "loss", False)
     assert tiny.loop.ending.finished
-
-
-def test_other_numbers_stop_the_run_where_that_is_asked_for(tmp_path: Path) -> None:
-    crashed(tmp_path)
-    tiny = differing(start(tmp_path, on_divergence="stop"))
-    with pytest.raises(
-        DivergenceError, match=r"step 7 loss was .*everstep accept RUN --divergence 7"
-    ) as caught:
-        tiny.train()
-    assert caught.value.step == 7
-    assert not tiny.loop.ending.finished
-
-
-def test_other_batches_stop_the_run_before_they_are_trained_on(tmp_path: Path) -> None:
-    crashed(tmp_path)
-    tiny = with_other_batches(start(tmp_path))
-    weights = None
-
-    def note(loop: object, step: int) -> None:
-        nonlocal weights
-        weights = step
-
-    said = r"step 7 batch of train was .* the data gives other batches .* padding .*np\.empty"
-    with pytest.raises(DivergenceError, match=said):
-        tiny.train(inside=note)
-    assert weights is None
-    with_other_batches(start(tmp_path, on_divergence="warn")).train()
-
-
-def test_a_pass_may_end_in_the_middle_of_a_step(tmp_path: Path) -> None:
-    """Passes of three batches, of which a step draws two."""
-
-    def train(fails_at: int) -> everstep.supervisor.Ending:
-        w = np.zeros(1)
-        services = [everstep.Checkpoints(everstep.Every(steps=3))]
-        with everstep.Supervisor(tmp_path, {"w": w}, seed=1, max_step=9, services=services) as sv:
-            batches = sv.stream(everstep.data.arrays(np.arange(6), batch_size=2, shuffle=True))
-            while not sv.should_stop():
-                if sv.step == fails_at:
-                    raise Boom
-                w += next(batches)[0].sum() - next(batches)[0].mean()
-                sv.advance(loss=float(w[0]))
-        return sv.ending
-
-    for fails_at in (2, 5, 8):
-        with pytest.raises(Boom):
-            train(fails_at)
-    ending = train(-1)
-    assert ending.finished and ending.warnings == ()
-    assert events(tmp_path, "diverged") == []
-
-
-def with_other_batches(tiny: Tiny) -> Tiny:
-    """The same number of samples, in an order that nobody restores."""
-    tiny.data = Reversed(tiny.data)
-    return tiny
 
 
 class Reversed:
@@ -132,22 +83,45 @@ class Reversed:
         return self.stream.open(*where, seed=seed + 1)
 
 
-def test_the_first_execution_stays_what_is_compared_with(tmp_path: Path) -> None:
-    crashed(tmp_path)
-    with pytest.raises(Boom):
-        differing(start(tmp_path)).train(inside=boom_at(8))
-    tiny = differing(start(tmp_path)).train()
-    assert any("resume differs: step 7 loss was " in each for each in tiny.loop.ending.warnings)
-    assert [mark["step"] for mark in events(tmp_path, "diverged")] == [7]
+def with_other_batches(tiny: Tiny) -> Tiny:
+    """The same number of samples, in an order that nobody restores."""
+    tiny.data = Reversed(tiny.data)
+    return tiny
 
 
-def test_an_execution_after_a_divergence_is_not_compared_with(tmp_path: Path) -> None:
+def test_other_batches_stop_the_run_before_they_are_trained_on(tmp_path: Path) -> None:
     crashed(tmp_path)
-    with pytest.raises(Boom):
-        differing(start(tmp_path)).train(inside=boom_at(9))
-    tiny = start(tmp_path).train()
-    assert tiny.loop.ending.warnings == ()
+    said = r"step 7 batch of train was .* the data gives other batches .* padding .*np\.empty"
+    with pytest.raises(DivergenceError, match=said):
+        with_other_batches(start(tmp_path)).train(inside=lambda loop, step: pytest.fail("it trains"))
+    with_other_batches(start(tmp_path, on_divergence="warn")).train()
+
+
+def test_a_pass_may_end_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    """Passes of three batches, of which a step draws two."""
+    for fails_at in (2, 5, 8, -1):
+        w, saves = np.zeros(1), everstep.Checkpoints(everstep.Every(steps=3))
+        sv = quiet(tmp_path, {"w": w}, seed=1, max_step=9, services=[saves])
+        with suppress(Boom), sv:
+            batches = sv.stream(everstep.data.arrays(np.arange(6), batch_size=2, shuffle=True))
+            while not sv.should_stop():
+                if sv.step == fails_at:
+                    raise Boom
+                w += next(batches)[0].sum() - next(batches)[0].mean()
+                sv.advance(loss=float(w[0]))
+    assert sv.ending.finished and sv.ending.warnings == ()
     assert events(tmp_path, "diverged") == []
+
+
+@pytest.mark.parametrize("boom", [8, 9])
+def test_the_first_execution_is_compared_with_unless_it_had_diverged(tmp_path: Path, boom: int) -> None:
+    """At step 8 of the first start nothing had diverged; step 8 of the second lies behind its divergence."""
+    crashed(tmp_path)
+    with pytest.raises(Boom):
+        differing(start(tmp_path)).train(inside=boom_at(boom))
+    tiny = (differing(start(tmp_path)) if boom == 8 else start(tmp_path)).train()
+    found = [each for each in tiny.loop.ending.warnings if "resume differs: step 7 loss was " in each]
+    assert len(found) == len(events(tmp_path, "diverged")) == (boom == 8)
 
 
 def stop_at(at: int) -> Any:
@@ -252,7 +226,7 @@ def test_a_last_batch_that_differs_only_warns_where_the_program_sets_its_data_la
         def __getitem__(self, at: int) -> Any:
             return (*super().__getitem__(at), self.level)
 
-    def train(max_step: int) -> everstep.supervisor.Ending:
+    for max_step in (4, 6):
         data = Levels()
         with quiet(tmp_path, seed=1, max_step=max_step) as sv:
             batches = sv.stream(DataLoader(data, 2))
@@ -260,11 +234,7 @@ def test_a_last_batch_that_differs_only_warns_where_the_program_sets_its_data_la
                 data.level = sv.step // 2
                 next(batches)
                 sv.advance()
-        return sv.ending
-
-    train(4)
-    ending = train(6)
-    assert ending.finished and any("resume differs: step 4 batch" in each for each in ending.warnings)
+    assert sv.ending.finished and any("resume differs: step 4 batch" in each for each in sv.ending.warnings)
 
 
 def test_other_batches_behind_one_that_only_warned_stop_the_run(tmp_path: Path) -> None:

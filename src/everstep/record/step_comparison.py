@@ -50,10 +50,8 @@ class Difference(NamedTuple):
         component: member of `COMPONENTS`.
         name: name of the stream, source of random numbers, metric, state entry, service, or path of a leaf.
         expected, actual: values or digests, in a few words; `ABSENT` where there is none.
-        step, epoch: counters at the place; 0 at "end".
-        place: "enter", "before", "step", "tail", "epoch" or "end".
-        run: the run directory, where there may be several.
-        rank: the rank; 0 is the writer, and the only one on one process.
+        step, epoch, place: "enter", "before", "step", "tail", "epoch" or "end"; with counters, 0 at "end".
+        run, rank: the run directory, where there may be several; the rank, 0 is the writer.
         note: a cause that was seen; "" if there is none.
         path: what differs at the ends of two runs, see `everstep.proof.compare`.
     """
@@ -87,11 +85,7 @@ class Difference(NamedTuple):
 
 
 def first_difference(differences: Iterable[Difference], runs: Sequence[str] = ()) -> Difference | None:
-    """Return the first of some differences; None if there is none.
-
-    Args:
-        runs: the runs, in the order in which the program opens them.
-    """
+    """Return the first of some differences of runs, in the order in which the program opens these, or None."""
 
     def order(each: Difference) -> tuple[int, ...]:
         return runs.index(each.run) if each.run in runs else len(runs), *each.order
@@ -107,16 +101,14 @@ class EarlierSteps:
     """Record of the steps after a checkpoint, as the trails of earlier executions have them.
 
     Attributes:
-        first: the checkpoint's step.
-        last: the last step that was complete; `first` if none was.
+        first, last: the checkpoint's step; the last step that was complete, `first` if none was.
         values: by step: key -> (digest or bits, count of values), None where it is not known; keys as in a
             journal, of a batch with its pass in the place of the epoch.
         ends: (stream, pass) -> the last step that drew from the stream when the pass ended.
         lasts: (stream, pass) -> the last step that read from the pass.
         traced: steps that a trail records in full, as far as values were on the host.
         names: metrics that any of the steps has collected.
-        set_aside: the last step of executions that are not compared with; 0 if all are.
-        why: reasons why they are not.
+        set_aside, why: the last step of executions that are not compared with, 0 if all are; and the reasons.
         accepted: whether a person has accepted a divergence at or before the checkpoint.
     """
 
@@ -208,13 +200,12 @@ class StepComparison:
         incomparable: called once; returns why numbers cannot be expected to be equal, "" if they can.
 
     Attributes:
+        first, last: the step that the start resumes from, and the last that is executed again.
         steps: count of the steps executed again.
         equal, uncompared: counts of the values found equal, and of the values without a comparison, by kind:
             "batch digest", "random state", "state digest", "last batch digest", and metrics by their names.
-        first, last: the step that the start resumes from, and the last that is executed again.
-        differing: count of the values that differ.
-        difference: the difference with the lowest step; within a step, the first that was found.
-        latest: the difference that was found last.
+        differing, difference, latest: count of the values that differ; the first of them by step, and the last
+            that was found.
         done: True when nothing is left to compare.
     """
 
@@ -427,9 +418,8 @@ def accept(run_dir: Path, step: int) -> None:
     Later starts do not compare those steps with earlier executions.
 
     Raises:
-        ConfigError: the run has not diverged at that step; names the steps at which it has.
-        RunLockedError: a process holds the run.
-        RunDirError: the decision cannot be written.
+        ConfigError: the run has not diverged at that step.
+        RunDirError: a process holds the run, or the decision cannot be written.
     """
     integer("step", step, 0)
     run = RunDir.open(run_dir, create=False)

@@ -62,7 +62,7 @@ def packed(body: bytes) -> bytes:
 
 
 class Trail:
-    """Writer of one segment's trail.  Only the training thread calls it.
+    """Writer of one segment's trail; only the training thread calls it.
 
     If the disk refuses a step's results, the run continues without them; a message says so once.
 
