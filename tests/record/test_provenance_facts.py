@@ -76,7 +76,7 @@ def test_a_configuration_of_any_objects_becomes_json(tmp_path):
     }
 
 
-def test_uncommitted_changes_are_told_apart_and_untracked_outputs_are_none(repo):
+def test_uncommitted_changes_are_told_apart(repo):
     (repo / "runs").mkdir()
     (repo / "runs" / "x").write_text("")
     hashes = {provenance.git_facts(repo)["diff"]}

@@ -41,8 +41,8 @@ CREDENTIALS = {
 }
 NONE = (
     "postgresql://me@host:5432/db?host=/tmp/x&connect_timeout=3", "postgresql:///db", "https://[::1]:80/a",
-    "https://host:8080/path@v2", "s3://bucket/key@1", "ssh://git@example.org/a.git", 
-    "git@example.org:a/b.git", "optimizer.lr=0.1", "torch.optim:AdamW", "me@example.org", "step=3, loss=0.1: fine",
+    "https://host:8080/path@v2", "s3://bucket/key@1", "ssh://git@example.org/a.git",
+    "git@example.org:a/b.git", "optimizer.lr=0.1", "torch.optim:AdamW", "me@example.org", "step=3, loss=0.1",
 )  # fmt: skip
 
 

@@ -134,7 +134,7 @@ def test_after_a_write_that_failed_later_steps_are_written_again(trail: Trail, w
     assert len(warnings) == 1 and "the disk is full: free space" in warnings[0]
 
 
-def test_a_damaged_file_says_no_more_than_its_whole_lines(trail: Trail) -> None:
+def test_a_damaged_file_says_no_more_than_its_whole_frames(trail: Trail) -> None:
     walk(trail, 1, 5)
     whole, content = trail.path.read_bytes(), read(trail)
     damaged = [whole[:cut] for cut in range(0, len(whole), 7)]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from everstep.redaction import redacted
-from everstep.untrusted_files import Count, Seconds, is_integer, misfits
+from everstep.untrusted_files import Count, Seconds, misfits
 
 DIVERGED = "diverged"
 """Kind of an event: steps that were executed again gave different results."""
@@ -30,7 +30,7 @@ def misfit(kind: str, data: Mapping[str, Any]) -> str:
     name = next(misfits(data, fields), None)
     if name is None:
         return ""
-    return f"{name!r} is {_short(data[name])}" if name in data else f"{name!r} is missing"
+    return f"{name!r} is {data[name]!r:.60}" if name in data else f"{name!r} is missing"
 
 
 def levels(tree: Any) -> int:
@@ -40,13 +40,6 @@ def levels(tree: Any) -> int:
         depth += 1
         level = [part for each in level for part in (each.values() if isinstance(each, dict) else each)]
     return depth
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "an object"
-    is_long = isinstance(value, int) and not isinstance(value, bool) and not is_integer(value)
-    return "an integer of more than 64 bits" if is_long else f"{value!r:.60}"
 
 
 _PLACE: dict[str, Any] = {"step?": Count, "epoch?": Count}

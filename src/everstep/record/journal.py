@@ -90,7 +90,6 @@ class Journal:
         """Create the file of a new segment; its header and "segment" event wait for the first flush.
 
         Args:
-            run_dir: the run directory.
             segment: this start's number, from 1; `RunDir.next_segment()`.
             parent: position of the checkpoint that was resumed from, None for a start from nothing.
             facts: this start's provenance, JSON; None if the segment is not a start and only gets decisions.
@@ -130,11 +129,7 @@ class Journal:
                 self._added[block[:4]] = time.time()
 
     def event(self, kind: str, data: dict[str, Any], wall: bool = False, *, plain: bool = False) -> None:
-        """Add an event; it reaches the file at the next flush.
-
-        Args:
-            plain: whether `data` has no text of the user's, so that no credential is looked for.
-        """
+        """Add an event, for the next flush; if it is `plain`, no text of the user's is in it."""
         recorded = data if plain else _recordable(data)
         self._add_event(pack_event(kind, recorded, wall, time.time()))
         for heard in self.listeners:
@@ -143,18 +138,13 @@ class Journal:
     def decide(self, data: dict[str, Any]) -> None:
         """Add an event of kind "decision", which nothing supersedes, and make it durable.
 
-        Raises:
-            OSError: it is not durable.  As it may be found by the next start, this one must not go on.
+        OSError: it is not.  As the next start may find it, this one must not go on.
         """
         self._add_event(pack_event("decision", _recordable(data), False, time.time()))
         self.sync()
 
     def flush(self) -> Position:
-        """Hand all frames to the operating system; frames that the disk refuses wait in memory.
-
-        Returns:
-            The position after everything added so far, written or not: `fsync_only` raises if it is not.
-        """
+        """Hand all frames to the operating system, or keep them; return the position behind them."""
         with self._lock:
             self._close_blocks()
             self._write()
@@ -245,8 +235,7 @@ class Journal:
     def fsync_only(self, position: Position) -> None:
         """Make everything up to `position` durable without flushing later frames.
 
-        Raises:
-            OSError: the frames are not durable (a commit that needs them must fail).
+        OSError: it is not durable (a commit that needs it must fail).
         """
         with self._syncing:
             with self._lock:

@@ -141,21 +141,12 @@ class RunJournal:
         return list(self._segments.values())
 
     def parts(self, position: Position | None = None) -> Iterator[tuple[int, list[Item]]]:
-        """Yield each segment with valid rows or events, oldest first: its number, and these as written.
-
-        Args:
-            position: the place up to which the run is read; None: its end.
-        """
+        """Yield each segment up to a position (None: the end), oldest first: number and valid entries."""
         for number, end in (self._chain if position is None else self._chain_to(position)).items():
             yield number, [item for item in in_order(self._segments[number]) if item.offset < end]
 
     def events(self, kind: str | None = None, valid: bool = True) -> Iterator[Event]:
-        """Yield events in the order of writing.  Decisions are always valid.
-
-        Args:
-            kind: only events of this kind.
-            valid: False to include superseded events.
-        """
+        """Yield events in the order of writing; if not `valid`, superseded ones too.  Decisions are valid."""
         for segment, end in self._valid_ends(valid):
             for event in segment.events:
                 if kind in (None, event.kind) and (event.offset < end or event.kind == "decision"):
@@ -168,11 +159,7 @@ class RunJournal:
                     yield segment.number, stored.block
 
     def rows(self, valid: bool = True) -> Iterator[Row]:
-        """Yield the metric rows, in no order that two equal runs share: sort them by what you need.
-
-        Args:
-            valid: False to include superseded rows.
-        """
+        """Yield the metric rows, in no order that equal runs share; if not `valid`, superseded ones too."""
         for segment, block in self._blocks(valid):
             columns = zip(block.steps, block.seqs, block.values, block.counts, strict=True)
             for step, seq, value, count in columns:
@@ -256,10 +243,7 @@ class RunJournal:
         return Rollback.among((event.data, event.segment) for event in decisions)
 
     def heads(self, step: int) -> dict[str, dict[str, Any]]:
-        """Map each stream to the changes that the head of the epoch after `step` made to its generators.
-
-        The newest execution counts, even if it is superseded.
-        """
+        """Map each stream to what the head of the epoch after `step` last changed in its generators."""
         heads = [event.data for event in self.events("head", valid=False) if event.segment >= self._began]
         return {head["stream"]: head for head in heads if head["step"] == step}
 
@@ -282,12 +266,11 @@ class RunJournal:
         segment itself had diverged.
 
         Args:
-            segment: number of the segment.
-            step: the step that the start resumes from.
+            segment, step: number of the segment; the step that the start resumes from.
             left: starts whose choices do not count.
 
         Returns:
-            that step, infinite if there is none; and the reason, empty if there is none.
+            that step, infinite if there is none; and the reason.
         """
         own = [each.data["step"] for each in self.events(DIVERGED, valid=False) if each.segment == segment]
         cuts = [each[2:] for each in self._cuts if segment <= each[0] and each[1] not in left]
@@ -324,11 +307,7 @@ class RunJournal:
         )
 
     def divergences(self, position: Position | None = None) -> list[Event]:
-        """List the divergences in the run's valid events that nobody has accepted, oldest first.
-
-        Args:
-            position: the end of what counts; None: the end of the newest start.
-        """
+        """List the divergences up to a position (None: the end) that nobody has accepted, oldest first."""
         chain = self._chain if position is None else self._chain_to(position)
         return [
             event

@@ -78,16 +78,13 @@ class Segment:
     """Content of one file of a journal.
 
     Attributes:
-        number: number of the start of the process that wrote the file, from 1.
-        path: the file.
+        number, path: number of the start of the process that wrote the file, from 1; the file.
         end: the offset after the last whole frame; 0 if there is none.
         size: the bytes of the file up to the end of that frame; later bytes are torn, or being written.
-        started: False if a kill came before the start was written, or if the file has a person's decision
-            alone.
+        started: False if a kill came before the start was written, or the file has only a person's decision.
         parent: the position that the segment continues from; None if it started from nothing.
         events, blocks: in the order of writing.
-        problems: descriptions of damaged places, with offsets.
-        torn: description of what follows the last whole frame, as a kill leaves it; "" if nothing does.
+        problems, torn: descriptions of damaged places; of a torn end, as a kill leaves it.
     """
 
     number: int

@@ -85,7 +85,7 @@ class Difference(NamedTuple):
 
 
 def first_difference(differences: Iterable[Difference], runs: Sequence[str] = ()) -> Difference | None:
-    """Return the first of some differences of runs, in the order in which the program opens these, or None."""
+    """Return the first of some differences, or None; of runs in this order."""
 
     def order(each: Difference) -> tuple[int, ...]:
         return runs.index(each.run) if each.run in runs else len(runs), *each.order
@@ -204,8 +204,8 @@ class StepComparison:
         steps: count of the steps executed again.
         equal, uncompared: counts of the values found equal, and of the values without a comparison, by kind:
             "batch digest", "random state", "state digest", "last batch digest", and metrics by their names.
-        differing, difference, latest: count of the values that differ; the first of them by step, and the last
-            that was found.
+        differing, difference, latest: count of the values that differ; the first of them by step, and the
+            one that was found last.
         done: True when nothing is left to compare.
     """
 
