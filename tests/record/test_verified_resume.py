@@ -181,18 +181,37 @@ OTHERS: dict[str, Any] = {
 }
 
 
-def stopped(run_dir: Path, make: Any, process: int, stop: int = 0, **options: Any) -> list[str]:
-    """Program that is stopped after a step, as a process of its own draws the seeds that nobody gave."""
+def stopped(
+    run_dir: Path,
+    make: Any,
+    process: int = 0,
+    stop: int = 0,
+    *,
+    boom: int = 0,
+    tail: bool = False,
+    **options: Any,
+) -> list[str]:
+    """Program that is stopped, or fails, in a step (or in the tail of its epoch); its batches change in place.
+
+    A process of its own draws the seeds that nobody gave.
+    """
     lines: list[str] = []
     random.seed(process), torch.manual_seed(process), np.random.seed(process)
-    console = everstep.services.Console(sink=lines.append)
-    with everstep.TrainLoop(run_dir, services=[console], seed=1, max_epoch=3, **options) as loop:
-        data = make()
+    services = [everstep.services.Console(sink=lines.append), *options.pop("services", ())]
+    options = {"max_epoch": 3, **options}
+    with everstep.TrainLoop(run_dir, services=services, seed=1, **options) as loop:
+        data = make() if callable(make) else make
         for _ in loop.iter_epochs():
-            for step, _ in loop.iter_steps(data):
-                if step == stop:
+            for step, batch in loop.iter_steps(data):
+                if step == boom:
+                    raise Boom
+                if step == stop and not tail:
                     loop.call_soon(BREAK)
+                if isinstance(batch, np.ndarray) and options.get("on_divergence"):
+                    batch += 1
                 torch.rand(3), np.random.rand()
+            if step == stop and tail:
+                loop.call_soon(BREAK)
     return lines
 
 
@@ -241,13 +260,9 @@ def test_other_batches_behind_one_that_only_warned_stop_the_run(tmp_path: Path) 
     """After a kill: the last batch is drawn again, and the steps behind it are executed again."""
 
     def train(order: list[int], boom: int = 0) -> None:
-        data, saves = [np.full(2, at) for at in order], everstep.Checkpoints(everstep.Every(steps=2))
-        options: Any = {"default_services": False, "services": [saves], "max_epoch": 1, "seed": 1}
-        with everstep.TrainLoop(tmp_path, **options) as loop:
-            for _ in loop.iter_epochs():
-                for step, _ in loop.iter_steps(data):
-                    if step == boom:
-                        raise Boom
+        saves = everstep.Checkpoints(everstep.Every(steps=2))
+        data = [np.full(2, at) for at in order]
+        stopped(tmp_path, data, boom=boom, services=[saves], max_epoch=1, default_services=False)
 
     with pytest.raises(Boom):
         train([0, 1, 2, 3], boom=4)
@@ -261,42 +276,26 @@ def test_other_batches_behind_one_that_only_warned_stop_the_run(tmp_path: Path) 
 def test_between_two_passes_data_that_is_declared_is_compared(tmp_path: Path, declared: bool) -> None:
     """Other data that is not declared may be meant for the next epoch."""
 
-    def train(last: int, stop: bool = False) -> everstep.supervisor.Ending:
+    def train(last: int, stop: int = 0) -> list[str]:
         data = DataLoader(torch.utils.data.Subset(Noise(), [0, 1, last]), 2)
-        options: Any = {"streams": {"train": data}} if declared else {}
-        options |= {"default_services": False, "on_divergence": "stop"}
-        with everstep.TrainLoop(tmp_path, seed=1, max_epoch=2, **options) as loop:
-            for epoch in loop.iter_epochs():
-                list(loop.iter_steps(data))
-                if stop and epoch == 1:
-                    loop.call_soon(BREAK)
-        return loop.ending
+        streams: Any = {"streams": {"train": data}} if declared else {}
+        return stopped(tmp_path, data, stop=stop, tail=True, max_epoch=2, on_divergence="stop", **streams)
 
     with pytest.raises(Interrupted):
-        train(2, stop=True)
+        train(2, stop=2)
     if declared:
         with pytest.raises(DivergenceError, match="step 2 batch of train was batch 2 of pass 1 with"):
             train(3)
-    assert train(2 if declared else 3).finished
+    assert train(2 if declared else 3)[-1].startswith("ended: max_epoch")
 
 
 def test_batches_that_steps_change_in_place_are_named(tmp_path: Path) -> None:
     """They are others in the second pass, and a new process has them as they were."""
-
-    def train(stop: int) -> None:
-        data = [np.full(2, float(at)) for at in range(3)]
-        options: Any = {"default_services": False, "on_divergence": "stop"}
-        with everstep.TrainLoop(tmp_path, seed=1, max_epoch=3, **options) as loop:
-            for _ in loop.iter_epochs():
-                for step, batch in loop.iter_steps(data):
-                    batch += 1
-                    if step == stop:
-                        loop.call_soon(BREAK)
-
+    make = lambda: [np.full(2, float(at)) for at in range(3)]  # noqa: E731
     with pytest.raises(Interrupted):
-        train(5)
+        stopped(tmp_path, make, stop=5, on_divergence="stop")
     with pytest.raises(DivergenceError, match=r"was batch 2 of pass 2 with .* change no batch in place"):
-        train(0)
+        stopped(tmp_path, make, on_divergence="stop")
 
 
 @pytest.mark.campaign("long")

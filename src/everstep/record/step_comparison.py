@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from everstep.arguments import integer
+from everstep.contracts.metrics import Block
 from everstep.errors import ConfigError, RunDirError
 from everstep.record.event_fields import ACCEPTED
 from everstep.record.journal import Journal
 from everstep.record.journal_format import Position, bits_float
-from everstep.record.journal_reader import Key, RunJournal, Value
+from everstep.record.journal_reader import Key, RunJournal, Value, comparable_rows
 from everstep.record.lock import RunLock
 from everstep.record.rundir import RunDir
 from everstep.record.trail import TrailContent, read_trail, trail_path
@@ -98,7 +99,7 @@ def first_difference(differences: Iterable[Difference], runs: Sequence[str] = ()
 
 @dataclass
 class EarlierSteps:
-    """Record of the steps after a checkpoint, as the trails of earlier executions have them.
+    """Record of the steps after a checkpoint, as earlier executions found them.
 
     Attributes:
         first, last: the checkpoint's step; the last step that was complete, `first` if none was.
@@ -154,10 +155,25 @@ class EarlierSteps:
                     self.values[step][key] = None if mark.value is None else (mark.value, mark.count)
         self.traced |= new
         self.last = max(self.last, *new, 0)
-        if trail.last >= end:
-            self.set_aside = max(self.set_aside, trail.last)
+        self._leave_out(trail.last, end, why)
+
+    def add_rows(self, block: Block, end: float, why: str) -> None:
+        """Add rows of the journal, in steps that no trail has in full."""
+        for key, row in comparable_rows(block):
+            _, step, phase, _, _ = key
+            in_step = phase == "step"
+            if in_step:
+                self._leave_out(step, end, why)
+            is_traced = in_step and step in self.traced
+            if self.first + in_step <= step < end and phase != "head" and not is_traced:
+                self.values[step].setdefault(key, row)
+                self.last = max(self.last, step * in_step)
+
+    def _leave_out(self, last: int, end: float, why: str) -> None:
+        if last >= end:
+            self.set_aside = max(self.set_aside, last)
             # steps that are compared with other executions are not spoken of
-            if trail.last > self.first and why not in self.why:
+            if last > self.first and why not in self.why:
                 self.why.append(why)
 
 
@@ -175,11 +191,14 @@ def read_earlier_steps(
     left = journal.abandoned_starts(position)
     if position is not None:
         earlier.accepted = journal.compared_until(position.segment, step, left)[0] <= step
-    for segment in journal.segments():
-        if segment.number not in left:
-            trail = read_trail(trail_path(journal.run_dir, segment.number, rank))
-            if trail is not None:
-                earlier.add(trail, *journal.compared_until(segment.number, step, left), tail)
+    numbers = [segment.number for segment in journal.segments() if segment.number not in left]
+    cuts = {number: journal.compared_until(number, step, left) for number in numbers}
+    for number, cut in cuts.items():
+        if (trail := read_trail(trail_path(journal.run_dir, number, rank))) is not None:
+            earlier.add(trail, *cut, tail)
+    for number, block in journal.superseded(position):
+        if number in cuts:
+            earlier.add_rows(block, *cuts[number])
     return earlier
 
 
