@@ -75,6 +75,7 @@ def test_misuse_is_refused(journal, tmp_path):
 def points(tmp_path, action):
     """The hazards that `action` passes."""
     trace = tmp_path / "trace"
+    trace.unlink(missing_ok=True)
     hazard.arm(f"trace:{trace}")
     action()
     hazard.arm(None)

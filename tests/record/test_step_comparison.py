@@ -217,7 +217,19 @@ def test_it_ends_beyond_the_last_step_and_the_first_execution_counts(tmp_path: P
     assert (comparison.done, comparison.equal.total(), comparison.differing) == (True, 2, 0)
 
 
-def test_nothing_is_compared_without_a_trail(tmp_path: Path) -> None:
+def test_rows_of_the_journal_are_compared_where_no_trail_has_the_step(tmp_path: Path) -> None:
+    """As after a power cut, or when a step of long ago is replayed; what both have is counted once."""
     (tmp_path / "run.json").touch()
-    comparison = StepComparison(read_earlier_steps(RunJournal(tmp_path), Position(1, 0), 0))
-    assert (comparison.done, comparison.report()) == (True, "resume not verified: nothing was executed again")
+    journal = Journal.open(tmp_path, 1, None, {})
+    journal.append(Block(1, "step", "loss", False, [1, 2, 3], [1.0, 0.5, 0.25], [1] * 3, [0] * 3))
+    position = journal.flush()
+    journal.append(Block(1, "step", "loss", False, [4, 5, 6], [0.125, 2.0, 3.0], [1] * 3, [0] * 3))
+    journal.append(Block(1, "step", "a_time", True, [4, 5], [7.0, 8.0], [1] * 2, [0] * 2))
+    journal.close()
+    execute(Trail(tmp_path, 1, 4, is_wall, pytest.fail), [([1], [2.0])], first=4)
+    comparison = StepComparison(read_earlier_steps(RunJournal(tmp_path), position, 3))
+    trail = start(tmp_path, 2, 3)
+    trail.compare = comparison.note
+    execute(trail, [([0], [0.125]), ([1], [2.0]), ([2], [4.0])], comparison, first=3)
+    assert (comparison.done, comparison.steps, comparison.equal["loss"]) == (True, 3, 2)
+    assert comparison.report().startswith("resume differs: step 6 loss was 3.0 and is 4.0 now (1 of 4 ")

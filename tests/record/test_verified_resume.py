@@ -191,7 +191,7 @@ def stopped(
     tail: bool = False,
     **options: Any,
 ) -> list[str]:
-    """Program that is stopped, or fails, in a step (or in the tail of its epoch); its batches change in place.
+    """Program that is stopped, or fails, in a step (or the tail of its epoch); its batches change in place.
 
     A process of its own draws the seeds that nobody gave.
     """

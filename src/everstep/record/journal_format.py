@@ -254,7 +254,8 @@ def _column(payload: memoryview, at: int, rows: int) -> NDArray[np.int64]:
         stride: int = _STRIDE.unpack_from(payload, at)[0]
         return base + stride * np.arange(rows, dtype=np.int64)
     offsets = np.frombuffer(payload, _WIDTHS[width], rows, at).astype(np.uint64)
-    return (offsets + np.int64(base).view(np.uint64)).view(np.int64)
+    column: NDArray[np.int64] = (offsets + np.int64(base).view(np.uint64)).view(np.int64)
+    return column
 
 
 def block_time(payload: memoryview) -> float:
