@@ -135,7 +135,12 @@ FAULTS = {
         "record/test_audit.py::test_over_crashes_every_sample_is_used_once",
     ),
     "an fsync before the rows": Fault(
-        (Edit(r"self\._fsync\(self\.flush\(\)\.offset\)", "self._fsync(self._durable); self.flush()"),),
+        (
+            Edit(
+                r"self\.fsync_only\(self\.flush\(\)\)",
+                "self.fsync_only(Position(1, self._durable)); self.flush()",
+            ),
+        ),
         "record/test_journal_writing.py",
     ),
     "retention of what is needed": Fault(

@@ -30,7 +30,7 @@ from everstep.formats.foreign import open_foreign
 from everstep.mirror.contents import Contents, Holder, Part, parse
 from everstep.proof.audit import audit
 from everstep.record import RunDir, RunJournal, RunLock, failures, journal_format, ledger_format, rundir
-from everstep.record.trail import MAGIC, _frames, read_trail
+from everstep.record.trail import packed, read_trail
 from everstep.views import checkpoint_tables
 
 Input = bytes
@@ -287,9 +287,7 @@ def _look(journal: RunJournal) -> None:
     journal.facts()
     journal.divergences()
     journal.rollbacks()
-    journal.step_metrics()
     journal.heads(3)
-    journal.superseded(None)
     for event in journal.events(valid=False):
         _ = event.completed
     for segment in journal.segments():
@@ -318,15 +316,16 @@ def _ledger() -> Target:
 def _trail(place: Place) -> Target:
     path = max((place.run / "journal").glob("*.trail"))
     raw = path.read_bytes()
-    records = b"".join(records for _, _, records in _frames(path))
+    bodies = [line[17:] for line in raw.splitlines()]
     other = place.run / "other.trail"
 
     def make(rng: Random) -> Input:
         if _rarely(rng):
             return harmed(raw, rng)
-        body = harmed(records, rng)
-        words = struct.pack("=3Q", *(rng.choice((n, n, n, 0, 2**63, 2**64 - 1)) for n in (9, 0, len(body))))
-        return MAGIC + struct.pack("=Q", xxhash.xxh3_64_intdigest(words + body)) + words + body
+        struck, lines = rng.randrange(len(bodies)), [packed(body) for body in bodies]
+        body = bodies[struck]
+        lines[struck] = packed(mutated(json.loads(body), rng) if rng.random() < 0.8 else harmed(body, rng))
+        return b"".join(lines)
 
     def read(data: Input) -> bool:
         other.write_bytes(data)

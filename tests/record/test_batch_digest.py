@@ -53,19 +53,9 @@ def test_small_batches_that_differ_in_form_have_different_digests() -> None:
     same_bytes = [ones, ones.view(3, 2), row, row.view(torch.int32), row.view(torch.int16)]
     arrays = [*same_bytes, torch.ones(3), torch.ones(0), torch.zeros(6), torch.ones(6, dtype=torch.float64)]
     forms = [
-        lambda x: x,
-        lambda x: (x,),
-        lambda x: [[x]],
-        lambda x: [[x], []],
-        lambda x: (x, x),
-        lambda x: ((x, x),),
-        lambda x: (x, [x]),
-        lambda x: [x, 1],
-        lambda x: [1, x],
-        lambda x: {"x": x},
-        lambda x: {"y": x},
-        lambda x: {"x": x, "y": x},
-        lambda x: {"x": (x,)},
+        *(lambda x: x, lambda x: (x,), lambda x: [[x]], lambda x: [[x], []], lambda x: (x, x)),
+        *(lambda x: ((x, x),), lambda x: (x, [x]), lambda x: [x, 1], lambda x: [1, x]),
+        *(lambda x: {"x": x}, lambda x: {"y": x}, lambda x: {"x": x, "y": x}, lambda x: {"x": (x,)}),
     ]
     digests = [batch_digest(form(array), 0) for form in forms for array in arrays]
     assert None not in digests and len(set(digests)) == len(digests)
@@ -93,9 +83,9 @@ def test_tensors_whose_memory_has_other_values_or_is_elsewhere_are_left_out() ->
 
     numbers = torch.ones(2, 2, dtype=torch.complex64)
     plain = torch.ones(2, 2)
+    conjugates = numbers.conj(), numbers.conj().imag
     for left_out in (
-        numbers.conj(),
-        numbers.conj().imag,
+        *conjugates,
         plain.to_sparse(),
         plain.to_mkldnn(),
         plain.to("meta"),

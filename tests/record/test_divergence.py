@@ -64,20 +64,18 @@ def test_the_mark_stays_over_later_starts_until_it_is_accepted(diverged: Path) -
     assert "accepted" in cli("show", str(diverged), folder=diverged.parent)
 
 
-def test_the_ending_says_so_until_it_is_accepted(diverged: Path) -> None:
-    assert start(diverged).train().loop.ending.diverged == 7
-    accept(diverged, 7)
-    assert start(diverged).train().loop.ending.diverged is None
-
-
 def test_an_accepted_run_is_the_run_that_it_was(diverged: Path) -> None:
+    assert start(diverged).train().loop.ending.diverged == 7
+    with pytest.raises(ConfigError, match="no divergence at step 8 to accept; it has at 7"):
+        accept(diverged, 8)
     before = sorted(RunJournal(diverged).rows())
     accept(diverged, 7)
+    with pytest.raises(ConfigError, match="it has not diverged"):
+        accept(diverged, 7)
     journal = RunJournal(diverged)
-    assert (sorted(journal.rows()), journal.problems) == (before, [])
-    assert journal.ended() is not None
+    assert (sorted(journal.rows()), journal.problems) == (before, []) and journal.ended() is not None
     again = start(diverged).train()
-    assert again.seen == [] and again.loop.ending.finished
+    assert again.seen == [] and again.loop.ending.finished and again.loop.ending.diverged is None
     start(diverged, max_epoch=2).train()
     assert status(diverged) == ("finished", None)
 
@@ -96,14 +94,6 @@ def test_a_run_that_other_batches_stopped_goes_on_once_they_are_accepted(tmp_pat
     (said,) = [line for line in tiny.lines if line.startswith("resume ")]
     assert "not compared with earlier executions: a divergence was accepted at step 7" in said
     assert "start" not in said.partition("executions: ")[2]
-
-
-def test_only_what_has_diverged_can_be_accepted(diverged: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no divergence at step 8 to accept; it has at 7"):
-        accept(diverged, 8)
-    accept(diverged, 7)
-    with pytest.raises(ConfigError, match="it has not diverged"):
-        accept(diverged, 7)
 
 
 @pytest.mark.campaign("long")

@@ -11,6 +11,7 @@ import pytest
 from everstep.errors import ConfigError, JournalError
 from everstep.record import Journal, RunDir, RunJournal, read_segment
 from everstep.record.event_fields import DEEPEST, levels
+from everstep.record.journal_format import EVENT, pack_frame
 from tiny_runs import Tiny
 
 TESTS = Path(__file__).parent.parent
@@ -27,35 +28,33 @@ BATCH = {"stream": "train", "pass_index": 0, "batch_index": 1, "samples": [1, 2]
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("decision", {**ROLLBACK, "step": "Infinity"}, "'step' is 'Infinity'"),
-    ("decision", {**ROLLBACK, "batches": [{**BATCH, "batch_index": "x"}]}, "'batches' is a list"),
+    ("decision", {**ROLLBACK, "batches": [{**BATCH, "batch_index": "x"}]}, "'batches' is [{'stream'"),
     ("decision", {"what": "rollback"}, "'number' is missing"),
     ("decision", {"what": "accepted", "step": True}, "'step' is True"),
     ("verified", {"steps": "e400", "report": "resume verified"}, "'steps' is 'e400'"),
-    ("verified", {"report": ["x"]}, "'report' is a list"),
+    ("verified", {"report": ["x"]}, "'report' is ['x']"),
     ("times", {"seconds": float("nan")}, "'seconds' is nan"),
-    ("summary", {"name": ["x"], "step": 1, "text": "x"}, "'name' is a list"),
-    ("summary", {"name": "x", "step": 1, "image": {"file": ["x"]}}, "'image' is an object"),
-    ("checkpoint", {"name": "step-00000001", "bytes": 10**30}, "'bytes' is an integer of more than 64 bits"),
+    ("summary", {"name": ["x"], "step": 1, "text": "x"}, "'name' is ['x']"),
+    ("summary", {"name": "x", "step": 1, "image": {"file": ["x"]}}, "'image' is {'file'"),
+    ("checkpoint", {"name": "step-00000001", "bytes": 10**30}, "'bytes' is 1000000"),
     ("closed", {"status": "constructor"}, "'status' is 'constructor'"),
-    ("segment", {"parent": None, "facts": {"resumed_from": ["x"]}}, "'facts' is an object"),
+    ("segment", {"parent": None, "facts": {"resumed_from": ["x"]}}, "'facts' is {'resumed_from'"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "data", "told"), WRONG, ids=[f"{kind}: {told}" for kind, _, told in WRONG])
-def test_an_event_of_wrong_types_is_told_and_skipped(
-    tmp_path: Path, kind: str, data: dict[str, Any], told: str
-) -> None:
+def test_events_of_wrong_types_are_told_and_skipped(tmp_path: Path) -> None:
     run = RunDir.open(tmp_path / "run")
     journal = Journal.open(run.path, 1, None, {"resumed_from": None})
-    journal.event(kind, data)
+    for kind, data, _ in WRONG:
+        journal.event(kind, data)
     journal.event("ended", {"step": 1, "epoch": 0})
     journal.close()
-    found = read_segment(journal.path)
-    assert [event.kind for event in found.events] == ["segment", "ended"]
-    (problem,) = found.problems
-    assert f"is not an event of kind {kind!r} ({told}" in problem
+    segment = read_segment(journal.path)
+    assert [event.kind for event in segment.events] == ["segment", "ended"]
+    for problem, (kind, _, told) in zip(segment.problems, WRONG, strict=True):
+        assert f"is not an event of kind {kind!r} ({told}" in problem
     read = RunJournal(run.path)
-    assert (read.rollbacks(), read.divergences(), read.problems) == ([], [], [problem])
+    assert (read.rollbacks(), read.divergences(), read.problems) == ([], [], segment.problems)
 
 
 def test_what_everstep_wrote_fits(tmp_path: Path) -> None:
@@ -101,8 +100,6 @@ def test_deep_values_are_refused_and_not_read(tmp_path: Path) -> None:
     journal.close()
     assert read_segment(journal.path).problems == []
     # as a later version, or a stranger, may have written it
-    from everstep.record.journal_format import EVENT, pack_frame
-
     payload = json.dumps({"kind": "seen", "time": 1.0, "wall": True, "data": {"config": deep}}).encode()
     whole = journal.path.read_bytes()
     journal.path.write_bytes(whole + pack_frame(EVENT, len(whole), payload))

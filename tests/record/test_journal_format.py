@@ -68,11 +68,6 @@ def test_a_scalar_takes_few_bytes(tmp_path, steps, counts, most):
     assert (path.stat().st_size - 200) / (10 * n) <= most
 
 
-def test_columns_of_unequal_length_are_refused(tmp_path):
-    with pytest.raises(JournalError, match=r"'loss' has columns of lengths \[3, 3, 1, 3\]; give equal"):
-        write(tmp_path, [block()._replace(counts=[1])])
-
-
 def test_a_torn_tail_costs_only_the_last_frame_wherever_it_is_torn(tmp_path):
     path, positions = write(tmp_path, [block("a"), block("b")])
     whole = path.read_bytes()

@@ -49,30 +49,21 @@ def test_what_was_opened_may_be_another_run_by_now(tmp_path):
         run.require_same()
 
 
-def test_looking_changes_nothing(tmp_path):
-    with pytest.raises(RunDirError, match="does not exist; check the path"):
-        RunDir.open(tmp_path / "x", create=False)
-    with pytest.raises(RunDirError, match=r"has no run.json; check the path"):
-        RunDir.open(tmp_path, create=False)
+def test_what_is_no_run_directory_is_refused(tmp_path):
+    for path, words in ((tmp_path / "x", "does not exist"), (tmp_path, "has no run.json")):
+        with pytest.raises(RunDirError, match=f"{words}; check the path"):
+            RunDir.open(path, create=False)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_is_refused(tmp_path):
     (tmp_path / "x").write_text("")
-    with pytest.raises(RunDirError, match="x is a file; give a directory"):
-        RunDir.open(tmp_path / "x")
-    with pytest.raises(RunDirError, match="Not a directory"):
-        RunDir.open(tmp_path / "x" / "y")
-
-
-def test_something_elses_directory_is_refused_but_hidden_files_are_not(tmp_path):
+    for path, words in {
+        "x": "x is a file; give a directory",
+        "x/y": "Not a directory",
+        ".": "not a run directory: it holds x and no run.json; give an empty",
+    }.items():
+        with pytest.raises(RunDirError, match=words):
+            RunDir.open(tmp_path / path)
+    (tmp_path / "x").unlink()
     (tmp_path / ".cache").mkdir()
-    (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(
-        RunDirError, match=r"not a run directory: it holds thesis.tex and no run.json; give an empty"
-    ):
-        RunDir.open(tmp_path)
-    (tmp_path / "thesis.tex").unlink()
     RunDir.open(tmp_path)
 
 

@@ -52,14 +52,10 @@ def refused(run_dir):
     return warm.run(command, capture_output=True, text=True, check=False).stderr
 
 
-def test_a_second_process_is_refused_naming_pid_and_host(tmp_path, holder):
-    with pytest.raises(
-        RunLockedError, match=f"process {holder.pid} on host {platform.node()} since .*; wait for it"
-    ):
+def test_a_second_process_is_refused_naming_pid_and_host(tmp_path, holder, monkeypatch):
+    who = f"process {holder.pid} on host {platform.node()} since .*; wait for it"
+    with pytest.raises(RunLockedError, match=who):
         RunLock(tmp_path).acquire()
-
-
-def test_a_holder_that_has_not_said_its_name_still_holds(tmp_path, holder, monkeypatch):
     monkeypatch.setattr("everstep.record.lock._NAME_WAIT", 0.0)
     (tmp_path / "lock.json").unlink()
     with pytest.raises(RunLockedError, match="another process"):
@@ -90,18 +86,12 @@ def test_a_second_loop_in_one_process_is_refused_and_the_first_keeps_its_lock(tm
     lock = RunLock(tmp_path)
     lock.acquire()
     (tmp_path / "alias").symlink_to(tmp_path)
-    for path in (tmp_path, tmp_path / "alias"):
-        with pytest.raises(
-            RunLockedError, match=r"held by another loop of this process.*leave its `with` block"
-        ):
-            RunLock(path).acquire()
-    with pytest.raises(RunLockedError, match="another loop of this process"):
-        lock.acquire()
+    for second in (RunLock(tmp_path), RunLock(tmp_path / "alias"), lock):
+        with pytest.raises(RunLockedError, match=r"another loop of this process.*leave its `with`"):
+            second.acquire()
     assert f"process {os.getpid()}" in refused(tmp_path)
     lock.release()
     assert refused(tmp_path) == ""
-    assert lock.acquire() is None
-    lock.release()
 
 
 def in_child(action):
@@ -126,9 +116,8 @@ def test_a_forked_worker_cannot_drop_the_lock(tmp_path):
         with pytest.raises(RunLockedError, match=f"process {os.getppid()} on host"):
             RunLock(tmp_path).acquire()
 
-    assert in_child(lock.release) == 0
-    assert in_child(lambda: os.close(lock._fd)) == 0
-    assert in_child(second) == 0
+    for action in (lock.release, lambda: os.close(lock._fd), second):
+        assert in_child(action) == 0
     assert f"process {os.getpid()}" in refused(tmp_path)
     lock.release()
 
@@ -164,33 +153,30 @@ def test_a_lock_in_a_directory_that_is_removed_meanwhile_is_refused(tmp_path, an
     run_dir.mkdir()
     environment = os.environ | {"EVERSTEP_HAZARD": "SIGSTOP:lock.lock:1"}
     command = [sys.executable, "-c", TRY, str(run_dir)]
+    lock = RunLock(run_dir)
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         os.waitpid(process.pid, os.WUNTRACED)
         run_dir.rename(tmp_path / "removed")
         if anew:
             run_dir.mkdir()
-            lock = RunLock(run_dir)
             lock.acquire()
         process.send_signal(signal.SIGCONT)
-        said = process.communicate()[1]
-    assert "was removed or replaced by another process" in said
+        assert "was removed or replaced by another process" in process.communicate()[1]
     if anew:
         assert f"process {os.getpid()}" in refused(run_dir)
         lock.release()
     else:
         assert not run_dir.exists()
         with pytest.raises(RunDirError, match="was removed"):
-            RunLock(run_dir).acquire()
+            lock.acquire()
 
 
 def test_a_kill_at_every_operation_leaves_a_lock_that_can_be_taken(tmp_path):
     trace = tmp_path / "trace"
-    environment = os.environ | {"EVERSTEP_HAZARD": f"trace:{trace}"}
     command = [sys.executable, "-c", TRY, str(tmp_path)]
-    warm.run(command, env=environment, check=True)
+    warm.run(command, env=os.environ | {"EVERSTEP_HAZARD": f"trace:{trace}"}, check=True)
     for point in set(trace.read_text().split()):
         killed = warm.run(command, env=os.environ | {"EVERSTEP_HAZARD": f"kill:{point}:1"})
         assert killed.returncode == -9
-        lock = RunLock(tmp_path)
-        lock.acquire()
-        lock.release()
+        with RunLock(tmp_path).held():
+            assert (tmp_path / "lock.json").exists()

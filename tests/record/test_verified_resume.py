@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,12 @@ def test_steps_executed_again_are_verified(tmp_path: Path) -> None:
 
 def test_other_numbers_are_a_warning_with_likely_causes_and_a_mark_of_the_run(tmp_path: Path) -> None:
     crashed(tmp_path)
+    tiny = differing(start(tmp_path, on_divergence="stop"))
+    with pytest.raises(
+        DivergenceError, match=r"step 7 loss was .*everstep accept RUN --divergence 7"
+    ) as caught:
+        tiny.train()
+    assert caught.value.step == 7 and not tiny.loop.ending.finished
     tiny = differing(start(tmp_path)).train()
     (warning,) = tiny.loop.ending.warnings
     assert warning.startswith("resume differs: step 7 loss was ")
@@ -59,62 +66,6 @@ def test_other_numbers_are_a_warning_with_likely_causes_and_a_mark_of_the_run(tm
     (mark,) = events(tmp_path, "diverged")
     assert (mark["step"], mark["component"], mark["in_data"]) == (7, "loss", False)
     assert tiny.loop.ending.finished
-
-
-def test_other_numbers_stop_the_run_where_that_is_asked_for(tmp_path: Path) -> None:
-    crashed(tmp_path)
-    tiny = differing(start(tmp_path, on_divergence="stop"))
-    with pytest.raises(
-        DivergenceError, match=r"step 7 loss was .*everstep accept RUN --divergence 7"
-    ) as caught:
-        tiny.train()
-    assert caught.value.step == 7
-    assert not tiny.loop.ending.finished
-
-
-def test_other_batches_stop_the_run_before_they_are_trained_on(tmp_path: Path) -> None:
-    crashed(tmp_path)
-    tiny = with_other_batches(start(tmp_path))
-    weights = None
-
-    def note(loop: object, step: int) -> None:
-        nonlocal weights
-        weights = step
-
-    said = r"step 7 batch of train was .* the data gives other batches .* padding .*np\.empty"
-    with pytest.raises(DivergenceError, match=said):
-        tiny.train(inside=note)
-    assert weights is None
-    with_other_batches(start(tmp_path, on_divergence="warn")).train()
-
-
-def test_a_pass_may_end_in_the_middle_of_a_step(tmp_path: Path) -> None:
-    """Passes of three batches, of which a step draws two."""
-
-    def train(fails_at: int) -> everstep.supervisor.Ending:
-        w = np.zeros(1)
-        services = [everstep.Checkpoints(everstep.Every(steps=3))]
-        with everstep.Supervisor(tmp_path, {"w": w}, seed=1, max_step=9, services=services) as sv:
-            batches = sv.stream(everstep.data.arrays(np.arange(6), batch_size=2, shuffle=True))
-            while not sv.should_stop():
-                if sv.step == fails_at:
-                    raise Boom
-                w += next(batches)[0].sum() - next(batches)[0].mean()
-                sv.advance(loss=float(w[0]))
-        return sv.ending
-
-    for fails_at in (2, 5, 8):
-        with pytest.raises(Boom):
-            train(fails_at)
-    ending = train(-1)
-    assert ending.finished and ending.warnings == ()
-    assert events(tmp_path, "diverged") == []
-
-
-def with_other_batches(tiny: Tiny) -> Tiny:
-    """The same number of samples, in an order that nobody restores."""
-    tiny.data = Reversed(tiny.data)
-    return tiny
 
 
 class Reversed:
@@ -132,22 +83,45 @@ class Reversed:
         return self.stream.open(*where, seed=seed + 1)
 
 
-def test_the_first_execution_stays_what_is_compared_with(tmp_path: Path) -> None:
-    crashed(tmp_path)
-    with pytest.raises(Boom):
-        differing(start(tmp_path)).train(inside=boom_at(8))
-    tiny = differing(start(tmp_path)).train()
-    assert any("resume differs: step 7 loss was " in each for each in tiny.loop.ending.warnings)
-    assert [mark["step"] for mark in events(tmp_path, "diverged")] == [7]
+def with_other_batches(tiny: Tiny) -> Tiny:
+    """The same number of samples, in an order that nobody restores."""
+    tiny.data = Reversed(tiny.data)
+    return tiny
 
 
-def test_an_execution_after_a_divergence_is_not_compared_with(tmp_path: Path) -> None:
+def test_other_batches_stop_the_run_before_they_are_trained_on(tmp_path: Path) -> None:
     crashed(tmp_path)
-    with pytest.raises(Boom):
-        differing(start(tmp_path)).train(inside=boom_at(9))
-    tiny = start(tmp_path).train()
-    assert tiny.loop.ending.warnings == ()
+    said = r"step 7 batch of train was .* the data gives other batches .* padding .*np\.empty"
+    with pytest.raises(DivergenceError, match=said):
+        with_other_batches(start(tmp_path)).train(inside=lambda loop, step: pytest.fail("it trains"))
+    with_other_batches(start(tmp_path, on_divergence="warn")).train()
+
+
+def test_a_pass_may_end_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    """Passes of three batches, of which a step draws two."""
+    for fails_at in (2, 5, 8, -1):
+        w, saves = np.zeros(1), everstep.Checkpoints(everstep.Every(steps=3))
+        sv = quiet(tmp_path, {"w": w}, seed=1, max_step=9, services=[saves])
+        with suppress(Boom), sv:
+            batches = sv.stream(everstep.data.arrays(np.arange(6), batch_size=2, shuffle=True))
+            while not sv.should_stop():
+                if sv.step == fails_at:
+                    raise Boom
+                w += next(batches)[0].sum() - next(batches)[0].mean()
+                sv.advance(loss=float(w[0]))
+    assert sv.ending.finished and sv.ending.warnings == ()
     assert events(tmp_path, "diverged") == []
+
+
+@pytest.mark.parametrize("boom", [8, 9])
+def test_the_first_execution_is_compared_with_unless_it_had_diverged(tmp_path: Path, boom: int) -> None:
+    """At step 8 of the first start nothing had diverged; step 8 of the second lies behind its divergence."""
+    crashed(tmp_path)
+    with pytest.raises(Boom):
+        differing(start(tmp_path)).train(inside=boom_at(boom))
+    tiny = (differing(start(tmp_path)) if boom == 8 else start(tmp_path)).train()
+    found = [each for each in tiny.loop.ending.warnings if "resume differs: step 7 loss was " in each]
+    assert len(found) == len(events(tmp_path, "diverged")) == (boom == 8)
 
 
 def stop_at(at: int) -> Any:
@@ -207,18 +181,37 @@ OTHERS: dict[str, Any] = {
 }
 
 
-def stopped(run_dir: Path, make: Any, process: int, stop: int = 0, **options: Any) -> list[str]:
-    """Program that is stopped after a step, as a process of its own draws the seeds that nobody gave."""
+def stopped(
+    run_dir: Path,
+    make: Any,
+    process: int = 0,
+    stop: int = 0,
+    *,
+    boom: int = 0,
+    tail: bool = False,
+    **options: Any,
+) -> list[str]:
+    """Program that is stopped, or fails, in a step (or the tail of its epoch); its batches change in place.
+
+    A process of its own draws the seeds that nobody gave.
+    """
     lines: list[str] = []
     random.seed(process), torch.manual_seed(process), np.random.seed(process)
-    console = everstep.services.Console(sink=lines.append)
-    with everstep.TrainLoop(run_dir, services=[console], seed=1, max_epoch=3, **options) as loop:
-        data = make()
+    services = [everstep.services.Console(sink=lines.append), *options.pop("services", ())]
+    options = {"max_epoch": 3, **options}
+    with everstep.TrainLoop(run_dir, services=services, seed=1, **options) as loop:
+        data = make() if callable(make) else make
         for _ in loop.iter_epochs():
-            for step, _ in loop.iter_steps(data):
-                if step == stop:
+            for step, batch in loop.iter_steps(data):
+                if step == boom:
+                    raise Boom
+                if step == stop and not tail:
                     loop.call_soon(BREAK)
+                if isinstance(batch, np.ndarray) and options.get("on_divergence"):
+                    batch += 1
                 torch.rand(3), np.random.rand()
+            if step == stop and tail:
+                loop.call_soon(BREAK)
     return lines
 
 
@@ -252,7 +245,7 @@ def test_a_last_batch_that_differs_only_warns_where_the_program_sets_its_data_la
         def __getitem__(self, at: int) -> Any:
             return (*super().__getitem__(at), self.level)
 
-    def train(max_step: int) -> everstep.supervisor.Ending:
+    for max_step in (4, 6):
         data = Levels()
         with quiet(tmp_path, seed=1, max_step=max_step) as sv:
             batches = sv.stream(DataLoader(data, 2))
@@ -260,24 +253,16 @@ def test_a_last_batch_that_differs_only_warns_where_the_program_sets_its_data_la
                 data.level = sv.step // 2
                 next(batches)
                 sv.advance()
-        return sv.ending
-
-    train(4)
-    ending = train(6)
-    assert ending.finished and any("resume differs: step 4 batch" in each for each in ending.warnings)
+    assert sv.ending.finished and any("resume differs: step 4 batch" in each for each in sv.ending.warnings)
 
 
 def test_other_batches_behind_one_that_only_warned_stop_the_run(tmp_path: Path) -> None:
     """After a kill: the last batch is drawn again, and the steps behind it are executed again."""
 
     def train(order: list[int], boom: int = 0) -> None:
-        data, saves = [np.full(2, at) for at in order], everstep.Checkpoints(everstep.Every(steps=2))
-        options: Any = {"default_services": False, "services": [saves], "max_epoch": 1, "seed": 1}
-        with everstep.TrainLoop(tmp_path, **options) as loop:
-            for _ in loop.iter_epochs():
-                for step, _ in loop.iter_steps(data):
-                    if step == boom:
-                        raise Boom
+        saves = everstep.Checkpoints(everstep.Every(steps=2))
+        data = [np.full(2, at) for at in order]
+        stopped(tmp_path, data, boom=boom, services=[saves], max_epoch=1, default_services=False)
 
     with pytest.raises(Boom):
         train([0, 1, 2, 3], boom=4)
@@ -291,42 +276,26 @@ def test_other_batches_behind_one_that_only_warned_stop_the_run(tmp_path: Path) 
 def test_between_two_passes_data_that_is_declared_is_compared(tmp_path: Path, declared: bool) -> None:
     """Other data that is not declared may be meant for the next epoch."""
 
-    def train(last: int, stop: bool = False) -> everstep.supervisor.Ending:
+    def train(last: int, stop: int = 0) -> list[str]:
         data = DataLoader(torch.utils.data.Subset(Noise(), [0, 1, last]), 2)
-        options: Any = {"streams": {"train": data}} if declared else {}
-        options |= {"default_services": False, "on_divergence": "stop"}
-        with everstep.TrainLoop(tmp_path, seed=1, max_epoch=2, **options) as loop:
-            for epoch in loop.iter_epochs():
-                list(loop.iter_steps(data))
-                if stop and epoch == 1:
-                    loop.call_soon(BREAK)
-        return loop.ending
+        streams: Any = {"streams": {"train": data}} if declared else {}
+        return stopped(tmp_path, data, stop=stop, tail=True, max_epoch=2, on_divergence="stop", **streams)
 
     with pytest.raises(Interrupted):
-        train(2, stop=True)
+        train(2, stop=2)
     if declared:
         with pytest.raises(DivergenceError, match="step 2 batch of train was batch 2 of pass 1 with"):
             train(3)
-    assert train(2 if declared else 3).finished
+    assert train(2 if declared else 3)[-1].startswith("ended: max_epoch")
 
 
 def test_batches_that_steps_change_in_place_are_named(tmp_path: Path) -> None:
     """They are others in the second pass, and a new process has them as they were."""
-
-    def train(stop: int) -> None:
-        data = [np.full(2, float(at)) for at in range(3)]
-        options: Any = {"default_services": False, "on_divergence": "stop"}
-        with everstep.TrainLoop(tmp_path, seed=1, max_epoch=3, **options) as loop:
-            for _ in loop.iter_epochs():
-                for step, batch in loop.iter_steps(data):
-                    batch += 1
-                    if step == stop:
-                        loop.call_soon(BREAK)
-
+    make = lambda: [np.full(2, float(at)) for at in range(3)]  # noqa: E731
     with pytest.raises(Interrupted):
-        train(5)
+        stopped(tmp_path, make, stop=5, on_divergence="stop")
     with pytest.raises(DivergenceError, match=r"was batch 2 of pass 2 with .* change no batch in place"):
-        train(0)
+        stopped(tmp_path, make, on_divergence="stop")
 
 
 @pytest.mark.campaign("long")

@@ -2,7 +2,6 @@
 
 from everstep.contracts.metrics import Block
 from everstep.record.batch_digest import array_digest, batch_digest
-from everstep.record.difference import ABSENT, COMPONENTS, Difference, first_difference
 from everstep.record.evaluation_record import (
     Evaluation,
     evaluation_segment,
@@ -10,7 +9,16 @@ from everstep.record.evaluation_record import (
     record_evaluation,
     values_line,
 )
-from everstep.record.event_fields import ACCEPTED, CHOSEN, DIVERGED, WARNED, misfit
+from everstep.record.event_fields import (
+    ACCEPTED,
+    CHOSEN,
+    DIVERGED,
+    WARNED,
+    Batch,
+    Rollback,
+    misfit,
+    shared_samples,
+)
 from everstep.record.failure_pages import Failure, FailurePages, failures, traceback_lines
 from everstep.record.journal import Journal, NoJournal
 from everstep.record.journal_format import Position
@@ -26,13 +34,16 @@ from everstep.record.journal_reader import (
 from everstep.record.lock import RunLock, is_held
 from everstep.record.provenance import facts, machine
 from everstep.record.remove_run import remove, why_stays
-from everstep.record.rollback import Batch, Rollback, shared_samples
 from everstep.record.rundir import RunDir, located, new_id, to_read, user_path
 from everstep.record.segment_file import Event, Item, read_segment, segment_number
 from everstep.record.step_comparison import (
+    ABSENT,
+    COMPONENTS,
+    Difference,
     EarlierSteps,
     StepComparison,
     accept,
+    first_difference,
     read_earlier_steps,
 )
 from everstep.record.trail import Trail, last_step, newest_step, read_trail, trail_path

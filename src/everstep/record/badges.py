@@ -28,6 +28,22 @@ class Badge(NamedTuple):
         return self.kind if self.at is None else f"{self.kind} at {self.at}"
 
 
+class Start(NamedTuple):
+    """What is known of a start, besides what it has reported.
+
+    Attributes:
+        number: its number.
+        began: the step that it resumed from; None if it began from nothing.
+        reached: its last complete step; None if that is not known.
+        running: whether it may still report.
+    """
+
+    number: int
+    began: int | None
+    reached: int | None
+    running: bool
+
+
 def badges_in(noted: Iterable[tuple[int, str, Mapping[str, Any]]]) -> dict[int, Badge]:
     """Return the badge of each start that has reported one, by the start's number.
 
@@ -45,22 +61,6 @@ def badges_in(noted: Iterable[tuple[int, str, Mapping[str, Any]]]) -> dict[int, 
         compared = before.steps or data.get("steps", 0)
         badges[start] = Badge("diverged" if steps else verified, min(steps, default=None), report, compared)
     return badges
-
-
-class Start(NamedTuple):
-    """What is known of a start, besides what it has reported.
-
-    Attributes:
-        number: its number.
-        began: the step that it resumed from; None if it began from nothing.
-        reached: its last complete step; None if that is not known.
-        running: whether it may still report.
-    """
-
-    number: int
-    began: int | None
-    reached: int | None
-    running: bool
 
 
 def judged(starts: Iterable[Start], reported: Mapping[int, Badge]) -> list[tuple[int | None, Badge]]:
@@ -82,9 +82,9 @@ def judged(starts: Iterable[Start], reported: Mapping[int, Badge]) -> list[tuple
         elif own is not None and (own.report or own.kind == "diverged"):
             badge = own
         elif not start.running and reached is not None and reached <= (start.began or 0):
-            badge = Badge("nothing to verify", None, "this start executed no step")
+            badge = Badge("nothing to verify", report="this start executed no step")
         else:
             why = "this start ended before its steps were compared with the earlier ones"
-            badge = Badge("not verified", None, why)
+            badge = Badge("not verified", report=why)
         judgements.append((reached, badge))
     return judgements

@@ -2,13 +2,11 @@
 
 The digest of an array in host memory covers its type, its shape and all its elements; above 64 KiB its first
 and last 2 KiB and elements evenly spaced between them (64; in a large array, an element for each 16 KiB, up
-to 1,024).  The digest of a long list covers its first and last 32 items.  Neither the memory layout of an
-array (a worker makes it contiguous) nor the order of a dict changes the digest.  Arrays on a device and
-objects of user-defined classes are left out: the digest waits for no device, and reports no difference that
-could be a mistake.
+to 1,024); of a long list its first and last 32 items.  Neither the memory layout of an array (a worker
+makes it contiguous) nor the order of a dict changes it.  Arrays on a device and objects of user-defined
+classes are left out: the digest waits for no device, and reports no difference that could be a mistake.
 
-Each step comes through `batch_digest`, `_of_items` and the backend's `digest_small`, with cold caches: a call
-there costs a fifth of a microsecond.  Whoever changes what a digest is changes `trail.MAGIC`.
+Each step comes here with cold caches, so each call costs.  Whoever changes a digest changes `trail.VERSION`.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ Handler: TypeAlias = Callable[[Any, int, int], int | None]
 """(value, seed, depth) -> the digest; None where the value gives nothing to digest."""
 
 
-def batch_digest(batch: Any, start: int) -> int | None:
+def batch_digest(batch: Any, start: int, depth: int = 0) -> int | None:
     """Return a 64-bit digest, or None where the batch gives nothing to digest.
 
     No code of the batch's own classes runs, so taking the digest changes nothing.
@@ -50,26 +48,22 @@ def batch_digest(batch: Any, start: int) -> int | None:
         start: the seed of the digest, a number from 0.
     """
     kind = type(batch)
-    return (_HANDLERS.get(kind) or _handler(kind, batch))(batch, start, 0)
-
-
-def _of(value: Any, seed: int, depth: int) -> int | None:
-    kind = type(value)
-    return (_HANDLERS.get(kind) or _handler(kind, value))(value, seed, depth)
+    return (_HANDLERS.get(kind) or _handler(kind, batch))(batch, start, depth)
 
 
 def _handler(kind: type, value: Any) -> Handler:
-    """Choose the handler for a type, once."""
-    found: Handler = _unknown
+    """Choose the handler for a type, once: a subclass is digested as its base, whatever its methods do."""
+    handler: Handler = _unknown
     if (backend := backends.of(value)) is not None:
-        found = partial(_of_array, backend)
+        handler = partial(_of_array, backend)
         _DIGEST_SMALL[kind] = backend.digest_small
     elif is_dataclass(kind):
-        found = _of_dataclass
+        handler = _of_dataclass
     else:
-        found = next((handler for base, handler in _OPEN.items() if issubclass(kind, base)), _unknown)
-    _HANDLERS[kind] = found
-    return found
+        bases = {list: _of_sequence, tuple: _of_sequence, dict: _of_dict, UserDict: _of_user_dict}
+        handler = next((each for base, each in bases.items() if issubclass(kind, base)), _unknown)
+    _HANDLERS[kind] = handler
+    return handler
 
 
 def _of_array(backend: Backend, value: Any, seed: int, depth: int) -> int | None:
@@ -96,12 +90,9 @@ def array_digest(array: NDArray[Any], seed: int) -> int | None:
     return _hash(items[-edge:].copy(), _hash(between, _hash(items[:edge].copy(), seed)))
 
 
-def _of_list(value: Any, seed: int, depth: int) -> int | None:
-    return _of_items(list.__getitem__(value, slice(None)), seed, depth)
-
-
-def _of_tuple(value: Any, seed: int, depth: int) -> int | None:
-    return _of_items(tuple.__getitem__(value, slice(None)), seed, depth)
+def _of_sequence(value: Any, seed: int, depth: int) -> int | None:
+    base: Any = list if isinstance(value, list) else tuple
+    return _of_items(base.__getitem__(value, slice(None)), seed, depth)
 
 
 def _of_items(items: Sequence[Any], seed: int, depth: int) -> int | None:
@@ -119,12 +110,12 @@ def _of_items(items: Sequence[Any], seed: int, depth: int) -> int | None:
         seed, done = digest_small(items, seed)
         if done == count:  # as with nearly all batches
             return seed
-    told = done > 0
+    digests = done > 0
     for item in items[done:]:
-        found = _of(item, seed, depth + 1)
-        told = told or found is not None
-        seed = seed ^ 1 if found is None else found
-    return seed if told else None
+        digest = batch_digest(item, seed, depth + 1)
+        digests = digests or digest is not None
+        seed = seed ^ 1 if digest is None else digest
+    return seed if digests else None
 
 
 def _of_dict(value: Any, seed: int, depth: int) -> int | None:
@@ -160,9 +151,7 @@ def _of_pairs(pairs: Sequence[tuple[Any, Any]], seed: int, depth: int) -> int | 
 
 
 def _of_text(value: str, seed: int, depth: int) -> int:
-    if len(value) > EDGE:
-        value = f"{value[: EDGE // 2]}{len(value)}{value[-EDGE // 2 :]}"
-    return _hash(_bytes(value), seed)
+    return _of_bytes(value.encode("utf-8", "surrogatepass"), seed, depth)
 
 
 def _of_bytes(value: Any, seed: int, depth: int) -> int:
@@ -179,10 +168,6 @@ def _unknown(value: Any, seed: int, depth: int) -> None:
     return None
 
 
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
 _OPENINGS = [b"items%d" % count for count in range(2 * _ITEMS + 1)]
 _DIGEST_SMALL: dict[type, Callable[[Sequence[Any], int], tuple[int, int]]] = {}
 """`Backend.digest_small` by the types of arrays that have come."""
@@ -190,11 +175,8 @@ _HANDLERS: dict[type, Handler] = {
     list: _of_items,
     tuple: _of_items,
     dict: _of_dict,
-    UserDict: _of_user_dict,
     str: _of_text,
     bytes: _of_bytes,
     bytearray: _of_bytes,
     **dict.fromkeys((int, float, complex, bool, type(None)), _of_scalar),
 }
-_OPEN: dict[type, Handler] = {list: _of_list, tuple: _of_tuple, dict: _of_dict, UserDict: _of_user_dict}
-"""Base classes: a value of a subclass is digested as its base, whatever its methods do."""

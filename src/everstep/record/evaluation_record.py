@@ -65,7 +65,7 @@ def evaluations(run_dir: str | Path) -> list[Evaluation]:
         RunDirError: the path is not a run; names the runs nearby.
     """
     folder = RunJournal(to_read(user_path(run_dir, "run_dir"))).run_dir / FOLDER
-    return [] if folder.is_symlink() else sorted(read_pages(folder, Evaluation), key=lambda one: one.time)
+    return [] if folder.is_symlink() else sorted(read_pages(folder, Evaluation), key=lambda page: page.time)
 
 
 def record_evaluation(
@@ -94,8 +94,8 @@ class EvaluationSegment:
         """Add a stream's metrics on a checkpoint: name to value."""
         phase = f"eval/{stream}"
         for name, value in values.items():
-            row = ([step], [value], [1], [self._seqs[phase, name, step, epoch]])
-            self.journal.append(Block(epoch, phase, name, False, *row))
+            seq = self._seqs[phase, name, step, epoch]
+            self.journal.append(Block(epoch, phase, name, False, [step], [value], [1], [seq]))
 
 
 @contextmanager
@@ -107,9 +107,7 @@ def evaluation_segment(home: RunDir, facts: Mapping[str, Any], reason: str) -> I
         facts: the segment's provenance (`everstep.record.facts`).
         reason: how the segment finished, in words.
     """
-    lock = RunLock(home.path)
-    lock.acquire()
-    try:
+    with RunLock(home.path).held():
         before = RunJournal(home.path)
         ends = {event.segment: event.data["status"] for event in before.events("closed", valid=False)}
         whole = [Position(s.number, s.end) for s in before.segments() if ends.get(s.number) == "finished"]
@@ -127,5 +125,3 @@ def evaluation_segment(home: RunDir, facts: Mapping[str, Any], reason: str) -> I
             raise
         finally:
             journal.close()
-    finally:
-        lock.release()

@@ -1,4 +1,4 @@
-"""Types of the fields of each kind of event: an event of other types is damaged, and nobody reads it.
+"""Events: the types of their fields (an event of other types is damaged, and nobody reads it); rollbacks.
 
 Whatever everstep writes fits.  A kind or a field that is not named here may hold anything that JSON can hold:
 the reason of a stop is any value that a program gave.
@@ -6,10 +6,11 @@ the reason of a stop is any value that a program gave.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
-from everstep.untrusted_files import Count, Seconds, is_integer, misfits
+from everstep.redaction import redacted
+from everstep.untrusted_files import Count, Seconds, misfits
 
 DIVERGED = "diverged"
 """Kind of an event: steps that were executed again gave different results."""
@@ -29,23 +30,16 @@ def misfit(kind: str, data: Mapping[str, Any]) -> str:
     name = next(misfits(data, fields), None)
     if name is None:
         return ""
-    return f"{name!r} is {_short(data[name])}" if name in data else f"{name!r} is missing"
+    return f"{name!r} is {data[name]!r:.60}" if name in data else f"{name!r} is missing"
 
 
 def levels(tree: Any) -> int:
     """Count the levels of lists and objects in a tree of JSON values, whatever their number."""
-    found, level = 0, [tree]
-    while level := [one for one in level if isinstance(one, dict | list | tuple)]:
-        found += 1
-        level = [part for one in level for part in (one.values() if isinstance(one, dict) else one)]
-    return found
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "an object"
-    is_long = isinstance(value, int) and not isinstance(value, bool) and not is_integer(value)
-    return "an integer of more than 64 bits" if is_long else f"{value!r:.60}"
+    depth, level = 0, [tree]
+    while level := [each for each in level if isinstance(each, dict | list | tuple)]:
+        depth += 1
+        level = [part for each in level for part in (each.values() if isinstance(each, dict) else each)]
+    return depth
 
 
 _PLACE: dict[str, Any] = {"step?": Count, "epoch?": Count}
@@ -99,3 +93,84 @@ _DECISIONS: dict[str, dict[str, Any]] = {
         "batches": [_BATCH],
     },
 }
+
+
+class Batch(NamedTuple):
+    """Batch of a run's stream.
+
+    Attributes:
+        stream: the stream's name.
+        pass_index, batch_index: numbers of the pass over the data and of the batch in the pass; both from 0,
+            but messages count from 1, like epochs and steps.
+        samples: the numbers of the batch's samples, None where the stream cannot tell them.
+    """
+
+    stream: str
+    pass_index: int
+    batch_index: int
+    samples: list[int] | None = None
+
+    def __str__(self) -> str:
+        numbers = self.samples or ()
+        more = ", ..." if len(numbers) > 8 else ""
+        ids = "" if self.samples is None else f" (samples {', '.join(map(str, numbers[:8]))}{more})"
+        return f"batch {self.batch_index + 1} of pass {self.pass_index + 1} of stream {self.stream!r}{ids}"
+
+
+class Rollback(NamedTuple):
+    """Decision to go back to a checkpoint and to train on without some batches.
+
+    Attributes:
+        number: number of the rollback in the run, from 1.
+        step: the step that failed.
+        reason: how the step failed, in words.
+        first: the first step with a batch that is now quarantined; nothing from this step on is kept.
+        checkpoint: the newest checkpoint before that step.
+        batches: the quarantined batches.
+        segment: number of the start that made the decision.
+    """
+
+    number: int
+    step: int
+    reason: str
+    first: int
+    checkpoint: str
+    batches: tuple[Batch, ...]
+    segment: int
+
+    def data(self) -> dict[str, Any]:
+        """Return the decision's data as its event holds it."""
+        fields = {**self._asdict(), "batches": [batch._asdict() for batch in self.batches]}
+        del fields["segment"]
+        return {"what": ROLLBACK, **fields}
+
+    def stored(self) -> list[Any]:
+        """Return the rollback as a checkpoint holds it: the pair that `among` takes."""
+        return [redacted(self.data()), self.segment]
+
+    @classmethod
+    def among(cls, decisions: Iterable[tuple[dict[str, Any], int]]) -> list[Rollback]:
+        """List the rollbacks among some decisions; a damaged decision is left out.
+
+        Args:
+            decisions: the data of each decision, and the number of the start that made it.
+        """
+        rollbacks = []
+        for data, segment in decisions:
+            if data.get("what") == ROLLBACK and not misfit("decision", data):
+                batches = (
+                    Batch(**{name: each[name] for name in Batch._fields if name in each})
+                    for each in data["batches"]
+                )
+                named = {name: data[name] for name in cls._fields[:5]}
+                rollbacks.append(cls(**named, batches=tuple(batches), segment=segment))
+        return rollbacks
+
+
+def shared_samples(rollbacks: Sequence[Rollback]) -> list[tuple[str, int]]:
+    """Find each (stream, sample number) that all of two or more rollbacks have quarantined: it may be bad."""
+    quarantined = [
+        {(batch.stream, sample) for batch in rollback.batches for sample in batch.samples or ()}
+        for rollback in rollbacks
+    ]
+    return sorted(set.intersection(*quarantined)) if len(quarantined) > 1 else []

@@ -76,19 +76,23 @@ class FailurePages:
     ) -> Path:
         """Write a page, and delete this rank's oldest ones beyond `KEPT`; return its path."""
         self._count += 1
-        place = (self._segment, self._rank, step, epoch)
-        here = (time.time(), socket.gethostname(), os.getpid())
-        page = Failure(kind, *place, what, cause, _shortened(lines), *here)
+        text = "\n".join(lines)
+        if len(text) > _LONGEST:
+            lines = f"{text[: _LONGEST // 2]}\n...\n{text[-_LONGEST // 2 :]}".split("\n")
+        place, process = (self._segment, self._rank, step, epoch), (socket.gethostname(), os.getpid())
+        page = Failure(kind, *place, what, cause, lines, time.time(), *process)
         name = f"segment-{self._segment:04}-rank-{self._rank}-{kind}-{self._count:03}.json"
         path = write_page(self._run_dir, FOLDER, name, redacted(page._asdict()))
-        self._forget(path.parent)
+        own = path.parent.glob(f"segment-*-rank-{self._rank}-*.json")
+        oldest = sorted(own, key=lambda each: [int(number) for number in re.findall(r"\d+", each.name)])[
+            :-KEPT
+        ]
+        leftovers = path.parent.glob(
+            f"{TMP}segment-*-rank-{self._rank}-*"
+        )  # of a process that died meanwhile
+        for each in (*oldest, *leftovers):
+            discard(each, FOLDER)
         return path
-
-    def _forget(self, folder: Path) -> None:
-        own = sorted(folder.glob(f"segment-*-rank-{self._rank}-*.json"), key=_age)
-        leftovers = folder.glob(f"{TMP}segment-*-rank-{self._rank}-*")  # of a process that died meanwhile
-        for path in (*own[:-KEPT], *leftovers):
-            discard(path, FOLDER)
 
 
 @checked_keywords
@@ -110,8 +114,6 @@ def traceback_lines(error: BaseException) -> list[str]:
     return "".join(traceback.format_exception(error)).splitlines()
 
 
-# ------------------------------------------------------------------------------------------- any pages
-
 _Page = TypeVar("_Page", bound=NamedTuple)
 
 
@@ -132,18 +134,3 @@ def read_pages(folder: Path, kind: type[_Page], names: str = "*.json") -> Iterat
             content = read_note(path)
             if fits(content, hints) and 0 <= content["time"] < LATEST:
                 yield page(**{name: content[name] for name in hints})
-
-
-def _age(path: Path) -> tuple[int, int]:
-    """Order of a page among those of its rank: by start, then by its number in the start."""
-    numbers = re.findall(r"\d+", path.name)
-    return int(numbers[0]), int(numbers[-1])
-
-
-def _shortened(lines: list[str]) -> list[str]:
-    """Leave out lines from the middle of what is too long for a page."""
-    length = sum(map(len, lines))
-    if length <= _LONGEST:
-        return lines
-    part = max(1, len(lines) * _LONGEST // (2 * length))
-    return [*(line[:2000] for line in lines[:part]), "...", *(line[:2000] for line in lines[-part:])]

@@ -7,16 +7,15 @@ say which rows are valid (see `everstep.record.journal_reader`).
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import threading
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from everstep import hazard
 from everstep.contracts.metrics import Block
@@ -31,7 +30,6 @@ from everstep.record.journal_format import (
     pack_event,
     pack_frame,
     pack_header,
-    require_equal_columns,
 )
 from everstep.record.rundir import certain_id
 from everstep.record.segment_file import segment_path
@@ -43,12 +41,6 @@ PENDING_LIMIT = 64 << 20
 _CHUNK = 1 << 20
 
 
-class _Lost(NamedTuple):
-    rows: int
-    first_step: int
-    last_step: int
-
-
 def _warn(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=3)
 
@@ -58,7 +50,7 @@ class Journal:
 
     While the disk refuses (full, over quota, failing), rows wait in memory and each flush tries again;
     beyond `limit` bytes new rows are dropped, and an event "gap" `{"rows", "first_step", "last_step"}` says
-    so as soon as the disk takes it.  Events are never dropped.  A failed fsync may have lost what was written
+    so as soon as an fsync succeeds.  Events are never dropped.  A failed fsync may have lost what was written
     since the last successful one, so that is written again.
 
     Attributes:
@@ -80,10 +72,9 @@ class Journal:
         self._tail = bytearray()  # frames behind these
         self._written = 0  # bytes of the tail that are in the file
         self._named = False  # whether the file's name is durable
-        self._down = ""  # the call that the disk refuses, "write" or "fsync", until this call succeeds again
-        self._why: OSError | None = None  # the last refusal
-        self._messages: deque[str] = deque()
-        self._lost: _Lost | None = None  # rows dropped since the disk refuses
+        self._refusal: OSError | None = None  # the disk's last one; None after an fsync
+        self._messages: list[str] = []
+        self._lost: dict[str, int] = {}  # data of the next "gap"
 
     @classmethod
     def open(
@@ -99,7 +90,6 @@ class Journal:
         """Create the file of a new segment; its header and "segment" event wait for the first flush.
 
         Args:
-            run_dir: the run directory.
             segment: this start's number, from 1; `RunDir.next_segment()`.
             parent: position of the checkpoint that was resumed from, None for a start from nothing.
             facts: this start's provenance, JSON; None if the segment is not a start and only gets decisions.
@@ -119,9 +109,8 @@ class Journal:
         except RunDirError:
             raise
         except OSError as error:
-            raise RunDirError(
-                error.errno, f"the journal cannot be created: {error.strerror}; {remedy(error)}", str(path)
-            ) from error
+            why = f"the journal cannot be created: {error.strerror}; {remedy(error)}"
+            raise RunDirError(error.errno, why, str(path)) from error
         journal = cls(descriptor, path, segment, warn, limit)
         journal._tail += pack_header(segment, parent)
         if facts is not None:
@@ -130,7 +119,9 @@ class Journal:
 
     def append(self, block: Block) -> None:
         """Add rows; they reach the file at the next flush."""
-        require_equal_columns(block)
+        lengths = [len(column) for column in block[4:]]
+        if len(set(lengths)) > 1:
+            raise JournalError(f"block {block.name!r} has columns of lengths {lengths}; give equal lengths")
         if block.steps:
             with self._lock:
                 self._require_open()
@@ -138,11 +129,7 @@ class Journal:
                 self._added[block[:4]] = time.time()
 
     def event(self, kind: str, data: dict[str, Any], wall: bool = False, *, plain: bool = False) -> None:
-        """Add an event; it reaches the file at the next flush.
-
-        Args:
-            plain: whether `data` has no text of the user's, so that no credential is looked for.
-        """
+        """Add an event, for the next flush; if it is `plain`, no text of the user's is in it."""
         recorded = data if plain else _recordable(data)
         self._add_event(pack_event(kind, recorded, wall, time.time()))
         for heard in self.listeners:
@@ -151,18 +138,13 @@ class Journal:
     def decide(self, data: dict[str, Any]) -> None:
         """Add an event of kind "decision", which nothing supersedes, and make it durable.
 
-        Raises:
-            OSError: it is not durable.  As it may be found by the next start, this one must not go on.
+        OSError: it is not.  As the next start may find it, this one must not go on.
         """
         self._add_event(pack_event("decision", _recordable(data), False, time.time()))
         self.sync()
 
     def flush(self) -> Position:
-        """Hand all frames to the operating system; frames that the disk refuses wait in memory.
-
-        Returns:
-            The position after everything added so far, written or not: `fsync_only` raises if it is not.
-        """
+        """Hand all frames to the operating system, or keep them; return the position behind them."""
         with self._lock:
             self._close_blocks()
             self._write()
@@ -170,25 +152,13 @@ class Journal:
             crowded = self._written > self._limit
         self._tell()
         if crowded:  # an fsync bounds the memory that the tail takes
-            with contextlib.suppress(OSError):
-                self._fsync(position.offset)
+            with suppress(OSError):
+                self.fsync_only(position)
         return position
 
     def sync(self) -> None:
-        """Make everything added so far durable.
-
-        Raises:
-            OSError: some frames are not durable; they stay in memory for the next flush.
-        """
-        self._fsync(self.flush().offset)
-
-    def fsync_only(self, position: Position) -> None:
-        """Make everything up to `position` durable without flushing later frames.
-
-        Raises:
-            OSError: the frames are not durable (a commit that needs them must fail).
-        """
-        self._fsync(position.offset)
+        """Make everything added so far durable; OSError: some of it is not, and waits for the next flush."""
+        self.fsync_only(self.flush())
 
     @property
     def durable(self) -> int:
@@ -200,18 +170,16 @@ class Journal:
         """Write all that the disk takes and close the file.  May be called twice; never raises OSError."""
         if self._fd < 0:
             return
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self.sync()
             self.sync()  # the first may have added a gap
         with self._syncing, self._lock:
             descriptor, self._fd = self._fd, -1
             os.close(descriptor)
-            lost = len(self._tail) - self._written
-            if lost or self._lost is not None:
-                dropped = 0 if self._lost is None else self._lost.rows
+            if (lost := len(self._tail) - self._written) or self._lost:
                 self._messages.append(
-                    f"{self.path}: {lost} bytes and {dropped} dropped rows are lost: they could not be "
-                    "written before the run ended"
+                    f"{self.path}: {lost} bytes and {self._lost.get('rows', 0)} dropped rows are lost: they "
+                    "could not be written before the run ended"
                 )
         self._tell()
 
@@ -235,14 +203,15 @@ class Journal:
         while self._open:
             key = next(iter(self._open))
             block, added = joined_blocks(self._open.pop(key)), self._added.pop(key)
-            if self._down and len(self._tail) > self._limit:
-                self._drop(block.steps)
+            if self._refusal is not None and len(self._tail) > self._limit:
+                first, last = min(block.steps), max(block.steps)
+                self._lost = {
+                    "rows": self._lost.get("rows", 0) + len(block.steps),
+                    "first_step": min(self._lost.get("first_step", first), first),
+                    "last_step": max(self._lost.get("last_step", last), last),
+                }
             else:
                 self._tail += pack_frame(METRICS, self._end, pack_block(block, added))
-
-    def _drop(self, steps: list[int]) -> None:
-        lost = self._lost or _Lost(0, steps[0], steps[0])
-        self._lost = _Lost(lost.rows + len(steps), min(lost.first_step, *steps), max(lost.last_step, *steps))
 
     def _write(self) -> None:
         try:
@@ -251,46 +220,33 @@ class Journal:
                 chunk = self._tail[self._written : self._written + _CHUNK]
                 # a nearly full disk takes a part, without an error
                 self._written += os.pwrite(self._fd, chunk, self._durable + self._written)
-                if self._written == len(self._tail):
-                    self._accepted("write")
         except OSError as error:
-            self._refused("write", error)
+            self._refused(error)
 
-    def _refused(self, call: str, error: OSError) -> None:
-        if not self._down:
+    def _refused(self, error: OSError) -> None:
+        if self._refusal is None:
             self._messages.append(
                 f"{self.path}: {error.strerror}: the journal cannot be written; training continues, and "
                 f"rows wait in memory, up to {self._limit >> 20} MiB, until the journal can be written again "
                 f"({remedy(error)})"
             )
-        self._why = error
-        if self._down != "fsync":  # after a failed fsync a write that succeeds proves nothing
-            self._down = call
+        self._refusal = error
 
-    def _accepted(self, call: str) -> None:
-        if self._down != call:
-            return
-        self._down = ""
-        self._messages.append(
-            f"{self.path}: the journal can be written again; the rows that waited are written"
-        )
-        if self._lost is not None:
-            gap = pack_event("gap", self._lost._asdict(), True, time.time())
-            self._tail += pack_frame(EVENT, self._end, gap)
-            self._lost = None
+    def fsync_only(self, position: Position) -> None:
+        """Make everything up to `position` durable without flushing later frames.
 
-    def _fsync(self, needed: int) -> None:
+        OSError: it is not durable (a commit that needs it must fail).
+        """
         with self._syncing:
             with self._lock:
                 self._require_open()
-                if self._durable + self._written < needed:
-                    code = errno.ENOSPC if self._why is None else self._why.errno or errno.ENOSPC
-                    raise OSError(
-                        code, f"the journal waits to be written ({os.strerror(code)})", str(self.path)
-                    )
-                if self._named and self._durable >= needed:
-                    return
                 written = self._written
+                if self._durable + written < position.offset:
+                    code = errno.ENOSPC if self._refusal is None else self._refusal.errno or errno.ENOSPC
+                    why = f"the journal waits to be written ({os.strerror(code)})"
+                    raise OSError(code, why, str(self.path))
+                if self._named and self._durable >= position.offset:
+                    return
             try:  # outside _lock, so that the training thread can add frames meanwhile
                 hazard.reach("journal.fsync")
                 os.fsync(self._fd)
@@ -300,7 +256,7 @@ class Journal:
             except OSError as error:
                 with self._lock:
                     self._written = 0  # a failed fsync does not say what the disk has
-                    self._refused("fsync", error)
+                    self._refused(error)
                 self._tell()
                 raise
             # `written` was taken before the fsync: what was written since is not known to be durable.
@@ -309,13 +265,24 @@ class Journal:
                 del self._tail[:written]
                 self._durable += written
                 self._written -= written
-                self._accepted("fsync")
+                if self._refusal is not None and self._written == len(self._tail):
+                    self._accepted()
             self._tell()
+
+    def _accepted(self) -> None:
+        """Take note that nothing waits in memory any more, and declare what was dropped."""
+        self._refusal = None
+        self._messages.append(
+            f"{self.path}: the journal can be written again; the rows that waited are written"
+        )
+        if self._lost:
+            self._tail += pack_frame(EVENT, self._end, pack_event("gap", self._lost, True, time.time()))
+            self._lost = {}
 
     def _tell(self) -> None:
         """Pass the messages on while no lock is held: `warn` may use this journal, and may raise."""
         while self._messages:
-            self._warn(self._messages.popleft())
+            self._warn(self._messages.pop(0))
 
 
 class NoJournal(Journal):

@@ -33,6 +33,8 @@ from everstep.untrusted_files import parse_json
 
 VERSION = 1
 EVENT, METRICS = 1, 2
+LATEST = 1e11
+"""Upper limit of a time, in seconds since 1970 (in the year 5138): a later time is damage."""
 
 _MAGIC = b"\x89EVJ\r\n\x1a\n"
 _MARKER = b"\xe5\x1aEV"
@@ -43,10 +45,10 @@ _BLOCK = struct.Struct("<dqIIIB")
 _COLUMN = struct.Struct("<Bq")
 _STRIDE = struct.Struct("<q")
 _WIDTHS = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
+_EVENT = {"kind": str, "data": dict, "wall": bool, "time": int | float}
 
 _PATIENCE = 16
 """Limit of bytes hashed in vain, in file sizes: each of many false frames may claim the rest of the file."""
-
 _FALSE = 1024
 """Bytes that a false frame counts, beside those that it claims: less than `_PATIENCE` times a true frame."""
 
@@ -90,14 +92,12 @@ def pack_header(segment: int, parent: Position | None) -> bytes:
 
 
 def unpack_header(data: bytes) -> Header | None:
-    """Unpack the header of a file's bytes; None if the header is torn or damaged."""
+    """Unpack the header of a file's bytes; None if it is torn or damaged."""
     packed, checksum = data[: _HEADER.size], data[_HEADER.size : HEADER_SIZE]
     if checksum != _CHECKSUM.pack(xxhash.xxh3_64_intdigest(packed)):
         return None
     magic, version, segment, parent, offset = _HEADER.unpack(packed)
-    if magic != _MAGIC:
-        return None
-    return Header(version, segment, Position(parent, offset) if parent else None)
+    return Header(version, segment, Position(parent, offset) if parent else None) if magic == _MAGIC else None
 
 
 def pack_frame(kind: int, offset: int, payload: bytes) -> bytes:
@@ -112,15 +112,22 @@ def _digest(head: bytes | memoryview, payload: bytes | memoryview) -> bytes:
 
 def scan(data: bytes, start: int) -> Iterator[Frame | Hole]:
     """Yield the frames of a file's bytes from `start` on, and a hole wherever bytes are not a frame."""
-    view = memoryview(data)
-    budget = _PATIENCE * len(data)
-    while start < len(data):
-        found: Frame | Hole | None = _frame_at(view, start)
-        if found is None:
-            end, budget = _next_frame(data, view, start + 1, budget)
-            found = Hole(start, end)
-        yield found
-        start = found.end
+    view, budget, at = memoryview(data), _PATIENCE * len(data), start
+    while 0 <= at < len(data) and budget >= 0:
+        frame = _frame_at(view, at)
+        if frame is None:
+            # not past the length that a false frame claims: a true frame may lie within
+            if data.startswith(_MARKER, at):
+                claimed = int.from_bytes(data[at + 4 : at + 8], "little")
+                budget -= _FALSE + min(claimed, len(data) - at)
+            at = data.find(_MARKER, at + 1)
+            continue
+        if start < at:
+            yield Hole(start, at)
+        yield frame
+        at = start = frame.end
+    if start < len(data):
+        yield Hole(start, len(data))
 
 
 def _frame_at(view: memoryview, start: int) -> Frame | None:
@@ -129,22 +136,10 @@ def _frame_at(view: memoryview, start: int) -> Frame | None:
         return None
     marker, length, kind, offset = _FRAME.unpack_from(view, start)
     payload = view[body : body + length]
-    if marker != _MARKER or len(payload) != length:
-        return None
     head = view[start : start + _FRAME.size]
-    if view[start + _FRAME.size : body] != _digest(head, payload):
+    if marker != _MARKER or len(payload) != length or view[body - 8 : body] != _digest(head, payload):
         return None
     return Frame(start, body + length, kind, offset, payload)
-
-
-def _next_frame(data: bytes, view: memoryview, start: int, budget: int) -> tuple[int, int]:
-    """Find where the next frame begins, and how many bytes may still be hashed in vain."""
-    while budget > 0 and (start := data.find(_MARKER, start)) >= 0:
-        if _frame_at(view, start) is not None:
-            return start, budget
-        budget -= _FALSE + min(int.from_bytes(data[start + 4 : start + 8], "little"), len(data) - start)
-        start += 1  # not past the length that the false frame claims: a true frame may lie within
-    return len(data), budget
 
 
 def pack_event(kind: str, data: dict[str, Any], wall: bool, time: float) -> bytes:
@@ -164,10 +159,6 @@ def pack_event(kind: str, data: dict[str, Any], wall: bool, time: float) -> byte
     return packed
 
 
-def _is_deep(packed: bytes, record: Any) -> bool:
-    return packed.count(b"[") + packed.count(b"{") > DEEPEST and levels(record) > DEEPEST
-
-
 def unpack_event(payload: memoryview) -> dict[str, Any]:
     """Undo `pack_event`: return kind, data, wall, time."""
     record = parse_json(payload)
@@ -177,17 +168,8 @@ def unpack_event(payload: memoryview) -> dict[str, Any]:
     return dict(record)
 
 
-LATEST = 1e11
-"""Upper limit of a time, in seconds since 1970 (in the year 5138): a later time is damage."""
-
-_EVENT = {"kind": str, "data": dict, "wall": bool, "time": int | float}
-
-
-def require_equal_columns(block: Block) -> None:
-    """Refuse a block whose columns differ in length."""
-    if not len(block.steps) == len(block.values) == len(block.counts) == len(block.seqs):
-        lengths = [len(column) for column in block[4:]]
-        raise JournalError(f"block {block.name!r} has columns of lengths {lengths}; give equal lengths")
+def _is_deep(packed: bytes, record: Any) -> bool:
+    return packed.count(b"[") + packed.count(b"{") > DEEPEST and levels(record) > DEEPEST
 
 
 def joined_blocks(blocks: list[Block]) -> Block:
@@ -198,90 +180,10 @@ def joined_blocks(blocks: list[Block]) -> Block:
 
 def pack_block(block: Block, time: float) -> bytes:
     """Pack a block, whose columns are of equal length, as a frame's payload."""
-    rows = len(block.steps)
     phase, name = (text.encode("utf-8", "surrogatepass") for text in (block.phase, block.name))
-    head = _BLOCK.pack(time, block.epoch, rows, len(phase), len(name), block.wall)
+    head = _BLOCK.pack(time, block.epoch, len(block.steps), len(phase), len(name), block.wall)
     columns = [_pack_column(column) for column in (block.steps, block.counts, block.seqs)]
-    values = np.array(block.values, "<f8").tobytes()
-    return b"".join((head, phase, name, *columns, values))
-
-
-def unpack_block(payload: memoryview) -> Block:
-    _, epoch, rows, phase, name, wall = _BLOCK.unpack_from(payload)
-    at = _BLOCK.size + phase + name
-    columns = []
-    for _ in range(3):
-        column, at = _column(payload, at, rows)
-        columns.append(column.tolist())
-    values = np.frombuffer(payload, "<f8", rows, at).tolist()
-    return Block(epoch, *block_names(payload), bool(wall), columns[0], values, *columns[1:])
-
-
-def block_columns(payload: memoryview) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the steps and values of a packed block, one of each per row."""
-    _, _, rows, phase, name, _ = _BLOCK.unpack_from(payload)
-    steps, _ = _column(payload, _BLOCK.size + phase + name, rows)
-    return steps, np.frombuffer(payload, "<f8", rows, len(payload) - 8 * rows)
-
-
-def _column(payload: memoryview, at: int, rows: int) -> tuple[NDArray[np.int64], int]:
-    """Unpack a column as an array; also return where the next column begins."""
-    width, base = _COLUMN.unpack_from(payload, at)
-    at += _COLUMN.size
-    if width == 0:
-        (stride,) = _STRIDE.unpack_from(payload, at)
-        return base + stride * np.arange(rows, dtype=np.int64), at + _STRIDE.size
-    offsets = np.frombuffer(payload, _WIDTHS[width], rows, at).astype(np.uint64)
-    return (offsets + np.int64(base).view(np.uint64)).view(np.int64), at + width * rows
-
-
-def block_names(payload: memoryview) -> tuple[str, str]:
-    """Return the phase and name of a packed block."""
-    _, _, _, phase, name, _ = _BLOCK.unpack_from(payload)
-    at = _BLOCK.size
-    parts = (payload[at : at + phase], payload[at + phase : at + phase + name])
-    first, second = (bytes(part).decode("utf-8", "surrogatepass") for part in parts)
-    return first, second
-
-
-def is_block(payload: memoryview) -> bool:
-    """Whether a payload has exactly the bytes of the rows that it claims."""
-    if len(payload) < _BLOCK.size:
-        return False
-    time, _, rows, phase, name, _ = _BLOCK.unpack_from(payload)
-    at = _BLOCK.size + phase + name
-    if not 0 <= time < LATEST:
-        return False
-    try:
-        block_names(payload)
-    except UnicodeDecodeError:
-        return False
-    for _ in range(3):
-        if at + _COLUMN.size > len(payload):
-            return False
-        width, _ = _COLUMN.unpack_from(payload, at)
-        if width and width not in _WIDTHS:
-            return False
-        at += _COLUMN.size + (width * rows if width else _STRIDE.size)
-    return bool(rows > 0 and at + 8 * rows == len(payload))
-
-
-def block_time(payload: memoryview) -> float:
-    """Return when the newest row of a packed block was added, in seconds since 1970."""
-    time: float = _BLOCK.unpack_from(payload)[0]
-    return time
-
-
-def float_bits(values: list[float]) -> list[int]:
-    """Return the 64 bits of each value: two metrics are "equal" if their bits are."""
-    bits: list[int] = np.array(values, np.float64).view(np.uint64).tolist()
-    return bits
-
-
-def bits_float(bits: int) -> float:
-    """Undo `float_bits` for a single value."""
-    (value,) = struct.unpack("<d", struct.pack("<Q", bits))
-    return float(value)
+    return b"".join((head, phase, name, *columns, np.array(block.values, "<f8").tobytes()))
 
 
 def _pack_column(column: list[int]) -> bytes:
@@ -298,3 +200,77 @@ def _pack_column(column: list[int]) -> bytes:
     width = np.min_scalar_type(int(offsets.max())).itemsize
     packed: bytes = offsets.astype(_WIDTHS[width]).tobytes()
     return _COLUMN.pack(width, int(base)) + packed
+
+
+def _layout(payload: memoryview) -> tuple[tuple[int, str, str, bool], int, list[int]]:
+    """Return a packed block's (epoch, phase, name, wall), its number of rows, and where its columns begin.
+
+    ValueError: it has not exactly the bytes of the rows that it claims.
+    """
+    if len(payload) < _BLOCK.size:
+        raise ValueError("its head is torn")
+    time, epoch, rows, *lengths, wall = _BLOCK.unpack_from(payload)
+    at, names, columns = _BLOCK.size, list[str](), list[int]()
+    for length in lengths:
+        names.append(bytes(payload[at : at + length]).decode("utf-8", "surrogatepass"))
+        at += length
+    for _ in range(3):
+        columns.append(at)
+        width, _ = _COLUMN.unpack_from(payload, at) if at + _COLUMN.size <= len(payload) else (-1, 0)
+        if width and width not in _WIDTHS:
+            raise ValueError("a column is torn")
+        at += _COLUMN.size + (width * rows or _STRIDE.size)
+    if not (rows > 0 and 0 <= time < LATEST and at + 8 * rows == len(payload)):
+        raise ValueError(f"{len(payload)} bytes are not those of {rows} rows")
+    return (epoch, names[0], names[1], bool(wall)), rows, columns
+
+
+def is_block(payload: memoryview) -> bool:
+    """Whether a payload has exactly the bytes of the rows that it claims."""
+    try:
+        _layout(payload)
+    except ValueError:
+        return False
+    return True
+
+
+def unpack_block(payload: memoryview) -> Block:
+    """Undo `pack_block`."""
+    head, rows, columns = _layout(payload)
+    steps, counts, seqs = (_column(payload, at, rows).tolist() for at in columns)
+    return Block(*head, steps, np.frombuffer(payload[-8 * rows :], "<f8").tolist(), counts, seqs)
+
+
+def block_columns(payload: memoryview) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the steps and values of a packed block, one of each per row."""
+    _, rows, columns = _layout(payload)
+    return _column(payload, columns[0], rows), np.frombuffer(payload[-8 * rows :], "<f8")
+
+
+def _column(payload: memoryview, at: int, rows: int) -> NDArray[np.int64]:
+    width, base = _COLUMN.unpack_from(payload, at)
+    at += _COLUMN.size
+    if width == 0:
+        stride: int = _STRIDE.unpack_from(payload, at)[0]
+        return base + stride * np.arange(rows, dtype=np.int64)
+    offsets = np.frombuffer(payload, _WIDTHS[width], rows, at).astype(np.uint64)
+    column: NDArray[np.int64] = (offsets + np.int64(base).view(np.uint64)).view(np.int64)
+    return column
+
+
+def block_time(payload: memoryview) -> float:
+    """Return when the newest row of a packed block was added, in seconds since 1970."""
+    time: float = _BLOCK.unpack_from(payload)[0]
+    return time
+
+
+def float_bits(values: list[float]) -> list[int]:
+    """Return the 64 bits of each value: two metrics are "equal" if their bits are."""
+    bits: list[int] = np.array(values, np.float64).view(np.uint64).tolist()
+    return bits
+
+
+def bits_float(bits: int) -> float:
+    """Undo `float_bits` for a single value."""
+    value: float = struct.unpack("<d", struct.pack("<Q", bits))[0]
+    return value

@@ -7,7 +7,6 @@ started from nothing.  All other rows are superseded; they stay readable.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -18,10 +17,8 @@ from typing import Any, NamedTuple, TypeAlias
 from everstep.arguments import checked_keywords
 from everstep.contracts.metrics import Block, phases_and_names
 from everstep.errors import ConfigError, RunDirError, nearest
-from everstep.record import journal_format
-from everstep.record.event_fields import ACCEPTED, CHOSEN, DIVERGED
-from everstep.record.journal_format import Position
-from everstep.record.rollback import Rollback
+from everstep.record.event_fields import ACCEPTED, CHOSEN, DIVERGED, Rollback
+from everstep.record.journal_format import Position, float_bits
 from everstep.record.rundir import certain_id, user_path
 from everstep.record.segment_file import (
     Event,
@@ -60,10 +57,7 @@ class Row(NamedTuple):
 
 
 class Status(NamedTuple):
-    """Summary of a run: starts of its process, the last step known to be complete, rows valid and superseded.
-
-    `epoch` is the epoch of that step, begun or over.
-    """
+    """Summary of a run: its starts, the last step known to be complete and its epoch, counts of rows."""
 
     segments: int
     epoch: int
@@ -88,9 +82,12 @@ class RunJournal:
 
     @checked_keywords
     def __init__(self, run_dir: str | Path, saved_by: int | None = None) -> None:
-        self.run_dir = user_path(run_dir, "run_dir")
+        self.run_dir = folder = user_path(run_dir, "run_dir")
         self._saved_by = saved_by
-        _require_run(self.run_dir)
+        if not any((folder / name).exists() for name in ("run.json", "journal")):
+            runs = {str(path.parent) for near in (folder, folder.parent) for path in near.glob("*/run.json")}
+            what = "has neither run.json nor journal/" if folder.exists() else "does not exist"
+            raise RunDirError(f"{folder} is not a run: it {what}; {nearest(str(folder), runs)}")
 
     @cached_property
     def _segments(self) -> dict[int, Segment]:
@@ -109,87 +106,68 @@ class RunJournal:
         parents = {number: segment.parent for number, segment in self._segments.items()}
         return {} if position is None else chain_to(parents, position)
 
+    def _valid_ends(self, valid: bool) -> Iterator[tuple[Segment, int]]:
+        for number, segment in self._segments.items():
+            yield segment, self._chain.get(number, 0) if valid else segment.end
+
     @property
     def problems(self) -> list[str]:
         """Descriptions of torn, damaged or missing places; empty for a healthy journal."""
-        found = [p for s in self._segments.values() for p in (*s.problems, s.torn) if p]
-        for number in self._chain:
-            segment = self._segments[number]
-            if segment.parent is None:
-                continue
-            parent = self._segments.get(segment.parent.segment)
-            name = segment_path(self.run_dir, segment.parent.segment).name
-            if parent is None or parent.number >= number:
-                found.append(f"{segment.path.name} continues {name}, which is missing")
-            elif segment.parent.offset > parent.end:
-                found.append(
-                    f"{segment.path.name} continues {name} from {segment.parent.offset}, but that file ends "
-                    f"at {parent.end}"
-                )
-        return found
+        problems = [p for s in self._segments.values() for p in (*s.problems, s.torn) if p]
+        for segment in map(self._segments.__getitem__, self._chain):
+            if (at := segment.parent) is not None:
+                parent = self._segments.get(at.segment)
+                continues = f"{segment.path.name} continues {segment_path(self.run_dir, at.segment).name}"
+                if parent is None or parent.number >= segment.number:
+                    problems.append(f"{continues}, which is missing")
+                elif at.offset > parent.end:
+                    problems.append(f"{continues} from {at.offset}, but that file ends at {parent.end}")
+        return problems
+
+    def lacks(self, position: Position) -> str | None:
+        """Say which rows before a checkpoint's `position` are gone; None if none are."""
+        segment = self._segments.get(position.segment)
+        if segment is not None and segment.end >= position.offset:
+            return None
+        path = segment_path(self.run_dir, position.segment)
+        what = "is missing" if segment is None else f"ends at {segment.end}, before {position.offset}"
+        return (
+            f"{path} {what}: metrics that were recorded before the checkpoint are lost; the state is whole, "
+            "and the run resumes; restore the file from a copy to have the metrics again"
+        )
 
     def segments(self) -> list[Segment]:
         """List the files of the journal, oldest first."""
         return list(self._segments.values())
 
-    def facts(self) -> dict[str, Any]:
-        """Return the newest start's provenance (`everstep.record.facts`); empty before the first start."""
-        start = self.newest_start()
-        return {} if start is None else dict(start.data.get("facts", {}))
+    def parts(self, position: Position | None = None) -> Iterator[tuple[int, list[Item]]]:
+        """Yield each segment up to a position (None: the end), oldest first: number and valid entries."""
+        for number, end in (self._chain if position is None else self._chain_to(position)).items():
+            yield number, [item for item in in_order(self._segments[number]) if item.offset < end]
 
-    def facts_since(self, number: int) -> list[dict[str, Any]]:
-        """List the provenance of the starts from this number on, superseded starts included."""
-        started = self.events("segment", valid=False)
-        return [event.data.get("facts", {}) for event in started if event.segment >= number]
+    def events(self, kind: str | None = None, valid: bool = True) -> Iterator[Event]:
+        """Yield events in the order of writing; if not `valid`, superseded ones too.  Decisions are valid."""
+        for segment, end in self._valid_ends(valid):
+            for event in segment.events:
+                if kind in (None, event.kind) and (event.offset < end or event.kind == "decision"):
+                    yield event
 
-    def newest_start(self) -> Event | None:
-        """Return the event with which the newest start began; None before the first start."""
-        return next(reversed(list(self.events("segment", valid=False))), None)
+    def _blocks(self, valid: bool) -> Iterator[tuple[int, Block]]:
+        for segment, end in self._valid_ends(valid):
+            for stored in segment.blocks:
+                if stored.offset < end:
+                    yield segment.number, stored.block
 
     def rows(self, valid: bool = True) -> Iterator[Row]:
-        """Yield the metric rows, in no order that two equal runs share: sort them by what you need.
-
-        Args:
-            valid: False to include superseded rows.
-        """
+        """Yield the metric rows, in no order that equal runs share; if not `valid`, superseded ones too."""
         for segment, block in self._blocks(valid):
-            for step, seq, value, count in zip(
-                block.steps, block.seqs, block.values, block.counts, strict=True
-            ):
+            columns = zip(block.steps, block.seqs, block.values, block.counts, strict=True)
+            for step, seq, value, count in columns:
                 yield Row(segment, block.epoch, step, block.phase, block.name, seq, value, count, block.wall)
 
     def comparable(self, valid: bool = True) -> Iterator[tuple[Key, Value]]:
         """Yield the rows that do not depend on the clock, as key and value; see `rows`."""
         return (row for _, block in self._blocks(valid) for row in comparable_rows(block))
-
-    def _blocks(self, valid: bool) -> Iterator[tuple[int, Block]]:
-        for segment in self._segments.values():
-            end = self._chain.get(segment.number, 0) if valid else segment.end
-            for stored in segment.blocks:
-                if stored.offset < end:
-                    yield segment.number, stored.block
-
-    def parts(self, position: Position | None = None) -> Iterator[tuple[int, list[Item]]]:
-        """Yield each segment with valid rows or events, oldest first: its number, and these as written.
-
-        Args:
-            position: the place up to which the run is read; None: its end.
-        """
-        for number, end in (self._chain if position is None else self._chain_to(position)).items():
-            yield number, [item for item in in_order(self._segments[number]) if item.offset < end]
-
-    def events(self, kind: str | None = None, valid: bool = True) -> Iterator[Event]:
-        """Yield events in the order of writing.  Decisions are always valid.
-
-        Args:
-            kind: only events of this kind.
-            valid: False to include superseded events.
-        """
-        for segment in self._segments.values():
-            end = self._chain.get(segment.number, 0) if valid else segment.end
-            for event in segment.events:
-                if kind in (None, event.kind) and (event.offset < end or event.kind == "decision"):
-                    yield event
 
     @checked_keywords
     def series(self, name: str, phase: str | None = None) -> tuple[list[int], list[float]]:
@@ -205,58 +183,77 @@ class RunJournal:
             ConfigError: no row has this name and phase; names the nearest, and all that exist.
         """
         known = {(block.phase, block.name) for _, block in self._blocks(valid=True)}
-        names = {called for _, called in known}
+        names = {each for _, each in known}
         if name not in names and phase is None:
-            phase, name = next((one for one in phases_and_names(name) if one in known), (None, name))
-        phases: dict[str, tuple[list[int], list[float]]] = {}
-        for _, block in self._blocks(valid=True):
-            if block.name == name:
-                steps, values = phases.setdefault(block.phase, ([], []))
-                steps += block.steps
-                values += block.values
+            phase, name = next((each for each in phases_and_names(name) if each in known), (None, name))
         if name not in names:
             raise ConfigError(f"the run has no metric {name!r}; {nearest(name, names)}")
-        asked = phase or ("step" if len(phases) > 1 else next(iter(phases)))
-        if asked not in phases:
-            raise ConfigError(f"metric {name!r} has no rows in phase {asked!r}; {nearest(asked, phases)}")
-        return phases[asked]
+        phases = [one for one, each in known if each == name]
+        phase = phase or ("step" if len(phases) > 1 else phases[0])
+        if phase not in phases:
+            raise ConfigError(f"metric {name!r} has no rows in phase {phase!r}; {nearest(phase, phases)}")
+        blocks = [
+            block for _, block in self._blocks(valid=True) if (block.phase, block.name) == (phase, name)
+        ]
+        return [step for block in blocks for step in block.steps], [
+            v for block in blocks for v in block.values
+        ]
+
+    def newest_start(self) -> Event | None:
+        """Return the event with which the newest start began; None before the first start."""
+        return next(reversed(list(self.events("segment", valid=False))), None)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the newest start's provenance (`everstep.record.facts`); empty before the first start."""
+        return next(reversed(self.facts_since(0)), {})
+
+    def facts_since(self, number: int) -> list[dict[str, Any]]:
+        """List the provenance of the starts from this number on, superseded starts included."""
+        return [each.data["facts"] for each in self.events("segment", valid=False) if each.segment >= number]
+
+    def ended(self) -> dict[str, Any] | None:
+        """Return the data of the "ended" event if the run's newest start came to its end, else None."""
+        newest = max(self._chain, default=0)
+        ends = [event.data for event in self.events("ended") if event.segment == newest]
+        return ends[-1] if ends else None
+
+    def status(self) -> Status:
+        """Summarise the run."""
+        epoch = step = valid = 0
+        for _, block in self._blocks(valid=True):
+            epoch, step = max(epoch, block.epoch), max(step, *block.steps)
+            valid += len(block.steps)
+        for at, its_epoch in (event.completed for event in self.events()):
+            step, epoch = max(step, at), max(epoch, its_epoch)
+        total = sum(len(block.steps) for _, block in self._blocks(valid=False))
+        return Status(len(self._segments), epoch, step, valid, total - valid, self.ended())
+
+    @cached_property
+    def _began(self) -> int:
+        """Number of the segment from nothing that the newest start with a checkpoint goes back to."""
+        saved_by = math.inf if self._saved_by is None else self._saved_by
+        started = (segment.number for segment in self._segments.values() if segment.started)
+        newest = max((number for number in started if number <= saved_by), default=0)
+        first = next(iter(self._chain_to(Position(newest, 0))), 0)
+        return first if first and self._segments[first].parent is None else 0
 
     def rollbacks(self) -> list[Rollback]:
         """List the rollbacks of the run since it began from nothing, in order."""
         decisions = [event for event in self.events("decision") if event.segment >= self._began]
         return Rollback.among((event.data, event.segment) for event in decisions)
 
-    @cached_property
-    def _began(self) -> int:
-        """Number of the segment from nothing that the newest start with a checkpoint goes back to."""
-        saved_by = math.inf if self._saved_by is None else self._saved_by
-        newest = max(
-            (s.number for s in self._segments.values() if s.started and s.number <= saved_by), default=0
-        )
-        first = next(iter(self._chain_to(Position(newest, 0))), 0)
-        return first if first and self._segments[first].parent is None else 0
-
     def heads(self, step: int) -> dict[str, dict[str, Any]]:
-        """Map each stream to the changes that the head of the epoch after `step` made to its generators.
+        """Map each stream to what the head of the epoch after `step` last changed in its generators."""
+        heads = [event.data for event in self.events("head", valid=False) if event.segment >= self._began]
+        return {head["stream"]: head for head in heads if head["step"] == step}
 
-        The newest execution counts, even if it is superseded.
-        """
-        heads = self.events("head", valid=False)
-        found = [event.data for event in heads if event.segment >= self._began]
-        return {data["stream"]: data for data in found if data["step"] == step}
-
-    def superseded(self, position: Position | None) -> dict[int, dict[Key, Value]]:
-        """Map each segment to the comparable rows that a start from `position` leaves behind; None: all."""
+    def superseded(self, position: Position | None) -> Iterator[tuple[int, Block]]:
+        """Yield the number of the segment and each block that a start from `position` leaves behind."""
         chain = self._chain_to(position)
-        return {
-            number: {
-                key: row
-                for stored in segment.blocks
-                if stored.offset >= chain.get(number, 0)
-                for key, row in comparable_rows(stored.block)
-            }
-            for number, segment in self._segments.items()
-        }
+        for number, segment in self._segments.items():
+            for stored in segment.blocks:
+                if stored.offset >= chain.get(number, 0):
+                    yield number, stored.block
 
     def abandoned_starts(self, position: Position | None) -> set[int]:
         """Find the starts whose overridden configuration or data a position does not inherit."""
@@ -277,28 +274,16 @@ class RunJournal:
         segment itself had diverged.
 
         Args:
-            segment: number of the segment.
-            step: the step that the start resumes from.
+            segment, step: number of the segment; the step that the start resumes from.
             left: starts whose choices do not count.
 
         Returns:
-            that step, infinite if there is none; and the reason, empty if there is none.
+            that step, infinite if there is none; and the reason.
         """
-        own = [e.data["step"] for e in self.events(DIVERGED, valid=False) if e.segment == segment]
+        own = [each.data["step"] for each in self.events(DIVERGED, valid=False) if each.segment == segment]
         cuts = [each[2:] for each in self._cuts if segment <= each[0] and each[1] not in left]
         cuts += [(first, f"start {segment} had diverged at step {first}") for first in own if first > step]
         return min(cuts, key=itemgetter(0), default=(math.inf, ""))
-
-    def meets(
-        self, others: Callable[[Mapping[str, Any]], bool], position: Position | None, step: int
-    ) -> bool:
-        """Whether a start from `position` would be compared with one of `others`."""
-        left = self.abandoned_starts(position)
-        return any(
-            others(event.data.get("facts", {})) and self.compared_until(event.segment, step, left)[0] > step
-            for event in self.events("segment", valid=False)
-            if event.segment not in left
-        )
 
     @cached_property
     def _cuts(self) -> list[tuple[int, int, int, str]]:
@@ -306,28 +291,31 @@ class RunJournal:
 
         The chooser is the start that made a person's choice; 0 where it was no choice.
         """
-        cuts = [
-            (one.number - 1, 0, 0, f"start {one.number} began from nothing")
-            for one in self._segments.values()
-            if one.started and one.parent is None
-        ]
+        begun = [each.number for each in self._segments.values() if each.started and each.parent is None]
+        cuts = [(number - 1, 0, 0, f"start {number} began from nothing") for number in begun]
         for each in self.rollbacks():
             why = f"rollback {each.number} has other batches from step {each.first} on"
             cuts.append((each.segment, 0, each.first, why))
         for at, step in self._accepted:
             cuts.append((at, 0, step, f"a divergence was accepted at step {step}"))
-        for event in self.events("decision"):
-            if event.data.get("what") == CHOSEN:
-                at, why = event.segment, f"start {event.segment} had {event.data.get('why')}"
-                cuts.append((at - 1, at, event.data["step"], why))
+        for event in self._decided(CHOSEN):
+            why = f"start {event.segment} had {event.data.get('why')}"
+            cuts.append((event.segment - 1, event.segment, event.data["step"], why))
         return cuts
 
-    def divergences(self, position: Position | None = None) -> list[Event]:
-        """List the divergences in the run's valid events that nobody has accepted, oldest first.
+    def meets(
+        self, others: Callable[[Mapping[str, Any]], bool], position: Position | None, step: int
+    ) -> bool:
+        """Whether a start from `position` would be compared with one of `others`."""
+        left = self.abandoned_starts(position)
+        return any(
+            others(event.data["facts"]) and self.compared_until(event.segment, step, left)[0] > step
+            for event in self.events("segment", valid=False)
+            if event.segment not in left
+        )
 
-        Args:
-            position: the end of what counts; None: the end of the newest start.
-        """
+    def divergences(self, position: Position | None = None) -> list[Event]:
+        """List the divergences up to a position (None: the end) that nobody has accepted, oldest first."""
         chain = self._chain if position is None else self._chain_to(position)
         return [
             event
@@ -339,45 +327,10 @@ class RunJournal:
     @cached_property
     def _accepted(self) -> list[tuple[int, int]]:
         """(segment of the decision, step): a person accepts the divergence at that step."""
-        decisions = [event for event in self.events("decision") if event.data.get("what") == ACCEPTED]
-        return [(event.segment, event.data["step"]) for event in decisions]
+        return [(event.segment, event.data["step"]) for event in self._decided(ACCEPTED)]
 
-    def step_metrics(self) -> set[str]:
-        """Collect the names of the metrics that any step has collected."""
-        heads = (
-            journal_format.block_names(each.payload) for s in self._segments.values() for each in s.blocks
-        )
-        return {name for phase, name in heads if phase == "step"}
-
-    def lacks(self, position: Position) -> str | None:
-        """Say which rows before a checkpoint's `position` are gone; None if none are."""
-        segment = self._segments.get(position.segment)
-        if segment is not None and segment.end >= position.offset:
-            return None
-        path = segment_path(self.run_dir, position.segment)
-        what = "is missing" if segment is None else f"ends at {segment.end}, before {position.offset}"
-        return (
-            f"{path} {what}: metrics that were recorded before the checkpoint are lost; the state is whole, "
-            "and the run resumes; restore the file from a copy to have the metrics again"
-        )
-
-    def ended(self) -> dict[str, Any] | None:
-        """Return the data of the "ended" event if the run's newest start came to its end, else None."""
-        newest = max(self._chain, default=0)
-        ends = [event.data for event in self.events("ended") if event.segment == newest]
-        return ends[-1] if ends else None
-
-    def status(self) -> Status:
-        """Summarise the run."""
-        epoch = step = valid = 0
-        for _, block in self._blocks(valid=True):
-            epoch, step = max(epoch, block.epoch), max(step, *block.steps)
-            valid += len(block.steps)
-        for event in self.events():
-            event_step, event_epoch = event.completed
-            step, epoch = max(step, event_step), max(epoch, event_epoch)
-        total = sum(len(block.steps) for _, block in self._blocks(valid=False))
-        return Status(len(self._segments), epoch, step, valid, total - valid, self.ended())
+    def _decided(self, what: str) -> list[Event]:
+        return [event for event in self.events("decision") if event.data.get("what") == what]
 
 
 def chain_to(parents: Mapping[int, Position | None], position: Position) -> dict[int, int]:
@@ -392,16 +345,6 @@ def chain_to(parents: Mapping[int, Position | None], position: Position) -> dict
     return dict(reversed(links.items()))
 
 
-def _require_run(folder: Path) -> None:
-    if any((folder / name).exists() for name in ("run.json", "journal")):
-        return
-    runs = {str(path.parent) for near in (folder, folder.parent) for path in near.glob("*/run.json")}
-    close = difflib.get_close_matches(str(folder), runs, n=3, cutoff=0.0)
-    hint = f"the nearest: {', '.join(close)}" if close else "there is no run beside it"
-    what = "has neither run.json nor journal/" if folder.exists() else "does not exist"
-    raise RunDirError(f"{folder} is not a run: it {what}; give a run's directory ({hint})")
-
-
 def is_accepted(segment: int, step: int, decisions: Iterable[tuple[int, int]]) -> bool:
     """Whether one of the decisions (its segment, step) accepts a segment's results from a step on."""
     return any(segment <= at and step >= first for at, first in decisions)
@@ -410,8 +353,8 @@ def is_accepted(segment: int, step: int, decisions: Iterable[tuple[int, int]]) -
 def comparable_rows(block: Block) -> Iterator[tuple[Key, Value]]:
     """Yield a block's rows as key and value; none if they depend on the clock."""
     if not block.wall:
-        bits = journal_format.float_bits(block.values)
-        for step, seq, value, count in zip(block.steps, block.seqs, bits, block.counts, strict=True):
+        columns = zip(block.steps, block.seqs, float_bits(block.values), block.counts, strict=True)
+        for step, seq, value, count in columns:
             yield (block.epoch, step, block.phase, block.name, seq), (value, count)
 
 

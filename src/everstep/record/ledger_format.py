@@ -30,7 +30,6 @@ import xxhash
 Chain: TypeAlias = int | None
 """Hash of the batches of a pass so far; None where it is not known."""
 
-
 link: Callable[[Any, int], int] = xxhash.xxh3_64_intdigest
 """(buffer of a batch, chain before it) -> chain after it."""
 
@@ -49,8 +48,7 @@ class Place(NamedTuple):
     chain: Chain
 
     def __str__(self) -> str:
-        chain = "-" if self.chain is None else f"{self.chain:016x}"
-        return f"{self.pass_index} {self.batches} {chain}"
+        return f"{self.pass_index} {self.batches} {_text(self.chain)}"
 
 
 class Entry(NamedTuple):
@@ -70,9 +68,16 @@ class Entry(NamedTuple):
     left_out: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        chain = "-" if self.chain is None else f"{self.chain:016x}"
-        text = f"{self.pass_index} {self.first} {self.end} {chain} {self.over:d}"
+        text = f"{self.pass_index} {self.first} {self.end} {_text(self.chain)} {self.over:d}"
         return f"{text} {','.join(map(str, self.left_out))}" if self.left_out else text
+
+
+def _text(chain: Chain) -> str:
+    return "-" if chain is None else f"{chain:016x}"
+
+
+def _chain(text: str) -> Chain:
+    return None if text == "-" else int(text, 16)
 
 
 def first_link(stream: str, pass_index: int) -> int:
@@ -81,7 +86,7 @@ def first_link(stream: str, pass_index: int) -> int:
 
 
 def unpack(text: object) -> Iterator[Entry]:
-    """Yield the entries in a text."""
+    """Yield the entries in a text; ValueError: it is no such text."""
     if not isinstance(text, str):
         raise ValueError(f"the entries are {text!r:.60}")
     for part in text.split(";") if text else ():
@@ -93,12 +98,8 @@ def unpack(text: object) -> Iterator[Entry]:
 
 
 def unpack_place(text: object) -> Place:
-    """Undo `str` of a place."""
+    """Undo `str` of a place; ValueError: it is no such text."""
     match = _PLACE.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise ValueError(f"the place is {text!r:.60}")
     return Place(int(match[1]), int(match[2]), _chain(match[3]))
-
-
-def _chain(text: str) -> Chain:
-    return None if text == "-" else int(text, 16)

@@ -8,7 +8,6 @@ holder's name is in `lock.json`, and a second loop in the same process is found 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
@@ -18,6 +17,8 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ _HELD: dict[tuple[int, int], int] = {}
 """(st_dev, st_ino) of each lock file held -> pid of the holder; a forked child is not the holder."""
 
 _GUARD = threading.Lock()
-_BUSY = (errno.EACCES, errno.EAGAIN)
 _NAME_WAIT = 1.0
 """Seconds for the holder of a lock to write its name."""
 
@@ -57,33 +57,46 @@ class RunLock:
                 was removed meanwhile.
         """
         with _GUARD:
-            self._refuse_second()  # before opening: closing the file again would drop the first loop's lock
+            if _is_ours(
+                self._path
+            ):  # before opening: closing the file again would drop the first loop's lock
+                raise RunLockedError(
+                    f"{self._path.parent} is held by another loop of this process (pid {os.getpid()}); leave "
+                    "its `with` block first, or give this loop another directory"
+                )
             try:
                 self._fd = self._open()
                 return self._announce()
             except FileNotFoundError:
                 self._drop()
                 raise self._removed() from None
+            except RunDirError:
+                self._drop()
+                raise
             except OSError as error:
                 self._drop()
-                if isinstance(error, RunDirError):
-                    raise
-                raise RunDirError(
-                    error.errno,
-                    f"the run cannot be locked: {error.strerror}; {remedy(error)}",
-                    str(self._path),
-                ) from error
+                why = f"the run cannot be locked: {error.strerror}; {remedy(error)}"
+                raise RunDirError(error.errno, why, str(self._path)) from error
 
     def release(self) -> None:
         """Give the lock back.  May be called twice; does nothing in a forked child."""
         with _GUARD:
             if self._fd is None or _HELD.get(self._key) != os.getpid():
                 return
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 if self._is_here(os.fstat(self._fd)):  # else the note may be another process's
                     hazard.reach("lock.unlink")
                     self._note.unlink(missing_ok=True)
             self._drop()  # after the note is gone: the next holder writes its own
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock for the length of a block."""
+        self.acquire()
+        try:
+            yield
+        finally:
+            self.release()
 
     def keep(self) -> None:
         """Make the lock again where its file has lost its name: a lock without a name keeps nobody out."""
@@ -92,7 +105,7 @@ class RunLock:
                 return
             before, gone = self._fd, self._key
             try:
-                descriptor = self._open(os.O_EXCL)
+                self._fd = self._open(os.O_EXCL)
             except FileExistsError:
                 raise RunLockedError(
                     f"the lock {self._path} was removed while this process trained, and another process has "
@@ -101,22 +114,12 @@ class RunLock:
                 ) from None
             os.close(before)
             _HELD.pop(gone, None)
-            self._fd = descriptor
             self._announce()
 
     def moved(self) -> None:
         """Give back the lock of a renamed directory; its note stays, for a new run may have the old name."""
         with _GUARD:
             self._drop()
-
-    def _refuse_second(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            status = os.stat(self._path)
-            if _HELD.get((status.st_dev, status.st_ino)) == os.getpid():
-                raise RunLockedError(
-                    f"{self._path.parent} is held by another loop of this process (pid {os.getpid()}); leave "
-                    "its `with` block first, or give this loop another directory"
-                )
 
     def _open(self, exclusive: int = 0) -> int:
         hazard.reach("lock.open")
@@ -125,29 +128,30 @@ class RunLock:
         try:
             hazard.reach("lock.lock")
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Only now: a directory that was replaced before the lock was taken is another run's.
+            status = os.fstat(descriptor)
+            if not self._is_here(status):
+                raise self._removed()
+        except RunDirError:
+            os.close(descriptor)
+            raise
         except OSError as error:
             os.close(descriptor)
-            if error.errno in _BUSY:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
                 raise RunLockedError(self._refusal()) from None
             raise RunDirError(
                 f"{self._path.parent} is on a file system without locks ({error.strerror}); use another "
                 "directory, or pass lock=False and make sure yourself that only one process uses the run"
             ) from error
-        # Only now: a directory that was replaced before the lock was taken is another run's.
-        status = os.fstat(descriptor)
-        if not self._is_here(status):
-            os.close(descriptor)
-            raise self._removed()
         self._key = (status.st_dev, status.st_ino)
         _HELD[self._key] = os.getpid()
         return descriptor
 
     def _is_here(self, opened: os.stat_result) -> bool:
         """Whether the open file still has the name: the directory may be another run's by now."""
-        try:
+        with suppress(FileNotFoundError):
             return os.path.samestat(opened, os.stat(self._path))
-        except FileNotFoundError:
-            return False
+        return False
 
     def _removed(self) -> RunDirError:
         return RunDirError(
@@ -158,9 +162,7 @@ class RunLock:
         before = self._holder()
         me = {"pid": os.getpid(), "host": platform.node(), "started": time.time()}
         write_whole(self._note, json.dumps(me).encode(), "lock.json")
-        if before is None:
-            return None
-        return f"took over the run from {_who(before)}, which ended without releasing it"
+        return f"took over the run from {before}, which ended without releasing it" if before else None
 
     def _drop(self) -> None:
         if self._fd is not None:
@@ -170,45 +172,48 @@ class RunLock:
 
     def _refusal(self) -> str:
         # a holder that began in the same moment writes its name soon
-        wait_until(lambda: self._holder() is not None, _NAME_WAIT)
-        holder = self._holder()
-        who = _who(holder) if holder else "another process (it has not written its name yet)"
+        wait_until(lambda: bool(self._holder()), _NAME_WAIT)
+        who = self._holder() or "another process (it has not written its name yet)"
         return f"{self._path.parent} is in use by {who}; wait for it or stop it, or give another directory"
 
-    def _holder(self) -> dict[str, Any] | None:
-        """Read the note of the lock's holder; {} if the note is damaged, None if there is none."""
+    def _holder(self) -> str:
+        """Describe the lock's holder, as its note does; "" if there is none."""
         try:
-            holder = read_note(self._note)
+            note: Any = read_note(self._note)
         except FileNotFoundError:
-            return None
+            return ""
         except (OSError, ValueError):
-            holder = None
-        return holder if isinstance(holder, dict) else {}
+            note = None
+        holder = note if isinstance(note, dict) else {}  # anybody may have written it
+        pid, host = (holder.get(name) or "unknown" for name in ("pid", "host"))
+        try:
+            since = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(float(holder["started"])))
+        except (KeyError, TypeError, ValueError, OverflowError, OSError):
+            since = ""
+        return f"process {pid!s:.80} on host {host!s:.80}{since}"
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a loop of this process holds the lock at a path."""
+    with suppress(FileNotFoundError):
+        status = os.stat(path)
+        return _HELD.get((status.st_dev, status.st_ino)) == os.getpid()
+    return False
 
 
 def is_held(run_dir: Path) -> bool:
     """Whether a live process holds the run, without taking the lock; OSError: there are no locks here."""
     path = run_dir / "lock"
+    if _is_ours(path):
+        return True  # without opening the file: closing it again would drop the lock
+    # a `struct flock` on the whole file
+    if sys.platform == "darwin":
+        layout, fields, at = "qqihh", (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET), 20
+    else:
+        layout, fields, at = "hhqqi4x", (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0), 0
     try:
-        status = os.stat(path)
-        if _HELD.get((status.st_dev, status.st_ino)) == os.getpid():
-            return True  # without opening the file: closing it again would drop the lock
         with open_regular(path) as file:
-            # a `struct flock` on the whole file
-            if sys.platform == "darwin":
-                layout, fields, at = "qqihh", (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET), 20
-            else:
-                layout, fields, at = "hhqqi4x", (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0), 0
             answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(layout, *fields))
     except FileNotFoundError:
         return False
     return bool(struct.unpack_from("h", answer, at)[0] != fcntl.F_UNLCK)
-
-
-def _who(holder: dict[str, Any]) -> str:
-    pid, host = (holder.get(name) or "unknown" for name in ("pid", "host"))
-    try:
-        since = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(float(holder["started"])))
-    except (KeyError, TypeError, ValueError, OverflowError, OSError):  # a damaged note
-        since = ""
-    return f"process {pid!s:.80} on host {host!s:.80}{since}"

@@ -21,7 +21,6 @@ from everstep.redaction import redacted, redacted_line
 GIT_SECONDS = 2.0
 """Seconds that git may take in all; an answer that is late is recorded as a problem."""
 
-
 SWEEP_VARIABLE = "EVERSTEP_SWEEP"
 """Environment variable by which `everstep sweep` tells a trial the sweep's name."""
 
@@ -43,8 +42,8 @@ def facts(
         code: folder whose git state matters; None: the script's folder.
 
     Returns:
-        Keys argv, cwd, python, platform, host, pid, packages, git, config, seed, backends; and sweep, its
-        name, in a trial.  `git` is the result of `git_facts`.
+        Keys argv, cwd, python, platform, host, pid, packages, git (`git_facts`), config, seed, backends; and
+        sweep, its name, in a trial.
     """
     found = {
         "argv": redacted_line(argv),
@@ -61,25 +60,19 @@ def facts(
     }
     if sweep := os.environ.get(SWEEP_VARIABLE):
         found["sweep"] = sweep
-    told: dict[str, Any] = redacted(found)
-    return told
+    without_secrets: dict[str, Any] = redacted(found)
+    return without_secrets
 
 
 def machine() -> dict[str, str]:
     """Collect facts that may change the last bits of a result, outside any framework: names to strings."""
-    return {
-        "processor": _processor(),
-        "python": platform.python_version(),
-        "libc": " ".join(platform.libc_ver()).strip() or platform.system(),
-    }
-
-
-def _processor() -> str:
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-        for line in lines:  # one processor's lines are enough
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    processor = platform.processor() or platform.machine()
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        if model := re.search(r"^model name\s*:\s*(.*\S)", text, re.MULTILINE):
+            processor = model[1]
+    libc = " ".join(platform.libc_ver()).strip() or platform.system()
+    return {"processor": processor, "python": platform.python_version(), "libc": libc}
 
 
 def as_json(value: Any) -> Any:
@@ -96,14 +89,12 @@ def as_json(value: Any) -> Any:
 def packages() -> dict[str, str]:
     """Map import names to versions: everstep, numpy and the other packages that are imported now."""
     names = {name for name in list(sys.modules) if "." not in name and not name.startswith("_")}
-    found = {}
+    versions = {}
     for name in sorted((names - sys.stdlib_module_names) | {"everstep", "numpy"}):
         version = vars(sys.modules[name]).get("__version__") if name in sys.modules else None
-        if not isinstance(version, str):
-            version = _installed_version(name)
-        if version is not None:
-            found[name] = str(version)
-    return found
+        if version := version if isinstance(version, str) else _installed_version(name):
+            versions[name] = str(version)
+    return versions
 
 
 @cache  # a search of every folder of sys.path, for each module of the program itself at each of its starts
@@ -132,53 +123,47 @@ def git_facts(folder: Path) -> dict[str, Any] | None:
         millions of outputs takes minutes.  None outside a repository and without git;
         {"problem": ...} where git fails or does not answer in time.
     """
+    deadline = time.monotonic() + GIT_SECONDS
     try:
-        return _git_facts(folder, time.monotonic() + GIT_SECONDS)
+        status = _git(folder, deadline, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
+        heads = dict(re.findall(r"^# branch\.(\S+) (.*)$", status, re.MULTILINE))
+        commit = None if heads["oid"] == "(initial)" else heads["oid"]
+        dirty = bool(re.search(r"^[^#]", status, re.MULTILINE))
+        urls = _git(folder, deadline, "config", "--get-regexp", r"^remote\..*\.url$", empty=True)
+        remotes = dict(re.findall(r"^remote\.(.*)\.url (.*)$", urls, re.MULTILINE))
+        diff, pushed = None, ""
+        if commit and dirty:
+            changes = _git(folder, deadline, "diff", "HEAD", "--no-ext-diff", "--binary")
+            diff = xxhash.xxh3_64_hexdigest(changes.encode())
+        if commit:
+            contains = f"--contains={commit}"
+            pushed = _git(folder, deadline, "for-each-ref", "--count=1", contains, "refs/remotes").strip()
+        return {
+            "commit": commit,
+            "branch": None if heads["head"] == "(detached)" else heads["head"],
+            "dirty": dirty,
+            "diff": diff,
+            "pushed": bool(pushed),
+            "remote": redacted(remotes.get("origin") or next(iter(remotes.values()), None)),
+        }
     except FileNotFoundError:
         return None
     except subprocess.TimeoutExpired:
         return {"problem": f"git did not answer within {GIT_SECONDS:g} seconds"}
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace").strip()
-        return None if "not a git repository" in said else {"problem": redacted(said.partition("\n")[0])}
+        stderr = error.stderr.decode(errors="replace").strip()
+        return None if "not a git repository" in stderr else {"problem": redacted(stderr.partition("\n")[0])}
     except KeyError:
         return {"problem": "the answer of git cannot be parsed"}
     except OSError as error:
         return {"problem": f"git cannot be run: {error.strerror}"}
 
 
-def _git_facts(folder: Path, deadline: float) -> dict[str, Any]:
-    status = _git(folder, deadline, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
-    heads = dict(re.findall(r"^# branch\.(\S+) (.*)$", status, re.MULTILINE))
-    commit = None if heads["oid"] == "(initial)" else heads["oid"]
-    dirty = bool(re.search(r"^[^#]", status, re.MULTILINE))
-    urls = _git(folder, deadline, "config", "--get-regexp", r"^remote\..*\.url$", empty=True)
-    remotes = dict(re.findall(r"^remote\.(.*)\.url (.*)$", urls, re.MULTILINE))
-    remote = remotes.get("origin") or next(iter(remotes.values()), None)
-    diff = pushed = None
-    if commit and dirty:
-        diff = xxhash.xxh3_64_hexdigest(
-            _git(folder, deadline, "diff", "HEAD", "--no-ext-diff", "--binary").encode()
-        )
-    if commit:
-        contains = ("for-each-ref", "--count=1", f"--contains={commit}", "refs/remotes")
-        pushed = bool(_git(folder, deadline, *contains).strip())
-    return {
-        "commit": commit,
-        "branch": None if heads["head"] == "(detached)" else heads["head"],
-        "dirty": dirty,
-        "diff": diff,
-        "pushed": bool(pushed),
-        "remote": redacted(remote),
-    }
-
-
 def _git(folder: Path, deadline: float, *command: str, empty: bool = False) -> str:
     """Return the output of a git command; `empty` allows exit status 1 (`git config`: no such key)."""
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}  # an observer takes no index lock
     done = subprocess.run(
         ["git", "-C", str(folder), *command],
-        env=environment,
+        env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},  # an observer takes no index lock
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=max(0.01, deadline - time.monotonic()),

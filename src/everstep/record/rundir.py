@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import secrets
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from everstep.durable import fsync_folder, make_dirs, require_no_link, write_who
 from everstep.errors import ConfigError, RunDirError, RunLockedError
 from everstep.record import journal_format
 from everstep.record.segment_file import segment_number
-from everstep.untrusted_files import LONGEST_ID, facts_checksum, read_note
+from everstep.untrusted_files import LONGEST_ID, Seconds, facts_checksum, fits, read_note
 
 VERSION = 1
 """Version of the layout of run directories."""
@@ -25,12 +25,13 @@ VERSION = 1
 ROOT = "EVERSTEP_ROOT"
 """Environment variable that moves every run directory of a process below another folder."""
 
-_OURS = ("run.json", "lock", "lock.json", "checkpoint", "checkpoints", "journal", "evaluations")
 _FILES = ("run.json", "lock", "lock.json", "checkpoint", "pins.json", "labels.json")
 _FOLDERS = (
     *("checkpoints", "journal", "evaluations"),
     *("best", "damaged", "superseded", "exports", "dumps", "logs", "failures"),
 )
+_LOCK, _OURS = ("lock", "lock.json"), ("run.json", "checkpoint", "checkpoints", "journal", "evaluations")
+_FACTS = {"id": str, "created": Seconds, "versions": {"run": int}}
 
 
 def user_path(path: object, argument: str) -> Path:
@@ -96,31 +97,30 @@ class RunDir:
         """
         folder = located(path).absolute()
         try:
-            return cls._open(folder, create, seed, about or {})
-        except RunDirError:
-            raise
-        except OSError as error:
-            raise RunDirError(
-                error.errno,
-                f"the run directory cannot be used: {error.strerror}; give a path that can be written",
-                str(folder),
-            ) from error
-
-    @classmethod
-    def _open(cls, folder: Path, create: bool, seed: int | None, about: Mapping[str, Any]) -> RunDir:
-        _require_folder(folder, create)
-        if create:
-            _require_places(folder)
-        seen = os.listdir(folder)  # before run.json is read: another process may begin the run at this moment
-        facts, damage = _read(folder / "run.json")
-        if facts is None:
-            if damage or not create:
+            if create:
+                _make(folder)
+            elif not folder.is_dir():
+                what = "is a file" if folder.exists() else "does not exist"
+                raise RunDirError(f"{folder} {what}; check the path")
+            seen = os.listdir(folder)  # before run.json is read: another process may begin the run now
+            facts, damage = _read(folder / "run.json")
+            if damage or (facts is None and not create):
                 raise RunDirError(
                     damage or f"{folder} is not a run directory: it has no run.json; check the path"
                 )
-            _require_empty(folder, seen)
-            facts = _create(folder, seed, about)
-        _require_version(folder, facts)
+            if facts is None:
+                _require_empty(folder, seen)
+                facts = _create(folder, seed, about or {})
+        except RunDirError:
+            raise
+        except OSError as error:
+            why = f"the run directory cannot be used: {error.strerror}; give a path that can be written"
+            raise RunDirError(error.errno, why, str(folder)) from error
+        if (version := facts["versions"]["run"]) > VERSION:
+            raise RunDirError(
+                f"{folder} has run directory format {version}, this everstep reads up to {VERSION}; "
+                "upgrade everstep"
+            )
         return cls(folder, facts)
 
     @property
@@ -132,13 +132,6 @@ class RunDir:
     def seed(self) -> int:
         """Seed that the run was created with, given or drawn."""
         return int(self.facts["seed"])
-
-    def require_same(self) -> None:
-        """Check, once the lock is held, that the directory still holds the run that was read before."""
-        facts, _ = _read(self.path / "run.json")
-        if facts is None or facts["id"] != self.id:
-            now = "removed" if facts is None else f"replaced by {facts['id']}"
-            raise RunDirError(f"the run {self.id} in {self.path} was {now} while it was opened; start again")
 
     @property
     def checkpoints(self) -> Path:
@@ -155,6 +148,12 @@ class RunDir:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    def require_same(self) -> None:
+        """Check, once the lock is held, that the directory still holds the run that was read before."""
+        if (now := certain_id(self.path)) != self.id:
+            what = "removed" if now is None else f"replaced by {now}"
+            raise RunDirError(f"the run {self.id} in {self.path} was {what} while it was opened; start again")
 
     def next_segment(self) -> int:
         """Number of the segment that a start would write now, from 1."""
@@ -177,60 +176,44 @@ def certain_id(folder: Path) -> str | None:
     return None if facts is None else str(facts["id"])
 
 
-def _require_folder(folder: Path, create: bool) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise RunDirError(f"{folder} is a file; give a directory for the run")
-    if create:
-        make_dirs(folder, "run.json")
-        if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
-            raise RunDirError(
-                f"{folder} cannot be written (read-only); change its permissions, or choose another directory"
-            )
-    elif not folder.exists():
-        raise RunDirError(f"{folder} does not exist; check the path")
-
-
-def _require_places(folder: Path) -> None:
-    """Refuse links, folders in the place of the run's files, and files in the place of its folders."""
-    for name in (*_FILES, *_FOLDERS):
-        path = folder / name
-        require_no_link(path, folder)
-        if not os.path.lexists(path) or (path.is_dir() if name in _FOLDERS else path.is_file()):
-            continue
-        kind = "folder" if name in _FOLDERS else "file"
-        raise RunDirError(
-            f"{path} is no {kind}, and a run has a {kind} of that name: move it away and start again"
-        )
-
-
-def _require_empty(folder: Path, seen: Collection[str]) -> None:
-    """Refuse a folder without `run.json` that was not empty before `run.json` was looked for."""
-    names = sorted(name for name in seen if not name.startswith("."))
-    if ours := [name for name in names if name in _OURS and name not in ("lock", "lock.json")]:
-        raise RunDirError(
-            f"{folder} holds a run ({', '.join(ours)}) but no run.json; restore it from a backup, or move "
-            "the directory away to start anew"
-        )
-    if foreign := [name for name in names if name not in _OURS]:
-        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
-        raise RunDirError(
-            f"{folder} is not a run directory: it holds {', '.join(foreign[:3])}{more} and no run.json; "
-            "give an empty or new directory"
-        )
-
-
-def _require_version(folder: Path, facts: dict[str, Any]) -> None:
-    if (version := facts["versions"]["run"]) > VERSION:
-        raise RunDirError(
-            f"{folder} has run directory format {version}, this everstep reads up to {VERSION}; "
-            "upgrade everstep"
-        )
-
-
 def new_id(folder: Path) -> str:
     """Make an id for a run in `folder`: the folder's name, and six random hexadecimal digits."""
     name = re.sub(r"[^\w.-]+", "-", folder.name).strip("-.") or "run"
     return f"{name}-{secrets.token_hex(3)}"
+
+
+def _make(folder: Path) -> None:
+    """Make a folder that can be written; refuse links and other things in the places of a run's files."""
+    if folder.exists() and not folder.is_dir():
+        raise RunDirError(f"{folder} is a file; give a directory for the run")
+    make_dirs(folder, "run.json")
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+        raise RunDirError(
+            f"{folder} cannot be written (read-only); change its permissions, or choose another directory"
+        )
+    for name in (*_FILES, *_FOLDERS):
+        path, kind = folder / name, "folder" if name in _FOLDERS else "file"
+        require_no_link(path, folder)
+        if os.path.lexists(path) and not (path.is_dir() if kind == "folder" else path.is_file()):
+            raise RunDirError(
+                f"{path} is no {kind}, and a run has a {kind} of that name: move it away and start again"
+            )
+
+
+def _require_empty(folder: Path, seen: list[str]) -> None:
+    """Refuse a folder without `run.json` that was not empty before `run.json` was looked for."""
+    names = sorted(name for name in seen if not name.startswith(".") and name not in _LOCK)
+    if ours := [name for name in names if name in _OURS]:
+        raise RunDirError(
+            f"{folder} holds a run ({', '.join(ours)}) but no run.json; restore it from a backup, or move "
+            "the directory away to start anew"
+        )
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise RunDirError(
+            f"{folder} is not a run directory: it holds {', '.join(names[:3])}{more} and no run.json; "
+            "give an empty or new directory"
+        )
 
 
 def _create(folder: Path, seed: int | None, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,7 +227,7 @@ def _create(folder: Path, seed: int | None, about: Mapping[str, Any]) -> dict[st
     }
     write_whole(folder / "run.json", _encode(facts), "run.json", replace=False)
     # The folder may be as new as the file, so its name is made durable too, if its parent may be opened.
-    with contextlib.suppress(PermissionError):
+    with suppress(PermissionError):
         fsync_folder(folder.parent, "run.json")
     theirs, damage = _read(folder / "run.json")  # two processes may create at once: the first file counts
     if theirs is None:
@@ -256,28 +239,19 @@ def _encode(facts: dict[str, Any]) -> bytes:
     return json.dumps({**facts, "checksum": facts_checksum(facts)}, indent=2).encode() + b"\n"
 
 
-def _read(path: Path) -> tuple[dict[str, Any] | None, str | None]:
-    """Read the facts of a file; or return None, and the fault of the file unless it is missing."""
+def _read(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """Read the facts of a file; or return None, and the fault of the file, which is "" if it is missing."""
     try:
         facts = read_note(path)
-        if facts.pop("checksum") == facts_checksum(facts) and _is_whole(facts):
-            return facts, None
+        is_whole = facts.pop("checksum") == facts_checksum(facts) and fits(facts, _FACTS)
+        is_whole = is_whole and isinstance(facts["seed"], int) and facts["created"] >= 0
+        if is_whole and 0 < len(facts["id"]) <= LONGEST_ID:
+            return facts, ""
         how = "its checksum is wrong, or a fact is missing or too long"
     except FileNotFoundError:
-        return None, None
+        return None, ""
     except OSError as error:
         how = f"it cannot be read ({error.strerror})"
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         how = "its content was changed"
     return None, f"{path} is damaged: {how}; restore it from a backup"
-
-
-def _is_whole(facts: dict[str, Any]) -> bool:
-    """Whether the facts that every reader needs are there, with the right types."""
-    kinds = {"id": str, "created": int | float, "seed": int, "versions": dict}
-    return (
-        all(isinstance(facts.get(name), kind) for name, kind in kinds.items())
-        and 0 < len(facts["id"]) <= LONGEST_ID
-        and 0 <= facts["created"] < journal_format.LATEST
-        and isinstance(facts["versions"].get("run"), int)
-    )

@@ -11,8 +11,8 @@ from everstep.contracts.metrics import Block
 from everstep.errors import JournalError
 from everstep.record import journal_format
 from everstep.record.event_fields import misfit
-from everstep.record.journal_format import Frame, Hole, Position
-from everstep.untrusted_files import is_count, open_regular, require_no_hole
+from everstep.record.journal_format import HEADER_SIZE, VERSION, Frame, Hole, Position
+from everstep.untrusted_files import open_regular, require_no_hole
 
 _FILE_NAME = re.compile(r"segment-([0-9]{4,9})\.evj")
 _CHECKPOINT = re.compile(r"(?:epoch-([0-9]{4,18})-)?step-([0-9]{8,18})")
@@ -33,30 +33,24 @@ class Event(NamedTuple):
         """(step, epoch) that the event says are complete, or begun; 0 where it says nothing."""
         data = self.data
         if self.kind == "segment":
-            return _in_name(data.get("facts", {}).get("resumed_from"))
+            return _in_name(data["facts"].get("resumed_from"))
         if self.kind == "checkpoint":
-            return _in_name(data.get("name"))
+            return _in_name(data["name"])
         if self.kind == "times":
-            steps = data.get("steps")
-            return _count(steps[-1] if isinstance(steps, list) and steps else 0), _count(data.get("epoch"))
+            return (data.get("steps") or [0])[-1], data.get("epoch", 0)
         if self.kind in ("progress", "interrupted", "ended", "closed"):
-            return _count(data.get("step")), _count(data.get("epoch"))
+            return data.get("step", 0), data.get("epoch", 0)
         return 0, 0
 
 
 def _in_name(checkpoint: object) -> tuple[int, int]:
-    """Parse the (step, epoch) in a checkpoint's name; (0, 0) if it is not a checkpoint's name."""
     match = _CHECKPOINT.fullmatch(checkpoint) if isinstance(checkpoint, str) else None
-    return (_count(int(match[2])), _count(int(match[1] or 0))) if match else (0, 0)
+    return (int(match[2]), int(match[1] or 0)) if match else (0, 0)
 
 
 def step_of(checkpoint: object) -> int:
     """Return the step in a checkpoint's name; 0 for what is not a checkpoint's name."""
     return _in_name(checkpoint)[0]
-
-
-def _count(value: object) -> int:
-    return value if is_count(value) else 0
 
 
 class StoredBlock(NamedTuple):
@@ -79,27 +73,23 @@ Item: TypeAlias = Event | StoredBlock
 """Entry of a journal."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Segment:
     """Content of one file of a journal.
 
     Attributes:
-        number: number of the start of the process that wrote the file, from 1.
-        path: the file.
+        number, path: number of the start of the process that wrote the file, from 1; the file.
         end: the offset after the last whole frame; 0 if there is none.
         size: the bytes of the file up to the end of that frame; later bytes are torn, or being written.
-        started: False if a kill came before the start was written, or if the file has a person's decision
-            alone.
+        started: False if a kill came before the start was written, or the file has only a person's decision.
         parent: the position that the segment continues from; None if it started from nothing.
-        events: in the order of writing.
-        blocks: in the order of writing.
-        problems: descriptions of damaged places, with offsets.
-        torn: description of what follows the last whole frame, as a kill leaves it; "" if nothing does.
+        events, blocks: in the order of writing.
+        problems, torn: descriptions of damaged places; of a torn end, as a kill leaves it.
     """
 
     number: int
     path: Path
-    end: int
+    end: int = 0
     size: int = 0
     started: bool = False
     parent: Position | None = None
@@ -132,82 +122,72 @@ def read_segment(path: Path, start: int = 0, run: str | None = None) -> Segment:
         JournalError: a newer format version wrote it.
         OSError: the file cannot be read.
     """
-    is_continued, start = start > journal_format.HEADER_SIZE, max(start, journal_format.HEADER_SIZE)
+    is_continued, start = start > HEADER_SIZE, max(start, HEADER_SIZE)
     with open_regular(path) as file:
         require_no_hole(file)
-        head = file.read(journal_format.HEADER_SIZE)
+        head = file.read(HEADER_SIZE)
         file.seek(start)
         data = file.read()
     header = journal_format.unpack_header(head)
-    if header is not None and header.version > journal_format.VERSION:
-        raise JournalError(
-            f"{path} has journal format {header.version}, this everstep reads up to "
-            f"{journal_format.VERSION}; upgrade everstep"
-        )
+    if header is not None and header.version > VERSION:
+        newer = f"{path} has journal format {header.version}, this everstep reads up to {VERSION}"
+        raise JournalError(f"{newer}; upgrade everstep")
     number = segment_number(path) or (header.segment if header else 0)
     if header is not None and header.segment != number:
         # perhaps of another run: none of its rows may count as this start's
         return _refused(number, path, f"its header says segment {header.segment}; was it renamed?")
-    events: list[Event] = []
-    blocks: list[StoredBlock] = []
-    problems: list[str] = []
+    found = Segment(number, path, size=start if len(head) == HEADER_SIZE else len(head))
     if header is None and head:
-        problems.append(f"the header ({journal_format.HEADER_SIZE} bytes at 0) is torn or damaged")
-    torn, last, end, size = "", -1, 0, start if len(head) == journal_format.HEADER_SIZE else len(head)
-    moved = None if is_continued else 0
-    for found in journal_format.scan(data, 0):
-        at, length = start + found.start, found.end - found.start
-        if isinstance(found, Hole):
-            if found.end == len(data):
-                torn = f"{path.name}: the last {length} bytes, from {at} on, are torn; they are dropped"
+        found.problems.append(f"{path.name}: the header ({HEADER_SIZE} bytes at 0) is torn or damaged")
+    _add_frames(found, data, start, moved=None if is_continued else 0)
+    begun = [event.data for event in found.events if event.kind == "segment"]
+    writer = next((each["run"] for each in begun if each.get("run") is not None), run)
+    if run is not None and writer != run:
+        return _refused(number, path, f"the run {writer} has written it, and this is {run};")
+    if header is not None:
+        found.parent = header.parent
+    elif begun and begun[0].get("parent"):
+        found.parent = Position(*begun[0]["parent"])
+    only_decided = bool(found.events) and all(event.kind == "decision" for event in found.events)
+    is_start = header is not None and (not only_decided or is_continued or bool(found.blocks))
+    found.started = is_start or bool(begun)
+    return found
+
+
+def _add_frames(found: Segment, data: bytes, start: int, moved: int | None) -> None:
+    """Add the frames of the file's bytes from `start` on, which were written `moved` bytes further on."""
+    last, problems = -1, list[str]()
+    for each in journal_format.scan(data, 0):
+        at, length = start + each.start, each.end - each.start
+        if isinstance(each, Hole):
+            if each.end == len(data):
+                found.torn = (
+                    f"{found.path.name}: the last {length} bytes, from {at} on, are torn; they are dropped"
+                )
             else:
                 problems.append(f"{length} bytes at {at} are damaged; they are skipped")
             continue
-        size = start + found.end
-        if found.offset <= last:  # offsets only grow, so a file that was copied together counts no row twice
+        found.size = start + each.end
+        if each.offset <= last:  # offsets only grow, so a file that was copied together counts no row twice
             problems.append(f"the frame at {at} is repeated or out of order; it is skipped")
             continue
-        if moved not in (None, found.offset - at):
+        if moved not in (None, each.offset - at):
             problems.append(
-                f"the frame at {at} was written at {found.offset}; something before it was changed"
+                f"the frame at {at} was written at {each.offset}; something before it was changed"
             )
-        moved = found.offset - at
-        last, end = found.offset, found.offset + length
-        item = _unpack(number, found)
-        if isinstance(item, Event):
-            events.append(item)
-        elif isinstance(item, StoredBlock):
-            blocks.append(item)
-        else:
-            problems.append(f"the frame at {at} {item}; it is skipped")
-    begun = [event.data for event in events if event.kind == "segment"]
-    writer = next((data["run"] for data in begun if data.get("run") is not None), run)
-    if run is not None and writer != run:
-        return _refused(number, path, f"the run {writer} has written it, and this is {run};")
-    starts = [data.get("parent") for data in begun]
-    parent = header.parent if header else Position(*starts[0]) if starts and starts[0] else None
-    alone = bool(events) and all(event.kind == "decision" for event in events)
-    is_start = header is not None and (not alone or is_continued or bool(blocks))
-    problems = [f"{path.name}: {problem}" for problem in problems]
-    return Segment(number, path, end, size, is_start or bool(starts), parent, events, blocks, problems, torn)
+        moved, last, found.end = each.offset - at, each.offset, each.offset + length
+        if wrong := _add_frame(found, each):
+            problems.append(f"the frame at {at} {wrong}; it is skipped")
+    found.problems += [f"{found.path.name}: {problem}" for problem in problems]
 
 
-def _refused(number: int, path: Path, why: str) -> Segment:
-    return Segment(number, path, 0, problems=[f"{path.name}: {why} no row of it is read"])
-
-
-def in_order(segment: Segment) -> list[Item]:
-    """List the events and blocks of a segment as they were written."""
-    items: list[Item] = [*segment.events, *segment.blocks]
-    return sorted(items, key=lambda item: item.offset)
-
-
-def _unpack(segment: int, frame: Frame) -> Item | str:
-    """Unpack a frame; or say why the frame holds nothing."""
+def _add_frame(found: Segment, frame: Frame) -> str:
+    """Unpack a frame; return why it holds nothing, or ""."""
     if frame.kind == journal_format.METRICS:
-        if journal_format.is_block(frame.payload):
-            return StoredBlock(frame.offset, frame.payload)
-        return f"claims rows that its {len(frame.payload)} bytes do not hold"
+        if not journal_format.is_block(frame.payload):
+            return f"claims rows that its {len(frame.payload)} bytes do not hold"
+        found.blocks.append(StoredBlock(frame.offset, frame.payload))
+        return ""
     if frame.kind != journal_format.EVENT:
         return f"is of unknown kind {frame.kind}"
     try:
@@ -216,7 +196,19 @@ def _unpack(segment: int, frame: Frame) -> Item | str:
         return "is not an event"
     if wrong := misfit(record["kind"], record["data"]):
         return f"is not an event of kind {record['kind'][:40]!r} ({wrong})"
-    return Event(segment, frame.offset, record["kind"], record["data"], record["wall"], record["time"])
+    event = Event(found.number, frame.offset, record["kind"], record["data"], record["wall"], record["time"])
+    found.events.append(event)
+    return ""
+
+
+def _refused(number: int, path: Path, why: str) -> Segment:
+    return Segment(number, path, problems=[f"{path.name}: {why} no row of it is read"])
+
+
+def in_order(segment: Segment) -> list[Item]:
+    """List the events and blocks of a segment as they were written."""
+    items: list[Item] = [*segment.events, *segment.blocks]
+    return sorted(items, key=lambda item: item.offset)
 
 
 def read_or_miss(number: int, path: Path, run: str | None = None) -> Segment:

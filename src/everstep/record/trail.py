@@ -1,23 +1,20 @@
 """Trail: what each step found, kept where SIGKILL cannot take it, for the next start to compare.
 
-One file per segment and rank, beside the journal.  It is only appended to, a frame for each step in one call.
-At a boundary, a file of some size makes way for a new one; the one before it stays, and older ones go.  A
-power cut may lose the trail: it is never the truth.
+One file per segment and rank, beside the journal.  It is only appended to, a line for each step in one call;
+at a save, a file of some size is begun anew.  A power cut may lose it: it is never the truth.
 
-    file     magic, frames; what follows the first frame that does not fit its checksum does not count
-    frame    checksum of the rest (xxh3_64), last complete step, the step after which all steps are in
-             full, size of the records: u64 each; records
-    record   step u64, value u64 or f64, epoch u32, count u32, key u32, seq u32, flags u8
+A line has the checksum of its JSON (xxh3_64 in 16 hex digits, seeded with `VERSION`), a blank, and the JSON:
 
-Numbers are in the machine's byte order.  A key is a pair (phase, name); the record that defines it is
-followed by the pair in JSON, of `count` bytes.
+    [last complete step, step after which all are whole, [[step, phase, name, epoch, seq, value, count] ...]]
+
+The first line that does not fit its checksum, and all behind it, do not count.  A value is a digest, or the
+bits of a float64; null where it is on a device, or not known.
 
 | phase | name | value |
 |---|---|---|
 | batch | stream | digest of a batch as it was handed out; `epoch` is its pass, `seq` its place in the step |
 | pass | stream | none: pass `epoch` of the stream ended, and `step` was the last that drew from the stream |
 | copy | phase of a snapshot / part | digest of that part of the state as it was copied |
-| step | metric | sum of `count` values collected in the step; or their mean (FOLDED) |
 | others | metric | as the journal has it |
 """
 
@@ -38,23 +35,20 @@ from everstep import hazard
 from everstep.contracts.metrics import Block
 from everstep.durable import remedy
 from everstep.record.journal_format import float_bits
+from everstep.record.journal_reader import Key, Value
 from everstep.record.segment_file import segment_path
-from everstep.untrusted_files import parse_json, read_regular
+from everstep.untrusted_files import is_count, parse_json, read_regular
 
-ENOUGH = 1 << 22
-"""Size of the file, in bytes, after which the next boundary begins a new one."""
-LARGEST = 1 << 26
+VERSION = 5
+"""Version of the lines and of the digests in them."""
+ENOUGH = 1 << 23
+"""Size of the file, in bytes, after which a save begins it anew."""
+LARGEST = 1 << 28
 """Largest size of a file that is read, in bytes."""
-ABSENT, KEY, FOLDED = 1, 2, 4
-"""Flags of a record: the value is not on the host, or unknown; a key's definition; a mean."""
+ABSENT = 1
+"""Flag of a mark whose value is not known."""
 
-MAGIC = b"\x89EVT\r\n\x1a\x04"
-"""Its last byte is the version of the format and of the digests."""
-FRAME = struct.Struct("=4Q")
-_CHECK, _BODY = struct.Struct("=Q"), struct.Struct("=3Q")
-BITS = struct.Struct("=QQIIIIB")
-FLOAT = struct.Struct("=QdIIIIB")
-_checksum: Callable[[Any], int] = xxhash.xxh3_64_intdigest
+_FLOAT, _BITS = struct.Struct("=d"), struct.Struct("=Q")
 
 
 def trail_path(run_dir: Path, segment: int, rank: int = 0) -> Path:
@@ -62,16 +56,13 @@ def trail_path(run_dir: Path, segment: int, rank: int = 0) -> Path:
     return segment_path(run_dir, segment).with_suffix(f".rank-{rank:05d}.trail" if rank else ".trail")
 
 
-def _earlier(path: Path) -> Path:
-    """Path of the file that a trail has filled before."""
-    return path.with_suffix(".earlier.trail")
-
-
-# ---------------------------------------------------------------------------------------------- writing
+def packed(body: bytes) -> bytes:
+    """Make a line of its JSON."""
+    return b"%s %s\n" % (xxhash.xxh3_64_hexdigest(body, VERSION).encode(), body)
 
 
 class Trail:
-    """Writer of one segment's trail.  Only the training thread calls it.
+    """Writer of one segment's trail; only the training thread calls it.
 
     If the disk refuses a step's results, the run continues without them; a message says so once.
 
@@ -83,6 +74,9 @@ class Trail:
         warn: takes sentences for the user.
         rank: the rank whose steps are noted.
         reduced: whether the values of a step are known only when those of all ranks are reduced.
+
+    Attributes:
+        compare: takes all that is noted; None: nobody compares it.
     """
 
     def __init__(
@@ -97,33 +91,44 @@ class Trail:
         reduced: bool = False,
     ) -> None:
         self.path = trail_path(run_dir, segment, rank)
+        self.compare: Callable[[Key, Value | None], None] | None = None
         self._is_wall, self._warn = is_wall, warn
-        self._host = None if reduced else float
+        self._on_host = None if reduced else float
         """Type of the values that a step has on the host."""
-        self._keys: dict[tuple[str, str], int] = {}
-        """Numbers by (phase, name); 0 is not a key: such records are left out."""
+        self._names: dict[tuple[str, str], str] = {}
+        """(phase, name) -> both as JSON; "" for a metric that depends on the clock."""
         self._absent: set[str] = set()
         """Metrics that were not on the host at the end of some step."""
-        self._records = bytearray()
+        self._records: list[str] = []
         """Records that are not in the file yet."""
         self._descriptor: int | None = None
         """None while the file cannot be made."""
         self._end = 0
-        self._last = self._whole = self._begun = step
-        """The last step; those after which all steps are in both files, and in this file."""
+        self._last = self._whole = step
+        """The last step; the one after which all steps are in the file."""
         self._has_warned = False
         self._begin()
 
-    def batch(self, step: int, stream: str, pass_index: int, seq: int, digest: int | None) -> None:
-        """Note batch `seq` of `step`; `digest` is None where the batch gives nothing to digest."""
-        key = self._keys.get(("batch", stream)) or self._key("batch", stream)
-        flags = ABSENT if digest is None else 0
-        self._records += BITS.pack(step, digest or 0, pass_index, 1, key, seq, flags)
-
-    def mark(self, step: int, phase: str, name: str, value: int = 0, epoch: int = 0) -> None:
-        """Note another value that is compared."""
-        key = self._key(phase, name)
-        self._records += BITS.pack(step, value, epoch, 1, key, 0, 0)
+    def note(
+        self,
+        step: int,
+        phase: str,
+        name: str,
+        value: int | None = 0,
+        epoch: int = 0,
+        seq: int = 0,
+        count: int = 1,
+    ) -> None:
+        """Note a value, to be written with the step; None: it is not known."""
+        names = self._names.get((phase, name))
+        if names is None:
+            is_left_out = phase == "step" and self._is_wall(name)
+            names = self._names[phase, name] = "" if is_left_out else json.dumps([phase, name])[1:-1]
+        if names:  # as json.dumps would write it, in half the time: each step comes here
+            known = "null" if value is None else value
+            self._records.append(f"[{step},{names},{epoch},{seq},{known},{count}]")
+            if self.compare is not None:
+                self.compare((epoch, step, phase, name, seq), None if value is None else (value, count))
 
     def step(
         self,
@@ -132,45 +137,45 @@ class Trail:
         pending: Sequence[tuple[int, str, Any]],
         read: Mapping[str, tuple[int, float, int]],
     ) -> None:
-        """Write what a complete step found.
+        """Write what a complete step found; its values are folded as the collector folds them.
 
         Args:
             pending: values collected and not read yet; the last ones are this step's.
             read: name -> (step, sum, count of values) of metrics that were read in the middle of a step.
         """
         self._last = step
-        for name, (at, total, count) in read.items():
-            if at == step and (key := self._key("step", name)):
-                self._records += FLOAT.pack(step, total, epoch, count, key, 0, 0)
+        sums: dict[str, tuple[float, int] | None]
+        sums = {name: (total, count) for name, (at, total, count) in read.items() if at == step}
         first = len(pending)
         while first and pending[first - 1][0] == step:
             first -= 1
         for _, name, value in pending[first:]:
-            key = self._keys.get(("step", name)) or self._key("step", name)
-            # a tensor may be on a device: reading its value would make the step wait
-            on_host = type(value) is self._host
-            if not on_host:
+            before = sums.get(name, (-0.0, 0))  # the sum of -0.0 and a value is that value
+            if type(value) is self._on_host and before is not None:
+                sums[name] = (before[0] + value, before[1] + 1)
+            else:  # a tensor may be on a device: reading its value would make the step wait
+                sums[name] = None
                 self._absent.add(name)
-            if key:
-                number, flags = (value, 0) if on_host else (0.0, ABSENT)
-                self._records += FLOAT.pack(step, number, epoch, 1, key, 0, flags)
+        for name, total in sums.items():
+            if total is None:
+                self.note(step, "step", name, None, epoch=epoch)
+            else:
+                bits = _BITS.unpack(_FLOAT.pack(total[0] / total[1]))[0]
+                self.note(step, "step", name, bits, epoch=epoch, count=total[1])
         self._write()
 
     def rows(self, block: Block) -> None:
         """Write rows that were read, if `step` has not seen them, or not on the host."""
-        folded = block.phase == "step"
-        if block.wall or (folded and block.name not in self._absent):
+        if block.wall or (block.phase == "step" and block.name not in self._absent):
             return
-        if key := self._key(block.phase, block.name):
-            flags, bits = FOLDED if folded else 0, float_bits(block.values)
-            for step, value, count, seq in zip(block.steps, bits, block.counts, block.seqs, strict=True):
-                self._records += BITS.pack(step, value, block.epoch, count, key, seq, flags)
+        columns = zip(block.steps, float_bits(block.values), block.counts, block.seqs, strict=True)
+        for step, value, count, seq in columns:
+            self.note(step, block.phase, block.name, value, epoch=block.epoch, seq=seq, count=count)
         self._write()
 
-    def boundary(self) -> None:
-        """Note that everything so far is read: a file that is large, or could not be made, is begun anew."""
+    def saving(self) -> None:
+        """Begin a file that is large, or could not be made, anew: a resume needs the steps after a save."""
         if self._descriptor is None or self._end > ENOUGH:
-            self._write()
             self._begin()
 
     def close(self) -> None:
@@ -179,91 +184,62 @@ class Trail:
             os.close(self._descriptor)
         self._descriptor = None
 
-    def _key(self, phase: str, name: str) -> int:
-        """Return the number of a key, and define a new key; 0 for a metric that depends on the clock."""
-        key = self._keys.get((phase, name))
-        if key is None:
-            key = 0 if phase == "step" and self._is_wall(name) else len(self._keys) + 1
-            self._keys[phase, name] = key
-            text = json.dumps([phase, name]).encode()
-            self._records += BITS.pack(0, 0, 0, len(text), key, 0, KEY) + text
-        return key
+    def _begin(self) -> None:
+        self._end, self._whole = 0, self._last
+        try:
+            if self._descriptor is None:
+                hazard.reach("trail.create")
+                with suppress(FileNotFoundError):  # of a start whose journal was lost; or it is a link
+                    self.path.unlink()
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                self._descriptor = os.open(self.path, flags, 0o666)
+            self._write()
+            os.ftruncate(self._descriptor, self._end)  # behind a whole line: after a kill it is a trail, too
+        except OSError as error:
+            self._refused(error)
 
     def _write(self) -> None:
-        """Append the records; those that the disk refuses are lost, with the keys that they define."""
-        body = _BODY.pack(self._last, self._whole, len(self._records)) + self._records
+        """Append the records; those that the disk refuses are lost."""
+        line = packed(f"[{self._last},{self._whole},[{','.join(self._records)}]]".encode())
         self._records.clear()
         if self._descriptor is not None:
             try:
-                self._append(_CHECK.pack(_checksum(body)) + body)
-                return
+                hazard.reach("trail.write")
+                if os.pwrite(self._descriptor, line, self._end) == len(line):
+                    self._end += len(line)
+                    return
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as error:
                 self._refused(error)
         self._whole = self._last
-        self._keys.clear()
-
-    def _append(self, data: bytes) -> None:
-        hazard.reach("trail.write")
-        assert self._descriptor is not None
-        if os.pwrite(self._descriptor, data, self._end) < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._end += len(data)
-
-    def _begin(self) -> None:
-        """Begin a new file; the one that this start has filled makes way for it."""
-        filled = self._descriptor is not None
-        self.close()
-        self._keys.clear()
-        self._whole, self._begun = max(self._whole, self._begun), self._last
-        try:
-            hazard.reach("trail.rename")
-            with suppress(FileNotFoundError):  # a person may delete it
-                if filled:
-                    self.path.replace(_earlier(self.path))
-                else:  # of a start whose journal was lost, or what a link leads to elsewhere
-                    self.path.unlink()
-            hazard.reach("trail.create")
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            self._descriptor, self._end = os.open(self.path, flags, 0o666), 0
-            self._append(MAGIC)
-            self._write()
-        except OSError as error:
-            self.close()
-            self._refused(error)
 
     def _refused(self, error: OSError) -> None:
         if not self._has_warned:
             self._has_warned = True
             self._warn(
                 f"{self.path}: {error.strerror}; {remedy(error)}: until it can be written again, the results "
-                "of steps do not survive a kill; a resume can compare only what the journal has been given"
+                "of steps do not survive a kill, so a resume cannot compare them"
             )
 
 
-# ---------------------------------------------------------------------------------------------- reading
-
-
 class Mark(NamedTuple):
-    """Record of a trail; `value` is the bits of a number, or a digest."""
+    """Record of a trail; `value` is a digest or the bits of a number, None where it is not known."""
 
     step: int
-    value: int
-    epoch: int
-    count: int  # type: ignore[assignment]  # as in Row
     phase: str
     name: str
+    epoch: int
     seq: int
-    flags: int
+    value: int | None
+    count: int  # type: ignore[assignment]  # as in Row
+
+    @property
+    def flags(self) -> int:
+        return ABSENT if self.value is None else 0
 
 
 class TrailContent(NamedTuple):
-    """Content of a trail.
-
-    Attributes:
-        whole: all steps after this step are recorded in full.
-        last: the last complete step.
-        marks: in the order of writing.
-    """
+    """Content of a trail: the steps after `whole` are recorded in full, up to `last`; all marks."""
 
     whole: int
     last: int
@@ -272,27 +248,37 @@ class TrailContent(NamedTuple):
 
 def read_trail(path: Path) -> TrailContent | None:
     """Read a trail; None if it is missing, damaged or of another version."""
-    marks: list[Mark] = []
-    floor, whole, last = 0, 0, -1
-    for file in (_earlier(path), path):
-        keys: dict[int, tuple[str, str]] = {}
-        try:
-            for number, (after, since, records) in enumerate(_frames(file)):
-                if number == 0 and after != last:  # the file before is missing, or torn
-                    marks.clear()
-                    floor = after
-                whole, last = max(since, floor), after
-                marks.extend(_marks(records, keys))
-        except (KeyError, TypeError, ValueError, struct.error):
-            return None
-    # a forged file may claim more steps than it has frames for
-    return None if last < 0 or last - whole > 2 * LARGEST // FRAME.size else TrailContent(whole, last, marks)
+    marks, bodies = list[Mark](), list(_bodies(path))
+    whole = last = 0
+    try:
+        for body in bodies:
+            last, whole, records = parse_json(body)
+            marks += map(_mark, records)
+    except (TypeError, ValueError):
+        return None
+    # a forged file may claim more steps than it has lines for
+    is_trail = bodies and is_count(last) and is_count(whole) and last - whole <= len(bodies)
+    return TrailContent(whole, last, marks) if is_trail else None
+
+
+def _mark(record: Sequence[Any]) -> Mark:
+    mark = Mark(*record)
+    value = 0 if mark.value is None else mark.value
+    is_value = isinstance(value, int) and 0 <= value < 1 << 64
+    numbers = all(map(is_count, (mark.step, mark.epoch, mark.seq, mark.count)))
+    if not (numbers and is_value and type(mark.phase) is type(mark.name) is str):
+        raise ValueError("it is not a mark")
+    return mark
 
 
 def last_step(path: Path) -> int | None:
-    """Read the last complete step from a file of a trail; None if it is none."""
-    lasts = [last for last, _, _ in _frames(path)]
-    return lasts[-1] if lasts else None
+    """Read the last complete step from a trail; None if it is none."""
+    bodies = list(_bodies(path))
+    try:
+        last = parse_json(bodies[-1])[0] if bodies else None
+    except (LookupError, TypeError, ValueError):
+        return None
+    return last if is_count(last) else None
 
 
 def newest_step(run_dir: Path, segment: int) -> int:
@@ -301,31 +287,14 @@ def newest_step(run_dir: Path, segment: int) -> int:
     return max((last_step(path) or 0 for path in trails), default=0)
 
 
-def _frames(path: Path) -> Iterator[tuple[int, int, memoryview]]:
-    """Yield (last, whole, records) of the frames until the first that is not whole."""
+def _bodies(path: Path) -> Iterator[bytes]:
+    """Yield the JSON of the lines until the first that is not whole."""
     try:
-        data = memoryview(read_regular(path, LARGEST))
+        lines = read_regular(path, LARGEST).split(b"\n")[:-1]
     except OSError:
         return
-    begin = len(MAGIC) if data[: len(MAGIC)] == MAGIC else len(data)
-    while begin + FRAME.size <= len(data):
-        check, last, whole, size = FRAME.unpack_from(data, begin)
-        end = begin + FRAME.size + size
-        if end > len(data) or check != _checksum(data[begin + _CHECK.size : end]):
+    for line in lines:
+        body = line[17:]
+        if packed(body)[:-1] != line:
             return
-        yield last, whole, data[begin + FRAME.size : end]
-        begin = end
-
-
-def _marks(records: memoryview, keys: dict[int, tuple[str, str]]) -> Iterator[Mark]:
-    """Yield the records of a frame; take note of the keys that it defines."""
-    at = 0
-    while at < len(records):
-        step, value, epoch, count, key, seq, flags = BITS.unpack_from(records, at)
-        at += BITS.size
-        if flags & KEY:
-            phase, name = parse_json(records[at : at + count])
-            keys[key] = (str(phase), str(name))
-            at += count
-        else:
-            yield Mark(step, value, epoch, count, *keys[key], seq, flags)
+        yield body

@@ -7,7 +7,6 @@ that neither an edited record nor the mark of another run passes.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import json
@@ -15,6 +14,7 @@ import os
 import secrets
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,10 @@ def key_file() -> Path | None:
 
 def mark(run: str, facts: Mapping[str, Any]) -> str | None:
     """Make the mark of a start's record; None where this user's key cannot be made."""
-    key = _key() or _made_key()
+    with suppress(OSError):  # the run stays without a mark: a training needs no key
+        if _key() is None:
+            _make_key()
+    key = _key()
     return None if key is None else _mark(key, run, facts)
 
 
@@ -52,15 +55,15 @@ def distrust(run_dir: Path, facts: Mapping[str, Any]) -> str:
     if _is_trusted_anyway():
         return ""
     for place in (run_dir, run_dir / "run.json", run_dir / "journal"):
-        if _owner(place) != os.geteuid():
+        if not place.exists() or place.stat().st_uid != os.geteuid():
             return f"{place} does not belong to you"
     key = _key()
     if key is None:
         return f"this user has no key in {key_file()} (the first training makes it)"
-    if not isinstance(found := facts.get(MARK), str) or not found.isascii():
+    if not isinstance(recorded := facts.get(MARK), str):
         return "its record has no mark"
     wanted = _mark(key, RunDir.open(run_dir, create=False).id, facts)
-    if not hmac.compare_digest(found.encode(), wanted.encode()):
+    if not hmac.compare_digest(recorded.encode("utf-8", "surrogatepass"), wanted.encode()):
         return "its mark is not yours, or the record was changed after it was marked"
     return ""
 
@@ -70,23 +73,14 @@ def distrust_config(run_dir: Path, config: Any) -> str:
     if _is_trusted_anyway():
         return ""
     why = "none of its starts has recorded this configuration"
-    for start in RunJournal(run_dir).events("segment", valid=False):
-        facts = start.data.get("facts", {})
+    for facts in RunJournal(run_dir).facts_since(0):
         if facts.get("config") == config and not (why := distrust(run_dir, facts)):
             return ""
     return why
 
 
 def _is_trusted_anyway() -> bool:
-    """Whether EVERSTEP_TRUST lets this process import and call the code that any run names."""
     return os.environ.get(TRUST_VARIABLE, "") not in ("", "0")
-
-
-def _owner(place: Path) -> int:
-    try:
-        return os.stat(place).st_uid
-    except OSError:
-        return -1
 
 
 def _mark(key: bytes, run: str, facts: Mapping[str, Any]) -> str:
@@ -99,38 +93,29 @@ def _key() -> bytes | None:
     path = key_file()
     if path is None:
         return None
-    try:
+    with suppress(OSError, ValueError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        alone = stat.S_ISREG(status.st_mode) and not status.st_mode & 0o077
-        if not alone or status.st_uid != os.geteuid():
-            return None
-        with contextlib.suppress(OSError, ValueError):
-            found = bytes.fromhex(file.read(256).decode("ascii"))
-            return found if len(found) >= 32 else None
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            is_secret = stat.S_ISREG(status.st_mode) and not status.st_mode & 0o077
+            key = bytes.fromhex(file.read(256).decode("ascii")) if is_secret else b""
+            return key if len(key) >= 32 and status.st_uid == os.geteuid() else None
     return None
 
 
-def _made_key() -> bytes | None:
-    """Make a new key; None if it cannot be written.  If two are made at once, the first counts."""
+def _make_key() -> None:
+    """Make a key where there is none; of two that are made at once the first counts."""
     path = key_file()
     if path is None or os.path.lexists(path):
-        return None
+        return
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = path.with_name(f".key-{os.getpid()}-{secrets.token_hex(4)}")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with open(descriptor, "w", encoding="ascii") as file:
-                file.write(secrets.token_hex(32) + "\n")
-            # A link fails where the name is taken, so a key that another process made at once is kept.
-            with contextlib.suppress(FileExistsError):
-                os.link(new, path)
-        finally:
-            new.unlink()
-    except OSError:  # the run stays without a mark: a training needs no key
-        return None
-    return _key()
+        with open(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32) + "\n")
+        # A link fails where the name is taken, so a key that another process made at once is kept.
+        with suppress(FileExistsError):
+            os.link(new, path)
+    finally:
+        new.unlink()

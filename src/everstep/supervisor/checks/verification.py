@@ -1,4 +1,4 @@
-"""Verification of steps: rows and digests go to journal and trail, and are compared when steps run again."""
+"""Verification of steps: what they find goes to the trail, and is compared when steps run again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Verifier:
     Where a divergence is to stop the run, DivergenceError leaves `drew`, `pass_ended` or `boundary`.
 
     Args:
-        trail, comparison: take the findings of the steps; the latter has those of earlier executions.
+        trail: takes the findings of the steps.
+        comparison: compares them with those of earlier executions.
         on_divergence: "stop" or "warn"; None: other batches stop the run, other numbers are a warning.
         streams: by name; their ledgers take the digest of each batch.
         update: digests the last update, for steps that leave no batch and no value; None: it cannot.
@@ -74,6 +75,7 @@ class Verifier:
         self._error: DivergenceError | None = None
         self._only_warns = False
         """Whether a batch that differs now stops nothing by default."""
+        trail.compare = None if comparison.done else comparison.note
 
     def drew(self, step: int, stream: str, pass_index: int, batch: Any) -> None:
         """Note a batch that is handed out for `step`; nobody has changed it yet."""
@@ -84,9 +86,8 @@ class Verifier:
         self._streams[stream].ledger.drawn.append(digest)
         if self.handed is not None:
             self.handed = batch_digest([digest or 0, step, place], self.handed)
-        self._trail.batch(step, stream, pass_index, place, digest)
-        if not self._comparison.done:
-            self._comparison.batch(step, stream, pass_index, place, digest)
+        self._trail.note(step, "batch", stream, digest, pass_index, place)
+        if self._trail.compare is not None:
             self._notice()
             self.require_agreement()
 
@@ -109,9 +110,8 @@ class Verifier:
 
     def pass_ended(self, step: int, stream: str, pass_index: int) -> None:
         """Note the end of a pass; `step` is the last complete one, the open one may have drawn from it."""
-        step += stream in self.places
-        self._trail.mark(step, "pass", stream, epoch=pass_index)
-        self._compare(self._comparison.pass_ended, step, stream, pass_index)
+        self._trail.note(step + (stream in self.places), "pass", stream, epoch=pass_index)
+        self._notice()
         self.require_agreement()
 
     def step_done(self, step: int, epoch: int) -> None:
@@ -121,13 +121,12 @@ class Verifier:
         pending, read = self._collector.pending, self._collector.open_rows
         has_values = (pending and pending[-1][0] == step) or any(at == step for at, *_ in read.values())
         if not self.places and not has_values and (digest := self._update()) is not None:
-            self._trail.mark(step, "copy", "update/parameters", digest)
-            self._compare(self._comparison.copied, step, "update", "parameters", digest)
+            self._trail.note(step, "copy", "update/parameters", digest)
         for stream, count in self.places.items():
             self._streams[stream].per_step[1] = count
         self.places.clear()
         self._trail.step(step, epoch, pending, read)
-        if not self._comparison.done:
+        if self._trail.compare is not None:
             self._comparison.step_done(step)
             self._notice()
 
@@ -147,17 +146,17 @@ class Verifier:
 
     def rows(self, block: Block) -> None:
         self._trail.rows(block)
-        self._compare(self._comparison.rows, block)
+        self._notice()
 
     def snapshot(self, step: int, phase: str, encoded: Encoded) -> None:
         """Note the digests of a state that was copied, to be saved."""
+        self._trail.saving()
         for part, digest in _digests(encoded):
-            self._trail.mark(step, "copy", f"{phase}/{part}", digest)
-            self._compare(self._comparison.copied, step, phase, part, digest)
+            self._trail.note(step, "copy", f"{phase}/{part}", digest)
+        self._notice()
 
     def boundary(self, step: int) -> None:
         """Note a boundary, at which everything so far is read."""
-        self._trail.boundary()
         if not self._comparison.done:
             self._comparison.reached(step)
             if self._comparison.done:
@@ -175,7 +174,7 @@ class Verifier:
         """End the comparison with earlier executions: a person has chosen to continue with other data."""
         self._journal.event("decision", {"what": CHOSEN, "why": OTHER_DATA, "step": self._comparison.first})
         self._journal.flush()
-        self._comparison.done = True
+        self._comparison.done, self._trail.compare = True, None
 
     def end(self) -> None:
         """End the comparison with the loop, and say what was compared, if that is not said yet."""
@@ -186,6 +185,7 @@ class Verifier:
     def say(self) -> None:
         """Tell the user and the journal the result of the comparison."""
         self._notice()
+        self._trail.compare = None
         comparison = self._comparison
         report = comparison.report()
         self._journal.event("verified", {"report": report, "steps": comparison.steps}, wall=True)
@@ -205,11 +205,6 @@ class Verifier:
         if error is not None:
             raise error
 
-    def _compare(self, compare: Callable[..., None], *values: Any) -> None:
-        if not self._comparison.done:
-            compare(*values)
-            self._notice()
-
     def _notice(self) -> None:
         """Record a divergence at once in the journal's file, because a kill may follow."""
         new, latest = self._comparison.difference, self._comparison.latest
@@ -218,24 +213,20 @@ class Verifier:
         self._seen = latest
         if new != self._noted:
             self._noted = new
-            found = {"component": new.name, "old": new.expected, "new": new.actual}
-            in_data = new.component == "samples"
-            self._journal.event(DIVERGED, {"step": new.step, **found, "in_data": in_data})
+            values = {"component": new.name, "old": new.expected, "new": new.actual}
+            self._journal.event(DIVERGED, {"step": new.step, **values, "in_data": new.component == "samples"})
             self._journal.flush()
         in_data = latest.component == "samples"  # also behind a difference that only warned
         stops = self._on_divergence is None and in_data and not self._only_warns
         if not self._stopped and (self._on_divergence == "stop" or stops):
             self._stopped = True
+            cause = _DRAWN_AGAIN if latest.step <= self._comparison.first else _CAUSES[in_data]
             self._error = DivergenceError(
-                f"resume differs: {in_words(latest)}; {self._cause(latest)}. If the change is intended, run "
+                f"resume differs: {in_words(latest)}; {cause}. If the change is intended, run "
                 f"everstep accept RUN --divergence {new.step}, and start again; or continue with "
                 'on_divergence="warn"',
                 step=new.step,
             )
-
-    def _cause(self, found: Difference) -> str:
-        in_data = found.component == "samples"
-        return _DRAWN_AGAIN if found.step <= self._comparison.first else _CAUSES[in_data]
 
 
 def _digests(encoded: Encoded) -> Iterator[tuple[str, int]]:
@@ -261,8 +252,6 @@ _CAUSES = {
     "padding is memory without values (np.empty, torch.empty; use zeros)",
     False: "`everstep drill SCRIPT` names the component",
 }
-
-
 _DRAWN_AGAIN = (
     "drawn again in this process, the data gives other batches: give random_split and shuffles a generator "
     "of a fixed seed, sort what has no order, and change no batch in place; data of your own needs "
