@@ -251,7 +251,6 @@ def everything() -> list[everstep.Service]:
         services.Profile(Every(steps=8), steps=1, keep=1),
         services.Require("valid/loss", 1e9, epoch=2),
         services.Scheduled("optimizer.weight_decay", services.Annealing(0.01, 0.9, every=3)),
-        services.System(every=Every(steps=4)),
         services.TensorBoard(),
         services.Throughput(8, every=Every(steps=3)),
         services.When(services.OnBest("valid/loss"), everstep.services.SetValue("notes.longest", times=0.9)),
