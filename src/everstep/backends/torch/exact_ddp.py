@@ -42,24 +42,18 @@ def prepare(objects: Mapping[str, Any], data: DataRanks) -> None:
 
     An optimizer of the state that makes an update of several steps gets to know the ranks.
     """
-    found = _wrappers(objects)
-    for ddp in found:
+    wrappers = _wrappers(objects)
+    for ddp in wrappers:
         _fix_buckets(ddp)
         _share_buffers(ddp)
-    for _, optimizer in optimizers(objects):
-        for layer in layers(optimizer):
-            if isinstance(layer, MinibatchOptimizer):
-                layer.ranks = _averaging(layer, found, objects)
-
-
-def _averaging(
-    optimizer: MinibatchOptimizer, wrappers: list[DistributedDataParallel], objects: Mapping[str, Any]
-) -> Ranks | None:
-    first = stepped_by(optimizer)[0]
     sharded = [model for model in models_of(objects) if fsdp_modules(model)]
-    if is_sharded(first) and sharded:
-        return Ranks(first.device, models=sharded)
-    return Ranks.of(wrappers[0]) if wrappers else None
+    for layer in (layer for _, optimizer in optimizers(objects) for layer in layers(optimizer)):
+        if isinstance(layer, MinibatchOptimizer):
+            first = stepped_by(layer)[0]
+            if is_sharded(first) and sharded:
+                layer.ranks = Ranks(first.device, models=sharded)
+            elif wrappers:
+                layer.ranks = Ranks.of(wrappers[0])
 
 
 def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
@@ -71,36 +65,30 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
     size = len(data.of)
     _refuse_old_fsdp(objects)
     _require_over_all(objects, data)
-    found = _wrappers(objects)
-    averaged = {id(parameter) for ddp in found for parameter in _averaged(ddp)}
+    wrappers = _wrappers(objects)
+    averaged = {id(parameter) for ddp in wrappers for parameter in _averaged(ddp)}
     averaged |= virtual_shards.averaged(value for _, value in flatten(objects))
     names = {id(p): f"{entry}/{name}".rstrip("/") for entry, name, p in model_parameters(objects)}
-    lonely = [
+    alone = [
         names.get(id(parameter), f"parameter {index} of {owner!r}")
         for owner, index, parameter in _stepped(objects)
         if parameter.requires_grad and id(parameter) not in averaged and not is_sharded(parameter)
     ]
     # ranks that all read the whole batch compute equal gradients: each save compares the parameters
-    if data.size == 1:
-        lonely = []
-    if lonely:
-        some = ", ".join(lonely[:3]) + (f" and {len(lonely) - 3} more" if len(lonely) > 3 else "")
+    if alone and data.size > 1:
+        some = ", ".join(alone[:3]) + (f" and {len(alone) - 3} more" if len(alone) > 3 else "")
         remedy = (
             "no wrapper averages the gradients; wrap the model before the loop, model = "
             "everstep.torch.parallel(model), and train with what it returns (a Task: parallel=True)"
         )
-        if any(map(fsdp_modules, models_of(objects))):
+        if data.shared or any(map(fsdp_modules, models_of(objects))):
+            mesh = ", mesh=mesh['dp']" if data.shared else ""
             remedy = (
-                "call fully_shard(model) for the model as a whole, too, before the optimizer is made from "
-                "its parameters"
-            )
-        elif data.shared:
-            remedy = (
-                "call fully_shard(model, mesh=mesh['dp']) with the mesh of data_ranks=, after "
-                "parallelize_module and before the optimizer is made from its parameters"
+                f"call fully_shard(model{mesh}) for the model as a whole, too, after parallelize_module and "
+                "before the optimizer is made from its parameters"
             )
         raise ConfigError(f"each of {size} ranks would train {some} on its own: {remedy}")
-    for ddp in found:
+    for ddp in wrappers:
         averaging = dist.get_process_group_ranks(ddp.process_group)
         if not data.covered_by(averaging):
             raise ConfigError(
@@ -117,7 +105,6 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
 
 
 def exact_on_any_ranks(objects: Mapping[str, Any]) -> bool:
-    """Whether `VirtualShards` average all that is trained of the state: the bits are those of one process."""
     by_shards = virtual_shards.averaged(value for _, value in flatten(objects))
     stepped = [parameter for _, _, parameter in _stepped(objects) if parameter.requires_grad]
     return bool(stepped) and all(id(parameter) in by_shards for parameter in stepped)
@@ -200,7 +187,7 @@ def _require_over_all(objects: Mapping[str, Any], data: DataRanks) -> None:
 
 
 def _beside(group: Any, parameter: Any) -> list[int]:
-    """Return the ranks that hold a parameter of `fully_shard` together beside it: tensor parallelism's."""
+    """Return the ranks of tensor parallelism that hold a parameter of `fully_shard` together."""
     mesh, spmd = parameter._unsharded_dtensor_spec.mesh, getattr(group.mesh_info, "dp_mesh_dims", None)
     if spmd is not None:  # one mesh for both
         names = {*mesh.mesh_dim_names} - {*spmd.shard_names, *spmd.replicate_names}
@@ -278,8 +265,7 @@ def _take_settings(ddp: Any, hook: str) -> None:
     """Give a new reducer what the program has set on the old one.
 
     Args:
-        hook: name of the communication hook; those of `register_comm_hook` are kept by torch, those that are
-            built in by name alone.
+        hook: name of the communication hook, by which alone torch knows those that are built in.
     """
     c10d: Any = dist
     if ddp.static_graph:

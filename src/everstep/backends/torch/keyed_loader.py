@@ -45,9 +45,8 @@ def loader(
     gives the same pass with the same augmentation each time, and touches no run's position.
 
     Samples are fetched singly, because each has random state of its own (`__getitems__` is not used).
-    Randomness must come from the global generators of Python, NumPy or torch on the CPU.  A resume restores a
-    generator that is an attribute of the dataset if there are no workers; with workers, it warns.  In the main
-    process the global states are restored after each batch.
+    Randomness must come from the global generators of Python, NumPy or torch on the CPU.  A resume restores
+    a generator that is an attribute of the dataset if there are no workers; with workers, it warns.
 
     Args:
         dataset: a map-style torch Dataset, or anything with `__len__` and `__getitem__`.
