@@ -54,8 +54,8 @@ from everstep.contracts.state import BASE
 from everstep.errors import RestoreError
 
 _SENTINELS = 4
-_owned: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-"""Optimizers in the states of all open loops: those of another run are not strangers."""
+_known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+"""Optimizers in the states of all open loops, and those inside: those of another run are not strangers."""
 
 _RECOMPUTED = {
     LambdaLR: ("lr",),
@@ -93,12 +93,13 @@ class TorchUpdateCounter:
         self._smallest: list[Tensor] | None = None
         """Parameters whose digest stands for an update; None before the first."""
         self._strangers: dict[str, None] = {}
-        self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._others: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
-        """Optimizers of arrays outside the state; true if `strangers` was asked after they first stepped."""
-        for watched in self._own.values():
-            self._seen.update(v for v in vars(watched.optimizer).values() if isinstance(v, Optimizer))
-        _owned.update(watched.optimizer for watched in self._own.values())
+        self._others: weakref.WeakKeyDictionary[Optimizer, bool | None] = weakref.WeakKeyDictionary()
+        """Optimizers outside the state: None if they step its arrays, else whether `strangers` was asked
+        after they first stepped."""
+        self._known = [watched.optimizer for watched in self._own.values()]
+        inner = (v for each in self._known for v in vars(each).values() if isinstance(v, Optimizer))
+        self._known += list(inner)
+        _known.update(self._known)
         self._hook = register_optimizer_step_post_hook(self._stepped)
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -106,24 +107,21 @@ class TorchUpdateCounter:
         if watched is not None:
             self.updates += 1
             watched.stepped()
-        elif optimizer in _owned:  # of another open loop
-            return
-        elif optimizer not in self._seen:
-            self._seen.add(optimizer)
-            self._meet(optimizer)
-        elif self._others.get(optimizer):
-            self._strangers[f"{type(optimizer).__name__} of arrays that are not in the state"] = None
+        elif optimizer not in _known:
+            self._stepped_outside(optimizer)
 
-    def _meet(self, optimizer: Optimizer) -> None:
+    def _stepped_outside(self, optimizer: Optimizer) -> None:
+        kind = type(optimizer).__name__
+        if optimizer in self._others:
+            if self._others[optimizer]:
+                self._strangers[f"{kind} of arrays that are not in the state"] = None
+            return
         names = {id(p): f"{owner}/{key}" for owner, key, p in self._parameters()}
         theirs = [names[id(p)] for p in stepped_by(optimizer) if id(p) in names]
+        self._others[optimizer] = None if theirs else False
         if theirs:
             some = ", ".join(theirs[:3]) + (" ..." if len(theirs) > 3 else "")
-            self._strangers[
-                f"{type(optimizer).__name__} that steps {len(theirs)} of the state's arrays ({some})"
-            ] = None
-        else:
-            self._others[optimizer] = False
+            self._strangers[f"{kind} that steps {len(theirs)} of the state's arrays ({some})"] = None
 
     def digest(self) -> int | None:
         if self._smallest is None:
@@ -143,7 +141,7 @@ class TorchUpdateCounter:
         Such an optimizer stepped the state's parameters; or it stepped other arrays both before and after the
         last call of this method: one that is made, used and dropped inside a step does not count.
         """
-        for optimizer in self._others:
+        for optimizer in [each for each, asked in self._others.items() if asked is False]:
             self._others[optimizer] = True
         return list(self._strangers)
 
@@ -256,8 +254,7 @@ class TorchUpdateCounter:
 
     def close(self) -> None:
         self._hook.remove()
-        for watched in self._own.values():
-            _owned.discard(watched.optimizer)
+        _known.difference_update(self._known)
 
 
 _Mark: TypeAlias = tuple[weakref.ref[Tensor], int] | None
