@@ -57,11 +57,7 @@ def prepare(objects: Mapping[str, Any], data: DataRanks) -> None:
 
 
 def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
-    """Raise for objects that each rank would train on its own, or not bit for bit.
-
-    Args:
-        data: which part of each batch every rank reads.
-    """
+    """Raise ConfigError for objects that each rank would train on its own, or not bit for bit."""
     size = len(data.of)
     _refuse_old_fsdp(objects)
     _require_over_all(objects, data)
@@ -176,7 +172,8 @@ def _require_over_all(objects: Mapping[str, Any], data: DataRanks) -> None:
             raise ConfigError(f"{what}: {error}") from None
         averaging = over.get(id(parameter), [dist.get_rank()])
         if id(parameter) in stepped and not data.covered_by(averaging):
-            raise ConfigError(_not_whole(what, averaging, data))
+            why = _not_whole(data, averaging)
+            raise ConfigError(f"{what}: its gradient is that of {named(averaging)}, {why}")
         dividing = inside.get(id(parameter), [])
         if len({data.of[rank] for rank in dividing}) > 1:
             raise ConfigError(
@@ -197,19 +194,17 @@ def _beside(group: Any, parameter: Any) -> list[int]:
     return ranks_of(mesh)
 
 
-def _not_whole(what: str, averaging: list[int], data: DataRanks) -> str:
+def _not_whole(data: DataRanks, averaging: list[int]) -> str:
     if not data.shared:
         return (
-            f"{what}: its gradient is that of {named(averaging)} alone, and each rank is handed samples of "
-            "its own: under tensor parallelism (parallelize_module), whose ranks compute with the same "
-            "samples, say who reads the same, as data_ranks=1 where all ranks do, or as "
-            "data_ranks=mesh['dp'], the mesh of fully_shard; else call fully_shard(model) over all ranks"
+            "alone, and each rank is handed samples of its own: under tensor parallelism, whose ranks compute "
+            "with the same samples, give data_ranks=1 where all ranks do, or data_ranks=mesh['dp'], the mesh "
+            "of fully_shard; else call fully_shard(model) over all ranks"
         )
     read = ", ".join(str(data.of[rank]) for rank in averaging)
     return (
-        f"{what}: its gradient is that of {named(averaging)}, which read the part {read} of each batch, and "
-        f"there are {data.size} parts (data_ranks=): call fully_shard(model, mesh=mesh['dp']), with the mesh "
-        "that is given as data_ranks=, after parallelize_module and before the optimizer is made"
+        f"which read the part {read} of each batch, and there are {data.size} parts (data_ranks=): call "
+        "fully_shard(model, mesh=mesh['dp']) with the mesh of data_ranks=, after parallelize_module"
     )
 
 

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
+from torch.utils._pytree import tree_map
 
 from everstep.arguments import checked_keywords, integer, number, positive
 from everstep.backends.torch.model_wrappers import bare, flatten, layers
@@ -285,14 +286,7 @@ class Task(tasks.Task):
                 f'each epoch: give class {type(self).__name__} the line scheduler_interval = "epoch"'
             )
         if self._decay is not None:
-            try:
-                self._ema = Average(self.model, self._decay)
-            except Exception as error:
-                raise ConfigError(
-                    f"ema={self._decay}: the average is a copy of the model, and {type(self.model).__name__} "
-                    f"cannot be copied ({type(error).__name__}: {error}); leave out ema=, or keep what "
-                    "copy.deepcopy refuses out of its attributes"
-                ) from error
+            self._ema = Average(self.model, self._decay)
             self._evaluated = self._ema.module
         # The hook is the innermost optimizer's: an update that is left out moves no schedule and no average.
         optimizer.register_step_post_hook(self._updated)
@@ -480,21 +474,17 @@ class Task(tasks.Task):
         )
 
     def to_device(self, batch: Any) -> Any:
-        """Move the tensors of a batch to the device, also those inside tuples, lists and mappings.
-
-        Other objects with a method `to`, such as a packed sequence, are moved by that method.
-        """
+        """Move all of a batch that has a method `to`, also inside tuples, lists and dictionaries."""
         if self.device is None:
             return batch
-        if callable(move := getattr(batch, "to", None)):
-            # Pinned memory is copied while the device computes.
-            return move(self.device, non_blocking=True)
-        if isinstance(batch, Mapping):
-            return {name: self.to_device(part) for name, part in batch.items()}
-        if isinstance(batch, tuple | list):
-            parts = [self.to_device(part) for part in batch]
-            return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-        return batch
+
+        def moves(part: Any) -> bool:
+            return callable(getattr(part, "to", None))
+
+        def move(part: Any) -> Any:  # pinned memory is copied while the device computes
+            return part.to(self.device, non_blocking=True) if moves(part) else part
+
+        return tree_map(move, batch, is_leaf=moves)
 
     @property
     def _device_type(self) -> str:

@@ -14,6 +14,7 @@ import xxhash
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from everstep.arguments import checked_keywords, integer
 from everstep.backends.torch.data_rng import get_state, seed_all, set_state
@@ -359,25 +360,23 @@ def _aligned(part: Any) -> Any:
 
 
 def _divided(batch: Any, count: int) -> list[Any]:
-    if isinstance(batch, Tensor | np.ndarray):
-        if batch.ndim == 0 or len(batch) == 0 or len(batch) % count:
+    """Divide all arrays of a batch along their first axis."""
+    columns: list[list[Any]] = []
+    leaves, spec = tree_flatten(batch)
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor | np.ndarray):
             raise DataError(
-                f"an array of shape {tuple(batch.shape)} cannot be divided into {count} equal shards on "
+                f"a batch holds a {type(leaf).__name__}, which cannot be divided into shards: give arrays, "
+                "also in tuples, lists and dictionaries"
+            )
+        if leaf.ndim == 0 or len(leaf) == 0 or len(leaf) % count:
+            raise DataError(
+                f"an array of shape {tuple(leaf.shape)} cannot be divided into {count} equal shards on "
                 f"this rank; {_REMEDY}"
             )
-        each = len(batch) // count
-        return [_aligned(batch[start : start + each]) for start in range(0, len(batch), each)]
-    if isinstance(batch, Mapping):
-        parts = {name: _divided(value, count) for name, value in batch.items()}
-        return [{name: values[index] for name, values in parts.items()} for index in range(count)]
-    if isinstance(batch, tuple | list):
-        columns = [_divided(value, count) for value in batch]
-        rows = ([values[index] for values in columns] for index in range(count))
-        return [type(batch)(*row) if hasattr(batch, "_fields") else type(batch)(row) for row in rows]
-    raise DataError(
-        f"a batch holds a {type(batch).__name__}, which cannot be divided into shards: give arrays, "
-        "also in tuples, lists and dictionaries"
-    )
+        each = len(leaf) // count
+        columns.append([_aligned(leaf[start : start + each]) for start in range(0, len(leaf), each)])
+    return [tree_unflatten(row, spec) for row in zip(*columns, strict=True)]
 
 
 def require_saved(objects: Iterable[Any], parameters: Iterable[Tensor]) -> None:
