@@ -157,11 +157,10 @@ def _require_over_all(objects: Mapping[str, Any], data: DataRanks) -> None:
     ranks together, from the part of the batch that they read.
     """
     stepped = {id(parameter) for *_, parameter in _stepped(objects) if parameter.requires_grad}
-    groups = [
-        (g, each) for model in models_of(objects) for g in param_groups(model) for each in g.fsdp_params
-    ]
-    over = {id(each.sharded_param): ranks_of(group.mesh_info.mesh) for group, each in groups}
-    inside = {id(each.sharded_param): _beside(group, each) for group, each in groups if each.is_dtensor}
+    groups = [group for model in models_of(objects) for group in param_groups(model)]
+    pairs = [(group, each) for group in groups for each in group.fsdp_params]
+    over = {id(each.sharded_param): ranks_of(group.mesh_info.mesh) for group, each in pairs}
+    inside = {id(each.sharded_param): _beside(group, each) for group, each in pairs if each.is_dtensor}
     for entry, name, parameter in model_parameters(objects):
         if not is_sharded(parameter):
             continue

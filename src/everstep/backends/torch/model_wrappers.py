@@ -188,12 +188,10 @@ def alive_modules(*others: type[T]) -> list[Module | T]:
 
 @contextmanager
 def shapes_watched(objects: Mapping[str, Any], warn: Callable[[str], None]) -> Iterator[None]:
-    """Warn, once of each, of compiled models in the state for which the shape of a batch matters later.
+    """Warn, once of each, of compiled models in the state whose kernels follow from the shapes seen before.
 
     Unless shapes are static, torch compiles a kernel for any shape when a second shape comes, and uses it for
-    the first shape, too, from then on; a resumed process begins with the static one.  Of static kernels it
-    makes a limited number, and runs further shapes uncompiled.  Either way the bits of a step depend on the
-    shapes that this process has seen.
+    the first shape, too; of static kernels it makes a limited number, and runs further shapes uncompiled.
     """
     with ExitStack() as stack:
         ours = {id(part) for model in models_of(objects) for part in model.modules()}
@@ -206,22 +204,9 @@ def shapes_watched(objects: Mapping[str, Any], warn: Callable[[str], None]) -> I
         yield
 
 
-_ANY_SHAPE = (
-    "two shapes: at the second one torch goes over to kernels for any shape, and a new process begins again "
-    "with one for the first",
-    "compile it with dynamic=False",
-)
-_TOO_MANY_SHAPES = (
-    "more shapes than torch compiles: it runs the further ones uncompiled, and in a new process those are "
-    "others",
-    "pad batches to a few shapes, or raise torch._dynamo.config.recompile_limit",
-)
-
-
 def _shape_hook(static: bool, warn: Callable[[str], None]) -> Callable[[Any, Any, Any], None]:
-    limit = torch._dynamo.config.recompile_limit if static else 1
-    what, remedy = _TOO_MANY_SHAPES if static else _ANY_SHAPE
-    seen: set[Any] = set()
+    most = torch._dynamo.config.recompile_limit
+    limit, seen = most if static else 1, set[Any]()
 
     def look(module: Any, args: Any, kwargs: Any) -> None:
         if len(seen) > limit or torch.compiler.is_compiling():
@@ -231,7 +216,9 @@ def _shape_hook(static: bool, warn: Callable[[str], None]) -> Callable[[Any, Any
         if len(seen) > limit:
             warn(
                 f"{type(module._orig_mod).__name__} is compiled (torch.compile), and is given batches of "
-                f"{what}: so after a resume the same step may have other bits; {remedy}"
+                f"{len(seen)} shapes: its kernels follow from the shapes that this process has seen, so after "
+                "a resume the same step may have other bits; compile it with dynamic=False, and pad batches "
+                f"to at most {most} shapes (torch._dynamo.config.recompile_limit)"
             )
 
     return look
