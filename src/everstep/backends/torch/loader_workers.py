@@ -24,8 +24,8 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 import torch.utils.data._utils.worker as torch_worker
+from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.signal_handling import _remove_worker_pids
 
 from everstep.errors import DataError
 
