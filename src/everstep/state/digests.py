@@ -50,8 +50,8 @@ def digest(encoded: Encoded, skip: Collection[str] = ("wall",)) -> str:
         brief[name] = HostArray(a.dtype, a.shape, elements, a.backend, a.extra, a.region)
     for path, data in leaves(Encoded(encoded.structure, brief)):
         if path.split("/", 1)[0].removesuffix("#") not in skip:
-            name = path.encode()
-            total.update(struct.pack("<QQ", len(name), len(data)) + name)
+            place = path.encode()
+            total.update(struct.pack("<QQ", len(place), len(data)) + place)
             total.update(data)
     return total.hexdigest()
 

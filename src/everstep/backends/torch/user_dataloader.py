@@ -315,7 +315,8 @@ class DataLoaderCursor(PassCursor):
         return source
 
     def _reopen(self, what: str, saved: dict[str, Any]) -> Iterator[Any]:
-        stream, own, last = self._stream, saved["own"], saved.get("last")
+        stream, own = self._stream, saved["own"]
+        last: Any = saved.get("last")
         # `replayed` is set by the run, which compares the last batch
         fetches_last = stream.draws_again and stream.replayed is not None and last is not None and own is None
         source: Any = iter(())
