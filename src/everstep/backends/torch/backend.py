@@ -20,7 +20,6 @@ from torch.nn.parameter import is_lazy
 
 from everstep.backends.torch import exact_ddp, sharded
 from everstep.backends.torch.model_wrappers import (
-    bare,
     flatten,
     models_of,
     named_parameters,
@@ -290,9 +289,8 @@ class TorchBackend(Backend):
             facts["devices"] = "; ".join(sorted({_device_name(device) for device in devices}))
         if any(device.type == "cuda" for device in devices):
             facts |= _cuda_facts()
-        if laid_out := sharded.arrangement(tensors):
-            groups = (sharded.grouping(bare(model)) for model in models_of(objects))
-            facts["layout"] = ", ".join([laid_out, *filter(None, groups)])
+        if layout := sharded.arrangement(tensors):
+            facts["layout"] = layout
         return facts
 
 

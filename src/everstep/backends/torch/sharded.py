@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import xxhash
 from torch import Tensor
 from torch.nn import Module
 
@@ -251,17 +250,6 @@ def param_groups(module: Module) -> Iterator[Any]:
     """Yield torch's groups of parameters that are gathered together, in the order of the modules."""
     for part in fsdp_modules(module):
         yield from part._get_fsdp_state()._fsdp_param_groups
-
-
-def grouping(module: Module) -> str:
-    """Describe which parameters `fully_shard` reduces together, on which the order of their sums depends."""
-    names = {id(part): name for name, part in module.named_modules()}
-    places = [[each._module_info for each in group.fsdp_params] for group in param_groups(module)]
-    groups = [[f"{names.get(id(at.module))}.{at.param_name}" for at in group] for group in places]
-    if not groups:
-        return ""
-    digest = xxhash.xxh3_64_hexdigest(repr(groups).encode())[:8]
-    return f"{len(groups)} group{'s' if len(groups) > 1 else ''} of parameters ({digest})"
 
 
 def precision(module: Module) -> str:
