@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import product
+from itertools import groupby, product
 from typing import Any
 
 import torch
@@ -254,15 +254,12 @@ def param_groups(module: Module) -> Iterator[Any]:
 
 def precision(module: Module) -> str:
     """Describe the `MixedPrecisionPolicy` of `fully_shard`; "" where it is torch's default."""
-    names = {id(part): name for name, part in module.named_modules()}
-    policies: dict[str, list[str]] = {}
-    for group in param_groups(module):
-        policy = group.mp_policy
-        text = "" if policy == type(policy)() else repr(policy)
-        policies.setdefault(text, []).extend(names.get(id(part)) or "the model" for part in group.modules)
-    if len(policies) < 2:
-        return "".join(policies)
-    return "; ".join(f"{text or 'none'} for {', '.join(of)}" for text, of in policies.items())
+    policies = [group.mp_policy for group in param_groups(module)]
+    texts = ["" if policy == type(policy)() else repr(policy) for policy in policies]
+    if len(set(texts)) < 2:
+        return "".join(texts[:1])
+    parts = [(text or "none", len(list(alike))) for text, alike in groupby(texts)]
+    return "; ".join(f"{text} for {count} of its parts" for text, count in parts)
 
 
 # ------------------------------------------------------------------------ windows of accumulation
