@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from everstep.errors import RestoreError
 from everstep.state import decode, digest, encode, make_entry
@@ -25,7 +26,9 @@ def restore(encoded: Any, **objects: Any) -> None:
 
 
 class Net(nn.Module):
-    """Parameters, buffers, normalisation with versions, extra state."""
+    """Parameters, buffers, one that the state_dict leaves out and that grows, normalisation, extra state."""
+
+    cache: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,6 +36,7 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm2d(2)
         self.head = nn.Linear(2, 3)
         self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+        self.register_buffer("cache", torch.zeros(2), persistent=False)
         self.seen: tuple[int, ...] = ()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -45,7 +49,7 @@ class Net(nn.Module):
         self.seen = state["seen"]
 
 
-def train(net: nn.Module, optimizer: Any, steps: int, **step: Any) -> None:
+def train(net: nn.Module, optimizer: Any, steps: int) -> None:
     generator = torch.Generator().manual_seed(steps)
     for _ in range(steps):
 
@@ -63,25 +67,24 @@ def train(net: nn.Module, optimizer: Any, steps: int, **step: Any) -> None:
             optimizer.step()
 
 
-def test_a_module_comes_back_with_buffers_and_extra_state() -> None:
+# ------------------------------------------------------------------------------------------ modules
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_a_module_comes_back_in_place_with_buffers_and_extra_state(size: int) -> None:
     net = Net()
     train(net, torch.optim.SGD(net.parameters(), 0.1), 2)
-    net.seen = (1, 2)
+    net.seen, net.cache = (1, 2), torch.arange(float(size))
     encoded = snapshot(net=net)
     fresh = Net()
     weight = fresh.head.weight
     restore(encoded, net=fresh)
     assert fresh.head.weight is weight and weight.requires_grad
-    assert fresh.seen == (1, 2)
+    assert fresh.seen == (1, 2) and torch.equal(fresh.cache, net.cache)
     assert digest(snapshot(net=fresh)) == digest(encoded)
-
-
-def test_guarded_are_parameters_not_buffers() -> None:
-    entry = make_entry("net", Net())
-    guarded = {name for name in entry.save() if entry.guarded((name,))}
-    assert guarded == {
-        "conv.weight", "conv.bias", "norm.weight", "norm.bias", "head.weight", "head.bias",
-    }  # fmt: skip
+    assert "cache" not in fresh.state_dict()
+    entry = make_entry("net", net)
+    assert {name for name in entry.save() if entry.guarded((name,))} == dict(net.named_parameters()).keys()
 
 
 def test_a_module_of_another_shape_is_refused_with_three_lists() -> None:
@@ -123,25 +126,39 @@ def test_tied_weights_stay_tied() -> None:
         return net
 
     net, fresh = tied(), tied()
-    encoded = snapshot(net=net)
-    restore(encoded, net=fresh)
+    restore(snapshot(net=net), net=fresh)
     assert fresh[1].weight is fresh[0].weight
     assert torch.equal(fresh[0].weight, net[0].weight)
 
 
 def test_averaged_models_count_on() -> None:
     net = Net()
-    ema = torch.optim.swa_utils.AveragedModel(
-        net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
-    )
+    ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     for _ in range(3):
         train(net, torch.optim.SGD(net.parameters(), 0.1), 1)
         ema.update_parameters(net)
-    fresh = torch.optim.swa_utils.AveragedModel(Net())
+    fresh = AveragedModel(Net())
     restore(snapshot(ema=ema), ema=fresh)
     assert fresh.n_averaged == 3
     assert digest(snapshot(ema=fresh)) == digest(snapshot(ema=ema))
 
+
+def test_tensors_and_parameters_are_restored_in_place() -> None:
+    parameter, buffer = nn.Parameter(torch.ones(2)), torch.ones(2, 2).t()[0]
+    alias = buffer.view(2)
+    encoded = snapshot(p=parameter, b=buffer)
+    with torch.no_grad():
+        parameter.zero_()
+        buffer.zero_()
+    restore(encoded, p=parameter, b=buffer)
+    assert parameter.tolist() == alias.tolist() == [1, 1]
+    assert parameter.requires_grad and parameter.is_leaf
+    assert make_entry("p", parameter).guarded(())
+    assert not make_entry("i", torch.arange(2)).guarded(())
+    assert make_entry("p", parameter).check(torch.ones(3)).reshaped == ["(3,) float32 -> (2,) float32"]
+
+
+# --------------------------------------------------------------------------------------- optimizers
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1),
@@ -149,19 +166,17 @@ OPTIMIZERS = {
     "adam": lambda p: torch.optim.Adam(p, amsgrad=True),
     "adam capturable lr": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), foreach=False),
     "adamw fused": lambda p: torch.optim.AdamW(p, fused=True),
-    "nadam": lambda p: torch.optim.NAdam(p),
-    "radam": lambda p: torch.optim.RAdam(p),
-    "adamax": lambda p: torch.optim.Adamax(p),
-    "adagrad": lambda p: torch.optim.Adagrad(p),
-    "adadelta": lambda p: torch.optim.Adadelta(p),
-    "adafactor": lambda p: torch.optim.Adafactor(p),
-    "asgd": lambda p: torch.optim.ASGD(p),
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "adamax": torch.optim.Adamax,
+    "adagrad": torch.optim.Adagrad,
+    "adadelta": torch.optim.Adadelta,
+    "adafactor": torch.optim.Adafactor,
+    "asgd": torch.optim.ASGD,
     "rmsprop": lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.9),
-    "rprop": lambda p: torch.optim.Rprop(p),
+    "rprop": torch.optim.Rprop,
     "lbfgs": lambda p: torch.optim.LBFGS(p, max_iter=3),
 }
-
-
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 DIVERGES = ("lbfgs", torch.bfloat16)
 
@@ -180,8 +195,8 @@ def test_every_optimizer_goes_on_to_the_same_bits(name: str, dtype: torch.dtype)
     train(fresh, other, 1)  # what was there before is gone
     restore(encoded, net=fresh, optimizer=other)
     assert digest(snapshot(net=fresh, optimizer=other)) == digest(encoded)
-    train(net, optimizer, 3)
-    train(fresh, other, 3)
+    for each in ((net, optimizer), (fresh, other)):
+        train(*each, 3)
     assert digest(snapshot(net=fresh, optimizer=other)) == digest(snapshot(net=net, optimizer=optimizer))
 
 
@@ -199,44 +214,26 @@ def test_moments_of_another_dtype_than_their_parameter_keep_it() -> None:
     assert digest(snapshot(optimizer=other)) == digest(encoded)
 
 
-def test_moments_keep_their_memory_order() -> None:
-    conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    optimizer = torch.optim.Adam(conv.parameters())
-    conv(torch.randn(1, 3, 5, 5)).sum().backward()
+def test_moments_keep_their_memory_order_and_share_no_memory_with_the_snapshot() -> None:
+    def build() -> tuple[Any, Any]:
+        conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        optimizer = torch.optim.Adam(conv.parameters())
+        conv(torch.randn(1, 3, 5, 5)).sum().backward()
+        return conv, optimizer
+
+    def strides(optimizer: Any) -> Any:
+        return [t.stride() for s in optimizer.state.values() for t in s.values()]
+
+    (conv, optimizer), (fresh, other) = build(), build()
     optimizer.step()
-    strides = [t.stride() for s in optimizer.state.values() for t in s.values()]
     encoded = snapshot(conv=conv, optimizer=optimizer)
-    fresh = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    other = torch.optim.Adam(fresh.parameters())
-    restore(encoded, conv=fresh, optimizer=other)
-    assert fresh.weight.stride() == conv.weight.stride() != torch.empty(4, 3, 3, 3).stride()
-    assert [t.stride() for s in other.state.values() for t in s.values()] == strides
-
-
-def test_a_restored_optimizer_shares_no_memory_with_the_snapshot() -> None:
-    net = nn.Linear(1, 1)
-    optimizer = torch.optim.Adam(net.parameters())
-    net(torch.ones(1)).backward()
-    optimizer.step()
-    encoded = snapshot(net=net, optimizer=optimizer)
     clean = digest(encoded)
     for _ in range(2):
-        restore(encoded, net=net, optimizer=optimizer)
-        optimizer.step()
+        restore(encoded, conv=fresh, optimizer=other)
+        assert fresh.weight.stride() == conv.weight.stride() != torch.empty(4, 3, 3, 3).stride()
+        assert strides(other) == strides(optimizer)
+        other.step()
         assert digest(encoded) == clean
-
-
-def test_a_scheduler_may_step_first_after_a_restore() -> None:
-    def made() -> dict[str, Any]:
-        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
-        return {"optimizer": optimizer, "schedule": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)}
-
-    stepped = made()
-    stepped["optimizer"].step()
-    restored = made()
-    restore(snapshot(**stepped), **restored)
-    restored["schedule"].step()  # torch's warning of a wrong order would be an error here
-    assert restored["schedule"].get_last_lr() == [0.05]
 
 
 def test_an_optimizer_of_other_groups_is_refused() -> None:
@@ -252,33 +249,34 @@ def test_an_optimizer_of_other_groups_is_refused() -> None:
     assert entry.guarded(("state", 0, "exp_avg")) and not entry.guarded(("param_groups", 0, "lr"))
 
 
-def schedulers() -> dict[str, Any]:
-    s = torch.optim.lr_scheduler
-    return {
-        "step": lambda o: s.StepLR(o, 2),
-        "multistep": lambda o: s.MultiStepLR(o, [2, 4, 4]),
-        "constant": lambda o: s.ConstantLR(o, 0.5, 3),
-        "linear": lambda o: s.LinearLR(o),
-        "exponential": lambda o: s.ExponentialLR(o, 0.9),
-        "polynomial": lambda o: s.PolynomialLR(o, 7, 2.0),
-        "cosine": lambda o: s.CosineAnnealingLR(o, 7),
-        "restarts": lambda o: s.CosineAnnealingWarmRestarts(o, 3),
-        "cyclic": lambda o: s.CyclicLR(o, 0.01, 0.1, 3),
-        "onecycle": lambda o: s.OneCycleLR(o, 0.1, total_steps=20),
-        "lambda": lambda o: s.LambdaLR(o, lambda epoch: 0.9**epoch),
-        "multiplicative": lambda o: s.MultiplicativeLR(o, lambda epoch: 0.9),
-        "sequential": lambda o: s.SequentialLR(o, [s.ConstantLR(o, 0.1, 2), s.ExponentialLR(o, 0.9)], [3]),
-        "chained": lambda o: s.ChainedScheduler([s.ConstantLR(o, 0.1, 2), s.ExponentialLR(o, 0.9)]),
-        "swa": lambda o: torch.optim.swa_utils.SWALR(o, 0.05),
-        "plateau": lambda o: s.ReduceLROnPlateau(o, patience=1),
-    }
+# ---------------------------------------------------------------------------- schedulers and scalers
+
+S = torch.optim.lr_scheduler
+SCHEDULERS: dict[str, Any] = {
+    "step": lambda o: S.StepLR(o, 2),
+    "multistep": lambda o: S.MultiStepLR(o, [2, 4, 4]),
+    "constant": lambda o: S.ConstantLR(o, 0.5, 3),
+    "linear": S.LinearLR,
+    "exponential": lambda o: S.ExponentialLR(o, 0.9),
+    "polynomial": lambda o: S.PolynomialLR(o, 7, 2.0),
+    "cosine": lambda o: S.CosineAnnealingLR(o, 7),
+    "restarts": lambda o: S.CosineAnnealingWarmRestarts(o, 3),
+    "cyclic": lambda o: S.CyclicLR(o, 0.01, 0.1, 3),
+    "onecycle": lambda o: S.OneCycleLR(o, 0.1, total_steps=20),
+    "lambda": lambda o: S.LambdaLR(o, lambda epoch: 0.9**epoch),
+    "multiplicative": lambda o: S.MultiplicativeLR(o, lambda epoch: 0.9),
+    "sequential": lambda o: S.SequentialLR(o, [S.ConstantLR(o, 0.1, 2), S.ExponentialLR(o, 0.9)], [3]),
+    "chained": lambda o: S.ChainedScheduler([S.ConstantLR(o, 0.1, 2), S.ExponentialLR(o, 0.9)]),
+    "swa": lambda o: torch.optim.swa_utils.SWALR(o, 0.05),
+    "plateau": lambda o: S.ReduceLROnPlateau(o, patience=1),
+}
 
 
-@pytest.mark.parametrize("name", schedulers())
+@pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_schedule_goes_on(name: str) -> None:
     def build() -> tuple[Any, Any]:
         optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1, momentum=0.9)
-        return optimizer, schedulers()[name](optimizer)
+        return optimizer, SCHEDULERS[name](optimizer)
 
     def advance(optimizer: Any, scheduler: Any, steps: int) -> list[float]:
         rates = []
@@ -296,6 +294,18 @@ def test_every_schedule_goes_on(name: str) -> None:
         assert advance(*other, 5) == advance(*one, 5)
 
 
+def test_a_scheduler_may_step_first_after_a_restore() -> None:
+    def made() -> dict[str, Any]:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+        return {"optimizer": optimizer, "schedule": S.ExponentialLR(optimizer, 0.5)}
+
+    stepped, restored = made(), made()
+    stepped["optimizer"].step()
+    restore(snapshot(**stepped), **restored)
+    restored["schedule"].step()  # torch's warning of a wrong order would be an error here
+    assert restored["schedule"].get_last_lr() == [0.05]
+
+
 def test_gradient_scalers_go_on() -> None:
     def build() -> Any:
         return torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
@@ -311,38 +321,3 @@ def test_gradient_scalers_go_on() -> None:
     restore(snapshot(s=scaler), s=other)
     assert other.state_dict() == scaler.state_dict()
     assert scaler.get_scale() == 4.0
-
-
-def test_tensors_and_parameters_are_restored_in_place() -> None:
-    parameter, buffer = nn.Parameter(torch.ones(2)), torch.ones(2, 2).t()[0]
-    alias = buffer.view(2)
-    encoded = snapshot(p=parameter, b=buffer)
-    with torch.no_grad():
-        parameter.zero_()
-        buffer.zero_()
-    restore(encoded, p=parameter, b=buffer)
-    assert parameter.tolist() == alias.tolist() == [1, 1]
-    assert parameter.requires_grad and parameter.is_leaf
-    assert make_entry("p", parameter).guarded(())
-    assert not make_entry("i", torch.arange(2)).guarded(())
-    assert make_entry("p", parameter).check(torch.ones(3)).reshaped == ["(3,) float32 -> (2,) float32"]
-
-
-class Cached(nn.Module):
-    """A buffer that its state_dict leaves out and that training changes, and grows."""
-
-    cache: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-        self.register_buffer("cache", torch.zeros(2), persistent=False)
-
-
-@pytest.mark.parametrize("size", [2, 5])
-def test_buffers_that_the_state_dict_leaves_out_come_back(size: int) -> None:
-    first, second = Cached(), Cached()
-    first.cache = torch.arange(float(size))
-    restore(snapshot(net=first), net=second)
-    assert torch.equal(second.cache, first.cache)
-    assert "cache" not in second.state_dict()

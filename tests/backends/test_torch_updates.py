@@ -14,6 +14,7 @@ import everstep
 from everstep.backends import get
 from everstep.errors import RestoreError
 from everstep.state import decode, encode
+from tiny_runs import Boom
 
 TORCH = get("torch")
 
@@ -28,21 +29,25 @@ def watch() -> Any:
 
     yield build
     for each in opened:
-        if each is not None:
-            each.close()
+        each.close()
 
 
 def net() -> nn.Linear:
     return nn.Linear(2, 1)
 
 
+def sgd(*models: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for model in models for p in model.parameters()], lr=0.1)
+
+
 def backward(model: Any) -> None:
     model(torch.ones(1, 2)).sum().backward()
 
 
-def still_used(counting: Any) -> Any:
-    """The gradients that a snapshot would hold, None for none."""
-    return (counting.gradients() or {"grad": {}})["grad"] or None
+def pending(counting: Any) -> dict[str, set[Any]]:
+    """By entry, the keys of the gradients that a snapshot would hold."""
+    tree = (counting.gradients() or {"grad": {}})["grad"]
+    return {owner: set(grads) for owner, grads in tree.items()}
 
 
 def two_updates(model: Any, *optimizers: Any) -> None:
@@ -54,56 +59,79 @@ def two_updates(model: Any, *optimizers: Any) -> None:
             optimizer.zero_grad()
 
 
-def test_updates_are_counted_and_only_the_states_own(watch: Any) -> None:
-    model, other = net(), net()
-    optimizer, foreign = torch.optim.Adam(model.parameters()), torch.optim.SGD(other.parameters(), 0.1)
-    counting = watch(model=model, optimizer=optimizer)
-    assert (counting.updates, counting.optimizers) == (0, 1)
-    backward(model), backward(other)
-    optimizer.step(), optimizer.step(), foreign.step()
-    assert counting.updates == 2
-    assert counting.strangers() == []
+# ---------------------------------------------------------------------------------- what is counted
 
 
-def test_optimizers_in_containers_and_in_objects_that_save_them_count(watch: Any) -> None:
-    class Holder:
-        def __init__(self, optimizer: Any) -> None:
-            self.optimizer = optimizer
+class Holder:
+    """Saves an optimizer that it holds."""
 
-        def state_dict(self) -> Any:
-            return {"inner": self.optimizer.state_dict()}
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
 
-        def load_state_dict(self, state: Any) -> None:
-            self.optimizer.load_state_dict(state["inner"])
+    def state_dict(self) -> Any:
+        return {"inner": self.optimizer.state_dict()}
 
-    models = [net() for _ in range(3)]
-    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in models]
+    def load_state_dict(self, state: Any) -> None:
+        self.optimizer.load_state_dict(state["inner"])
+
+
+class Outer(torch.optim.SGD):
+    """Steps an optimizer inside."""
+
+    def __init__(self, params: Any) -> None:
+        params = list(params)
+        super().__init__(params, 0.1)
+        self.inner = torch.optim.SGD(params, 0.1)
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+def test_updates_of_the_states_own_optimizers_are_counted_wherever_they_are(watch: Any) -> None:
+    models = [net() for _ in range(5)]
+    optimizers = [*map(sgd, models[:4]), Outer(models[4].parameters())]
     counting = watch(
-        models=models, first={"deep": [optimizers[0]]}, held=Holder(optimizers[1]), last=optimizers[2]
+        models=models[:3] + models[4:],
+        first={"deep": [optimizers[0]]},
+        held=Holder(optimizers[1]),
+        last=optimizers[2],
+        outer=optimizers[4],
     )
     for model, optimizer in zip(models, optimizers, strict=True):
         backward(model)
         optimizer.step()
-    assert counting.updates == counting.optimizers == 3
+    assert counting.updates == counting.optimizers == 4, "one belongs to nobody"
     assert counting.strangers() == []
+    counting.close()
+    optimizers[0].step()
+    assert counting.updates == 4
 
 
-def test_an_optimizer_inside_an_optimizer_is_no_stranger(watch: Any) -> None:
-    class Outer(torch.optim.SGD):
-        def __init__(self, params: Any) -> None:
-            params = list(params)
-            super().__init__(params, 0.1)
-            self.inner = torch.optim.SGD(params, 0.1)
-
-        def step(self, closure: Any = None) -> None:
-            self.inner.step()
-
+@pytest.mark.parametrize("extra", ["nothing", "scheduler"])
+def test_an_optimizer_that_the_state_lacks_is_a_stranger(watch: Any, extra: str) -> None:
     model = net()
-    optimizer = Outer(model.parameters())
-    counting = watch(model=model, optimizer=optimizer)
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    counting = watch(model=model, **({"scheduler": scheduler} if extra == "scheduler" else {}))
     backward(model)
-    optimizer.step()
-    assert counting.strangers() == [] and counting.updates == 1
+    optimizer.step(), optimizer.step()
+    assert counting.strangers() == ["SGD that steps 2 of the state's arrays (model/weight, model/bias)"]
+    assert (counting.updates, counting.optimizers) == (0, 0)
+
+
+def test_an_optimizer_of_other_arrays_that_steps_on_and_on_is_a_stranger(watch: Any) -> None:
+    counting = watch(config={"a": 1})
+    for _ in range(2):  # made, used and dropped between two boundaries
+        passing = torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))])
+        passing.param_groups[0]["params"][0].grad = torch.ones(2)
+        for _ in range(3):
+            passing.step(lambda: 0.0)
+        assert counting.strangers() == []
+    staying = sgd(net())
+    staying.step()
+    assert counting.strangers() == []
+    staying.step()
+    assert counting.strangers() == ["SGD of arrays that are not in the state"]
 
 
 class Wrapper:
@@ -124,7 +152,7 @@ class Wrapper:
 
 def test_a_wrapper_is_not_asked_for_names_that_it_does_not_have(watch: Any) -> None:
     model = net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     inside = Wrapper(Wrapper(scheduler))
     counting = watch(model=model, optimizer=optimizer, envs=Wrapper(Wrapper(object())), inside=inside)
@@ -132,61 +160,20 @@ def test_a_wrapper_is_not_asked_for_names_that_it_does_not_have(watch: Any) -> N
     assert counting.recomputing("optimizer", "lr") == []
 
 
-@pytest.mark.parametrize("extra", ["nothing", "scheduler"])
-def test_an_optimizer_that_the_state_lacks_is_a_stranger(watch: Any, extra: str) -> None:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    counting = watch(model=model, **({"scheduler": scheduler} if extra == "scheduler" else {}))
-    backward(model)
-    optimizer.step(), optimizer.step()
-    assert counting.strangers() == ["SGD that steps 2 of the state's arrays (model/weight, model/bias)"]
-    assert (counting.updates, counting.optimizers) == (0, 0)
-
-
-def test_nothing_is_left_behind(watch: Any) -> None:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    counting = TORCH.update_counter({"optimizer": optimizer})
-    counting.close()
-    backward(model)
-    optimizer.step()
-    assert counting.updates == 0
-
-
 def test_parameters_that_no_entry_saves_are_named(watch: Any) -> None:
     first, second = net(), net()
-    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], 0.1)
-    counting = watch(model=first, optimizer=optimizer)
+    optimizer = sgd(first, second)
     tree = {"model": first.state_dict(), "optimizer": optimizer.state_dict()}
-    found = counting.unsaved(tree)
+    found = watch(model=first, optimizer=optimizer).unsaved(tree)
     assert len(found) == len(list(second.parameters())) and "of 'optimizer'" in found[0]
     both = torch.nn.ModuleList([first, second])
-    assert (
-        watch(models=both, optimizer=optimizer).unsaved({"models": both.state_dict(), "optimizer": {}}) == []
-    )
     aliases = dict(both.state_dict())  # tensors that share their memory with the parameters
-    assert watch(models=aliases, optimizer=optimizer).unsaved({"models": aliases, "optimizer": {}}) == []
+    for models, saved in ((both, both.state_dict()), (aliases, aliases)):
+        counting = watch(models=models, optimizer=optimizer)
+        assert counting.unsaved({"models": saved, "optimizer": {}}) == []
 
 
-def test_an_optimizer_of_other_arrays_that_steps_on_and_on_is_a_stranger(watch: Any) -> None:
-    counting = watch(config={"a": 1})
-    for _ in range(2):  # made, used and dropped between two boundaries
-        passing = torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))])
-        passing.param_groups[0]["params"][0].grad = torch.ones(2)
-        for _ in range(3):
-            passing.step(lambda: 0.0)
-        assert counting.strangers() == []
-    model = net()
-    staying = torch.optim.SGD(model.parameters(), 0.1)
-    staying.step()
-    assert counting.strangers() == []
-    staying.step()
-    assert counting.strangers() == ["SGD of arrays that are not in the state"]
-
-
-def grads(tree: Any) -> Any:
-    return None if tree is None else {o: {k: g.tolist() for k, g in t.items()} for o, t in tree.items()}
+# ---------------------------------------------------------------------------- gradients still to be used
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -195,9 +182,9 @@ def test_gradients_exist_exactly_inside_an_accumulation_window(
     watch: Any, set_to_none: bool, zero_first: bool
 ) -> None:
     model = net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = sgd(model)
     counting = watch(model=model, optimizer=optimizer)
-    open_window = []
+    open_window = set()
     for step in range(1, 13):
         if zero_first and step % 3 == 1:
             optimizer.zero_grad(set_to_none=set_to_none)
@@ -206,62 +193,55 @@ def test_gradients_exist_exactly_inside_an_accumulation_window(
             optimizer.step()
             if not zero_first:
                 optimizer.zero_grad(set_to_none=set_to_none)
-        found = still_used(counting)
-        if found is not None and any(g.any() for t in found.values() for g in t.values()):
-            open_window.append(step)
+        grads = (counting.gradients() or {"grad": {}})["grad"].values()
+        if any(grad.any() for each in grads for grad in each.values()):
+            open_window.add(step)
     always = {1, 2, 4, 5, 7, 8, 10, 11}  # and 3, the first update: reuse shows only at the second
     used_up = {6, 9, 12} if zero_first and not set_to_none else set()  # reused objects are always saved
-    assert set(open_window) - {3} == always | used_up
+    assert open_window - {3} == always | used_up
 
 
-def test_a_new_gradient_at_the_old_address_is_not_taken_for_the_old_one(watch: Any) -> None:
+def test_marks_keep_no_gradient_alive_and_know_a_new_one_at_the_old_address(watch: Any) -> None:
     model = net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = sgd(model)
     counting = watch(optimizer=optimizer)
     two_updates(model, optimizer)
     for _ in range(50):
         backward(model)
         optimizer.step()
-        assert still_used(counting) is None
+        assert pending(counting) == {}
+        alive = weakref.ref(model.weight.grad)
         optimizer.zero_grad()
+        gc.collect()
+        assert alive() is None
         backward(model)
-        assert set(still_used(counting)["optimizer"]) == {0, 1}
+        assert pending(counting) == {"optimizer": {0, 1}}
         optimizer.zero_grad()
 
 
-def test_marks_keep_no_gradient_alive(watch: Any) -> None:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    watch(optimizer=optimizer)
-    backward(model)
-    optimizer.step()
-    alive = weakref.ref(model.weight.grad)
-    optimizer.zero_grad()
-    gc.collect()
-    assert alive() is None
-
-
-def test_each_optimizer_has_its_own_window(watch: Any) -> None:
-    a, b = net(), net()
-    first, second = torch.optim.SGD(a.parameters(), 0.1), torch.optim.SGD(b.parameters(), 0.1)
-    counting = watch(a=a, b=b, first=first, second=second)
+def test_each_optimizer_has_its_window_and_parameters_without_one_have_names(watch: Any) -> None:
+    a, b, c, bare = net(), net(), net(), nn.Parameter(torch.ones(2))
+    first, second = sgd(a), sgd(b)
+    counting = watch(a=a, b=b, c=c, bare=bare, first=first, second=second)
     two_updates(a, first), two_updates(b, second)
-    backward(a), backward(b)
-    first.step()
-    assert set(still_used(counting)) == {"second"}
-
-
-def test_parameters_without_optimizer_save_theirs_by_name(watch: Any) -> None:
-    a, b, bare = net(), net(), nn.Parameter(torch.ones(2))
-    counting = watch(a=a, b=b, bare=bare, optimizer=torch.optim.SGD(a.parameters(), 0.1))
-    backward(a), backward(b)
+    backward(a), backward(b), backward(c)
     bare.sum().backward()
-    found = grads(still_used(counting))
-    assert {owner: set(t) for owner, t in found.items()} == {
-        "optimizer": {0, 1},
-        "b": {"weight", "bias"},
-        "bare": {0},
-    }
+    first.step()
+    assert pending(counting) == {"second": {0, 1}, "c": {"weight", "bias"}, "bare": {0}}
+
+
+def test_frozen_and_unused_parameters_do_not_hide_an_open_window(watch: Any) -> None:
+    experts = nn.ParameterList([nn.Parameter(torch.ones(1)) for _ in range(20)])
+    optimizer = sgd(experts)
+    counting = watch(optimizer=optimizer)
+    for _ in range(2):
+        optimizer.zero_grad()
+        experts[3].sum().backward()
+        optimizer.step()
+    assert pending(counting) == {}
+    optimizer.zero_grad()
+    experts[7].sum().backward()
+    assert pending(counting) == {"optimizer": {7}}
 
 
 def test_gradients_come_back_and_absent_ones_go(watch: Any) -> None:
@@ -288,25 +268,21 @@ def test_gradients_come_back_and_absent_ones_go(watch: Any) -> None:
     assert tree["grad"]["optimizer"][2].sum() != other[1].weight.grad.sum()  # the tree is not aliased
     other_counting.load_gradients(None)
     assert all(p.grad is None for p in other.parameters())
+    with pytest.raises(RestoreError, match="optimizer/7"):
+        counting.load_gradients({"grad": {"optimizer": {7: torch.ones(1)}}, "reused": {}})
 
 
 def test_gradients_that_were_put_back_are_still_to_be_used(watch: Any) -> None:
     model = net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = sgd(model)
     counting = watch(optimizer=optimizer)
     two_updates(model, optimizer)
     backward(model)
     tree = decode(encode(counting.gradients()))
     optimizer.step()
-    assert still_used(counting) is None
+    assert pending(counting) == {}
     counting.load_gradients(tree)
-    assert grads(still_used(counting)) == grads(tree["grad"])
-
-
-def test_gradients_of_unknown_parameters_are_refused(watch: Any) -> None:
-    counting = watch(optimizer=torch.optim.SGD(net().parameters(), 0.1))
-    with pytest.raises(RestoreError, match="optimizer/7"):
-        counting.load_gradients({"grad": {"optimizer": {7: torch.ones(1)}}, "reused": {}})
+    assert repr(counting.gradients()["grad"]) == repr(tree["grad"])
 
 
 def test_sparse_gradients_survive(watch: Any) -> None:
@@ -320,32 +296,17 @@ def test_sparse_gradients_survive(watch: Any) -> None:
         assert table.weight.grad.is_sparse and torch.equal(table.weight.grad.to_dense(), expected)
 
 
-def test_frozen_and_unused_parameters_do_not_hide_an_open_window(watch: Any) -> None:
-    experts = [nn.Parameter(torch.ones(1)) for _ in range(20)]
-    optimizer = torch.optim.SGD(experts, 0.1)
-    counting = watch(optimizer=optimizer)
-    experts[3].sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    experts[3].sum().backward()
-    optimizer.step()
-    assert still_used(counting) is None
-    optimizer.zero_grad()
-    experts[7].sum().backward()
-    assert set(still_used(counting)["optimizer"]) == {7}
-
-
 @pytest.mark.parametrize("zeroing", ["never", "in place"])
 def test_gradients_that_serve_update_after_update_are_always_saved(watch: Any, zeroing: str) -> None:
     model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model)
     counting = watch(model=model, optimizer=optimizer)
     for _ in range(3):
         if zeroing == "in place":
             optimizer.zero_grad(set_to_none=False)
         backward(model)
         optimizer.step()
-    assert set(still_used(counting)["optimizer"]) == {0, 1}
+    assert pending(counting) == {"optimizer": {0, 1}}
 
 
 @pytest.mark.campaign("long", gate=1)
@@ -353,13 +314,10 @@ def test_gradients_that_serve_update_after_update_are_always_saved(watch: Any, z
 def test_a_program_that_zeroes_now_and_then_resumes_exactly(tmp_path: Path, die: int) -> None:
     """Zeroed before every other update only: the gradient of each odd step is added to in the next."""
 
-    class Boom(Exception):
-        pass
-
     def run(folder: str, die: int) -> str | None:
         torch.manual_seed(0)
         model = net()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer = sgd(model)
         state = {"model": model, "optimizer": optimizer}
         checkpoints = everstep.Checkpoints(everstep.Every(steps=1))
         with everstep.Supervisor(tmp_path / folder, state, services=[checkpoints], seed=0, max_step=8) as sv:

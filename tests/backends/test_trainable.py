@@ -56,19 +56,19 @@ def train(
     declare: Callable[[Any], Any] = everstep.torch.trainable,
     each: Callable[[Net, int], object] = lambda net, step: None,
     every: int = 1,
-    wrap: Callable[[Any], Any] = lambda net: net,
+    frozen_too: bool = True,
 ) -> tuple[str, Net]:
     net = net or Net()
-    model = wrap(net)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    parameters = [p for p in net.parameters() if frozen_too or p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
     saves = everstep.Checkpoints(everstep.Every(steps=every), keep_last=None)
-    state = {"model": declare(model), "optimizer": optimizer}
+    state = {"model": declare(net), "optimizer": optimizer}
     data = everstep.data.arrays(X, Y, batch_size=8, shuffle=True)
     with everstep.TrainLoop(run_dir, state, max_epoch=4, seed=0, services=[saves]) as loop:
         for _epoch in loop.iter_epochs():
             for step, (x, y) in loop.iter_steps(data):
                 optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(x), y).backward()
+                torch.nn.functional.cross_entropy(net(x), y).backward()
                 optimizer.step()
                 each(net, step)
                 if step == stop_at:
@@ -110,22 +110,17 @@ def test_a_resume_is_the_run_that_was_never_stopped(tmp_path: Path, stop_at: int
     )
 
 
-def test_init_from_does_not_take_a_base_and_says_where_it_comes_from(tmp_path: Path) -> None:
-    net = Net()
+def test_init_from_takes_no_base_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    net, whole = Net(), Net(seed=5)
     torch.save({"first.base.weight": net.first.base.weight.detach()}, tmp_path / "base.pt")
+    torch.save(whole.state_dict(), tmp_path / "whole.pt")
     state = {"model": everstep.torch.trainable(net)}
     start = everstep.InitFrom(tmp_path / "base.pt", on_missing="skip")
     with (
         pytest.raises(RestoreError, match=r"'model': no checkpoint has the base .* everstep\.load"),
-        everstep.TrainLoop(tmp_path / "run", state, max_epoch=1, init_from=start),
+        everstep.TrainLoop(tmp_path / "refused", state, max_epoch=1, init_from=start),
     ):
         pass
-
-
-def test_init_from_says_that_it_skips_a_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    net, whole = Net(), Net(seed=5)
-    torch.save(whole.state_dict(), tmp_path / "whole.pt")
-    state = {"model": everstep.torch.trainable(net)}
     before = net.last.base.weight.clone()
     start = everstep.InitFrom(tmp_path / "whole.pt", on_unexpected="skip")
     with everstep.TrainLoop(tmp_path / "run", state, max_epoch=1, init_from=start):
@@ -198,26 +193,11 @@ def test_in_a_container_it_is_the_same(tmp_path: Path) -> None:
         return {"inside": everstep.torch.trainable(model)}
 
     # AdamW over the trained part alone: in a container the rest is not known as saved
-    def run(name: str, declare: Any, stop_at: int = 0) -> str:
-        net = Net()
-        optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-2)
-        state = {"model": declare(net), "optimizer": optimizer}
-        saves = everstep.Checkpoints(everstep.Every(steps=2))
-        with everstep.TrainLoop(tmp_path / name, state, max_epoch=1, max_step=7, services=[saves]) as loop:
-            for _epoch in loop.iter_epochs():
-                for step in loop.iter_steps():
-                    optimizer.zero_grad()
-                    net(X).square().mean().backward()
-                    optimizer.step()
-                    if step == stop_at:
-                        raise Boom
-        return weights(net)
-
-    undisturbed = run("a", lambda net: net)
+    undisturbed, _ = train(tmp_path / "a", declare=lambda model: model, frozen_too=False)
     with pytest.raises(Boom):
-        run("b", boxed, stop_at=5)
+        train(tmp_path / "b", declare=boxed, frozen_too=False, stop_at=5)
     assert "_base" in saved(tmp_path / "b")["inside"]
-    assert run("b", boxed) == undisturbed
+    assert train(tmp_path / "b", declare=boxed, frozen_too=False)[0] == undisturbed
 
 
 @pytest.mark.campaign("long")
@@ -252,8 +232,5 @@ def test_a_rollback_to_before_a_part_was_trained_is_refused_by_name() -> None:
         net.last.base.bias += 1
     entry.save()
     assert [text.split(" ")[0] for text in entry.check(kept).reshaped] == ["last.base.bias"]
-
-
-def test_it_takes_a_module() -> None:
     with pytest.raises(ConfigError, match="takes a torch"):
         everstep.torch.trainable({})  # type: ignore[arg-type]

@@ -48,8 +48,6 @@ def laid_out(how):
         return sharded(model, mp_policy=policy)
     if how == "reduced in bfloat16":
         return sharded(model, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
-    if how == "one group":
-        return fully_shard(model)
     if how == "hsdp":
         mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("copies", "parts"))
         return sharded(model, mesh=mesh)

@@ -277,11 +277,11 @@ def test_what_ranks_would_train_by_themselves_is_refused_by_name() -> None:
     said = lines_by_rank("".join(outputs(REFUSED, 2)))
     assert said[0] == said[1]
     wanted = [
-        "model/first.weight, model/first.bias, model/norm.weight and 8 more by itself",
+        "model/first.weight, model/first.bias, model/norm.weight and 8 more on its own",
         "nets/a/first.weight",
         "parameter 0 of 'optimizer'",
-        "head/weight, head/bias by itself",
-        "model/third.bias by itself",
+        "head/weight, head/bias on its own",
+        "model/third.bias on its own",
         "averages over 1 of 2 ranks: leave out its process_group=",
         "powerSGD_hook keeps a PowerSGDState",
         "FullyShardedDataParallel, which keeps its weights in flat parameters; use torch.distributed.fsdp",

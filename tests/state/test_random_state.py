@@ -64,23 +64,19 @@ def test_missing_devices_are_warned_about() -> None:
         restore(tree)
 
 
-def drawn_by(seed: int, rank: int, step: int = 0) -> tuple[Any, ...]:
-    with isolated():
-        seed_all(3)
-        rekey(seed, rank, step)
-        return random.random(), np.random.rand(), torch.rand(1).item()
-
-
 def test_each_rank_draws_numbers_of_its_own_which_follow_from_seed_rank_and_step() -> None:
+    def drawn_by(seed: int, rank: int, step: int = 0) -> tuple[Any, ...]:
+        with isolated():
+            seed_all(3)
+            rekey(seed, rank, step)
+            return random.random(), np.random.rand(), torch.rand(1).item()
+
     places = [(seed, rank, step) for seed in (0, 7, 2**63) for rank in (1, 2, 255) for step in (0, 9)]
-    found = [drawn_by(*place) for place in places]
-    for numbers in zip(*found, strict=True):  # in each of the generators
+    drawn = [drawn_by(*place) for place in places]
+    for numbers in zip(*drawn, strict=True):  # in each of the generators
         assert len(set(numbers)) == len(places)
-    assert found == [drawn_by(*place) for place in places]
-
-
-def test_rank_0_goes_on_with_its_generators() -> None:
+    assert drawn == [drawn_by(*place) for place in places]
     with isolated():
         seed_all(3)
         expected = random.random(), np.random.rand(), torch.rand(1).item()
-    assert drawn_by(7, 0) == drawn_by(8, 0, 4) == expected
+    assert drawn_by(7, 0) == drawn_by(8, 0, 4) == expected, "rank 0 goes on with its generators"

@@ -306,14 +306,6 @@ def test_a_task_that_cannot_train(tmp_path: Path, kind: str) -> None:
     refused(tmp_path, task(), error, message)
 
 
-class Graphed(torch.nn.Linear):
-    """Keeps a tensor that cannot be copied."""
-
-    def __init__(self) -> None:
-        super().__init__(3, 3)
-        self.last = self.weight * 2
-
-
 OPTIONS: list[tuple[Any, str]] = [
     (lambda: Clip(value=1.0, norm=1.0), "exactly one of value, norm, global_norm"),
     (lambda: Fit(accumulation=2), "did you mean 'accumulate'"),  # type: ignore[call-arg]
@@ -321,10 +313,6 @@ OPTIONS: list[tuple[Any, str]] = [
     (lambda: Fit(scheduler_interval="step"), 'scheduler_interval=\'step\': give "update" or "epoch"'),
     (lambda: Fit(autocast=torch.float64), "give torch"),
     (lambda: Fit(autocast="half"), "autocast='half': give torch"),  # type: ignore[arg-type]
-    (
-        lambda: Fit(ema=0.9).build(model=Graphed),
-        r"ema=0.9: the average is a copy of the model, and Graphed cannot be copied \(RuntimeError: Only Ten",
-    ),
     (lambda: Fit(compile="inductor"), "compile='inductor': give True, or options in a mapping"),  # type: ignore[arg-type]
     (lambda: Fit(trainable="("), r"trainable='\(' is not a regular expression \(missing \)"),
     (lambda: Fit(device="bogus"), "device='bogus' is not a device of torch; give"),

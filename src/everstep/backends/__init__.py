@@ -1,8 +1,5 @@
 """Frameworks that are in use, and the framework that an array belongs to.
 
-All code that touches arrays or random state of a framework is in this room, so another framework is one
-more file here, and everything else works with any of them.
-
 NumPy is always there; any other framework counts as in use once the program has imported it, so that
 everstep itself never imports a framework that the program does not use.
 """
@@ -49,9 +46,6 @@ def get(name: str) -> Backend:
 def of(value: Any) -> Backend | None:
     """Return the backend with the type of `value` among its array types; None for other types."""
     kind = type(value)
-    try:
-        return _by_type[kind]
-    except KeyError:
-        found = next((b for b in active() if issubclass(kind, b.array_types)), None)
-        _by_type[kind] = found
-        return found
+    if kind not in _by_type:
+        _by_type[kind] = next((b for b in active() if issubclass(kind, b.array_types)), None)
+    return _by_type[kind]

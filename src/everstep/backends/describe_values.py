@@ -27,10 +27,8 @@ _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdli
 _OPAQUE = object()
 _WIDEST = 400
 """Most characters of a string; a longer string is compared by its digest."""
-
 _MANY = 100
 """Most parts of a container that are described singly; plain values may be any number."""
-
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 
@@ -80,12 +78,11 @@ def _plain(value: Any) -> Any:
         return _OPAQUE if any(item is _OPAQUE for item in items) else items
     if isinstance(value, bool | int | float | complex | str | bytes | range | enum.Enum | None):
         return str(value) if isinstance(value, enum.Enum) else value
-    backend = backends.of(value)
+    if (backend := backends.of(value)) is None:
+        return _OPAQUE
     try:
-        data = None if backend is None else backend.to_host(value, None).data
+        data = backend.to_host(value, None).data
     except StateError:  # no dense array
-        data = None
-    if data is None:
         return _OPAQUE
     return value.tolist() if data.nbytes <= _WIDEST else _digest(data.tobytes())
 
@@ -113,14 +110,13 @@ def _function(function: Any, name: str) -> Iterator[tuple[str, str]]:
 def _source(function: Any) -> str:
     try:
         source = inspect.getsource(function)
-        tokens = tokenize.generate_tokens(io.StringIO(source.strip()).readline)
-        try:
-            text = "".join(token.string for token in tokens if token.type not in _LAYOUT)
-        except (tokenize.TokenError, IndentationError):  # a lambda in the middle of a statement
-            text = "".join(source.split())
     except (OSError, TypeError):
         return f"{_UNKNOWN}the source of {function.__qualname__} is not known"
-    return _digest(text)
+    try:
+        tokens = [*tokenize.generate_tokens(io.StringIO(source.strip()).readline)]
+    except (tokenize.TokenError, IndentationError):  # a lambda in the middle of a statement
+        return _digest("".join(source.split()))
+    return _digest("".join(token.string for token in tokens if token.type not in _LAYOUT))
 
 
 def _object(value: Any, name: str) -> Iterator[tuple[str, str]]:

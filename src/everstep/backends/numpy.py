@@ -81,7 +81,7 @@ def set_state_of(generator: Any, state: Any) -> None:
 
 
 def same_state(a: Any, b: Any) -> bool:
-    """Whether two states of a generator, Python's or a framework's, are equal."""
+    """Whether two states of a generator are equal."""
     if isinstance(a, dict):
         return all(same_state(value, b[key]) for key, value in a.items())
     return bool(np.array_equal(a, b))
@@ -116,10 +116,10 @@ class NumpyBackend(Backend):
     def in_place(self, array: Any) -> HostArray:
         _refuse_array(array)
         name, extra = _describe(array)
-        if not array.flags.c_contiguous:
-            form = (name, array.shape, self.name, extra, None, array.nbytes)
-            return LazyArray(*form, lambda: self.to_host(array, None).data)
-        return HostArray(name, array.shape, array.reshape(-1).view(np.uint8), self.name, extra)
+        if array.flags.c_contiguous:
+            return HostArray(name, array.shape, array.reshape(-1).view(np.uint8), self.name, extra)
+        form = (name, array.shape, self.name, extra, None, array.nbytes)
+        return LazyArray(*form, lambda: self.to_host(array, None).data)
 
     def from_host(self, host: HostArray) -> NDArray[Any]:
         described = host.extra.get("dtype")
@@ -214,7 +214,7 @@ class NumpyBackend(Backend):
 
 
 class ArrayEntry(Entry):
-    """Entry of an array; restored in place, so that every reference to the array stays valid."""
+    """Entry of an array; restored in place."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         _refuse_array(array)
@@ -242,7 +242,7 @@ class ArrayEntry(Entry):
 
 
 class GeneratorEntry(Entry):
-    """Entry of a generator of random numbers; a state of another form is refused."""
+    """Entry of a generator of random numbers."""
 
     is_random = True
 

@@ -8,35 +8,3 @@ from everstep.state.digests import content_digest, digest, leaves, note_digests
 from everstep.state.entries import Merge, PerRank, Slot, dropped, make_entry, undeclared
 from everstep.state.parts import children, merge, split, with_regions, within
 from everstep.state.random_state import capture, isolated, portable, rekey, restore, seed_all
-
-__all__ = [
-    "Buffers",
-    "Encoded",
-    "Merge",
-    "PerRank",
-    "Slot",
-    "array_name",
-    "array_paths",
-    "capture",
-    "children",
-    "content_digest",
-    "decode",
-    "digest",
-    "dropped",
-    "encode",
-    "isolated",
-    "leaves",
-    "make_entry",
-    "merge",
-    "note_digests",
-    "portable",
-    "rekey",
-    "restore",
-    "seed_all",
-    "split",
-    "stamp",
-    "undeclared",
-    "unstamp",
-    "with_regions",
-    "within",
-]

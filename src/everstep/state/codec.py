@@ -30,22 +30,19 @@ SAVEABLE = (
     "bytes and None"
 )
 
-
 _stamps: dict[int, tuple[weakref.ref[Any], object]] = {}
-"""By the array's id: the array, and its stamp.
+"""By the array's id: the array, and its stamp, an object that is compared by identity.
 
 A stamp claims that the elements of an array have not changed since it was stamped: a snapshot copies such an
-array once, and the copy keeps the stamp, an object of its own that is compared by identity.  So a copy proves
-by itself what it holds.  Who stamps an array owns all ways to write to it, and takes the stamp away at each
-write.  A copy, a view or a pickled form of the array has none.
+array once, and the copy keeps the stamp.  Who stamps an array owns all ways to write to it, and takes the
+stamp away at each write.
 """
 
 
 def stamp(array: Any) -> None:
     """Claim that the elements of an array stay as they are until `unstamp`; a stamp that it has stays."""
-    if stamp_of(array) is None:
-        key = id(array)
-        # the id may be another array's once this array is gone
+    key = id(array)
+    if stamp_of(array) is None:  # the id may be another array's once this array is gone
         _stamps[key] = (weakref.ref(array, lambda _: _stamps.pop(key, None)), object())
 
 
@@ -56,19 +53,17 @@ def unstamp(array: Any) -> None:
 
 def stamp_of(array: Any) -> object | None:
     """Return the stamp of an array; None if it has none."""
-    found = _stamps.get(id(array))
-    return None if found is None or found[0]() is not array else found[1]
+    reference, mark = _stamps.get(id(array), (lambda: None, None))
+    return mark if reference() is array else None
 
 
 class Buffers:
     """Host memory of the last snapshot, into which the next snapshot is copied.
 
-    The arrays of an `Encoded` that was made with these buffers are valid until the next `encode` with the
-    same buffers.
+    The arrays of an `Encoded` are valid until the next `encode` with the same buffers.
 
     Args:
-        copy: False to copy nothing: the arrays of an `Encoded` are the live ones, and valid while nobody
-            writes to those.
+        copy: False to copy nothing: the arrays are the live ones, and valid while nobody writes to those.
     """
 
     def __init__(self, copy: bool = True) -> None:
@@ -81,8 +76,7 @@ class Encoded:
     """Tree as JSON with named arrays.
 
     Attributes:
-        structure: the tree; `{"$array": name}` stands for an array.  The order of its objects' keys is
-            the order of the dicts and must be kept.
+        structure: the tree; `{"$array": name}` stands for an array.  The order of keys is that of the dicts.
         arrays: the arrays by name; a name is the path's components joined by "/".
     """
 
@@ -116,7 +110,7 @@ _ROOT = "array"
 
 
 def array_name(path: Iterable[Any]) -> str:
-    """Return the name of the array at the keys and indices of `path`, if no other array has the same name."""
+    """Return the name of the array at the keys and indices of `path`."""
     encoder = _Encoder({})
     return "/".join(component(encoder.frozen(key, "")) for key in path) or _ROOT
 
@@ -144,8 +138,6 @@ def tag_of(node: Json) -> str | None:
 
 text_of: Callable[[Json], str] = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 """Text of a node, equal for equal nodes; made once, because `json.dumps` makes an encoder for each call."""
-
-
 _SPECIAL = re.compile("[%/#\ud800-\udfff]")
 
 
@@ -198,11 +190,7 @@ def is_text(value: str) -> bool:
 
 
 class _Encoder:
-    """Encoder of one tree.
-
-    A state has hundreds of plain values, and a call of Python for each would be most of the time of a save:
-    loops test with functions in C whether a value is the same in JSON.
-    """
+    """Encoder of one tree; its loops test in C whether a value is the same in JSON, as most are."""
 
     def __init__(self, kept: Mapping[str, HostArray], copy: bool = True) -> None:
         self.kept, self.copy = kept, copy
@@ -221,8 +209,8 @@ class _Encoder:
         home = self._homes[kind]
         for backend in backends.active() if home is None else (home,):
             if (packed := backend.pack(value)) is not None:
-                told, tree = packed
-                return {"$value": self.node(tree, path), "kind": told, "backend": backend.name}
+                kind_name, tree = packed
+                return {"$value": self.node(tree, path), "kind": kind_name, "backend": backend.name}
         if home is None:
             raise StateError(f"{_where(path)} is a {_name(kind)}, which cannot be saved: {_remedy(value)}")
         name = path or _ROOT
@@ -268,9 +256,11 @@ class _Encoder:
     def dict(self, value: Mapping[Any, Any], path: str) -> dict[str, Json]:
         """Encode as an object if every key can be a key of JSON, else as a list of pairs."""
         parts = [part_of(key) if type(key) is str else None for key in value]
+        below = inside(path)
         if None in parts:
-            return {"$dict": self.pairs(value, path)}
-        below = f"{path}/" if path else ""
+            keys = [key if _SAME.get(type(key), _NEVER)(key) else self.frozen(key, path) for key in value]
+            named = zip(keys, components(keys), value.values(), strict=True)
+            return {"$dict": [[key, self.node(item, f"{below}{part}")] for key, part, item in named]}
         return {
             key: item
             if _SAME.get(type(item), _NEVER)(item)
@@ -283,14 +273,6 @@ class _Encoder:
         body = self.dict(value, path)
         return body.get("$dict", body)
 
-    def pairs(self, value: Mapping[Any, Any], path: str) -> list[Json]:
-        below = inside(path)
-        keys = [key if _SAME.get(type(key), _NEVER)(key) else self.frozen(key, path) for key in value]
-        return [
-            [key, self.node(item, f"{below}{part}")]
-            for key, part, item in zip(keys, components(keys), value.values(), strict=True)
-        ]
-
     def defaultdict(self, value: defaultdict[Any, Any], path: str) -> Json:
         factory = value.default_factory
         if factory is not None and factory not in _FACTORIES.values():
@@ -298,10 +280,8 @@ class _Encoder:
                 f"{_where(path)} is a defaultdict of {factory!r}, which cannot be saved: "
                 f"use a plain dict, or one of the factories {', '.join(_FACTORIES)}"
             )
-        return {
-            "$defaultdict": self.mapping(value, path),
-            "factory": None if factory is None else factory.__name__,
-        }
+        name = None if factory is None else factory.__name__
+        return {"$defaultdict": self.mapping(value, path), "factory": name}
 
     def set(self, value: Iterable[Any], path: str) -> list[Json]:
         return sorted((self.frozen(item, path) for item in value), key=text_of)
@@ -385,11 +365,8 @@ def _decode_mapping(body: Any, arrays: Mapping[str, HostArray]) -> dict[Any, Any
     return {_decode(key, arrays): _decode(item, arrays) for key, item in pairs}
 
 
-def _decode_float(text: str) -> float:
-    if text in ("inf", "-inf", "nan"):
-        return float(text)
-    bits: float = struct.unpack(">d", bytes.fromhex(text))[0]
-    return bits
+def _decode_float(text: str) -> Any:
+    return float(text) if text in ("inf", "-inf", "nan") else struct.unpack(">d", bytes.fromhex(text))[0]
 
 
 _DECODERS: dict[str, Callable[[Any, dict[str, Any], Mapping[str, HostArray]], Any]] = {

@@ -16,6 +16,9 @@ from everstep.state.codec import Encoded, component, components, inside, tag_of,
 Bytes: TypeAlias = Any
 """Type of bytes, or of a 1-D uint8 array."""
 
+_ITEMS = {"$tuple", "$deque"}
+_PAIRS = {"$dict", "$ordered", "$counter", "$defaultdict"}
+
 
 def leaves(encoded: Encoded) -> Iterator[tuple[str, Bytes]]:
     """Yield (path, bytes) of every leaf, sorted by path: equal trees give equal leaves, and only they do.
@@ -39,23 +42,18 @@ def note_digests(encoded: Encoded) -> None:
 
 
 def digest(encoded: Encoded, skip: Collection[str] = ("wall",)) -> str:
-    """Return the xxh3_128 in hex of all leaves, except those whose first path component is in `skip`.
-
-    The elements of an array count by their own digest, which may be noted already.
-    """
+    """Return the xxh3_128 in hex of all leaves, except those whose first path component is in `skip`."""
     total = xxhash.xxh3_128()
-    arrays = {name: _in_brief(array) for name, array in encoded.arrays.items()}
-    for path, data in leaves(Encoded(encoded.structure, arrays)):
+    brief = {}  # the elements of an array count by their own digest, which may be noted already
+    for name, a in encoded.arrays.items():
+        elements = np.frombuffer(bytes.fromhex(content_digest(a)), np.uint8)
+        brief[name] = HostArray(a.dtype, a.shape, elements, a.backend, a.extra, a.region)
+    for path, data in leaves(Encoded(encoded.structure, brief)):
         if path.split("/", 1)[0].removesuffix("#") not in skip:
-            name = path.encode()
-            total.update(struct.pack("<QQ", len(name), len(data)) + name)
+            place = path.encode()
+            total.update(struct.pack("<QQ", len(place), len(data)) + place)
             total.update(data)
     return total.hexdigest()
-
-
-def _in_brief(array: HostArray) -> HostArray:
-    brief = np.frombuffer(bytes.fromhex(content_digest(array)), np.uint8)
-    return HostArray(array.dtype, array.shape, brief, array.backend, array.extra, array.region)
 
 
 def _walk(node: Any, path: str, arrays: Mapping[str, HostArray]) -> Iterator[tuple[str, Bytes]]:
@@ -89,7 +87,3 @@ def _children(tag: str | None, body: Any) -> list[tuple[str, Json]]:
     if tag in _PAIRS:
         return list(zip(components(key for key, _ in body), (item for _, item in body), strict=True))
     return [(str(i), item) for i, item in enumerate(body)]
-
-
-_ITEMS = {"$tuple", "$deque"}
-_PAIRS = {"$dict", "$ordered", "$counter", "$defaultdict"}

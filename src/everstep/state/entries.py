@@ -71,27 +71,16 @@ class PerRank:
         state={"model": model, "seen": everstep.PerRank(seen, merge=shared_out)}
 
     Each rank saves its own object, and a resume with as many ranks gives each its own back.  An entry that is
-    not declared is *replicated*: equal on all ranks, which is compared at each save, and saved once.  On one
-    process the declaration changes nothing.
+    not declared is *replicated*: equal on all ranks, which is compared at each save, and saved once.
 
     A resume with another number of ranks calls `merge(states, rank, size)` on each rank, before anything is
-    restored, and restores what the function returns:
-
-    - `states`: list of what the entry had on each rank of the checkpoint, in the order of ranks: the contents
-      of a dict or a list, the value of a `Slot`, the result of an object's `state_dict()`.  They are copies,
-      which the function may change and return.
-    - `rank`, `size`: the number of this rank, from 0, and of all ranks now.
-    - The result has the form of one of the states: it is loaded into the object as a saved state is.
-
-    The function depends on its arguments alone: each start from the checkpoint calls it again, and has to
-    get the same state.  So each start calls it twice; results that differ are an error.
+    restored, and restores the result.  `states` are copies of what the entry had on each rank of the
+    checkpoint, in the order of ranks; the result has the form of one of them.  Each start calls it twice: it
+    depends on its arguments alone, and results that differ are an error.
 
     Args:
-        value: the object.
-        merge: the function; None: a resume with another number of ranks is an error.
-
-    Attributes:
         value: the object; the program and the loop use this, never the declaration.
+        merge: the function; None: a resume with another number of ranks is an error.
 
     Raises:
         ConfigError: `value` is declared already, or `merge` is not a function.
@@ -121,10 +110,11 @@ def _mutable(value: Any) -> bool:
 
 
 _CONTAINERS = PLAIN - {type(None), bool, int, float, complex, str, bytes, tuple, frozenset}
+_BARE = PLAIN - {kind for kind in PLAIN if issubclass(kind, (dict, list))}
 
 
 def make_entry(name: str, obj: Any) -> Entry:
-    """Make the entry of an object."""
+    """Make the entry of an object; StateError for one that cannot be saved or restored in place."""
     try:
         entry = _entry(obj)
     except StateError as error:
@@ -157,8 +147,7 @@ def _entry(obj: Any) -> Entry | None:
     if isinstance(obj, OwnEntry):
         return obj.entry()
     for backend in backends.active():
-        entry = backend.entry(obj)
-        if entry is not None:
+        if (entry := backend.entry(obj)) is not None:
             return entry
     if type(obj) is Slot:
         return SlotEntry(obj)
@@ -168,12 +157,7 @@ def _entry(obj: Any) -> Entry | None:
         raise StateError("a random.SystemRandom has no state to save: use random.Random(seed)")
     if isinstance(obj, random.Random):
         return GeneratorEntry(obj)
-    if isinstance(obj, (dict, list)):
-        return ContainerEntry(obj)
-    return None
-
-
-_BARE = PLAIN - {kind for kind in PLAIN if issubclass(kind, (dict, list))}
+    return ContainerEntry(obj) if isinstance(obj, (dict, list)) else None
 
 
 class _AsSavedEntry(Entry):
@@ -187,7 +171,7 @@ class _AsSavedEntry(Entry):
 class StatefulEntry(_AsSavedEntry):
     """Entry of an object with `state_dict` and `load_state_dict`."""
 
-    def __init__(self, obj: Stateful) -> None:
+    def __init__(self, obj: Any) -> None:
         self.obj = obj
 
     def save(self) -> Any:
@@ -234,6 +218,11 @@ class ContainerEntry(_AsSavedEntry):
     def __init__(self, container: dict[Any, Any] | list[Any]) -> None:
         self.container = container
 
+    def inner(self) -> Iterator[tuple[Any, Entry]]:
+        for key, value in _pairs(self.container):
+            if (entry := _object_entry(value)) is not None:
+                yield key, entry
+
     def save(self) -> Any:
         try:
             tree = copy.copy(self.container)
@@ -251,23 +240,23 @@ class ContainerEntry(_AsSavedEntry):
         objects = [(key, type(entry) is ContainerEntry, entry.expects()) for key, entry in self.inner()]
 
         def check(tree: Any) -> Mismatch:
-            found = Mismatch([], [], [])
+            mismatch = Mismatch([], [], [])
             saved = dict(_pairs(tree)) if type(tree) is kind else {}
             for key, is_container, expected in objects:
                 if key in saved or is_container:
-                    for names, more in zip(found, expected(saved.get(key)), strict=True):
+                    for names, more in zip(mismatch, expected(saved.get(key)), strict=True):
                         names.extend(f"{key}/{name}" for name in more)
                 else:
-                    found.missing.append(str(key))
-            return found
+                    mismatch.missing.append(str(key))
+            return mismatch
 
         return check
 
     def load(self, tree: Any) -> None:
-        found = self.check(tree)
+        mismatch = self.check(tree)
         if type(tree) is not type(self.container):
-            found.reshaped.append(f"a {type(tree).__name__} -> a {type(self.container).__name__}")
-        found.require_none()
+            mismatch.reshaped.append(f"a {type(tree).__name__} -> a {type(self.container).__name__}")
+        mismatch.require_none()
         live = dict(_pairs(self.container))
         restored = [(key, _restored(live.get(key), value)) for key, value in _pairs(tree)]
         self.container.clear()
@@ -281,12 +270,6 @@ class ContainerEntry(_AsSavedEntry):
         value = self.container.get(path[0]) if isinstance(self.container, dict) else self.container[path[0]]
         entry = _object_entry(value)
         return entry is not None and entry.guarded(path[1:])
-
-    def inner(self) -> Iterator[tuple[Any, Entry]]:
-        for key, value in _pairs(self.container):
-            entry = _object_entry(value)
-            if entry is not None:
-                yield key, entry
 
     def proof(self) -> Callable[[], None] | None:
         proofs = [proof for _, entry in self.inner() if (proof := entry.proof())]
@@ -311,8 +294,11 @@ class ContainerEntry(_AsSavedEntry):
         }
 
     def in_schedule(self, option: str) -> bool:
-        inner = ((f"{key}/", entry) for key, entry in self.inner())
-        return any(e.in_schedule(option.removeprefix(key)) for key, e in inner if option.startswith(key))
+        return any(
+            entry.in_schedule(option.removeprefix(f"{key}/"))
+            for key, entry in self.inner()
+            if option.startswith(f"{key}/")
+        )
 
     def use_options(self, names: Collection[str]) -> None:
         for key, entry in self.inner():
@@ -341,9 +327,8 @@ def _object_entry(value: Any) -> Entry | None:
 
 def _restored(live: Any, saved: Any) -> Any:
     """Restore `saved` into `live` if that is possible, and return `live`; else return `saved`."""
-    if backends.of(live) is not None:
-        return _copied(live, saved)
-    if type(live) is type(saved):
+    is_array = backends.of(live) is not None
+    if type(live) is type(saved) and not is_array:
         if isinstance(live, tuple) and len(live) == len(saved):
             return tuple(_restored(*pair) for pair in zip(live, saved, strict=True))
         if isinstance(live, set):
@@ -354,20 +339,15 @@ def _restored(live: Any, saved: Any) -> Any:
             live.clear()
             live.extend(saved)
             return live
-    entry = _entry(live)
-    if entry is None or (isinstance(entry, ContainerEntry) and type(live) is not type(saved)):
-        return saved
-    entry.load(saved)
-    return live
-
-
-def _copied(live: Any, saved: Any) -> Any:
-    """Copy `saved` into the array `live` if it fits, and return `live`; else return `saved`."""
     try:
         entry = _entry(live)
-    except StateError:  # read-only, or an array type of its own
+    except StateError:
+        if not is_array:
+            raise
+        return saved  # read-only, or an array type of its own
+    if entry is None or (is_array and any(entry.check(saved))):
         return saved
-    if entry is None or any(entry.check(saved)):
+    if isinstance(entry, ContainerEntry) and type(live) is not type(saved):
         return saved
     entry.load(saved)
     return live

@@ -37,8 +37,7 @@ def merge(common: Encoded, own: Encoded) -> Encoded:
     """Put the two results of `split` together; only the order of keys may differ from before."""
     if own.structure == {}:
         return common
-    structure = _merge(common.structure, own.structure, ())
-    return Encoded(structure, {**common.arrays, **own.arrays})
+    return Encoded(_merge(common.structure, own.structure, ()), {**common.arrays, **own.arrays})
 
 
 def with_regions(own: Encoded, common: Encoded) -> Encoded:
@@ -49,6 +48,15 @@ def with_regions(own: Encoded, common: Encoded) -> Encoded:
     structure: Any = own.structure
     boxes = {name: {"$array": name} for name in held}
     return Encoded({**structure, "boxes": boxes}, {**own.arrays, **held})
+
+
+def children(node: Json) -> Mapping[Any, Json] | None:
+    """Return the items of an encoded plain dictionary; None for any other node."""
+    if not isinstance(node, dict):
+        return None
+    if "$dict" in node:
+        return {decode(Encoded(key)): child for key, child in node["$dict"]}
+    return None if any(key.startswith("$") for key in node) else node
 
 
 def _split(node: Json, own: Collection[Path]) -> tuple[Json, Json]:
@@ -79,15 +87,6 @@ def _merge(common: Json, own: Json, path: tuple[str, ...]) -> Json:
         for key, child in theirs.items()
     }
     return _node({**ours, **more})
-
-
-def children(node: Json) -> Mapping[Any, Json] | None:
-    """Return the items of an encoded plain dictionary; None for any other node."""
-    if not isinstance(node, dict):
-        return None
-    if "$dict" in node:
-        return {decode(Encoded(key)): child for key, child in node["$dict"]}
-    return None if any(key.startswith("$") for key in node) else node
 
 
 def _node(items: Mapping[Any, Json]) -> Json:

@@ -16,10 +16,7 @@ from everstep.backends.numpy import python_state, set_python_state
 
 def capture() -> dict[str, Any]:
     """Return the global random state: {"python": ..., "numpy": ..., and each other framework in use}."""
-    tree = {"python": python_state(random)}
-    for backend in backends.active():
-        tree[backend.name] = backend.random_state()
-    return tree
+    return {"python": python_state(random), **{b.name: b.random_state() for b in backends.active()}}
 
 
 def restore(tree: dict[str, Any]) -> None:
@@ -49,11 +46,6 @@ def rekey(seed: int, rank: int, step: int = 0) -> None:
     """Seed the global generators of a rank, from (seed, rank, step), so that ranks draw other numbers.
 
     Rank 0 keeps its generators as they are: it draws what one process draws.
-
-    Args:
-        seed: seed of the run.
-        rank: number of the rank, from 0.
-        step: completed steps; 0 where the run begins.
     """
     if rank:
         text = json.dumps(["everstep", "rank", seed, rank, step])

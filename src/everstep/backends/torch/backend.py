@@ -19,8 +19,13 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from everstep.backends.torch import exact_ddp, sharded
-from everstep.backends.torch.compiled_models import shapes_watched
-from everstep.backends.torch.model_wrappers import around, bare, flatten, models_of, named_parameters
+from everstep.backends.torch.model_wrappers import (
+    flatten,
+    models_of,
+    named_parameters,
+    shapes_watched,
+    tensors_of,
+)
 from everstep.backends.torch.sharded import is_sharded, local
 from everstep.backends.torch.tensor_memory import LateTensor, digest_small, host_view, place_of
 from everstep.backends.torch.torch_entries import AttributesEntry, make_entry
@@ -47,13 +52,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = _DTYPES.get(name) or getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    dtype = _DTYPES.get(name) or getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
         raise StateError(
             f"the saved state names the dtype {name!r}, which torch {torch.__version__} lacks; "
             "use the torch that wrote it"
         )
-    return found
+    return dtype
 
 
 @dataclass
@@ -86,7 +91,7 @@ class TorchBackend(Backend):
     def random_state(self) -> Any:
         """Return {"cpu": state}; once CUDA is in use, "cuda" with a state for each device, and "device".
 
-        The device is the number of the current one: a rank that sees all devices draws on its own.
+        That is the number of the current one: a rank that sees all devices draws on its own.
         """
         # A program that does not use CUDA must not have it initialised by this question.
         state: dict[str, Any] = {"cpu": torch.default_generator.get_state()}
@@ -231,37 +236,26 @@ class TorchBackend(Backend):
         return lambda places: array[index[places]]
 
     def is_deterministic(self) -> bool:
-        """Whether torch computes the same each time.
-
-        True until the program uses CUDA; then `torch.use_deterministic_algorithms` must be on and cuDNN's
-        benchmark off.
-        """
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return True
         return torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
 
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
-        """List the parameters: name, shape, whether it is trained.
-
-        Those of modules are named "ENTRY/module.weight", bare ones as their entry.  An averaged copy of a
-        model (EMA, SWA) is left out: its parameters are the model's once more.
-        """
-        found = []
+        """List the parameters; an averaged copy of a model (EMA, SWA) is left out."""
+        listed: list[tuple[str, tuple[int, ...], bool]] = []
         for name, value in flatten(objects):
             if isinstance(value, torch.optim.swa_utils.AveragedModel):
                 continue
             if isinstance(value, torch.nn.Module):
-                for inner, parameter in named_parameters(value):
-                    found.append((f"{name}/{inner}", tuple(parameter.shape), parameter.requires_grad))
+                named = named_parameters(value)
+                listed += [(f"{name}/{inner}", tuple(p.shape), p.requires_grad) for inner, p in named]
             elif isinstance(value, Tensor) and value.requires_grad:
-                found.append((name, tuple(value.shape), True))
-        return found
+                listed.append((name, tuple(value.shape), True))
+        return listed
 
     @contextmanager
     def evaluation_mode(self, objects: Mapping[str, Any], *, grad: bool = False) -> Iterator[None]:
-        """Set the modules to evaluation mode in the block; then each submodule has its own mode again."""
         models = models_of(objects)
-        models += around(models)
         # Each submodule has a mode of its own: a frozen part may be in evaluation mode during training.
         before = [(module, module.training) for model in models for module in model.modules()]
         for model in models:
@@ -288,25 +282,20 @@ class TorchBackend(Backend):
         return facts
 
     def fingerprint(self, objects: Mapping[str, Any]) -> dict[str, str]:
-        devices = {tensor.device for tensor in _tensors(objects)} - {torch.device("cpu")}
-        kinds = sorted({_device_name(device) for device in devices})
+        tensors = list(tensors_of(value for _, value in flatten(objects)))
+        devices = {tensor.device for tensor in tensors} - {torch.device("cpu")}
         facts = _cpu_facts()
-        if kinds:
-            facts["devices"] = "; ".join(kinds)
+        if devices:
+            facts["devices"] = "; ".join(sorted({_device_name(device) for device in devices}))
         if any(device.type == "cuda" for device in devices):
             facts |= _cuda_facts()
-        if laid_out := sharded.arrangement(_tensors(objects)):
-            groups = [told for model in models_of(objects) if (told := sharded.grouping(bare(model)))]
-            facts["layout"] = ", ".join([laid_out, *groups])
+        if layout := sharded.arrangement(tensors):
+            facts["layout"] = layout
         return facts
 
 
 def cuda_devices() -> list[str]:
-    """Names of CUDA's devices; called only if the program uses CUDA.
-
-    The first question to CUDA takes seconds, keeps hundreds of MB, and makes the devices' random state a part
-    of the saved one: a program that computes on the CPU should not pay for it.
-    """
+    """Names of CUDA's devices; called only if the program uses CUDA: the first question takes seconds."""
     if not torch.cuda.is_available():
         return []
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -319,23 +308,14 @@ _VARIABLES = (
 """Environment variables by which torch's libraries choose among kernels."""
 
 
-def _tensors(objects: Mapping[str, Any]) -> Iterator[Tensor]:
-    for _, value in flatten(objects):
-        if isinstance(value, torch.nn.Module):
-            yield from value.parameters()
-            yield from value.buffers()
-        elif isinstance(value, Tensor):
-            yield value
-
-
 def _cpu_facts() -> dict[str, str]:
     onednn: Any = torch.backends.mkldnn
     built = torch.__config__.show()
     libraries = {"mkl": r"Math Kernel Library Version (\S+)", "onednn": r"MKL-DNN (\S+)"}
-    found = {name: re.search(pattern, built) for name, pattern in libraries.items()}
+    versions = {name: re.search(pattern, built) for name, pattern in libraries.items()}
     return {
         "version": str(torch.__version__),
-        **{name: match[1] for name, match in found.items() if match},
+        **{name: match[1] for name, match in versions.items() if match},
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
@@ -349,6 +329,7 @@ def _cuda_facts() -> dict[str, str]:
     cuda: Any = torch.backends.cuda
     cudnn: Any = torch.backends.cudnn
     attention = ("flash", "mem_efficient", "math", "cudnn")
+    half_sums = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
     return {
         "cuda": str(torch.version.cuda or torch.version.hip),
         "cudnn": str(cudnn.version()),
@@ -356,11 +337,7 @@ def _cuda_facts() -> dict[str, str]:
         "cudnn_benchmark": str(cudnn.benchmark),
         "cuda_matmul": cuda.matmul.fp32_precision,
         "cudnn_conv": cudnn.conv.fp32_precision,
-        "half_precision_sums": " ".join(
-            name
-            for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
-            if getattr(cuda.matmul, name)
-        ),
+        "half_precision_sums": " ".join(name for name in half_sums if getattr(cuda.matmul, name)),
         "attention": " ".join(name for name in attention if getattr(cuda, f"{name}_sdp_enabled")()),
     }
 
@@ -405,12 +382,7 @@ def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any], Region | None]:
 @lru_cache(maxsize=4096)  # the shapes of a state are the same at each save
 def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides of a contiguous tensor.  `is_contiguous` leaves dimensions of size 1 out."""
-    strides = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
+    return tuple(math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def _fetched(tensor: Tensor) -> NDArray[np.uint8]:

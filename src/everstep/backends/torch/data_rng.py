@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from everstep.backends.numpy import python_state, python_tree, set_python_state
+from everstep.backends.numpy import python_state, python_tree, set_python_state, set_state_of, state_of
 
 Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
-
-
-def get_state() -> dict[str, Any]:
-    """Return the three global states as a tree that a checkpoint can hold."""
-    return tree_of(raw_state())
 
 
 def raw_state() -> tuple[Any, Any, Any]:
@@ -26,15 +21,16 @@ def raw_state() -> tuple[Any, Any, Any]:
 
 def tree_of(state: tuple[Any, Any, Any]) -> dict[str, Any]:
     """Return what `raw_state` returned as a tree that a checkpoint can hold."""
-    python = None if state[0] is None else python_tree(state[0])
-    return {"python": python, "numpy": state[1], "torch": state[2]}
+    return {"python": python_tree(state[0]), "numpy": state[1], "torch": state[2]}
+
+
+def get_state() -> dict[str, Any]:
+    return tree_of(raw_state())
 
 
 def set_state(state: dict[str, Any]) -> None:
-    """Restore what `get_state` returned; None stays as it is."""
-    if state["python"] is not None:
-        set_python_state(random, state["python"])
-        np.random.set_state(state["numpy"])
+    set_python_state(random, state["python"])
+    np.random.set_state(state["numpy"])
     torch.default_generator.set_state(state["torch"])
 
 
@@ -74,3 +70,12 @@ def held_by(holders: Iterable[Any]) -> list[Generator]:
     """List the generators that are attributes of some objects, each once, in a fixed order."""
     values = [value for holder in holders for value in getattr(holder, "__dict__", {}).values()]
     return list({id(value): value for value in values if isinstance(value, Generator)}.values())
+
+
+def states_of(generators: Iterable[Generator]) -> list[Any]:
+    return [state_of(generator) for generator in generators]
+
+
+def set_states_of(generators: Sequence[Generator], states: Sequence[Any]) -> None:
+    for generator, state in zip(generators, states, strict=True):
+        set_state_of(generator, state)

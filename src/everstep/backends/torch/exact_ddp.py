@@ -42,65 +42,49 @@ def prepare(objects: Mapping[str, Any], data: DataRanks) -> None:
 
     An optimizer of the state that makes an update of several steps gets to know the ranks.
     """
-    found = _wrappers(objects)
-    for ddp in found:
+    wrappers = _wrappers(objects)
+    for ddp in wrappers:
         _fix_buckets(ddp)
         _share_buffers(ddp)
-    for _, optimizer in optimizers(objects):
-        for layer in layers(optimizer):
-            if isinstance(layer, MinibatchOptimizer):
-                layer.ranks = _averaging(layer, found, objects)
-
-
-def _averaging(
-    optimizer: MinibatchOptimizer, wrappers: list[DistributedDataParallel], objects: Mapping[str, Any]
-) -> Ranks | None:
-    first = stepped_by(optimizer)[0]
     sharded = [model for model in models_of(objects) if fsdp_modules(model)]
-    if is_sharded(first) and sharded:
-        return Ranks(first.device, models=sharded)
-    return Ranks.of(wrappers[0]) if wrappers else None
+    for layer in (layer for _, optimizer in optimizers(objects) for layer in layers(optimizer)):
+        if isinstance(layer, MinibatchOptimizer):
+            first = stepped_by(layer)[0]
+            if is_sharded(first) and sharded:
+                layer.ranks = Ranks(first.device, models=sharded)
+            elif wrappers:
+                layer.ranks = Ranks.of(wrappers[0])
 
 
 def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
-    """Raise for objects that each rank would train on its own, or not bit for bit.
-
-    Args:
-        data: which part of each batch every rank reads.
-    """
+    """Raise ConfigError for objects that each rank would train on its own, or not bit for bit."""
     size = len(data.of)
     _refuse_old_fsdp(objects)
     _require_over_all(objects, data)
-    found = _wrappers(objects)
-    averaged = {id(parameter) for ddp in found for parameter in _averaged(ddp)}
+    wrappers = _wrappers(objects)
+    averaged = {id(parameter) for ddp in wrappers for parameter in _averaged(ddp)}
     averaged |= virtual_shards.averaged(value for _, value in flatten(objects))
     names = {id(p): f"{entry}/{name}".rstrip("/") for entry, name, p in model_parameters(objects)}
-    lonely = [
+    alone = [
         names.get(id(parameter), f"parameter {index} of {owner!r}")
         for owner, index, parameter in _stepped(objects)
         if parameter.requires_grad and id(parameter) not in averaged and not is_sharded(parameter)
     ]
     # ranks that all read the whole batch compute equal gradients: each save compares the parameters
-    if data.size == 1:
-        lonely = []
-    if lonely:
-        some = ", ".join(lonely[:3]) + (f" and {len(lonely) - 3} more" if len(lonely) > 3 else "")
+    if alone and data.size > 1:
+        some = ", ".join(alone[:3]) + (f" and {len(alone) - 3} more" if len(alone) > 3 else "")
         remedy = (
             "no wrapper averages the gradients; wrap the model before the loop, model = "
             "everstep.torch.parallel(model), and train with what it returns (a Task: parallel=True)"
         )
-        if any(map(fsdp_modules, models_of(objects))):
+        if data.shared or any(map(fsdp_modules, models_of(objects))):
+            mesh = ", mesh=mesh['dp']" if data.shared else ""
             remedy = (
-                "call fully_shard(model) for the model as a whole, too, before the optimizer is made from "
-                "its parameters"
-            )
-        elif data.shared:
-            remedy = (
-                "call fully_shard(model, mesh=mesh['dp']) with the mesh of data_ranks=, after "
-                "parallelize_module and before the optimizer is made from its parameters"
+                f"call fully_shard(model{mesh}) for the model as a whole, too, after parallelize_module and "
+                "before the optimizer is made from its parameters"
             )
         raise ConfigError(f"each of {size} ranks would train {some} on its own: {remedy}")
-    for ddp in found:
+    for ddp in wrappers:
         averaging = dist.get_process_group_ranks(ddp.process_group)
         if not data.covered_by(averaging):
             raise ConfigError(
@@ -117,7 +101,6 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
 
 
 def exact_on_any_ranks(objects: Mapping[str, Any]) -> bool:
-    """Whether `VirtualShards` average all that is trained of the state: the bits are those of one process."""
     by_shards = virtual_shards.averaged(value for _, value in flatten(objects))
     stepped = [parameter for _, _, parameter in _stepped(objects) if parameter.requires_grad]
     return bool(stepped) and all(id(parameter) in by_shards for parameter in stepped)
@@ -174,11 +157,10 @@ def _require_over_all(objects: Mapping[str, Any], data: DataRanks) -> None:
     ranks together, from the part of the batch that they read.
     """
     stepped = {id(parameter) for *_, parameter in _stepped(objects) if parameter.requires_grad}
-    groups = [
-        (g, each) for model in models_of(objects) for g in param_groups(model) for each in g.fsdp_params
-    ]
-    over = {id(each.sharded_param): ranks_of(group.mesh_info.mesh) for group, each in groups}
-    inside = {id(each.sharded_param): _beside(group, each) for group, each in groups if each.is_dtensor}
+    groups = [group for model in models_of(objects) for group in param_groups(model)]
+    pairs = [(group, each) for group in groups for each in group.fsdp_params]
+    over = {id(each.sharded_param): ranks_of(group.mesh_info.mesh) for group, each in pairs}
+    inside = {id(each.sharded_param): _beside(group, each) for group, each in pairs if each.is_dtensor}
     for entry, name, parameter in model_parameters(objects):
         if not is_sharded(parameter):
             continue
@@ -189,7 +171,8 @@ def _require_over_all(objects: Mapping[str, Any], data: DataRanks) -> None:
             raise ConfigError(f"{what}: {error}") from None
         averaging = over.get(id(parameter), [dist.get_rank()])
         if id(parameter) in stepped and not data.covered_by(averaging):
-            raise ConfigError(_not_whole(what, averaging, data))
+            why = _not_whole(data, averaging)
+            raise ConfigError(f"{what}: its gradient is that of {named(averaging)}, {why}")
         dividing = inside.get(id(parameter), [])
         if len({data.of[rank] for rank in dividing}) > 1:
             raise ConfigError(
@@ -200,7 +183,7 @@ def _require_over_all(objects: Mapping[str, Any], data: DataRanks) -> None:
 
 
 def _beside(group: Any, parameter: Any) -> list[int]:
-    """Return the ranks that hold a parameter of `fully_shard` together beside it: tensor parallelism's."""
+    """Return the ranks of tensor parallelism that hold a parameter of `fully_shard` together."""
     mesh, spmd = parameter._unsharded_dtensor_spec.mesh, getattr(group.mesh_info, "dp_mesh_dims", None)
     if spmd is not None:  # one mesh for both
         names = {*mesh.mesh_dim_names} - {*spmd.shard_names, *spmd.replicate_names}
@@ -210,19 +193,17 @@ def _beside(group: Any, parameter: Any) -> list[int]:
     return ranks_of(mesh)
 
 
-def _not_whole(what: str, averaging: list[int], data: DataRanks) -> str:
+def _not_whole(data: DataRanks, averaging: list[int]) -> str:
     if not data.shared:
         return (
-            f"{what}: its gradient is that of {named(averaging)} alone, and each rank is handed samples of "
-            "its own: under tensor parallelism (parallelize_module), whose ranks compute with the same "
-            "samples, say who reads the same, as data_ranks=1 where all ranks do, or as "
-            "data_ranks=mesh['dp'], the mesh of fully_shard; else call fully_shard(model) over all ranks"
+            "alone, and each rank is handed samples of its own: under tensor parallelism give data_ranks=1 "
+            "where all ranks compute with the same samples, or data_ranks=mesh['dp'], the mesh of "
+            "fully_shard; else call fully_shard(model) over all ranks"
         )
     read = ", ".join(str(data.of[rank]) for rank in averaging)
     return (
-        f"{what}: its gradient is that of {named(averaging)}, which read the part {read} of each batch, and "
-        f"there are {data.size} parts (data_ranks=): call fully_shard(model, mesh=mesh['dp']), with the mesh "
-        "that is given as data_ranks=, after parallelize_module and before the optimizer is made"
+        f"which read the part {read} of each batch, and there are {data.size} parts (data_ranks=): call "
+        "fully_shard(model, mesh=mesh['dp']) with the mesh of data_ranks=, after parallelize_module"
     )
 
 
@@ -278,8 +259,7 @@ def _take_settings(ddp: Any, hook: str) -> None:
     """Give a new reducer what the program has set on the old one.
 
     Args:
-        hook: name of the communication hook; those of `register_comm_hook` are kept by torch, those that are
-            built in by name alone.
+        hook: name of the communication hook, by which alone torch knows those that are built in.
     """
     c10d: Any = dist
     if ddp.static_graph:

@@ -23,41 +23,37 @@ FOREVER = timedelta(days=20)
 """The limit of a wait without a limit: torch takes 0 for none at all, and counts milliseconds in 32 bits."""
 
 ANSWER = 10.0
-"""Seconds for a host to accept a connection that was there before; torch asks for twice as long.
-
-Not for its first answer, for which torch waits without a limit: a name server may be slow.
-"""
+"""Seconds for a host to accept a connection that was there before; torch asks for twice as long."""
 
 _connections: dict[Any, Any] = {}
-"""Connections by address or by the process group's store, kept until this process ends, for its next group.
+"""Connections by address or by the process group's store, kept until this process ends.
 
 Rank 0's may be the server, which other ranks may still ask.
 """
 
 
 def connect(limit: float) -> tuple[int, int, TorchStore]:
-    """Connect to the store that all ranks see.
+    """Return rank, size, and a connection to the store that all ranks see.
 
     Args:
         limit: seconds to wait for the process that hosts it.
-
-    Returns:
-        rank, size, and a connection; nobody blocks it.
     """
     if dist.is_initialized():
         rank, size = dist.get_rank(), dist.get_world_size()
-        found: Any = dist.distributed_c10d._get_default_store()
-        if found not in _connections:
-            _connections[found] = _clone(found, [])  # torch's threads wait in the process group's own
+        groups: Any = dist.distributed_c10d._get_default_store()
+        if groups not in _connections:
+            _connections[groups] = _clone(groups, [])  # torch's threads wait in the process group's own
             atexit.register(time.sleep, PAUSE)
-        own = _connections[found]
+        own = _connections[groups]
     else:
         rank, size = launched_number("RANK"), launched_number("WORLD_SIZE")
         if not 0 <= rank < size:
             raise ConfigError(f"RANK={rank} with WORLD_SIZE={size}: set RANK to 0 up to WORLD_SIZE - 1")
         own = _store_at_the_address(rank, limit)
     own.set_timeout(timedelta(seconds=limit))
-    return rank, size, TorchStore(PrefixStore(_prefix(), own))
+    # without torchrun's restart count, which is each agent's own: an agent that joins later has another
+    prefix = f"everstep/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/"
+    return rank, size, TorchStore(PrefixStore(prefix, own))
 
 
 def _store_at_the_address(rank: int, limit: float) -> Any:
@@ -78,11 +74,6 @@ def _store_at_the_address(rank: int, limit: float) -> Any:
         )
     _connections[host, port] = store
     return store
-
-
-def _prefix() -> str:
-    # without torchrun's restart count, which is each agent's own: an agent that joins later has another
-    return f"everstep/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/"
 
 
 def _clone(store: Any, gone: list[str]) -> Any:

@@ -1,15 +1,14 @@
 """`loader`: a map-style dataset through torch's DataLoader, in our order, with keyed random state.
 
 Before each sample Python's, NumPy's and torch's (CPU) global random states are seeded with a key of
-(seed, purpose, pass, position of the sample in the pass).  So samples, their order and their
-augmentation do not depend on the number of workers, on prefetching, or on where a resume starts;
-and a resume costs nothing: the loader simply begins at that batch.
+(seed, purpose, pass, position of the sample in the pass).  So samples, their order and their augmentation do
+not depend on the number of workers, on prefetching, or on where a resume starts, which costs nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
@@ -21,6 +20,8 @@ from everstep.data.cursor import SampledCursor, SampledStream
 from everstep.data.order import Plan, Sampling, key_at, pass_key
 from everstep.errors import DataError
 
+Collate: TypeAlias = Callable[[list[Any]], Any]
+
 
 @checked_keywords
 def loader(
@@ -31,7 +32,7 @@ def loader(
     seed: int | None = None,
     drop_last: bool = False,
     num_workers: int = 0,
-    collate_fn: Callable[[list[Any]], Any] | None = None,
+    collate_fn: Collate | None = None,
     prefetch_factor: int | None = None,
     pin_memory: bool = False,
     timeout: float = 0,
@@ -44,10 +45,8 @@ def loader(
     gives the same pass with the same augmentation each time, and touches no run's position.
 
     Samples are fetched singly, because each has random state of its own (`__getitems__` is not used).
-    Randomness must come from the global generators of Python, NumPy or torch on the CPU: a generator that
-    the dataset keeps for itself is not keyed.  A resume restores such a generator if it is an attribute of
-    the dataset and there are no workers; with workers, the resume warns that it is not restored.  In the
-    main process the global states are restored after each batch.
+    Randomness must come from the global generators of Python, NumPy or torch on the CPU.  A resume restores
+    a generator that is an attribute of the dataset if there are no workers; with workers, it warns.
 
     Args:
         dataset: a map-style torch Dataset, or anything with `__len__` and `__getitem__`.
@@ -74,14 +73,14 @@ def loader(
         )
     if not hasattr(dataset, "__len__"):
         raise DataError(f"loader() was given a {type(dataset).__name__} without a length; give it __len__")
-    options = dict(
-        num_workers=num_workers,
-        prefetch_factor=prefetch_factor,
-        pin_memory=pin_memory,
-        timeout=timeout,
-        multiprocessing_context=multiprocessing_context,
-        worker_init_fn=worker_init_fn,
-    )
+    options = {
+        "num_workers": num_workers,
+        "prefetch_factor": prefetch_factor,
+        "pin_memory": pin_memory,
+        "timeout": timeout,
+        "multiprocessing_context": multiprocessing_context,
+        "worker_init_fn": worker_init_fn,
+    }
     sampling = Sampling("loader", len(dataset), batch_size, shuffle, seed, drop_last, keyed=True)
     return Loader(dataset, sampling, collate_fn or default_collate, options)
 
@@ -94,13 +93,7 @@ class Loader(SampledStream):
         "its workers make prefetch_factor batches ahead"
     )
 
-    def __init__(
-        self,
-        dataset: Any,
-        sampling: Sampling,
-        collate: Callable[[list[Any]], Any],
-        options: dict[str, Any],
-    ) -> None:
+    def __init__(self, dataset: Any, sampling: Sampling, collate: Collate, options: dict[str, Any]) -> None:
         self._dataset, self._collate, self._options = dataset, collate, options
         self.generators = data_rng.held_by([dataset, collate])
         super().__init__(sampling)
@@ -140,12 +133,11 @@ class Loader(SampledStream):
 class _Batches:
     """Dataset of batches by index, which workers get: each batch is a pure function of the plan."""
 
-    def __init__(self, dataset: Any, plan: Plan, collate: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, dataset: Any, plan: Plan, collate: Collate) -> None:
         self._dataset, self._plan, self._collate = dataset, plan, collate
         pass_of = (plan.seed, plan.purpose, plan.pass_index)
         self._sample_key = pass_key("sample", *pass_of)
         self._collate_key = pass_key("collate", *pass_of)
-        """Key of the collate function, by batch, and by rank where there are several."""
 
     @staticmethod
     def as_it_is(batch: Any) -> Any:
@@ -155,14 +147,13 @@ class _Batches:
         return len(self._plan)
 
     def __getitem__(self, batch: int) -> Any:
-        # nothing else draws from a worker's global states, so they need not be restored
-        if get_worker_info() is not None:
+        if get_worker_info() is not None:  # nothing else draws from a worker's global states
             return self._make(batch)
-        kept = data_rng.get_state()
+        before = data_rng.get_state()
         try:
             return self._make(batch)
         finally:
-            data_rng.set_state(kept)
+            data_rng.set_state(before)
 
     def _make(self, batch: int) -> Any:
         part = self._plan.part(batch)

@@ -7,16 +7,20 @@ each other's checkpoints.
 from __future__ import annotations
 
 import gc
-import weakref
-from collections.abc import Iterator, Mapping
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from itertools import compress
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from everstep.backends.torch.sharded import local, reshard
 from everstep.contracts.state import Declaration
@@ -59,12 +63,12 @@ class BareNames:
 
     def __init__(self, module: Module) -> None:
         self._root = bare(module)
-        found = [
+        wrapped = [
             f"{path}.{shell}".removeprefix(".")
             for path, inner in self._root.named_modules(remove_duplicate=False)
             if (shell := _shell(inner))
         ]
-        self._inside = sorted(found, key=len, reverse=True)
+        self._inside = sorted(wrapped, key=len, reverse=True)
         """Paths of the modules in wrappers; the deepest first, so that the paths of others stay right."""
 
     def bare(self, name: str) -> str:
@@ -82,8 +86,7 @@ class BareNames:
     def _parts(self) -> dict[str, str]:
         """Live names by bare names; the path of a wrapper is that of the module inside."""
         root = self._root
-        modules = {path: inner for path, inner in root.named_modules(remove_duplicate=False)}
-        paths = [path for path, inner in modules.items() if not _shell(inner)]
+        paths = [p for p, inner in root.named_modules(remove_duplicate=False) if not _shell(inner)]
         buffers = [name for name, _ in root.named_buffers(remove_duplicate=False)]
         return {self.bare(name): name for name in (*root.state_dict(), *buffers, *paths)}
 
@@ -102,23 +105,43 @@ def flatten(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
+def inside(value: Any) -> Iterable[tuple[str, Any]]:
+    """Return what an object holds in containers ("[key]") or attributes (".name"), with its place."""
+    if isinstance(value, Module | Optimizer | Tensor):
+        return ()
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", each) for key, each in list(value.items())]
+    if isinstance(value, list | tuple | set | deque):
+        return [(f"[{number}]", each) for number, each in enumerate(list(value))]
+    return [(f".{name}", each) for name, each in list(getattr(value, "__dict__", {}).items())]
+
+
 def contents(value: Any, depth: int = 4) -> Iterator[Any]:
     """Yield an object, and the objects that it holds in attributes and containers, down to a depth."""
     yield value
-    if depth and not isinstance(value, Module | Optimizer | Tensor):
-        inside = value if isinstance(value, dict | list | tuple | set) else getattr(value, "__dict__", ())
-        for each in list(inside.values() if isinstance(inside, dict) else inside):
+    if depth:
+        for _, each in inside(value):
             yield from contents(each, depth - 1)
-
-
-def address(tensor: Tensor) -> int:
-    """Return a tensor's address in memory."""
-    return local(tensor).untyped_storage().data_ptr()
 
 
 def models_of(objects: Mapping[str, Any]) -> list[Module]:
     """List the models among the state's objects."""
     return [value for _, value in flatten(objects) if isinstance(value, Module)]
+
+
+def tensors_of(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among some objects, and the parameters and buffers of the modules."""
+    for value in values:
+        if isinstance(value, Module):
+            yield from value.parameters()
+            yield from value.buffers()
+        elif isinstance(value, Tensor):
+            yield value
+
+
+def address(tensor: Tensor) -> int:
+    """Return a tensor's address in memory."""
+    return local(tensor).untyped_storage().data_ptr()
 
 
 def optimizers(objects: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer]]:
@@ -152,27 +175,50 @@ def model_parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, str, Ten
 
 
 def alive_modules(*others: type[T]) -> list[Module | T]:
-    """List every module of this process, and the objects of other kinds.
-
-    The filter is in C, as there may be a million objects.
-    """
-    objects = gc.get_objects()
+    """List every module of this process, and the objects of other kinds."""
+    objects = gc.get_objects()  # perhaps a million: the filter is in C
     kinds = {each for each in set(map(type, objects)) if issubclass(each, (Module, *others))}
     listed = compress(objects, map(kinds.__contains__, map(type, objects)))
     # without a module in the middle of being made
     return [each for each in listed if not isinstance(each, Module) or "_modules" in vars(each)]
 
 
-_around: tuple[list[weakref.ref[Module]], list[weakref.ref[Module]]] = ([], [])
-"""Modules that `around` was asked for last, and those that hold them."""
+# ---------------------------------------------------------------------------------- compiled models
 
 
-def around(models: list[Module]) -> list[Module]:
-    """List the modules that hold some modules: a model of which the state has the adapters alone."""
-    global _around
-    if [each() for each in _around[0]] != models:
-        inside = set(map(id, models))
-        others = [each for each in (alive_modules() if models else ()) if id(each) not in inside]
-        holders = [each for each in others if not inside.isdisjoint(map(id, each.modules()))]
-        _around = list(map(weakref.ref, models)), list(map(weakref.ref, holders))
-    return [module for each in _around[1] if (module := each()) is not None]
+@contextmanager
+def shapes_watched(objects: Mapping[str, Any], warn: Callable[[str], None]) -> Iterator[None]:
+    """Warn, once of each, of compiled models in the state whose kernels follow from the shapes seen before.
+
+    Unless shapes are static, torch compiles a kernel for any shape when a second shape comes, and uses it for
+    the first shape, too; of static kernels it makes a limited number, and runs further shapes uncompiled.
+    """
+    with ExitStack() as stack:
+        ours = {id(part) for model in models_of(objects) for part in model.modules()}
+        if ours and "torch._dynamo" in sys.modules:  # else nothing is compiled
+            for each in alive_modules():
+                compiled = isinstance(each, torch._dynamo.OptimizedModule)
+                if compiled and not ours.isdisjoint(map(id, each.modules())):
+                    hook = _shape_hook(getattr(each.dynamo_ctx, "_dynamic", None) is False, warn)
+                    stack.callback(each.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        yield
+
+
+def _shape_hook(static: bool, warn: Callable[[str], None]) -> Callable[[Any, Any, Any], None]:
+    most = torch._dynamo.config.recompile_limit
+    limit, seen = most if static else 1, set[Any]()
+
+    def look(module: Any, args: Any, kwargs: Any) -> None:
+        if len(seen) > limit or torch.compiler.is_compiling():
+            return
+        leaves = tree_leaves((args, kwargs))
+        seen.add(tuple(leaf.shape for leaf in leaves if isinstance(leaf, Tensor)))
+        if len(seen) > limit:
+            warn(
+                f"{type(module._orig_mod).__name__} is compiled (torch.compile), and is given batches of "
+                f"{len(seen)} shapes: kernels follow from the shapes that this process has seen, so after a "
+                "resume the same step may have other bits; compile it with dynamic=False, and pad batches to "
+                f"at most {most} shapes (torch._dynamo.config.recompile_limit)"
+            )
+
+    return look

@@ -26,9 +26,6 @@ class Clip:
         value: limits each element to the range -value to value.
         norm: largest 2-norm of each parameter's gradient.
         global_norm: largest 2-norm of all gradients together.
-
-    Raises:
-        ConfigError: none or several are given, or the limit is not positive.
     """
 
     value: float | None = None
@@ -50,37 +47,19 @@ class Clip:
 
     def apply(self, parameters: list[Tensor]) -> Tensor:
         """Clip the gradients in place; returns their global 2-norm before clipping, on their device."""
-        utils, alike = torch.nn.utils, by_mesh(parameters)
-        if self.global_norm is not None and len(alike) == 1:
-            return gathered(utils.clip_grad_norm_(parameters, self.global_norm))
-        total = _total_norm(alike)
-        if self.global_norm is not None:
-            _scale(parameters, self.global_norm, total)
-        elif self.value is not None:
-            for some in alike:
+        utils, alike = torch.nn.utils, by_mesh(parameters)  # torch takes tensors of one mesh at a time
+        norms = [gathered(get_total_norm([p.grad for p in some if p.grad is not None])) for some in alike]
+        total: Tensor = norms[0] if norms else torch.tensor(0.0)
+        if len(norms) > 1:
+            total = torch.linalg.vector_norm(torch.stack([norm.to(total.device) for norm in norms]))
+        for some in alike:
+            if self.global_norm is not None:
+                utils.clip_grads_with_norm_(some, self.global_norm, total)
+            elif self.value is not None:
                 utils.clip_grad_value_(some, self.value)
-        else:
-            assert self.norm is not None
-            for parameter in parameters:
-                utils.clip_grad_norm_([parameter], self.norm)
+        for parameter in parameters if self.norm is not None else ():
+            utils.clip_grad_norm_([parameter], self.norm)  # type: ignore[arg-type]
         return total
-
-
-def _total_norm(alike: list[list[Tensor]]) -> Tensor:
-    """Return the 2-norm of all gradients; torch computes with tensors of one mesh at a time."""
-    norms = [gathered(get_total_norm([p.grad for p in some if p.grad is not None])) for some in alike]
-    if len(norms) <= 1:
-        return norms[0] if norms else torch.tensor(0.0)
-    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
-    return total
-
-
-def _scale(parameters: list[Tensor], limit: float, total: Tensor) -> None:
-    """Limit the 2-norm of all gradients together, in place, by torch's formula."""
-    factor = (limit / (total + 1e-6)).clamp(max=1.0)
-    for parameter in parameters:
-        if parameter.grad is not None:
-            local(parameter.grad).mul_(factor.to(parameter.device))
 
 
 class Around(Optimizer):
@@ -88,13 +67,10 @@ class Around(Optimizer):
 
     Schedulers and the state see the wrapped optimizer: the wrapper has its groups, state and hooks, and only
     a step of the wrapped optimizer counts as an update.
-
-    Attributes:
-        optimizer: the wrapped optimizer.
-        left_out: whether an update that was due was ever left out.
     """
 
     left_out = False
+    """Whether an update that was due was ever left out."""
     _step_supports_amp_scaling = False
     """False, so that a scaler unscales before the step: inside a fused optimizer that would come too late."""
 
@@ -106,7 +82,7 @@ class Around(Optimizer):
             )
         # No super().__init__(): groups, state and hooks are those of the wrapped optimizer.
         self.optimizer = optimizer
-        self._told: dict[str, Any] = {}
+        self._metrics: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":  # a copy that is being made has none yet
@@ -123,7 +99,7 @@ class Around(Optimizer):
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._told = {}
+        self._metrics = {}
         self.optimizer.load_state_dict(state_dict)
 
     def options(self) -> dict[str, str]:
@@ -132,8 +108,8 @@ class Around(Optimizer):
     def metrics(self) -> dict[str, Any]:
         """Return the metrics of the last `step`, only once; without an update there may be none."""
         inner = self.optimizer.metrics() if isinstance(self.optimizer, Around) else {}
-        told, self._told = self._told, {}
-        return {**inner, **told}
+        own, self._metrics = self._metrics, {}
+        return {**inner, **own}
 
     def __repr__(self) -> str:
         own = "".join(f", {name}={text}" for name, text in self.options().items())
@@ -145,12 +121,12 @@ def layers(optimizer: Optimizer) -> list[Optimizer]:
 
     A wrapper of another library (accelerate's) holds the wrapped one as `optimizer` and has the same groups.
     """
-    found = [optimizer]
-    while isinstance(inner := getattr(found[-1], "optimizer", None), Optimizer):
-        if inner.param_groups is not optimizer.param_groups or inner in found:
+    listed = [optimizer]
+    while isinstance(inner := getattr(listed[-1], "optimizer", None), Optimizer):
+        if inner.param_groups is not optimizer.param_groups or inner in listed:
             break
-        found.append(inner)
-    return found
+        listed.append(inner)
+    return listed
 
 
 def innermost(optimizer: Optimizer) -> Optimizer:
@@ -170,9 +146,6 @@ class ClipOptimizer(Around):
     Args:
         optimizer: any torch optimizer.
         clip: the limit; default, as in tfutils: each element to the range -1 to 1.
-
-    Raises:
-        ConfigError: `optimizer` is not an optimizer, or `clip` is not a `Clip`.
     """
 
     @checked_keywords
@@ -190,7 +163,7 @@ class ClipOptimizer(Around):
         loss = _called(closure)
         parameters = _with_gradient(self)
         norm = self.clip.apply(parameters)
-        self._told = {"grad_norm": norm}
+        self._metrics = {"grad_norm": norm}
         finite = norm.isfinite()
         # Asking whether the norm is finite would wait for the device: there, gradients become 0.
         if not finite.is_cpu:
@@ -228,7 +201,7 @@ class ScaledOptimizer(Around):
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.left_out = self.left_out or not self._stepped
-        self._told = {"overflowed": float(not self._stepped)}
+        self._metrics = {"overflowed": float(not self._stepped)}
         return loss
 
 
@@ -251,9 +224,6 @@ class MinibatchOptimizer(Around):
     Args:
         optimizer: any torch optimizer.
         num_minibatches: steps for each update, 1 or more.
-
-    Raises:
-        ConfigError: `optimizer` is not an optimizer, or the number is out of range.
     """
 
     ranks: Ranks | None = None
@@ -317,7 +287,7 @@ class MinibatchOptimizer(Around):
             # Products with the elements were summed: the division makes the mean over the window.
             torch._foreach_div_(gradients, elements)
         if has_loss:
-            self._told = {"window_loss": loss / elements}
+            self._metrics = {"window_loss": loss / elements}
         self._begin()
         self.optimizer.step()
         self.optimizer.zero_grad()

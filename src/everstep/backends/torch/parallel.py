@@ -25,7 +25,7 @@ PAUSE = 0.05
 """Seconds at the end of a process with a process group, in which gloo's threads get Python's lock once more.
 
 They let go of the last tensors then.  One that asks for the lock later aborts the process, as the interpreter
-ends its thread inside a destructor; `destroy_process_group` waits for it in vain.
+ends its thread inside a destructor.
 """
 _OPTIONS = frozenset(inspect.signature(DistributedDataParallel.__init__).parameters) - {"self", "module"}
 
@@ -39,18 +39,13 @@ def parallel(model: Module, **options: Any) -> Module:
     torchrun.  On several it returns the model in torch's DistributedDataParallel, which gives all ranks the
     weights of rank 0.  A model that is in one already is returned unchanged.
 
-    A process group that the program has initialised is used.  Otherwise one is initialised: gloo for a model
-    on the CPU; nccl for one on CUDA, and then this process uses the device LOCAL_RANK, to which the model is
-    moved.  That process group is destroyed when the process ends.
+    A process group that the program has initialised is used.  Otherwise one is initialised, and destroyed
+    when the process ends: gloo for a model on the CPU; nccl for one on CUDA, which is moved to the device
+    LOCAL_RANK.
 
     Args:
         model: the model, on its device.  Names in a checkpoint stay those of this bare model.
         options: arguments of DistributedDataParallel (bucket_cap_mb, find_unused_parameters ...).
-
-    Raises:
-        ConfigError: an option is unknown, nothing in the model is trained, or a variable of the launcher is
-            missing.
-        StateError: a parameter is sharded.
     """
     if not isinstance(model, Module):
         raise ConfigError(f"parallel({model!r:.80}): give a torch.nn.Module")
@@ -64,7 +59,14 @@ def parallel(model: Module, **options: Any) -> Module:
                 f"the model is in a DistributedDataParallel already: give {options} to that one"
             )
         return model
-    _require_trainable(model)
+    for name, parameter in model.named_parameters():
+        refuse_sharded(parameter, repr(name), "its gradients are averaged already: leave out parallel(...)")
+    if type(model).forward is Module.forward:
+        raise ConfigError(
+            f"the {type(model).__name__} has no forward, by which DistributedDataParallel knows what to "
+            "average: give each part that is called to everstep.torch.parallel"
+        )
+    require_trainable(model, "parallel(...) around it")
     kinds = {parameter.device.type for parameter in model.parameters()}
     open_group(on_cuda=kinds == {"cuda"})
     devices = {parameter.device for parameter in model.parameters()}
@@ -77,21 +79,12 @@ def parallel(model: Module, **options: Any) -> Module:
     return DistributedDataParallel(model, **options)
 
 
-def _require_trainable(model: Module) -> None:
-    for name, parameter in model.named_parameters():
-        refuse_sharded(
-            parameter, repr(name), "its gradients are averaged already, so leave out parallel(...)"
-        )
-    kind = type(model).__name__
-    if type(model).forward is Module.forward:
-        raise ConfigError(
-            f"the {kind} has no forward, by which DistributedDataParallel knows what to average: give each "
-            "part that is called to everstep.torch.parallel"
-        )
+def require_trainable(model: Module, what: str) -> None:
+    """Refuse a model of which nothing is trained."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
-            f"no parameter of the {kind} is trained (requires_grad), so the processes have "
-            "nothing to average: leave out parallel(...) around it"
+            f"no parameter of the {type(model).__name__} is trained (requires_grad), so there is nothing to "
+            f"average: leave out {what}"
         )
 
 
@@ -106,7 +99,6 @@ def launched(name: str) -> str:
 
 
 def launched_number(name: str) -> int:
-    """Return such a variable as a number, 0 or more."""
     value = launched(name)
     if not value.isdecimal():
         raise ConfigError(f"{name}={value!r} is not a number: set it as torchrun does")
@@ -158,9 +150,8 @@ def open_group(on_cuda: bool) -> None:
 
 
 def _local_device() -> int:
-    """Return the index of this process's own CUDA device; a launcher may show each process only one."""
     count = torch.cuda.device_count()
-    index = launched_number("LOCAL_RANK") if count > 1 else 0
+    index = launched_number("LOCAL_RANK") if count > 1 else 0  # a launcher may show each process only one
     if index >= count:
         raise ConfigError(
             f"LOCAL_RANK={index} has no CUDA device here, where torch finds {count}: start one process for "
@@ -186,7 +177,6 @@ class Ranks:
 
     @classmethod
     def of(cls, ddp: DistributedDataParallel) -> Ranks:
-        """Return the ranks over which a wrapper averages."""
         return cls(ddp.device, ddp.process_group)
 
     def means(self, values: Sequence[float | Tensor]) -> list[float] | list[Tensor]:
@@ -194,10 +184,10 @@ class Ranks:
 
         Numbers on a GPU are returned as tensors there: reading them would wait for it.
         """
-        both = torch.stack([self._number(value) for value in values])
-        dist.all_reduce(both, group=self._group)
-        both /= self.size
-        return both.tolist() if both.is_cpu else list(both)
+        means = torch.stack([self._number(value) for value in values])
+        dist.all_reduce(means, group=self._group)
+        means /= self.size
+        return means.tolist() if means.is_cpu else list(means)
 
     def _number(self, value: float | Tensor) -> Tensor:
         if isinstance(value, Tensor):

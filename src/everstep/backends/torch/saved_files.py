@@ -1,4 +1,7 @@
-"""Files of torch: those of torch.save are read without running anything in them; others are written."""
+"""Files of torch: those of torch.save are read without running anything in them; others are written.
+
+Also what the services Export, Profile and System ask of torch.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,8 @@ import os
 import re
 import warnings
 import zipfile
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from operator import length_hint
 from pathlib import Path
 from pickle import UnpicklingError
@@ -42,28 +44,21 @@ def read_saved(file: Path | BinaryIO, where: str) -> Any:
             warnings.simplefilter("ignore")
             mapped = isinstance(file, Path) and zipfile.is_zipfile(file)
             tree = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
-    except UnpicklingError as error:
-        raise CheckpointError(f"{where} {_refusal(str(error))}") from None
     except Exception as error:  # bytes of anybody: torch's reader raises whatever they lead to
+        code = re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, UnpicklingError) else None
+        if code is not None:
+            raise CheckpointError(
+                f"{where} has objects that only code can make ({code[1]}), and nothing of a file may run "
+                "here: load it in the program that wrote it, and save model.state_dict() alone"
+            ) from None
         first = str(error).strip().partition("\n")[0]
         raise CheckpointError(
-            f"{where} is damaged, or is not a file of torch.save ({first}); give another copy"
+            f"{where} is damaged, or is not a file of torch.save ({first:.200}); give another copy"
         ) from error
     try:
         return _unread(tree, where, iter(range(size)))
     except RecursionError:
         raise CheckpointError(f"{where} has a value that contains itself; save model.state_dict()") from None
-
-
-def _refusal(told: str) -> str:
-    found = re.search(r"GLOBAL ([\w.]+)", told)
-    if found is None:
-        first = told.strip().partition("\n")[0]
-        return f"is damaged, or is not a file of torch.save ({first:.200}); give another copy"
-    return (
-        f"has objects that only code can make ({found[1]}), and is not read: nothing of a file may run here; "
-        "load it in the program that wrote it, and save model.state_dict() alone"
-    )
 
 
 def _unread(value: Any, where: str, room: Iterator[int]) -> Any:
@@ -83,7 +78,8 @@ def _unread(value: Any, where: str, room: Iterator[int]) -> Any:
                 f"{where} has a tensor of {tuple(value.shape)}, which is larger than the file; save it with "
                 ".contiguous()"
             )
-        return Unread(_name(value.dtype), tuple(value.shape), lambda: _host(value))
+        host = lambda: BACKEND.to_host(value.detach(), None)  # noqa: E731
+        return Unread(_name(value.dtype), tuple(value.shape), host)
     if isinstance(value, Mapping):
         return type(value)((key, _unread(each, where, room)) for key, each in value.items())  # type: ignore[call-arg]
     if type(value) in (list, tuple):
@@ -91,17 +87,12 @@ def _unread(value: Any, where: str, room: Iterator[int]) -> Any:
     return value
 
 
-def _host(tensor: Tensor) -> HostArray:
-    host = BACKEND.to_host(tensor.detach(), None)
-    return HostArray(host.dtype, host.shape, host.data, host.backend, host.extra)
-
-
 def dtype_name(name: str) -> str:
     """Return the name of an element type for `Unread`, by torch's own name ("torch.float32")."""
-    found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
         raise ValueError(f"torch {torch.__version__} has no element type {name!r:.100}")
-    return _name(found)
+    return _name(dtype)
 
 
 def write_distributed(folder: Path, arrays: Mapping[str, HostArray]) -> None:
@@ -109,17 +100,13 @@ def write_distributed(folder: Path, arrays: Mapping[str, HostArray]) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    state = OrderedDict((name, BACKEND.late(_of_host(array))) for name, array in arrays.items())
+    def late(array: HostArray) -> Tensor:
+        return BACKEND.late(Unread(array.extra.get("dtype", array.dtype), array.shape, lambda: array))
+
+    state: dict[str, Any] = {name: late(array) for name, array in arrays.items()}
     with warnings.catch_warnings():  # torch warns that one process saves, which is meant here
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        save(dict(state), storage_writer=FileSystemWriter(folder), no_dist=True)
-
-
-def _of_host(array: HostArray) -> Unread:
-    return Unread(array.extra.get("dtype", array.dtype), array.shape, lambda: array)
-
-
-# ------------------------------------------------------- for the services Export, Profile and System
+        save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
 
 
 def unwrapped(obj: Any) -> Any:
@@ -153,25 +140,6 @@ def program(model: torch.nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any
             module.training = True
 
 
-_LEVEL = "KINETO_LOG_LEVEL"
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the profiler's messages on standard error, unless the user has set their level.
-
-    The profiler reads the variable once, when it is first used.
-    """
-    if _LEVEL in os.environ:
-        yield
-        return
-    os.environ[_LEVEL] = "6"
-    try:
-        yield
-    finally:
-        del os.environ[_LEVEL]
-
-
 def gpu_load() -> dict[str, float]:
     """Return how full and how busy this process's GPU is, from 0 to 1; nothing before torch has used one."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -183,6 +151,9 @@ def gpu_load() -> dict[str, float]:
     return load
 
 
+_LEVEL = "KINETO_LOG_LEVEL"
+
+
 class Trace:
     """Recording that begins when it is made."""
 
@@ -190,9 +161,14 @@ class Trace:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             activities.append(ProfilerActivity.CUDA)
-        with _quiet():
+        level = os.environ.get(_LEVEL)
+        os.environ[_LEVEL] = level or "6"  # nothing on standard error; read when the profiler is first used
+        try:
             self._profile = profile(activities=activities)
             self._profile.start()
+        finally:
+            if level is None:
+                del os.environ[_LEVEL]
 
     def stop(self) -> None:
         """End the recording."""

@@ -11,12 +11,11 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import product
+from itertools import groupby, product
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import xxhash
 from torch import Tensor
 from torch.nn import Module
 
@@ -39,17 +38,9 @@ class Placed(Region):
             sums: dimensions of the mesh over which the elements are still to be summed.
         """
         home = _home()
-        placements = [
-            home.Partial() if dim in sums else placement for dim, placement in enumerate(self.placements)
-        ]
-        made: Tensor = home.DTensor.from_local(
-            local,
-            self.mesh,
-            placements,
-            run_check=False,
-            shape=torch.Size(self.whole),
-            stride=self.stride,
-        )
+        placements = [home.Partial() if dim in sums else own for dim, own in enumerate(self.placements)]
+        form = {"run_check": False, "shape": torch.Size(self.whole), "stride": self.stride}
+        made: Tensor = home.DTensor.from_local(local, self.mesh, placements, **form)
         return made.detach()
 
 
@@ -69,32 +60,30 @@ def ranks_of(mesh: Any) -> list[int]:
 
 
 def _home() -> Any:
+    # importing the module takes a second; a program that has not imported it has no DTensor
     return sys.modules.get("torch.distributed.tensor")
 
 
 def is_sharded(value: Any) -> bool:
     """Whether a value is a DTensor."""
-    # importing the module takes a second; a program that has not imported it has no DTensor
-    home = sys.modules.get("torch.distributed.tensor")
+    home = _home()
     if home is None or not isinstance(value, home.DTensor):
         return False
     if torch.__version__ < "2.12":  # which boxes other ranks hold, and what fully_shard gathers, is not told
         raise StateError(
-            "the state has a tensor that is sharded over processes (fully_shard, parallelize_module), which "
-            f"everstep saves with torch 2.12 or newer; this is torch {torch.__version__}: update it, or use "
-            "everstep.torch.parallel"
+            "everstep saves tensors that are sharded over processes with torch 2.12 or newer; this is torch "
+            f"{torch.__version__}: update it, or use everstep.torch.parallel"
         )
     return True
 
 
 def refuse_sharded(tensor: Tensor, what: str, remedy: str) -> None:
-    """Refuse a DTensor."""
     if is_sharded(tensor):
         raise StateError(f"{what} is sharded over processes (fully_shard, parallelize_module): {remedy}")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the elements of a tensor that this process holds, without the graph; shares their memory."""
+    """Return the elements of a tensor that this process holds, in their memory, without the graph."""
     return tensor._local_tensor.detach() if is_sharded(tensor) else tensor.detach()  # type: ignore[attr-defined]
 
 
@@ -105,10 +94,10 @@ def gathered(tensor: Tensor) -> Tensor:
 
 def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """Group tensors by their mesh, whole ones together: torch refuses operations on a mixture."""
-    found: dict[Any, list[Tensor]] = {}
+    groups: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
-        found.setdefault(tensor.device_mesh if is_sharded(tensor) else None, []).append(tensor)  # type: ignore[attr-defined]
-    return list(found.values())
+        groups.setdefault(tensor.device_mesh if is_sharded(tensor) else None, []).append(tensor)  # type: ignore[attr-defined]
+    return list(groups.values())
 
 
 def layout(tensor: Any) -> Placed:
@@ -127,17 +116,15 @@ def region(array: Any) -> Placed | None:
 def arrangement(tensors: Iterable[Tensor]) -> str:
     """Describe how tensors are laid out over processes, on which the order of their sums depends.
 
-    Returns:
-        Placements and mesh of each layout, equal on all ranks; "" where nothing is sharded.
+    The text is equal on all ranks; "" where nothing is sharded.
     """
+    texts = set()
     kinds = {(tensor.device_mesh, tuple(tensor.placements)) for tensor in filter(is_sharded, tensors)}  # type: ignore[attr-defined]
-    return "; ".join(sorted({_arranged(mesh, placements) for mesh, placements in kinds}))
-
-
-def _arranged(mesh: Any, placements: tuple[Any, ...]) -> str:
-    ranks = _grid(mesh, placements)[0].flatten().tolist()
-    order = "" if ranks == sorted(ranks) else f" of the ranks {ranks}"
-    return f"{', '.join(map(repr, placements))} over {' x '.join(map(str, mesh.shape))}{order}"
+    for mesh, placements in kinds:
+        ranks = _grid(mesh, placements)[0].flatten().tolist()
+        order = "" if ranks == sorted(ranks) else f" of the ranks {ranks}"
+        texts.add(f"{', '.join(map(repr, placements))} over {' x '.join(map(str, mesh.shape))}{order}")
+    return "; ".join(sorted(texts))
 
 
 def unmade_sums(gradient: Tensor, parameter: Tensor) -> list[int] | None:
@@ -169,9 +156,7 @@ def laid_like(live: Any, saved: Any) -> Any:
     if not fits or saved.shape != live.shape:
         return saved
     placed = layout(live)
-    inside = tuple(
-        slice(start, start + count) for start, count in zip(placed.offset, placed.shape, strict=True)
-    )
+    inside = tuple(slice(at, at + count) for at, count in zip(placed.offset, placed.shape, strict=True))
     # a copy: the rest of the whole tensor is not kept alive
     return placed.tensor(saved.detach()[inside].to(local(live).device, copy=True).contiguous())
 
@@ -202,8 +187,8 @@ def _layout(
 def _grid(mesh: Any, placements: tuple[Any, ...]) -> tuple[Tensor, list[bool]]:
     """Return all ranks as a grid, and for each of its dimensions whether it divides the tensor.
 
-    A tensor on a part of a larger mesh (FSDP beside tensor parallelism, for a parameter that the latter
-    leaves alone) is repeated along the other dimensions; that its copies are equal is compared at each save.
+    A tensor on a part of a larger mesh (a parameter that tensor parallelism leaves alone) is repeated along
+    the other dimensions; that its copies are equal is compared at each save.
     """
     size, divides = dist.get_world_size(), [not placement.is_replicate() for placement in placements]
     if mesh.size() == size:
@@ -222,8 +207,7 @@ def _grid(mesh: Any, placements: tuple[Any, ...]) -> tuple[Tensor, list[bool]]:
 def _require_boxes(mesh: Any, placements: tuple[Any, ...], shape: tuple[int, ...]) -> None:
     """Refuse a layout in which a process holds rows that do not follow each other.
 
-    Along a divided dimension the parts must fill it without gap or overlap.  Each part is known by its first
-    index and its length; if these intervals fill the dimension, each part is its interval.
+    The first index and the length of each part are known: these intervals must fill a divided dimension.
     """
     from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset as box_at
 
@@ -268,37 +252,14 @@ def param_groups(module: Module) -> Iterator[Any]:
         yield from part._get_fsdp_state()._fsdp_param_groups
 
 
-def grouping(module: Module) -> str:
-    """Describe which parameters `fully_shard` reduces together, on which the order of their sums depends.
-
-    Returns:
-        The number of groups and a digest of the parameters in each; "" where nothing is sharded.
-    """
-    names = {id(part): name for name, part in module.named_modules()}
-    groups = [
-        [
-            f"{names.get(id(each._module_info.module))}.{each._module_info.param_name}"
-            for each in group.fsdp_params
-        ]
-        for group in param_groups(module)
-    ]
-    if not groups:
-        return ""
-    digest = xxhash.xxh3_64_hexdigest(repr(groups).encode())[:8]
-    return f"{len(groups)} group{'s' if len(groups) > 1 else ''} of parameters ({digest})"
-
-
 def precision(module: Module) -> str:
     """Describe the `MixedPrecisionPolicy` of `fully_shard`; "" where it is torch's default."""
-    names = {id(part): name for name, part in module.named_modules()}
-    policies: dict[str, list[str]] = {}
-    for group in param_groups(module):
-        policy = group.mp_policy
-        text = "" if policy == type(policy)() else repr(policy)
-        policies.setdefault(text, []).extend(names.get(id(part)) or "the model" for part in group.modules)
-    if len(policies) < 2:
-        return "".join(policies)
-    return "; ".join(f"{text or 'none'} for {', '.join(of)}" for text, of in policies.items())
+    policies = [group.mp_policy for group in param_groups(module)]
+    texts = ["" if policy == type(policy)() else repr(policy) for policy in policies]
+    if len(set(texts)) < 2:
+        return "".join(texts[:1])
+    parts = [(text or "none", len(list(alike))) for text, alike in groupby(texts)]
+    return "; ".join(f"{text} for {count} of its parts" for text, count in parts)
 
 
 # ------------------------------------------------------------------------ windows of accumulation
@@ -310,17 +271,17 @@ def precision(module: Module) -> str:
 
 def window(models: Iterable[Module]) -> dict[str, Tensor]:
     """Return the gradients of open windows, by the place of what has them; empty outside a window."""
-    found: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}
     for place, group in _groups(models):
         if group._partial_reduce_output is not None:
-            found[place] = group._partial_reduce_output
+            gradients[place] = group._partial_reduce_output
         for index, parameter in enumerate(group.fsdp_params):
             gradient = parameter.unsharded_accumulated_grad
             if gradient is None:
                 gradient = getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
             if gradient is not None:
-                found[f"{place}.{index}"] = _own_part(parameter, gradient)
-    return found
+                gradients[f"{place}.{index}"] = _own_part(parameter, gradient)
+    return gradients
 
 
 def load_window(models: Iterable[Module], saved: dict[str, Tensor]) -> None:

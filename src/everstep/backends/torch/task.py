@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
+from torch.utils._pytree import tree_map
 
 from everstep.arguments import checked_keywords, integer, number, positive
 from everstep.backends.torch.model_wrappers import bare, flatten, layers
@@ -66,21 +67,19 @@ class Task(tasks.Task):
                 return {"loss": cross_entropy(self.model(x), y)}
 
     A task with a step of its own overrides `train_step`, and may call `to_device`, `precision`, `backward`
-    and `update`.  A task with several optimizers returns them from `state`, or as a dictionary
-    from `build_optimizer`, and steps them itself (examples/gan.py).  Accumulation, clipping, float16, the
-    average and the schedule are for one optimizer; wrap several in `ClipOptimizer` and `MinibatchOptimizer`
-    yourself.
+    and `update`.  A task with several optimizers returns them from `state`, or as a dictionary from
+    `build_optimizer`, and steps them itself (examples/gan.py); it wraps them in `ClipOptimizer` and
+    `MinibatchOptimizer` itself, as accumulation, clipping, float16, average and schedule are for one.
 
     Args:
         device: device of the model and the batches; None leaves them where they are.
         autocast: torch.bfloat16 or torch.float16, or the name, for mixed precision.  With float16 the loss is
-            scaled, and an update whose gradients overflow is left out: `updates` does not change, and the
-            metric "overflowed" of each update, 0 or 1, is 1.
+            scaled, and an update whose gradients overflow is left out, with the metric "overflowed" 1, not 0.
         accumulate: steps for each update, 1 or more.  The gradient is the mean over all elements of the
             window, even if its batches differ in size; "window_loss" is the mean of their losses.  The last
             window of an epoch may be short.
-        clip: limit of the gradients; their norm before clipping is the metric "grad_norm".  If the norm is
-            not finite, the gradients are not used (`ClipOptimizer`) and the NaN guard names the step.
+        clip: limit of the gradients, see `ClipOptimizer`; their norm before clipping is the metric
+            "grad_norm".
         ema: decay of an average of the weights, in (0, 1), with which the task evaluates and predicts.
         trainable: a regular expression; parameters whose names do not contain a match are frozen.
         compile: whether the model is compiled; or the arguments of `torch.compile` for the model.  Shapes are
@@ -89,13 +88,10 @@ class Task(tasks.Task):
             `everstep.torch.parallel`.  The loss is weighted so that the gradient is that of one process with
             the whole batch.  On one process it changes nothing.
         scheduler_interval: whether the scheduler of `build_scheduler` is stepped after each "update" or after
-            each "epoch"; may also be set in the class, beside `build_scheduler`.  `OneCycleLR` and `CyclicLR`
-            count updates; any other scheduler needs the word.
+            each "epoch"; may also be set in the class.  Only `OneCycleLR` and `CyclicLR`, which count
+            updates, need no word.
         shards: number of `VirtualShards`, instead of `parallel`: the training has equal bits on 1, 2, 4 ...
             processes.  The loss is a mean over samples, and `forward` runs for each shard.
-
-    Raises:
-        ConfigError: an argument is unknown or out of its range.
     """
 
     scheduler: Any = None
@@ -122,9 +118,8 @@ class Task(tasks.Task):
         try:
             self.device = None if device is None else torch.device(device)
         except (RuntimeError, TypeError) as error:
-            raise ConfigError(
-                f'device={device!r} is not a device of torch; give "cpu", "cuda", "cuda:1" ...'
-            ) from error
+            remedy = 'give "cpu", "cuda", "cuda:1" ...'
+            raise ConfigError(f"device={device!r} is not a device of torch; {remedy}") from error
         try:
             re.compile(trainable or "")
         except (re.error, TypeError) as error:
@@ -134,7 +129,7 @@ class Task(tasks.Task):
         dtype = _PRECISIONS.get(str(autocast).removeprefix("torch."))
         if dtype is None and autocast is not None:
             raise ConfigError(
-                f"autocast={autocast!r}: give torch.bfloat16, torch.float16, their names, or None"
+                f"autocast={autocast!r}: give torch.bfloat16 or torch.float16, or a name of them"
             )
         if ema is not None and not 0 < number("ema", ema) < 1:
             raise ConfigError(f"ema={ema}: give a decay between 0 and 1, such as 0.999")
@@ -146,17 +141,17 @@ class Task(tasks.Task):
         self._trainable, self._compile, self._parallel = trainable, compile, parallel
         self._count = None if shards is None else integer("shards", shards)
         self._shards: VirtualShards | None = None
+        own_step = type(self).train_step is not Task.train_step
         if shards is not None:
-            kind = type(self)
             self._refuse(
                 f"shards={shards} divides the batch and averages over ranks, and its loss is the mean over a "
                 "shard's samples, so it",
                 parallel=parallel is not False,
                 accumulate=self._accumulate > 1,
-                train_step=kind.train_step is not Task.train_step,
-                elements=kind.elements is not Task.elements,
+                train_step=own_step,
+                elements=type(self).elements is not Task.elements,
             )
-        if parallel is not False and type(self).train_step is Task.train_step:
+        if parallel is not False and not own_step:
             self.applies_weight = True
         self._ranks: Ranks | None = None
         self._no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -183,8 +178,7 @@ class Task(tasks.Task):
         """Make the model, move and freeze its parameters; then make the optimizer and what depends on it.
 
         Args:
-            model, optimizer: used instead of `build_model` and `build_optimizer`.
-            scheduler: makes the scheduler of the optimizer, instead of `build_scheduler`.
+            model, optimizer, scheduler: used instead of `build_model`, `build_optimizer`, `build_scheduler`.
         """
         if not hasattr(self, "_accumulate"):
             name = type(self).__name__
@@ -205,9 +199,15 @@ class Task(tasks.Task):
             if self._parallel is not False or self._count is not None:
                 open_group(on_cuda=self.device.type == "cuda")  # which chooses this process's device
             self.model.to(self.device)
-        if self._trainable is not None:
-            # Before the optimizer is made, which may look at `requires_grad`.
-            self._freeze(self._trainable)
+        if self._trainable is not None:  # before the optimizer is made, which may look at `requires_grad`
+            named = list(self.model.named_parameters())
+            if not any(re.search(self._trainable, name) for name, _ in named):
+                known = ", ".join(name for name, _ in named)
+                raise ConfigError(
+                    f"trainable={self._trainable!r} is found in no parameter's name; known: {known}"
+                )
+            for name, parameter in named:
+                parameter.requires_grad_(re.search(self._trainable, name) is not None)
         # Before the optimizer and the average are made: all ranks get the weights of rank 0 here.
         wrapped = self._wrapped(self.model)
         super().build(optimizer=optimizer)
@@ -239,8 +239,15 @@ class Task(tasks.Task):
 
     def _wrapped(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model that several processes train together, or else the model itself."""
-        if any(map(is_sharded, model.parameters())):
-            return self._sharded(model)
+        if any(map(is_sharded, model.parameters())):  # `build_model` has divided it, and it averages itself
+            self._refuse(
+                "a model that is sharded (fully_shard), as build_model returns it,",
+                ema=self._decay is not None,
+                shards=self._count is not None,
+                parallel_options=isinstance(self._parallel, Mapping),
+            )
+            self._ranks = Ranks(next(model.parameters()).device)
+            return model
         if self._count is not None:
             self._shards = VirtualShards(model, self._count)
         if self._parallel is False:
@@ -254,17 +261,6 @@ class Task(tasks.Task):
             if self.device is not None:
                 self.device = wrapped.device
         return wrapped
-
-    def _sharded(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return a model that `build_model` has divided, which averages gradients in each backward pass."""
-        self._refuse(
-            "a model that is sharded (fully_shard), as build_model returns it,",
-            ema=self._decay is not None,
-            shards=self._count is not None,
-            parallel_options=isinstance(self._parallel, Mapping),
-        )
-        self._ranks = Ranks(next(model.parameters()).device)
-        return model
 
     def _equip(self, optimizer: Optimizer, scheduler: Callable[[Any], Any]) -> None:
         # Clipping is innermost: it needs the gradients of a whole window, unscaled.
@@ -290,14 +286,7 @@ class Task(tasks.Task):
                 f'each epoch: give class {type(self).__name__} the line scheduler_interval = "epoch"'
             )
         if self._decay is not None:
-            try:
-                self._ema = Average(self.model, self._decay)
-            except Exception as error:
-                raise ConfigError(
-                    f"ema={self._decay}: the average is a copy of the model, and {type(self.model).__name__} "
-                    f"cannot be copied ({type(error).__name__}: {error}); leave out ema=, or keep "
-                    "what copy.deepcopy refuses (a tensor with a graph, a lock) out of its attributes"
-                ) from error
+            self._ema = Average(self.model, self._decay)
             self._evaluated = self._ema.module
         # The hook is the innermost optimizer's: an update that is left out moves no schedule and no average.
         optimizer.register_step_post_hook(self._updated)
@@ -315,15 +304,6 @@ class Task(tasks.Task):
         the service `Plateau` instead: it changes the rate when the metric is known.
         """
         return None
-
-    def _freeze(self, pattern: str) -> None:
-        names = [name for name, _ in self.model.named_parameters()]
-        if not any(re.search(pattern, name) for name in names):
-            raise ConfigError(
-                f"trainable={pattern!r} is found in no parameter's name; known: {', '.join(names)}"
-            )
-        for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(re.search(pattern, name) is not None)
 
     def state(self) -> Mapping[str, Any]:
         """Return the model and the optimizer; also scheduler, scaler, average and shards where there are."""
@@ -356,24 +336,19 @@ class Task(tasks.Task):
         """Run a forward and a backward pass, and update if the accumulation window ends."""
         if self._shards is not None:
             scale = None if self._scaler is None else self._scaler.scale
-            found = self._shards.backward(self.to_device(batch), self._forward, scale)
-            return {**self.update(), **found}
+            metrics = self._shards.backward(self.to_device(batch), self._forward, scale)
+            return {**self.update(), **metrics}
         own_count = self._ranks is not None and type(self).elements is not Task.elements
         count = self._counted(batch) if self._accumulate > 1 or own_count else None
         batch = self.to_device(batch)
         with self.accumulating():
-            with self.precision():
-                metrics = self.forward(batch)
-            self.backward(self._loss_in(metrics), count)
+            metrics = self._forward(batch)
+            self.backward(metrics["loss"], count)
         return {**self.update(), **metrics}
 
     def _forward(self, batch: Any) -> Mapping[str, Any]:
         with self.precision():
             metrics = self.forward(batch)
-        self._loss_in(metrics)
-        return metrics
-
-    def _loss_in(self, metrics: Any) -> Tensor:
         name = type(self).__name__
         loss = metrics.get("loss") if isinstance(metrics, Mapping) else None
         if not isinstance(loss, Tensor):
@@ -390,7 +365,7 @@ class Task(tasks.Task):
                 f"the loss of {name}.forward depends on no parameter that is trained: compute it from "
                 "self.model(...), without detach() or item(), and leave something to be trained"
             )
-        return loss
+        return metrics
 
     def _counted(self, batch: Any) -> float | Tensor:
         count = self.elements(batch)
@@ -412,8 +387,7 @@ class Task(tasks.Task):
     def train_loop_end(self) -> Mapping[str, Any] | None:
         """Make the update of the epoch's last window, which may be short, and step a schedule of epochs.
 
-        Returns:
-            The metrics of that update; None where nothing is accumulated.
+        Returns the metrics of that update; None where nothing is accumulated.
         """
         metrics = None
         if isinstance(self.optimizer, MinibatchOptimizer):
@@ -476,11 +450,7 @@ class Task(tasks.Task):
         torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
 
     def update(self) -> Mapping[str, Any]:
-        """Step the optimizer if the window ends, and clear the gradients; returns metrics of the update.
-
-        Raises:
-            ConfigError: the task has no optimizer, or several.
-        """
+        """Step the optimizer if the window ends, and clear the gradients; returns metrics of the update."""
         optimizer = self.optimizer
         if not isinstance(optimizer, Optimizer):
             raise self._without_optimizer()
@@ -504,21 +474,17 @@ class Task(tasks.Task):
         )
 
     def to_device(self, batch: Any) -> Any:
-        """Move the tensors of a batch to the device, also those inside tuples, lists and mappings.
-
-        Other objects with a method `to`, such as a packed sequence, are moved by that method.
-        """
+        """Move all of a batch that has a method `to`, also inside tuples, lists and dictionaries."""
         if self.device is None:
             return batch
-        if callable(move := getattr(batch, "to", None)):
-            # Pinned memory is copied while the device computes.
-            return move(self.device, non_blocking=True)
-        if isinstance(batch, Mapping):
-            return {name: self.to_device(part) for name, part in batch.items()}
-        if isinstance(batch, tuple | list):
-            parts = [self.to_device(part) for part in batch]
-            return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-        return batch
+
+        def moves(part: Any) -> bool:
+            return callable(getattr(part, "to", None))
+
+        def move(part: Any) -> Any:  # pinned memory is copied while the device computes
+            return part.to(self.device, non_blocking=True) if moves(part) else part
+
+        return tree_map(move, batch, is_leaf=moves)
 
     @property
     def _device_type(self) -> str:

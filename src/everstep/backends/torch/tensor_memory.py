@@ -43,10 +43,7 @@ _MOST_SPANS = 1024
 
 
 def digest_small(arrays: Sequence[Any], seed: int) -> tuple[int, int]:
-    """Fold the elements of small, contiguous, plain CPU tensors into a digest.
-
-    Each step comes here with its batch: all is done in one loop.
-    """
+    """Fold the elements of small, contiguous, plain CPU tensors into a digest; each step comes here."""
     done = 0
     try:
         for tensor in arrays:
@@ -104,11 +101,6 @@ class LateTensor(Tensor):
 
     @classmethod
     def of(cls, array: Unread, dtype: torch.dtype, read: Callable[[], Tensor]) -> LateTensor:
-        """Make the tensor of an array.
-
-        Args:
-            read: reads the array, as a tensor with memory of its own.
-        """
         made: LateTensor = Tensor._make_wrapper_subclass(cls, array.shape, dtype=dtype)
         made._reader, made._failure = read, None
         return made

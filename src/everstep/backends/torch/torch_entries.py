@@ -12,8 +12,15 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
 from everstep.backends.numpy import GeneratorEntry
-from everstep.backends.torch import module_attributes, options
-from everstep.backends.torch.model_wrappers import BareNames, address, bare, contents, stepped_by
+from everstep.backends.torch import given_values
+from everstep.backends.torch.model_wrappers import (
+    BareNames,
+    address,
+    bare,
+    contents,
+    stepped_by,
+    tensors_of,
+)
 from everstep.backends.torch.optimizers import WINDOW, Around, innermost, layers
 from everstep.backends.torch.sharded import held_alike, is_sharded, laid_like, precision, reshard
 from everstep.backends.torch.tensor_memory import raise_failure
@@ -21,6 +28,7 @@ from everstep.contracts.state import BESIDE, Entry, Mismatch
 from everstep.errors import StateError
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
+_CLASS, _INNER = "class", "inner"
 _METADATA = "_metadata"
 """Key of the versions of submodules in a module's tree, as in torch's own state_dict."""
 _BUFFERS = "_buffers"
@@ -33,28 +41,14 @@ _ATTRIBUTES = "_attributes"
 
 def make_entry(value: Any) -> Entry | None:
     """Make the entry of one of torch's objects; None for other values."""
-    if isinstance(value, torch.nn.Module):
-        return ModuleEntry(value)
-    if isinstance(value, torch.optim.Optimizer):
-        return OptimizerEntry(value)
-    if isinstance(value, LRScheduler):
-        return SchedulerEntry(value)
-    if isinstance(value, torch.amp.GradScaler):
-        return ScalerEntry(value)
-    if isinstance(value, Tensor):
-        return TensorEntry(value)
-    if isinstance(value, torch.Generator):
-        return TorchGeneratorEntry(value)
-    return None
+    return next((entry(value) for kind, entry in _ENTRIES.items() if isinstance(value, kind)), None)
 
 
 class ModuleEntry(Entry):
     """Entry of a module: its `state_dict`, the buffers and plain attributes missing there, and its flags.
 
-    Names are those of the bare model: a wrapper such as DDP or torch.compile adds nothing to them.
-
-    Flags are restored only if the program made the module with the same flags as before: other flags are
-    meant to change the training, and stay.
+    Names are those of the bare model.  Flags are restored only if the program made the module with the same
+    flags as before: other flags are meant to change the training, and stay.
     """
 
     copies = True
@@ -73,8 +67,8 @@ class ModuleEntry(Entry):
         self._made = self._flags()
 
     def options(self) -> dict[str, str]:
-        told = precision(self.module) if self._sharded else ""
-        return {"mp_policy": told} if told else {}
+        policy = precision(self.module) if self._sharded else ""
+        return {"mp_policy": policy} if policy else {}
 
     def _look(self) -> BareNames:
         """Look at the names as they are now: training may add parts."""
@@ -110,7 +104,7 @@ class ModuleEntry(Entry):
             tree[_METADATA] = versions
         if buffers := {names.bare(n): b for n, b in self.module.named_buffers() if n not in state}:
             tree[_BUFFERS] = buffers
-        if changed := module_attributes.save(self.module):
+        if changed := given_values.save_attributes(self.module):
             tree[_ATTRIBUTES] = {names.bare(path): own for path, own in changed.items()}
         return {**tree, _FLAGS: {"made": self._made, "now": self._flags()}}
 
@@ -136,15 +130,12 @@ class ModuleEntry(Entry):
             if not isinstance(tree, dict):
                 return Mismatch([], [], [f"a {type(tree).__name__} -> a {kind}"])
             saved = {names.live(name): _shape(value) for name, value in tree.items() if name not in BESIDE}
-            attributes = map(names.live, tree.get(_ATTRIBUTES, {}))
+            owners = map(names.live, tree.get(_ATTRIBUTES, {}))
+            differing = [n for n in live if n in saved and saved[n] != live[n]]
             return Mismatch(
                 [names.bare(name) for name in live if name not in saved],
-                [name for name in saved if name not in live] + [m for m in attributes if m not in modules],
-                [
-                    f"{names.bare(n)} {saved[n]} -> {live[n]}"
-                    for n in live
-                    if n in saved and saved[n] != live[n]
-                ],
+                [name for name in saved if name not in live] + [m for m in owners if m not in modules],
+                [f"{names.bare(n)} {saved[n]} -> {live[n]}" for n in differing],
             )
 
         return check
@@ -166,16 +157,12 @@ class ModuleEntry(Entry):
         for name, saved in tree.get(_BUFFERS, {}).items():
             self._load_buffer(names.live(name), saved)
         attributes = {names.live(path): own for path, own in tree.get(_ATTRIBUTES, {}).items()}
-        module_attributes.load(self.module, attributes)
+        given_values.load_attributes(self.module, attributes)
         if (flags := tree.get(_FLAGS)) and flags["made"] == self._made:
-            self._load_flags(flags["now"])
-
-    def _load_flags(self, now: dict[str, list[str]]) -> None:
-        names = self._names
-        for name, module in self.module.named_modules():
-            module.training = names.bare(name) not in now["evaluating"]
-        for name, parameter in self.module.named_parameters():
-            parameter.requires_grad_(names.bare(name) not in now["frozen"])
+            for name, module in self.module.named_modules():
+                module.training = names.bare(name) not in flags["now"]["evaluating"]
+            for name, parameter in self.module.named_parameters():
+                parameter.requires_grad_(names.bare(name) not in flags["now"]["frozen"])
 
     def _load_buffer(self, name: str, saved: Tensor) -> None:
         """Load a buffer in place if the shape fits; a buffer that has grown, as a cache does, is replaced."""
@@ -187,10 +174,10 @@ class ModuleEntry(Entry):
             setattr(self.module.get_submodule(owner), key, saved.to(buffers[name].device))
 
     def enter(self) -> None:
-        module_attributes.enter(self.module)
+        given_values.enter_attributes(self.module)
 
     def leave(self) -> None:
-        module_attributes.leave(self.module)
+        given_values.leave_attributes(self.module)
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
         owner, _, name = self._names.live(str(path[0])).rpartition(".")
@@ -217,10 +204,24 @@ class _OptionsEntry(_OwnStateEntry):
     """Entry of an object whose options a program gives and training changes."""
 
     def enter(self) -> None:
-        options.enter(self.obj)
+        given_values.enter_options(self.obj)
 
     def leave(self) -> None:
-        options.leave(self.obj)
+        given_values.leave_options(self.obj)
+
+    def options(self) -> dict[str, str]:
+        return given_values.options_of(self.obj)
+
+
+class SchedulerEntry(_OptionsEntry):
+    """Entry of a learning-rate scheduler."""
+
+    def in_schedule(self, option: str) -> bool:
+        return not option.endswith("base_lrs")
+
+    def use_options(self, names: Collection[str]) -> None:
+        if names:
+            given_values.replay_schedule(self.obj)
 
 
 class OptimizerEntry(_OptionsEntry):
@@ -240,7 +241,8 @@ class OptimizerEntry(_OptionsEntry):
         if self._sharded:
             self._require_restorable()
         tree = {**self.obj.state_dict(), _CLASS: self._class}
-        if own := {n: saved[""] for n, each in self._layers() if (saved := module_attributes.save(each))}:
+        saved = {number: given_values.save_attributes(layer) for number, layer in self._layers()}
+        if own := {number: attributes[""] for number, attributes in saved.items() if attributes}:
             tree[_ATTRIBUTES] = own
         if inner := {name: each.state_dict() for name, each in self._inner()}:
             tree[_INNER] = inner
@@ -248,8 +250,9 @@ class OptimizerEntry(_OptionsEntry):
 
     def _layers(self) -> Iterator[tuple[str, torch.optim.Optimizer]]:
         """Yield the optimizer and those that it wraps, numbered from the innermost; none of our own."""
-        found = enumerate(reversed(layers(self.obj)))
-        yield from ((str(number), each) for number, each in found if not isinstance(each, Around))
+        for number, layer in enumerate(reversed(layers(self.obj))):
+            if not isinstance(layer, Around):
+                yield str(number), layer
 
     def _inner(self) -> Iterator[tuple[str, torch.optim.Optimizer]]:
         """Yield the optimizers that an optimizer's own class calls, as SAM and Lookahead do."""
@@ -296,7 +299,7 @@ class OptimizerEntry(_OptionsEntry):
         beside = (_CLASS, _ATTRIBUTES, _INNER)
         self.obj.load_state_dict({key: part for key, part in tree.items() if key not in beside})
         for number, layer in self._layers():
-            module_attributes.load(layer, {"": tree.get(_ATTRIBUTES, {}).get(number, {})})
+            given_values.load_attributes(layer, {"": tree.get(_ATTRIBUTES, {}).get(number, {})})
         for name, inner in self._inner():
             if name in tree.get(_INNER, {}):
                 groups = inner.param_groups  # which the outer optimizer may share
@@ -316,38 +319,23 @@ class OptimizerEntry(_OptionsEntry):
     def enter(self) -> None:
         super().enter()
         for _, layer in self._layers():
-            module_attributes.enter(layer)
+            given_values.enter_attributes(layer)
 
     def leave(self) -> None:
         super().leave()
         for _, layer in self._layers():
-            module_attributes.leave(layer)
+            given_values.leave_attributes(layer)
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
         return bool(path) and path[0] == "state"
 
     def options(self) -> dict[str, str]:
-        found = options.told(self.obj)
         around = [layer.options() for layer in layers(self.obj) if isinstance(layer, Around)]
-        return {name: text for own in (found, *around) for name, text in own.items()}
+        return {name: text for own in (super().options(), *around) for name, text in own.items()}
 
     def use_options(self, names: Collection[str]) -> None:
         for name in names:
-            options.use(self.obj, name)
-
-
-class SchedulerEntry(_OptionsEntry):
-    """Entry of a learning-rate scheduler."""
-
-    def options(self) -> dict[str, str]:
-        return options.told(self.obj)
-
-    def in_schedule(self, option: str) -> bool:
-        return not option.endswith("base_lrs")
-
-    def use_options(self, names: Collection[str]) -> None:
-        if names:
-            options.replay(self.obj)
+            given_values.use_option(self.obj, name)
 
 
 class ScalerEntry(_OwnStateEntry):
@@ -405,11 +393,7 @@ class TorchGeneratorEntry(GeneratorEntry):
 class AttributesEntry(Entry):
     """Entry of the attributes that training changes on an object that is no part of the state, as a task is.
 
-    What the state has, or what lies in the memory of its tensors, is left to the state.
-
-    Args:
-        owner: the object.
-        objects: the objects of the state by name.
+    What the state's `objects` have, or what lies in the memory of their tensors, is left to the state.
     """
 
     def __init__(self, owner: Any, objects: Mapping[str, Any]) -> None:
@@ -423,30 +407,37 @@ class AttributesEntry(Entry):
         """Whether the state saves the value of an attribute."""
         if any(value is each for each in self._shared):
             return True
-        tensors = [each for each in module_attributes.arrays(value) if isinstance(each, Tensor)]
-        return any(each.layout is torch.strided and address(each) in self._places for each in tensors)
+        return any(
+            isinstance(each, Tensor) and each.layout is torch.strided and address(each) in self._places
+            for each in given_values.arrays(value)
+        )
 
     def save(self) -> Any:
-        return module_attributes.save(self._owner, self.skips).get("", {})
+        return given_values.save_attributes(self._owner, self.skips).get("", {})
 
     def load(self, tree: Any) -> None:
-        module_attributes.load(self._owner, {"": tree}, self.skips)
+        given_values.load_attributes(self._owner, {"": tree}, self.skips)
 
     def enter(self) -> None:
         held = list(contents(self._objects))
-        ours = {id(each) for each in held if type(each) not in module_attributes.SCALARS}
-        self._shared = [each for _, each in module_attributes.attributes(self._owner) if id(each) in ours]
-        modules = [each for each in held if isinstance(each, torch.nn.Module)]
-        tensors = [each for each in held if isinstance(each, Tensor)]
-        tensors += [each for module in modules for each in (*module.parameters(), *module.buffers())]
-        self._places = {address(each) for each in tensors if each.layout is torch.strided} - {0}
-        module_attributes.enter(self._owner, self.skips)
+        ours = {id(each) for each in held if type(each) not in given_values.SCALARS}
+        own = given_values.attributes(self._owner).values()
+        self._shared = [each for each in own if id(each) in ours]
+        self._places = {address(each) for each in tensors_of(held) if each.layout is torch.strided} - {0}
+        given_values.enter_attributes(self._owner, self.skips)
 
     def leave(self) -> None:
-        module_attributes.leave(self._owner, self.skips)
+        given_values.leave_attributes(self._owner, self.skips)
 
 
-_CLASS, _INNER = "class", "inner"
+_ENTRIES: dict[type, Callable[[Any], Entry]] = {
+    torch.nn.Module: ModuleEntry,
+    torch.optim.Optimizer: OptimizerEntry,
+    LRScheduler: SchedulerEntry,
+    torch.amp.GradScaler: ScalerEntry,
+    Tensor: TensorEntry,
+    torch.Generator: TorchGeneratorEntry,
+}
 
 
 def _laid(parameters: Sequence[Tensor], index: Any, saved: Any) -> Any:

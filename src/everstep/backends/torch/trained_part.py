@@ -31,16 +31,12 @@ def trainable(model: torch.nn.Module) -> Trainable:
     base, the checkpoint has the digests.  So the program makes the base before the loop is entered, as
     `from_pretrained` does, and a resume over other values is an error that names them.
 
-    That the base has not changed is checked.  At each save buffers are compared with their digests, and
-    so are parameters that have changed by torch's own count (`Tensor._version`).  The writer thread compares
-    all others before it commits: a parameter that was changed past that count (`.data`) is an error.
+    At each save buffers and parameters that have changed by torch's own count are compared with their
+    digests.  The writer thread compares all others before it commits: a parameter that was changed past that
+    count (`.data`) is an error.
 
     Args:
-        model: the model, also in DistributedDataParallel or compiled.
-
-    Raises:
-        ConfigError: `model` is not a module.
-        StateError: `model` is sharded over processes; raised at the start.
+        model: the model, also in DistributedDataParallel or compiled; not sharded over processes.
     """
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"trainable() takes a torch.nn.Module, got {type(model).__name__}: give the model")
@@ -67,7 +63,7 @@ class Trainable(Declaration):
 
 
 class TrainableEntry(ModuleEntry):
-    """Entry of the trained part of a module; `ModuleEntry` does all that is not about the base."""
+    """Entry of the trained part of a module."""
 
     def __init__(self, declared: Trainable) -> None:
         super().__init__(declared.value)
@@ -82,9 +78,9 @@ class TrainableEntry(ModuleEntry):
             if tensor.requires_grad or (name not in notes.trained and self._differs(name, tensor)):
                 notes.trained.add(name)
             if name not in notes.trained:
-                told = base[name] = notes.base[name][1]
+                base[name] = notes.base[name][1]
                 if isinstance(tensor, torch.nn.Parameter):
-                    notes.claims.append((name, tensor.detach(), _version(tensor), told))
+                    notes.claims.append((name, tensor.detach(), _version(tensor), base[name]))
         saved = {name: value for name, value in tree.items() if name not in base}
         if _BUFFERS in tree:
             saved[_BUFFERS] = {name: value for name, value in tree[_BUFFERS].items() if name not in base}
@@ -94,9 +90,9 @@ class TrainableEntry(ModuleEntry):
         claims = self._notes.claims
 
         def prove() -> None:
-            for name, tensor, version, told in claims:
+            for name, tensor, version, text in claims:
                 # a change that torch has counted since the snapshot is looked at when the next one is taken
-                if _told(tensor) != told and _version(tensor) == version:
+                if _described(tensor) != text and _version(tensor) == version:
                     raise StateError(
                         f"the parameter {name!r} requires no gradient, and its values have changed past "
                         "torch's count of changes, as by .data: trainable() would lose them; change it in "
@@ -110,15 +106,17 @@ class TrainableEntry(ModuleEntry):
         return lambda tree: compare(self._whole(tree))
 
     def check(self, tree: Any) -> Mismatch:
-        found = self.expects()(tree)
+        mismatch = self.expects()(tree)
         parts = dict(self._parts())
         base = tree.get(BASE, {}) if isinstance(tree, Mapping) else {}
-        for name, told in base.items():
-            if name in parts and (now := _told(parts[name])) != told:
+        for name, saved in base.items():
+            if name in parts and (live := _described(parts[name])) != saved:
                 # each is a shape, a dtype and a digest
-                same_form = told.rsplit(" ", 1)[0] == now.rsplit(" ", 1)[0]
-                found.reshaped.append(f"{name} {'has other values' if same_form else f'{told} -> {now}'}")
-        return found
+                same_form = saved.rsplit(" ", 1)[0] == live.rsplit(" ", 1)[0]
+                mismatch.reshaped.append(
+                    f"{name} {'has other values' if same_form else f'{saved} -> {live}'}"
+                )
+        return mismatch
 
     def load(self, tree: Any) -> None:
         self.check(tree).require_none()
@@ -127,7 +125,7 @@ class TrainableEntry(ModuleEntry):
         parts = dict(self._parts())
         self._notes.trained = parts.keys() - base.keys()
         # loading has copied the base onto itself, which torch counts as a change
-        self._notes.base |= {name: (_mark(parts[name]), told) for name, told in base.items()}
+        self._notes.base |= {name: (_mark(parts[name]), text) for name, text in base.items()}
 
     def _parts(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all parameters and buffers with their bare names; what is tied, under each of its names."""
@@ -151,12 +149,12 @@ class TrainableEntry(ModuleEntry):
 
     def _differs(self, name: str, tensor: Tensor) -> bool:
         """Whether a tensor differs from the base; what is looked at for the first time is the base."""
-        mark, told = self._notes.base.get(name, (None, None))
+        mark, text = self._notes.base.get(name, (None, None))
         # kernels write to buffers (running means) without a count
         if mark == _mark(tensor) and isinstance(tensor, torch.nn.Parameter):
             return False
-        now = _told(tensor)
-        if told is None or told == now:
+        now = _described(tensor)
+        if text is None or text == now:
             self._notes.base[name] = _mark(tensor), now
             return False
         return True
@@ -171,7 +169,7 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _told(tensor: Tensor) -> str:
+def _described(tensor: Tensor) -> str:
     """Describe a tensor by its shape, element type and the xxh3_128 of its elements in C order."""
     digest = xxhash.xxh3_128_hexdigest(BACKEND.in_place(tensor.detach()).data.data)
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} {digest}"

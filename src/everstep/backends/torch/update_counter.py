@@ -17,26 +17,28 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, LambdaLR, OneCycleLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from everstep.backends.torch.model_wrappers import (
-    address,
-    alive_modules,
-    contents,
-    flatten,
-    model_parameters,
-    models_of,
-    named_parameters,
-    optimizers,
-    stepped_by,
-)
-from everstep.backends.torch.module_attributes import (
+from everstep.backends.torch.given_values import (
     SCALARS,
+    arrays,
     attributes,
     is_saveable,
     mark_of,
     owners,
     same,
 )
-from everstep.backends.torch.optimizers import layers
+from everstep.backends.torch.model_wrappers import (
+    address,
+    alive_modules,
+    contents,
+    flatten,
+    inside,
+    model_parameters,
+    models_of,
+    named_parameters,
+    optimizers,
+    stepped_by,
+)
+from everstep.backends.torch.optimizers import Around, layers
 from everstep.backends.torch.sharded import (
     fsdp_modules,
     is_sharded,
@@ -52,9 +54,8 @@ from everstep.contracts.state import BASE
 from everstep.errors import RestoreError
 
 _SENTINELS = 4
-_ref = weakref.ref
-_owned: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-"""Optimizers in the states of all open loops: those of another run are not strangers."""
+_known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+"""Optimizers in the states of all open loops, and those inside: those of another run are not strangers."""
 
 _RECOMPUTED = {
     LambdaLR: ("lr",),
@@ -68,30 +69,22 @@ _RECOMPUTED = {
 class TorchUpdateCounter:
     """Watch that counts the steps of the state's optimizers through one hook on all optimizers.
 
-    An optimizer belongs to the state if it is an entry, stands in a dict or list that is an entry, or is an
-    attribute of an entry whose `state_dict` saves an optimizer.  A fused optimizer under a gradient scaler
-    skips an overflowed step on the device; such a step is counted.
+    A fused optimizer under a gradient scaler skips an overflowed step on the device; that step is counted.
 
     Gradients need saving while they are still to be used.  They are used up if the optimizer has stepped with
     them, no backward pass came after (the gradients are the same objects, unchanged), and the program makes
     new gradients for each update, as `zero_grad()` does.  If the same objects ever served two updates (zeroed
     in place, now and then, or never), gradients are always saved.  Which of the two a program does is known
     at its second update, and is saved, too.
-
-    Attributes:
-        updates: number of steps that the state's optimizers have made.
-        optimizers: number of the state's optimizers.
-        outside: finds changed modules that the state does not save.
     """
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self.updates = 0
         self._objects = objects
-        pairs = list(flatten(objects))
         self._layers = {name: layers(optimizer) for name, optimizer in optimizers(objects)}
         self._own = {name: _Watched(inner) for name, (*_, inner) in self._layers.items()}
         self.optimizers = len(self._own)
-        scalers = [value for _, value in pairs if isinstance(value, torch.amp.GradScaler)]
+        scalers = [value for _, value in flatten(objects) if isinstance(value, GradScaler)]
         self._scales = [(scaler, scaler.get_scale()) for scaler in scalers if scaler.is_enabled()]
         self._by_id = {id(watched.optimizer): watched for watched in self._own.values()}
         self._fsdp = [model for model in models_of(objects) if fsdp_modules(model)]
@@ -100,12 +93,13 @@ class TorchUpdateCounter:
         self._smallest: list[Tensor] | None = None
         """Parameters whose digest stands for an update; None before the first."""
         self._strangers: dict[str, None] = {}
-        self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._others: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
-        """Optimizers of arrays outside the state; true if `strangers` was asked after they first stepped."""
-        for watched in self._own.values():
-            self._seen.update(v for v in vars(watched.optimizer).values() if isinstance(v, Optimizer))
-        _owned.update(watched.optimizer for watched in self._own.values())
+        self._others: weakref.WeakKeyDictionary[Optimizer, bool | None] = weakref.WeakKeyDictionary()
+        """Optimizers outside the state: None if they step its arrays, else whether `strangers` was asked
+        after they first stepped."""
+        self._known = [watched.optimizer for watched in self._own.values()]
+        inner = (v for each in self._known for v in vars(each).values() if isinstance(v, Optimizer))
+        self._known += list(inner)
+        _known.update(self._known)
         self._hook = register_optimizer_step_post_hook(self._stepped)
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -113,27 +107,23 @@ class TorchUpdateCounter:
         if watched is not None:
             self.updates += 1
             watched.stepped()
-        elif optimizer in _owned:  # of another open loop
-            return
-        elif optimizer not in self._seen:
-            self._seen.add(optimizer)
-            self._meet(optimizer)
-        elif self._others.get(optimizer):
-            self._strangers[f"{type(optimizer).__name__} of arrays that are not in the state"] = None
+        elif optimizer not in _known:
+            self._stepped_outside(optimizer)
 
-    def _meet(self, optimizer: Optimizer) -> None:
+    def _stepped_outside(self, optimizer: Optimizer) -> None:
+        kind = type(optimizer).__name__
+        if optimizer in self._others:
+            if self._others[optimizer]:
+                self._strangers[f"{kind} of arrays that are not in the state"] = None
+            return
         names = {id(p): f"{owner}/{key}" for owner, key, p in self._parameters()}
         theirs = [names[id(p)] for p in stepped_by(optimizer) if id(p) in names]
+        self._others[optimizer] = None if theirs else False
         if theirs:
             some = ", ".join(theirs[:3]) + (" ..." if len(theirs) > 3 else "")
-            self._strangers[
-                f"{type(optimizer).__name__} that steps {len(theirs)} of the state's arrays ({some})"
-            ] = None
-        else:
-            self._others[optimizer] = False
+            self._strangers[f"{kind} that steps {len(theirs)} of the state's arrays ({some})"] = None
 
     def digest(self) -> int | None:
-        """Digest the smallest trained parameter of each optimizer; None if one of them is on a device."""
         if self._smallest is None:
             trained = ([p for p in stepped_by(w.optimizer) if p.requires_grad] for w in self._own.values())
             self._smallest = [min(some, key=Tensor.numel) for some in trained if some]
@@ -142,16 +132,16 @@ class TorchUpdateCounter:
 
     def left_out(self) -> bool:
         """Whether an update was left out because its gradients were not finite; waits for the device."""
-        around = any(getattr(layer, "left_out", False) for found in self._layers.values() for layer in found)
-        return around or any(scaler.get_scale() < before for scaler, before in self._scales)
+        around = [layer for found in self._layers.values() for layer in found if isinstance(layer, Around)]
+        return any(layer.left_out for layer in around) or any(s.get_scale() < old for s, old in self._scales)
 
     def strangers(self) -> list[str]:
         """List descriptions of the optimizers that the state lacks, and on which training depends.
 
         Such an optimizer stepped the state's parameters; or it stepped other arrays both before and after the
-        last call of this method.  (An optimizer that is made, used and dropped inside a step does not count.)
+        last call of this method: one that is made, used and dropped inside a step does not count.
         """
-        for optimizer in self._others:
+        for optimizer in [each for each, asked in self._others.items() if asked is False]:
             self._others[optimizer] = True
         return list(self._strangers)
 
@@ -160,36 +150,35 @@ class TorchUpdateCounter:
 
         A user's own object may save copies of parameters: a copy is recognised by its shape alone.
         """
-        stepped = [p for watched in self._own.values() for p in stepped_by(watched.optimizer)]
-        require_saved((value for _, value in flatten(self._objects)), stepped)
+        stepped = [
+            (owner, index, parameter)
+            for owner, watched in self._own.items()
+            for index, parameter in enumerate(stepped_by(watched.optimizer))
+        ]
+        require_saved((value for _, value in flatten(self._objects)), (each for *_, each in stepped))
         saved = {0}  # address of tensors without elements: there is nothing to save
         copies: Counter[tuple[int, ...]] = Counter()
         for name, value in self._objects.items():
-            tensors = list(_tensors(user[name]))
+            tensors = [each for each in arrays(user[name]) if isinstance(each, Tensor)]
             # Compared by storage: a tied parameter may be saved under another name.
             saved.update(map(address, tensors))
             if isinstance(value, Module):
-                saved.update(
-                    address(parameter)
-                    for key, parameter in named_parameters(value)
-                    if key in user[name] or key in user[name].get(BASE, ())
-                )
+                named = {*user[name], *user[name].get(BASE, ())}
+                saved.update(address(p) for key, p in named_parameters(value) if key in named)
             elif not isinstance(value, Tensor | Optimizer | dict | list | torch.Generator):
                 copies.update(tuple(tensor.shape) for tensor in tensors)
-        found = []
-        for owner, watched in self._own.items():
-            for index, parameter in enumerate(stepped_by(watched.optimizer)):
-                shape = tuple(parameter.shape)
-                if address(parameter) in saved:
-                    continue
-                if copies[shape] > 0:
-                    copies[shape] -= 1
-                else:
-                    found.append(f"parameter {index} {shape} of {owner!r}")
-        return found
+        missing = []
+        for owner, index, parameter in stepped:
+            shape = tuple(parameter.shape)
+            if address(parameter) in saved:
+                continue
+            if copies[shape] > 0:
+                copies[shape] -= 1
+            else:
+                missing.append(f"parameter {index} {shape} of {owner!r}")
+        return missing
 
     def unscheduled(self) -> list[str]:
-        """Names of the optimizers for which a scheduler was made that is not part of the state."""
         held = [each for _, value in flatten(self._objects) for each in contents(value)]
         driven = {id(_own(each, "optimizer")) for each in held if not isinstance(each, Module | Optimizer)}
         return [
@@ -200,7 +189,6 @@ class TorchUpdateCounter:
         ]
 
     def recomputing(self, owner: str, option: str) -> list[str]:
-        """List descriptions of the schedulers that overwrite an option without reading it."""
         return [
             f"{type(part).__name__} {name!r}"
             for name, value in flatten(self._objects)
@@ -216,8 +204,7 @@ class TorchUpdateCounter:
         state has it.  Returns None if there is nothing to save.
         """
         tree: dict[str, Any] = {}
-        summed: dict[str, Any] = {}
-        """By the same keys, the dimensions of the mesh over which a gradient is still to be summed."""
+        summed: dict[str, Any] = {}  # dimensions of the mesh over which a gradient is still to be summed
         used_up = {owner for owner, watched in self._own.items() if watched.used_up()}
         for owner, key, parameter in self._parameters():
             grad = parameter.grad
@@ -229,15 +216,14 @@ class TorchUpdateCounter:
             owner: [watched.reused, watched.held() if owner not in used_up else False]
             for owner, watched in self._own.items()
         }
-        found: dict[str, Any] = {"grad": tree, "reused": reused} if tree or reused else {}
+        saved: dict[str, Any] = {"grad": tree, "reused": reused} if tree or reused else {}
         if summed:
-            found["summed"] = summed
+            saved["summed"] = summed
         if self._fsdp and (opened := window(self._fsdp)):
-            found["window"] = opened
-        return found or None
+            saved["window"] = opened
+        return saved or None
 
     def load_gradients(self, tree: Any) -> None:
-        """Set each parameter's gradient to the saved one, or to None."""
         tree = tree or {"grad": {}, "reused": {}}
         saved = {(owner, key): grad for owner, grads in tree["grad"].items() for key, grad in grads.items()}
         summed = tree.get("summed", {})
@@ -258,19 +244,17 @@ class TorchUpdateCounter:
     def _parameters(self) -> Iterable[tuple[str, int | str, Tensor]]:
         """Return (entry, index or name, parameter), each parameter once; those of optimizers come first."""
         models = list(model_parameters(self._objects))  # first: it puts away what a forward pass has gathered
-        found: dict[int, tuple[str, int | str, Tensor]] = {}
+        first: dict[int, tuple[str, int | str, Tensor]] = {}
         for owner, watched in self._own.items():
             for index, parameter in enumerate(stepped_by(watched.optimizer)):
-                found.setdefault(id(parameter), (owner, index, parameter))
+                first.setdefault(id(parameter), (owner, index, parameter))
         for owner, name, parameter in models:
-            found.setdefault(id(parameter), (owner, name or 0, parameter))
-        return found.values()
+            first.setdefault(id(parameter), (owner, name or 0, parameter))
+        return first.values()
 
     def close(self) -> None:
-        """Remove the hook."""
         self._hook.remove()
-        for watched in self._own.values():
-            _owned.discard(watched.optimizer)
+        _known.difference_update(self._known)
 
 
 _Mark: TypeAlias = tuple[weakref.ref[Tensor], int] | None
@@ -297,7 +281,7 @@ class _Watched:
             grad = parameter.grad
             if self.sharded and grad is not None and is_sharded(grad):
                 grad = grad._local_tensor  # type: ignore[attr-defined]  # `fully_shard` adds to this one
-            marks.append(None if grad is None else (_ref(grad), grad._version))
+            marks.append(None if grad is None else (weakref.ref(grad), grad._version))
         return marks
 
     def stepped(self) -> None:
@@ -353,14 +337,6 @@ def _own(value: Any, name: str) -> Any:
     return getattr(value, name) if there else None
 
 
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, dict | list | tuple):
-        for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from _tensors(item)
-
-
 # ------------------------------------------------ what training changes and nothing saves
 #
 # After a resume inside an epoch a module outside the state, a metric, say, lacks the steps before, and the
@@ -377,96 +353,93 @@ _FOREIGN = {"torch", "everstep", *sys.stdlib_module_names}
 class TorchUnsavedObjects:
     """Finder of what steps change and nothing saves, asked after each of the first steps of a start.
 
-    Looked at are modules outside the state, and the attributes of the task, of the state's modules and of
-    optimizers with a class of their own: objects of other classes in them are not saved.
-
-    Args:
-        objects: the objects of the state by name; modules that they hold count as saved.
-        parameters: yields (entry, name, tensor) of the state's parameters.
+    Looked at are modules and scalers outside the state, and the attributes of the task, of the state's
+    modules and of optimizers with a class of their own: objects of other classes in them are not saved.
     """
 
     def __init__(
         self, objects: Mapping[str, Any], parameters: Callable[[], Iterable[tuple[Any, Any, Tensor]]]
     ) -> None:
         self._objects, self._parameters = objects, parameters
-        self._looks = 0
-        self._epoch = 0
-        self._marks: list[tuple[weakref.ref[Any], Any]] = []
+        self._looks = self._epoch = 0
         self._task: Any = None
         self._task_is_saved = False
+        self._outside: list[weakref.ref[Any]] = []
+        """Modules and scalers that share nothing with the state."""
         self._held: set[int] = set()
         """Numbers of the objects that the state holds."""
-        self._values: dict[str, Any] | None = None
-        """Marks of the values inside attributes, by path; None before the first look."""
+        self._marks: dict[tuple[str, int], Any] | None = None
+        """Marks of values by their paths, and a number where paths are equal; None before the first look."""
 
     def watch(self, task: Any, *, saved: bool) -> None:
-        """Look at the attributes of a task, too; `saved`: only at those that are not saved with the state."""
         self._task, self._task_is_saved = task, saved
 
     def changed(self, epoch: int) -> list[str]:
         """List what the last step has changed, each once: paths of attributes, else classes of modules.
 
-        Args:
-            epoch: epoch of this step; a change between two epochs counts as made by no step.
+        A change between two epochs counts as made by no step.
         """
         self._looks += 1
         if self._looks == _FIRST_LOOK:
             self._held = {id(each) for each in contents(self._objects) if type(each) not in SCALARS}
-            self._marks = [(weakref.ref(root), _mark_of(root)) for root in self._outside()]
-            self._values = self._inside()
+            self._outside = list(map(weakref.ref, self._search()))
+            self._marks = self._look()
         in_epoch, self._epoch = epoch == self._epoch, epoch
-        moved = self._moved()
-        return list(dict.fromkeys(moved)) if in_epoch else []
+        changed = self._changed()
+        return changed if in_epoch else []
 
     def skip(self) -> None:
-        """Count the changes until now as made by no step."""
-        self._moved()
+        self._changed()
 
-    def _moved(self) -> list[str]:
-        old, self._marks = self._marks, []
-        moved = []
-        of_task = [] if self._task is None else attributes(self._task)
-        names = {id(value): name for name, value in of_task}
-        for reference, mark in old:
-            if (root := reference()) is not None:
-                self._marks.append((reference, now := _mark_of(root)))
-                if not same(now, mark):
-                    moved.append(names.get(id(root), type(root).__name__))
-        if self._values:
-            before, self._values = self._values, self._inside()
-            moved += [n for n, mark in self._values.items() if n in before and not same(before[n], mark)]
-        return moved
+    def _changed(self) -> list[str]:
+        if self._marks is None:
+            return []
+        old, self._marks = self._marks, self._look()
+        moved = (key[0] for key, mark in self._marks.items() if key in old and not same(old[key], mark))
+        return list(dict.fromkeys(moved))
 
-    def _inside(self) -> dict[str, Any]:
+    def _look(self) -> dict[tuple[str, int], Any]:
+        of_task = {} if self._task is None else attributes(self._task)
+        names = {id(value): name for name, value in of_task.items()}
+        outside = {
+            (names.get(id(root), type(root).__name__), id(root)): _mark_of(root)
+            for reference in self._outside
+            if (root := reference()) is not None
+        }
         seen = set(self._held)
-        roots = [] if self._task is None else [("", self._task, self._task_is_saved)]
-        for name, value in flatten(self._objects):
-            if isinstance(value, Module):
-                roots += [(f"{name}.{path}.".replace("..", "."), each, True) for path, each in owners(value)]
-            elif isinstance(value, Optimizer):
-                own = (each for each in layers(value) if not _is_foreign(each))
-                roots += [(f"{name}.", each, True) for each in own]
-        found = (
+        leaves = (
             leaf
-            for where, owner, saved in roots
-            for name, value in attributes(owner)
+            for where, owner, saved in self._owners()
+            for name, value in attributes(owner).items()
             if not (saved and is_saveable(value)) and id(value) not in seen
             for leaf in _leaves(where + name, value, seen)
         )
-        return {path: mark for path, mark in islice(found, _MOST) if not path.endswith(("time", "timer"))}
+        some = islice(leaves, _MOST)
+        return outside | {(path, 0): mark for path, mark in some if not path.endswith(("time", "timer"))}
 
-    def _outside(self) -> list[Module | GradScaler]:
+    def _owners(self) -> Iterator[tuple[str, Any, bool]]:
+        """Yield the beginning of a path, an object, and whether what can be saved of its attributes is."""
+        if self._task is not None:
+            yield "", self._task, self._task_is_saved
+        for name, value in flatten(self._objects):
+            if isinstance(value, Module):
+                for path, module in owners(value):
+                    yield f"{name}.{path}.".replace("..", "."), module, True
+            elif isinstance(value, Optimizer):
+                yield from ((f"{name}.", layer, True) for layer in layers(value) if not _is_foreign(layer))
+
+    def _search(self) -> list[Module | GradScaler]:
         """List the outermost modules and the scalers of gradients that share nothing with the state."""
         held = [each for each in contents(self._objects) if isinstance(each, Module)]
         ours = {id(part) for root in held for part in _parts(root)}
         ours |= {id(parameter) for *_, parameter in self._parameters()}
-        listed = alive_modules(GradScaler)
-        others = [each for each in listed if isinstance(each, Module) and id(each) not in ours]
+        alive = alive_modules(GradScaler)
+        others = [each for each in alive if isinstance(each, Module) and id(each) not in ours]
         inner = {id(part) for each in others for part in each.modules() if part is not each}
         outermost = (each for each in others if id(each) not in inner)
         return [
             *(each for each in outermost if ours.isdisjoint(map(id, _parts(each)))),
-            *(each for each in listed if isinstance(each, GradScaler) and id(each) not in self._held),
+            *(each for each in alive if isinstance(each, GradScaler) and id(each) not in self._held),
         ]
 
 
@@ -480,17 +453,9 @@ def _leaves(path: str, value: Any, seen: set[int], depth: int = 4) -> Iterator[t
         return
     if isinstance(value, Tensor) or is_saveable(value):
         yield path, mark_of(value)
-    elif depth and not isinstance(value, Module | Optimizer):
+    elif depth and (isinstance(value, dict | list | tuple | deque) or not _is_foreign(value)):
         seen.add(id(value))
-        if isinstance(value, list | tuple | deque):
-            items: Iterable[tuple[str, Any]] = ((f"[{n}]", each) for n, each in enumerate(islice(value, 100)))
-        elif isinstance(value, dict):
-            items = ((f"[{key!r}]", each) for key, each in islice(value.items(), 100))
-        elif not _is_foreign(value):
-            items = ((f".{name}", each) for name, each in getattr(value, "__dict__", {}).items())
-        else:
-            return
-        for place, each in items:
+        for place, each in islice(inside(value), 100):
             yield from _leaves(path + place, each, seen, depth - 1)
 
 
@@ -501,10 +466,10 @@ def _parts(root: Module) -> Iterator[Any]:
 
 
 def _mark_of(root: Module | GradScaler) -> list[Any]:
+    """Mark the tensors and numbers of a module, and of those inside."""
+    places = [vars(root)]
     if isinstance(root, Module):
         places = [held for part in root.modules() for held in (vars(part), part._parameters, part._buffers)]
-    else:
-        places = [vars(root)]
     return [
         (name, mark_of(value))
         for held in places

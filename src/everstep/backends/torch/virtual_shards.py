@@ -14,11 +14,12 @@ import xxhash
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from everstep.arguments import checked_keywords, integer
 from everstep.backends.torch.data_rng import get_state, seed_all, set_state
 from everstep.backends.torch.model_wrappers import bare, layers
-from everstep.backends.torch.parallel import open_group, processes
+from everstep.backends.torch.parallel import open_group, processes, require_trainable
 from everstep.backends.torch.sharded import refuse_sharded
 from everstep.contracts.tasks import counted
 from everstep.errors import ConfigError, DataError, StateError
@@ -30,7 +31,6 @@ _REMEDY = (
 )
 _CHUNK = 1 << 22
 """Elements that the ranks exchange at a time; each rank holds as many of each other rank."""
-
 _ODD = -7046029254386353131
 """Odd constant of xxHash, as a signed 64-bit integer; torch multiplies without a check for overflow."""
 
@@ -54,7 +54,7 @@ class VirtualShards:
     pass and the shard.
 
     The price is speed: the passes are smaller, and each rank receives the gradients of all others.  Only one
-    shard's activations are in memory, as with accumulation.  On a GPU each call waits for the device once.
+    shard's activations are in memory.  On a GPU each call waits for the device once.
 
     The object replaces `everstep.torch.parallel`, and must be an entry of the state.  All ranks begin with
     the weights and buffers of rank 0.  Equal bits need equal numbers of threads in each process, as
@@ -64,11 +64,6 @@ class VirtualShards:
         model: the model without a wrapper of several ranks, on its device.
         count: number of shards, a power of two.  It must be a multiple of the number of ranks, and a divisor
             of the size of each batch.
-
-    Raises:
-        ConfigError: `count` does not fit the number of ranks, nothing in the model is trained, or the model
-            is in a wrapper that averages gradients itself.
-        StateError: a parameter is sharded.
     """
 
     @checked_keywords
@@ -85,12 +80,8 @@ class VirtualShards:
             )
         for name, parameter in model.named_parameters():
             refuse_sharded(parameter, repr(name), "VirtualShards needs whole parameters on each rank")
+        require_trainable(model, "VirtualShards")
         self._model = bare(model)
-        if not self.parameters():
-            raise ConfigError(
-                f"no parameter of the {type(model).__name__} is trained (requires_grad), so there is "
-                "nothing to average: leave out VirtualShards"
-            )
         device = self.parameters()[0].device
         open_group(on_cuda=device.type == "cuda")
         self.ranks = processes()
@@ -119,11 +110,7 @@ class VirtualShards:
         return {"count": self.count, "seed": self._seed, "passes": self._passes}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue the random numbers of a saved state.
-
-        Raises:
-            StateError: the saved number of shards is another, which gives other bits.
-        """
+        """Continue the random numbers of a saved state; StateError where it had another number of shards."""
         if state["count"] != self.count:
             raise StateError(
                 f"the run was trained with VirtualShards(model, {state['count']}), and this program has "
@@ -183,8 +170,8 @@ class VirtualShards:
         for flat in total.values():
             self._across_ranks(flat)
             flat.mul_(1 / self.count)  # a power of two: exact
-        told = total.pop(_FACTS)
-        values, (mean, square, *rest) = told[: len(names)], told[len(names) :].tolist()
+        facts = total.pop(_FACTS)
+        values, (mean, square, *rest) = facts[: len(names)], facts[len(names) :].tolist()
         if square != mean**2:
             raise DataError(
                 f"the ranks have parts of different lengths of a batch of {mean * self.count:.0f} samples, "
@@ -299,19 +286,19 @@ def _flat(
     facts: Sequence[object],
 ) -> dict[str, Tensor]:
     """Copy what one shard gives into one tensor for each kind of elements: each is exchanged as a whole."""
-    found: dict[str, list[Tensor]] = {}
+    values: dict[str, list[Tensor]] = {}
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if gradient is not None and gradient.layout is not torch.strided:
             raise ConfigError(
                 f"VirtualShards cannot add {gradient.layout} gradients: make dense ones (sparse=False)"
             )
         value = torch.zeros_like(parameter) if gradient is None else gradient
-        found.setdefault(_kind(parameter), []).append(value.detach().reshape(-1))
+        values.setdefault(_kind(parameter), []).append(value.detach().reshape(-1))
     for buffer in buffers:
-        found.setdefault(_kind(buffer), []).append(buffer.detach().reshape(-1))
+        values.setdefault(_kind(buffer), []).append(buffer.detach().reshape(-1))
     device = parameters[0].device
-    told = [torch.as_tensor(fact).detach().reshape(1).to(device, torch.float64) for fact in facts]
-    return {**{kind: torch.cat(values) for kind, values in found.items()}, _FACTS: torch.cat(told)}
+    values[_FACTS] = [torch.as_tensor(f).detach().reshape(1).to(device, torch.float64) for f in facts]
+    return {kind: torch.cat(parts) for kind, parts in values.items()}
 
 
 def _kind(tensor: Tensor) -> str:
@@ -343,13 +330,14 @@ def _hand_out(
 
 
 def _metrics(result: Any) -> tuple[dict[str, Tensor], bool]:
+    """Return the metrics of a `forward`, and whether it returned the loss alone."""
     single = isinstance(result, Tensor)
-    found = {"loss": result} if single else result
-    if not isinstance(found, Mapping) or not isinstance(found.get("loss"), Tensor):
+    metrics = {"loss": result} if single else result
+    if not isinstance(metrics, Mapping) or not isinstance(metrics.get("loss"), Tensor):
         raise ConfigError(
             f'forward returned {result!r:.80}: return the loss, or a mapping with the tensor "loss"'
         )
-    values = {name: torch.as_tensor(value) for name, value in found.items()}
+    values = {name: torch.as_tensor(value) for name, value in metrics.items()}
     for name, value in values.items():
         if value.numel() != 1 or value.is_complex():
             raise ConfigError(
@@ -372,31 +360,27 @@ def _aligned(part: Any) -> Any:
 
 
 def _divided(batch: Any, count: int) -> list[Any]:
-    if isinstance(batch, Tensor | np.ndarray):
-        if batch.ndim == 0 or len(batch) == 0 or len(batch) % count:
+    """Divide all arrays of a batch along their first axis."""
+    columns: list[list[Any]] = []
+    leaves, spec = tree_flatten(batch)
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor | np.ndarray):
             raise DataError(
-                f"an array of shape {tuple(batch.shape)} cannot be divided into {count} equal shards on "
+                f"a batch holds a {type(leaf).__name__}, which cannot be divided into shards: give arrays, "
+                "also in tuples, lists and dictionaries"
+            )
+        if leaf.ndim == 0 or len(leaf) == 0 or len(leaf) % count:
+            raise DataError(
+                f"an array of shape {tuple(leaf.shape)} cannot be divided into {count} equal shards on "
                 f"this rank; {_REMEDY}"
             )
-        each = len(batch) // count
-        return [_aligned(batch[start : start + each]) for start in range(0, len(batch), each)]
-    if isinstance(batch, Mapping):
-        parts = {name: _divided(value, count) for name, value in batch.items()}
-        return [{name: values[index] for name, values in parts.items()} for index in range(count)]
-    if isinstance(batch, tuple | list):
-        columns = [_divided(value, count) for value in batch]
-        rows = ([values[index] for values in columns] for index in range(count))
-        return [type(batch)(*row) if hasattr(batch, "_fields") else type(batch)(row) for row in rows]
-    raise DataError(
-        f"a batch holds a {type(batch).__name__}, which cannot be divided into shards: give arrays, "
-        "also in tuples, lists and dictionaries"
-    )
+        each = len(leaf) // count
+        columns.append([_aligned(leaf[start : start + each]) for start in range(0, len(leaf), each)])
+    return [tree_unflatten(row, spec) for row in zip(*columns, strict=True)]
 
 
 def require_saved(objects: Iterable[Any], parameters: Iterable[Tensor]) -> None:
     """Require that all that train the parameters are among the objects of the state."""
-    if not _alive:
-        return
     held, trained = set(map(id, objects)), set(map(id, parameters))
     for shards in _alive:
         if id(shards) not in held and not trained.isdisjoint(map(id, shards.parameters())):

@@ -1,0 +1,375 @@
+"""Values that a program gives to its objects, apart from those that training makes of them.
+
+Both are in the same places: a scheduler changes the rate of a group, a module counts in a plain attribute.
+The given value is therefore the value when a loop was entered, unless an earlier loop of the same process
+left that value: a notebook makes an optimizer once, and gives it to run after run.
+
+*Options* of optimizers and schedulers are compared at a resume.  *Attributes* of modules, optimizers and
+tasks, which no `state_dict` has, are saved where they differ from the given value, so that a setting that the
+program changes between two starts is used as given.  Saved are numbers, strings, None, tensors without a
+graph, NumPy arrays, lists, tuples, sets, deques and dicts of those, and generators of random numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import marshal
+import pickle
+import random
+import warnings
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from everstep.backends.describe_values import described
+from everstep.backends.numpy import set_state_of, state_of
+from everstep.backends.torch.optimizers import innermost
+from everstep.contracts.tasks import Task
+from everstep.errors import RestoreError
+
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+SCALARS = (type(None), bool, int, float, complex, str, bytes)
+_LISTS = (list, tuple, set, frozenset, deque)
+_DICTS = (dict, OrderedDict)
+_LARGE = 1 << 20
+"""Bytes above which an array is not copied."""
+_MANY = 10_000
+"""Items of a list or dict with tensors above which changes inside are not seen; another length, or another
+object in its place, is seen at any size."""
+
+
+# --------------------------------------------------------------------------------- marks of values
+
+
+def is_saveable(value: Any) -> bool:
+    """Whether an attribute with this value is saved."""
+    return type(value) in GENERATORS or _is_plain(value)
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind in _LISTS:
+        return all(map(_is_plain, value))
+    if kind in _DICTS:
+        return all(type(key) in (str, int) and _is_plain(item) for key, item in value.items())
+    if kind is np.ndarray:
+        return not value.dtype.hasobject
+    if kind is Tensor:
+        odd = value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_nested
+        return not odd and value.grad_fn is None
+    return kind in SCALARS
+
+
+def arrays(tree: Any) -> Iterator[Any]:
+    """Yield the tensors and NumPy arrays in nested lists and dicts."""
+    if isinstance(tree, Tensor | np.ndarray):
+        yield tree
+    elif isinstance(tree, _LISTS + _DICTS):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            yield from arrays(item)
+
+
+def mark_of(value: Any) -> Any:
+    """Mark a value, to tell later by `same` whether it has changed; no element of a tensor is read."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        # neither has a version counter
+        uncounted = is_lazy(value) or value.is_inference()
+        return kind, weakref.ref(value), 0 if uncounted else value._version
+    if kind is np.ndarray:
+        if value.dtype.hasobject:
+            return kind, value.tobytes(), value.shape
+        elements = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+        return kind, _digest(elements), value.dtype.str, value.shape
+    if kind in GENERATORS:
+        state = state_of(value)
+        return kind, id(value), bytes(state.numpy()) if isinstance(state, Tensor) else pickle.dumps(state)
+    if kind in _LISTS + _DICTS:
+        try:
+            return kind, _digest(marshal.dumps(value, 2))  # 2: equal values give equal bytes
+        except ValueError:  # with arrays, tensors or objects inside
+            pass
+        if len(value) > _MANY:
+            return kind, id(value), len(value)
+        inside = [each for pair in value.items() for each in pair] if kind in _DICTS else value
+        return kind, [mark_of(each) for each in inside]
+    return kind, value if kind in SCALARS else id(value)
+
+
+def _digest(data: bytes | memoryview) -> bytes:
+    """Return few bytes as they are, and a digest of many."""
+    return bytes(data) if len(data) <= _LARGE else xxhash.xxh3_128_digest(data)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two marks are of a value that has not changed in between."""
+    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, weakref.ref) and isinstance(b, weakref.ref):
+        return a() is not None and a() is b()
+    # The type counts: 1 differs from 1.0 and True.
+    return type(a) is type(b) and bool(a == b)
+
+
+class _Given:
+    """By owner and name: the mark of the given value, and a copy."""
+
+    def __init__(self) -> None:
+        self._given: WeakKeyDictionary[Any, dict[str, tuple[Any, Any]]] = WeakKeyDictionary()
+        self._left: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+        """Marks of the values that the last loop left."""
+
+    def enter(self, owner: Any, live: Mapping[str, Any], copied: Callable[[Any], Any]) -> None:
+        """Note the given values; called when a loop is entered."""
+        before, left = self._given.get(owner, {}), self._left.get(owner, {})
+        marks = {name: mark_of(value) for name, value in live.items()}
+        self._given[owner] = {
+            name: before[name]
+            if name in before and name in left and same(left[name], mark)
+            else (mark, copied(live[name]))
+            for name, mark in marks.items()
+        }
+
+    def leave(self, owner: Any, live: Mapping[str, Any]) -> None:
+        """Mark the present values as made by training, not given; called when a loop is left."""
+        self._left[owner] = {name: mark_of(value) for name, value in live.items()}
+
+    def of(self, owner: Any) -> dict[str, tuple[Any, Any]]:
+        return self._given.get(owner, {})
+
+
+# ------------------------------------------------------------------------------------- attributes
+
+_OWN = {
+    Module: frozenset(vars(Module())),
+    Optimizer: frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) | {"step", "_opt_called"},
+    Task: frozenset({"batch_weight"}),
+}
+"""Attributes of every such object, which are saved in other places or belong to no step."""
+_GENERATOR = "everstep: state of a generator"
+"""First item of the pair that is saved for a generator."""
+_NOT_SAVED, _NOT_COPIED = object(), object()
+"""In place of the copy of a value that is no state, or too large."""
+_attributes = _Given()
+
+Skip = Callable[[Any], bool]
+"""Whether a value is saved in another place."""
+
+
+def _nothing(value: Any) -> bool:
+    return False
+
+
+def owners(root: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the objects with a class that is not torch's own: torch keeps no state in plain attributes."""
+    for path, owner in root.named_modules() if isinstance(root, Module) else [("", root)]:
+        if any(cls.__module__.split(".")[0] not in ("torch", "builtins") for cls in type(owner).__mro__):
+            yield path, owner
+
+
+def attributes(owner: Any, skip: Skip = _nothing) -> dict[str, Any]:
+    """Return the attributes that its own class may have added to an object."""
+    own = next((names for kind, names in _OWN.items() if isinstance(owner, kind)), frozenset())
+    return {name: value for name, value in vars(owner).items() if name not in own and not skip(value)}
+
+
+def enter_attributes(root: Any, skip: Skip = _nothing) -> None:
+    for _, owner in owners(root):
+        _attributes.enter(owner, attributes(owner, skip), _copied)
+
+
+def leave_attributes(root: Any, skip: Skip = _nothing) -> None:
+    for _, owner in owners(root):
+        _attributes.leave(owner, attributes(owner, skip))
+
+
+def save_attributes(root: Any, skip: Skip = _nothing) -> dict[str, dict[str, Any]]:
+    """Return the attributes that differ from their given values, by the names of modules; "" is the root."""
+    changed = {path: _changed(owner, skip) for path, owner in owners(root)}
+    return {path: values for path, values in changed.items() if values}
+
+
+def load_attributes(root: Any, saved: dict[str, dict[str, Any]], skip: Skip = _nothing) -> None:
+    """Undo `save_attributes`: restore the saved attributes, and set all others to their given values."""
+    for path, owner in owners(root):
+        own, live, given = saved.get(path, {}), vars(owner), _attributes.of(owner)
+        for name in _changed(owner, skip).keys() - own.keys() & given.keys():
+            value = given[name][1]
+            if value is _NOT_COPIED:
+                raise RestoreError(
+                    f"{type(owner).__name__}.{name} was changed by a loop of this process, and is too large "
+                    f"({_LARGE >> 20} MiB or more) to be kept twice: make a new model, or keep it in a "
+                    "buffer (register_buffer)"
+                )
+            if value is not _NOT_SAVED:
+                _restore(owner, name, copy.deepcopy(value))
+        for name, value in own.items():
+            here, restored = live.get(name), copy.deepcopy(value)
+            if isinstance(here, Tensor) and isinstance(restored, Tensor):
+                restored = restored.to(here.device)
+            _restore(owner, name, restored)
+
+
+def _restore(owner: Any, name: str, value: Any) -> None:
+    if not (isinstance(value, tuple) and len(value) == 2 and value[0] == _GENERATOR):
+        vars(owner)[name] = value
+        return
+    generator = vars(owner).get(name)
+    if type(generator) not in GENERATORS:
+        raise RestoreError(
+            f"{type(owner).__name__}.{name} was a generator when it was saved and is {generator!r:.60}: make "
+            "the generator where the object is made, not in a step"
+        )
+    set_state_of(generator, value[1])
+
+
+def _changed(owner: Any, skip: Skip) -> dict[str, Any]:
+    given = _attributes.of(owner)
+    return {
+        name: _as_saved(value)
+        for name, value in attributes(owner, skip).items()
+        if not (name in given and same(given[name][0], mark_of(value))) and is_saveable(value)
+    }
+
+
+def _as_saved(value: Any) -> Any:
+    return (_GENERATOR, state_of(value)) if type(value) in GENERATORS else value
+
+
+def _copied(value: Any) -> Any:
+    if not is_saveable(value):
+        return _NOT_SAVED
+    large = any(each.nbytes > _LARGE for each in arrays(value))
+    return _NOT_COPIED if large else copy.deepcopy(_as_saved(value))
+
+
+# ---------------------------------------------------------------------------------------- options
+
+_FREE = {"param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
+"""Keys of a group that are not compared: how (not what) the optimizer computes."""
+_options = _Given()
+"""An optimizer's options as "0.lr" (of group 0); a scheduler's state."""
+_texts: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
+"""Given options by object as strings, made once, because each save asks for them."""
+
+
+def enter_options(obj: Any) -> None:
+    obj = _itself(obj)
+    _options.enter(obj, _live(obj), copy.deepcopy)
+    values = _given(obj)
+    _texts[obj] = _of_optimizer(values) if isinstance(obj, Optimizer) else _of_scheduler(obj, values)
+
+
+def leave_options(obj: Any) -> None:
+    _options.leave(_itself(obj), _live(_itself(obj)))
+
+
+def options_of(obj: Any) -> dict[str, str]:
+    """Return the given options as strings; in an optimizer with several groups they are named "1.lr"."""
+    _given(obj)
+    return _texts[_itself(obj)]
+
+
+def use_option(optimizer: Optimizer, name: str) -> None:
+    """Use an option of an optimizer as the program gave it."""
+    index, _, key = name.rpartition(".")
+    group = optimizer.param_groups[int(index or 0)]
+    if key == "lr" and "initial_lr" in group:
+        key = "initial_lr"
+    given = _given(optimizer)
+    if (name := f"{int(index or 0)}.{key}") in given:
+        _put(group, key, given[name])
+
+
+def replay_schedule(scheduler: Any) -> None:
+    """Bring a scheduler with its given options to where it stands now, by as many steps as it has made.
+
+    A scheduler that follows a metric cannot be brought there: its schedule begins again.
+    """
+    # Counted first: loading the given state sets the counter back.
+    count, optimizer = _steps(scheduler), scheduler.optimizer
+    for name, value in _given(optimizer).items():
+        index, _, key = name.partition(".")
+        if int(index) < len(optimizer.param_groups):
+            _put(optimizer.param_groups[int(index)], key, value)
+    scheduler.load_state_dict(copy.deepcopy(_given(scheduler)))
+    if not isinstance(scheduler, ReduceLROnPlateau):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns if a scheduler steps before its optimizer
+            for _ in range(count):
+                scheduler.step()
+
+
+def _given(obj: Any) -> dict[str, Any]:
+    if not _options.of(_itself(obj)):
+        enter_options(obj)
+    return {name: value for name, (_, value) in _options.of(_itself(obj)).items()}
+
+
+def _itself(obj: Optimizer | LRScheduler) -> Optimizer | LRScheduler:
+    """Return the innermost optimizer of a wrapper: a scheduler may hold any of the wrappers."""
+    return innermost(obj) if isinstance(obj, Optimizer) else obj
+
+
+def _live(obj: Any) -> dict[str, Any]:
+    if isinstance(obj, Optimizer):
+        groups = enumerate(obj.param_groups)
+        return {f"{i}.{key}": v for i, group in groups for key, v in group.items() if key != "params"}
+    return dict(obj.state_dict())
+
+
+def _of_optimizer(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return options as strings; the rate is that with which its schedule begins."""
+    several, texts = any(name.startswith("1.") for name in given), dict[str, str]()
+    for name, value in given.items():
+        index, _, key = name.partition(".")
+        if key == "lr":
+            value = given.get(f"{index}.initial_lr", value)
+        if key not in _FREE:
+            texts |= described(value, name if several else key)
+    return texts
+
+
+def _of_scheduler(scheduler: Any, state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the arguments of a scheduler's constructor, and those of the schedulers inside, as strings."""
+    arguments = inspect.signature(type(scheduler).__init__).parameters.keys()
+    asked = tuple(arguments - {"self", "optimizer", "last_epoch"})
+    texts = described(type(scheduler).__qualname__, "class")
+    for name, value in state.items():
+        if name.lstrip("_") in asked or name == "base_lrs":
+            texts |= described(value, name)
+    for name, value in vars(scheduler).items():  # functions, which torch's own state lacks
+        held = value if isinstance(value, list | tuple) else [value]
+        if name.lstrip("_").startswith(asked) and any(map(callable, held)):
+            texts |= described(value, name)
+    inner = zip(getattr(scheduler, "_schedulers", ()), state.get("_schedulers", ()), strict=False)
+    for index, each in enumerate(inner):
+        texts |= {f"{index}.{name}": text for name, text in _of_scheduler(*each).items()}
+    return texts
+
+
+def _steps(scheduler: Any) -> int:
+    inner = getattr(scheduler, "_schedulers", ())
+    epoch = getattr(scheduler, "last_epoch", None)
+    return int(epoch) if epoch is not None else _steps(inner[0]) if inner else 0
+
+
+def _put(group: dict[str, Any], key: str, value: Any) -> None:
+    """Set an option; a tensor stays the same object, because a compiled step reads it."""
+    live = group.get(key)
+    if isinstance(live, Tensor):
+        live.fill_(value)
+    else:
+        group[key] = copy.deepcopy(value)
