@@ -26,7 +26,7 @@ from pathlib import Path
 import timeline
 
 from everstep.drill.divergence import Undisturbed, cause
-from everstep.drill.program import INDEX, Program, ProgramStart, Strike, WitnessLine
+from everstep.drill.program import INDEX, Program, ProgramStart, StepDigests, Strike
 from everstep.drill.report import draw_timeline
 from everstep.proof.compare import compare_runs
 from everstep.record import Difference, RunJournal
@@ -62,8 +62,8 @@ class Twin(Program):
         )
         super().__init__(command, folder, timeout=0.0)
         self.kills, self.killed = kills, list[int]()
-        self.steps: dict[int, WitnessLine] = {}
-        self.epochs: dict[int, WitnessLine] = {}
+        self.steps: dict[int, StepDigests] = {}
+        self.epochs: dict[int, StepDigests] = {}
         self.accuracies: dict[int, str] = {}
 
     @property
@@ -109,7 +109,7 @@ class Twin(Program):
             if not line.endswith(b"\n"):  # the rest comes, unless the kill tore the line
                 self.new_lines.seek(-len(line), os.SEEK_CUR)
                 return
-            record = WitnessLine(**{**json.loads(line), "run": "digits"})
+            record = StepDigests(**{**json.loads(line), "run": "digits"})
             self.starts[-1].witnessed.append(record)
             if record.at in ("step", "epoch"):
                 (self.steps if record.at == "step" else self.epochs)[record.step] = record

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -14,17 +13,16 @@ from typing import Any
 from everstep.arguments import integer, number
 from everstep.drill.divergence import Undisturbed
 from everstep.drill.processes import owned_folder
-from everstep.drill.program import Program, ProgramStart, Strike, command
+from everstep.drill.program import Program, Strike, command
 from everstep.drill.report import (
     CHANCE,
     DrillReport,
     KillResult,
+    StartSummary,
     Verdict,
     draw_timeline,
     executed_again,
-    positions,
     struck_at,
-    summaries,
 )
 from everstep.drill.strike_plans import Landmarks, aim, chosen
 from everstep.errors import ConfigError, DrillError, EverstepError
@@ -90,19 +88,27 @@ def drill(
     max_steps = integer("max_steps", max_steps, none="for no limit")
     timeout = number("timeout", timeout, of="seconds")
     names = chosen(hazards, ranks)
-    if keep is not None and Path(keep).exists():
-        raise ConfigError(f"{Path(keep).resolve()} exists; give --keep a folder that can be made")
-    with owned_folder("everstep-drill-") if keep is None else nullcontext(Path(keep).resolve()) as folder:
-        arguments = (path, tuple(args), ranks, seed, timeout, folder, keep is not None)
-        return _Drill(*arguments).run(names, kills, max_steps, say)
+    with owned_folder("everstep-drill-", None if keep is None else Path(keep)) as folder:
+        line = command(path, tuple(args), ranks)
+        campaign = _Campaign(path, list(args), line, ranks, seed, timeout, folder, keep is not None)
+        report = campaign.begin(max_steps)
+        say(report.header())
+        for name in names:
+            for turn in range(kills if name == "random instant" else 1):
+                if report.nondeterminism is None:
+                    report.results.append(campaign.strike(name, turn))
+                    say(report.results[-1].line)
+        say(f"\n{report.verdict()}")
+    return report
 
 
 @dataclass
-class _Drill:
+class _Campaign:
     """Arguments of `drill`, checked, and what the drill has found so far."""
 
     script: Path
-    args: tuple[str, ...]
+    args: list[str]
+    command: tuple[str, ...]
     ranks: int
     seed: int
     timeout: float
@@ -110,68 +116,44 @@ class _Drill:
     keep: bool
     number: int = 0
 
-    def run(
-        self, names: list[str], kills: int, max_steps: int | None, say: Callable[[str], None]
-    ) -> DrillReport:
-        """Run the program twice undisturbed, then try each hazard."""
+    def begin(self, max_steps: int | None) -> DrillReport:
+        """Run the program twice undisturbed."""
         self.limit: dict[str, Any] = {} if max_steps is None else {"steps": max_steps}
         """Arguments of `everstep.services.witness.DrillLimit`."""
         self.drawn_seed = Random(f"{self.seed}/seed of a run").getrandbits(31)
         """Seed of the runs that are given none."""
-        first = self.program("undisturbed-1")
-        self._undisturbed(first)
+        first, landmarks = self._undisturbed(1)
         cut = max_steps if _was_left_early(first) else None
-        if cut is not None and not self._landmarks(first)[0].first_saved:
+        if cut is not None and not landmarks[0].first_saved:
             # else no kill is followed by a resume from a later checkpoint than that of step 0
             self.limit["save_every"] = max(1, cut // SAVES)
-        second = self.program("undisturbed-2")
-        start = self._undisturbed(second)
-        self.landmarks = self._landmarks(second)
+        second, self.landmarks = self._undisturbed(2)
         self.undisturbed = Undisturbed(first)
-        self.place = positions(self.undisturbed)
-        self.report = report = DrillReport(
+        self.place = {step: number for number, step in enumerate(first.starts[0].steps, 1)}
+        seeds = [RunDir.open(first.root / run, create=False).seed for run in first.runs]
+        self.report = DrillReport(
             script=str(self.script),
-            args=list(self.args),
+            args=self.args,
             seed=self.seed,
             runs=[f"/{run}" for run in first.runs],
             steps=self.landmarks[0].steps,
-            seconds=start.seconds,
+            seconds=second.starts[0].seconds,
             ranks=self.ranks,
-            seeded=all(
-                RunDir.open(first.root / run, create=False).seed != self.drawn_seed for run in first.runs
-            ),
+            nondeterminism=self._difference(second),
+            seeded=self.drawn_seed not in seeds,
             cut=cut,
             save_every=self.limit.get("save_every"),
         )
-        report.nondeterminism = self._difference(second)
-        say(report.header())
-        for name in names:
-            for turn in range(kills if name == "random instant" else 1):
-                if report.nondeterminism is None:
-                    report.results.append(self._try(name, turn))
-                    say(report.results[-1].line)
-        say(f"\n{report.verdict()}")
-        return report
+        return self.report
 
-    # ------------------------------------------------------------------------------ undisturbed
-
-    def _landmarks(self, program: Program) -> list[Landmarks]:
-        """Return the landmarks of each rank of an undisturbed start."""
-        traces = [str(_trace(program)).replace("{rank}", str(rank)) for rank in range(program.ranks)]
-        return [
-            Landmarks(program.starts[0].of_rank(rank), Path(trace).read_text().split())
-            for rank, trace in enumerate(traces)
-        ]
-
-    def program(self, name: str) -> Program:
-        """Make a program, with the limits and the seed that all programs of this drill have."""
+    def _program(self, name: str) -> Program:
         env = {SEED: str(self.drawn_seed)} | ({LIMIT: json.dumps(self.limit)} if self.limit else {})
-        line = command(self.script, self.args, self.ranks)
-        return Program(line, self.folder / name, self.timeout, self.ranks, env=env)
+        return Program(self.command, self.folder / name, self.timeout, self.ranks, env=env)
 
-    def _undisturbed(self, program: Program) -> ProgramStart:
+    def _undisturbed(self, number: int) -> tuple[Program, list[Landmarks]]:
         """Start a program undisturbed, and refuse a script that cannot be drilled."""
-        start = program.start(trace=_trace(program))
+        program = self._program(f"undisturbed-{number}")
+        start = program.start(trace=program.folder / "trace-{rank}")
         script, ranks = self.script, self.ranks
         if start.status:
             raise DrillError(
@@ -182,7 +164,7 @@ class _Drill:
             raise DrillError(
                 f"{script} opened no run; drill a script that uses everstep.Supervisor or TrainLoop"
             )
-        if not any(record.at == "step" for record in start.records):
+        if not start.steps:
             raise DrillError(f"{script} completed no step; give it arguments with which it trains")
         seen = {record.rank for record in start.witnessed}
         if len(seen) < ranks:
@@ -190,7 +172,9 @@ class _Drill:
                 f"{script} trains on {len(seen)} of {ranks} ranks; open the run on each of them: "
                 "everstep.torch.parallel(model), and no `if rank == 0` around the loop"
             )
-        return start
+        traces = [program.folder / f"trace-{rank}" for rank in range(ranks)]
+        points = [trace.read_text().split() for trace in traces]
+        return program, [Landmarks(start.of_rank(rank), passed) for rank, passed in enumerate(points)]
 
     def _difference(self, program: Program) -> Difference | None:
         """Find the first divergence; a run that cannot be read counts as one."""
@@ -199,68 +183,53 @@ class _Drill:
         except EverstepError as error:
             return Difference("journal", str(error), "a whole run", "damaged", place="end")
 
-    # ------------------------------------------------------------------------------ the hazards
-
-    def _try(self, hazard: str, turn: int) -> KillResult:
+    def strike(self, hazard: str, turn: int) -> KillResult:
         """Strike a program and start it again until it ends; take another program if no strike hit."""
-        if not aim(hazard, self.landmarks, Random(0)):
-            return KillResult(hazard, "no such place")
         draw = Random(f"{self.seed}/{hazard}/{turn}")
         for _ in range(ATTEMPTS):
-            result = self._attempt(hazard, aim(hazard, self.landmarks, draw))
+            strikes = aim(hazard, self.landmarks, draw)
+            if not strikes:
+                return KillResult(hazard, "no such place")
+            result = self._attempt(hazard, strikes)
             if result.verdict != "not hit":
                 break
         return result
 
     def _attempt(self, hazard: str, strikes: list[Strike]) -> KillResult:
         self.number += 1
-        program = self.program(f"{self.number:02d}-{hazard.replace(' ', '-')}")
-        hit = 0
+        program = self._program(f"{self.number:02d}-{hazard.replace(' ', '-')}")
+        starts, hit = program.starts, 0
         for strike in strikes:
             if not program.start(strike).status:
                 break
             hit += 1
-        while program.starts[-1].status and len(program.starts) < hit + LAST_STARTS:
+        while starts[-1].status and len(starts) < hit + LAST_STARTS:
             program.start()
-        judged = self._judged(hazard, hit, program)
+        last = starts[-1]
+        divergence = None if last.status else self._difference(program)
+        if divergence is not None and self.report.undisturbed == 2:
+            # once more undisturbed, before the state is blamed for what may be chance
+            third, _ = self._undisturbed(3)
+            self.report.undisturbed = 3
+            if (first := self._difference(third)) is not None:
+                self.report.nondeterminism = first._replace(note=CHANCE)
+        ended: Verdict = "exact" if hit else "not hit"
+        again = executed_again(starts, self.place)
+        self.report.steps_again |= set(again)
+        message = f"status {last.status}\n{last.tail}" if last.status else ""
         if not self.keep:
             shutil.rmtree(program.folder, ignore_errors=True)
-        return judged
-
-    def _judged(self, hazard: str, hit: int, program: Program) -> KillResult:
-        last = program.starts[-1]
-        divergence = None if last.status else self._difference(program)
-        if divergence is not None:
-            self._exclude_chance()
-        verdict: Verdict = "failed" if last.status else "differs" if divergence else "exact"
-        again = executed_again(program.starts, self.place)
-        self.report.steps_again |= set(again)
         return KillResult(
             hazard,
-            "not hit" if verdict == "exact" and not hit else verdict,
+            "failed" if last.status else "differs" if divergence else ended,
             strikes=hit,
-            struck=struck_at(program.starts[:hit]),
+            struck=struck_at(starts[:hit]),
             again=again.total(),
-            timeline=draw_timeline(program.starts, self.place),
-            starts=summaries(program),
+            timeline=draw_timeline(starts, self.place),
+            starts=[StartSummary.of(start) for start in starts],
             divergence=divergence,
-            message=f"status {last.status}\n{last.tail}" if last.status else "",
+            message=message,
         )
-
-    def _exclude_chance(self) -> None:
-        """Run once more undisturbed before the state is blamed for what may be chance."""
-        report = self.report
-        if report.undisturbed > 2:
-            return
-        third = self.program("undisturbed-3")
-        self._undisturbed(third)
-        report.undisturbed += 1
-        if (first := self._difference(third)) is not None:
-            report.nondeterminism = first._replace(note=CHANCE)
-
-
-def _trace(program: Program) -> Path:
-    return program.folder / ("trace" if program.ranks == 1 else "trace-{rank}")
 
 
 def _was_left_early(program: Program) -> bool:

@@ -1,4 +1,9 @@
-"""Program under drill: started, struck, started again, in a root of its own."""
+"""Program that is executed, struck and executed again, in a root of its own.
+
+What its starts find comes as `StepDigests`, lines of JSON in the file that EVERSTEP_DRILL names.  Whoever
+writes these lines in a process can be drilled; today it is a service of each run
+(`everstep.services.witness`).
+"""
 
 from __future__ import annotations
 
@@ -15,18 +20,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from everstep.drill.processes import last_lines, owned_process, with_environment
+from everstep.drill.processes import owned_process, with_environment
 from everstep.errors import DrillError
 from everstep.record import RunJournal
 from everstep.record.rundir import ROOT
 from everstep.services.witness import FILE
+from everstep.unattended import PIPE
 
 LEAVING = 30.0
 """Seconds within which ranks have to leave whose torchrun was killed."""
 
 HAZARD, INDEX = "EVERSTEP_HAZARD", "EVERSTEP_INDEX"
-
-
 TORCHRUN, ALL_RANKS = "torchrun", "all ranks"
 
 
@@ -66,11 +70,11 @@ class Strike(NamedTuple):
     def __str__(self) -> str:
         if self.seconds is None:
             return self.hazard
-        return f"kill {self.target} after {self.seconds:.3f} s".replace("  ", " ")
+        return " ".join(filter(None, ["kill", self.target, f"after {self.seconds:.3f} s"]))
 
 
-class WitnessLine(NamedTuple):
-    """Line of the witness, see `everstep.services.witness`; `run` is relative to the root."""
+class StepDigests(NamedTuple):
+    """Digests of all parts of a run at a place, see `everstep.services.witness`; `run` is relative."""
 
     run: str
     rank: int
@@ -83,7 +87,7 @@ class WitnessLine(NamedTuple):
 
     @property
     def place(self) -> tuple[str, int, str, int, int]:
-        """What it tells of, to be found in another execution."""
+        """The place, to be found in another execution."""
         return self.run, self.rank, self.at, self.epoch, self.step
 
 
@@ -96,7 +100,7 @@ class ProgramStart:
         status: exit status; negative: the signal that ended the start.  Of several ranks the status of the
             rank that was struck; torchrun turns a kill into 1, and the run a planned stop into 0.
         began, seconds: time of the start (seconds since 1970), and its duration.
-        witnessed: lines of the witness, of all ranks.
+        witnessed: what was found at each step, of all ranks.
         log: file with the output.
     """
 
@@ -104,46 +108,53 @@ class ProgramStart:
     status: int
     began: float
     seconds: float
-    witnessed: list[WitnessLine]
+    witnessed: list[StepDigests]
     log: Path
 
     @property
-    def records(self) -> list[WitnessLine]:
-        """Lines of rank 0."""
+    def records(self) -> list[StepDigests]:
+        """What rank 0 found."""
         return self.of_rank(0)
 
-    def of_rank(self, rank: int) -> list[WitnessLine]:
-        """Return the lines of a rank, in order."""
+    def of_rank(self, rank: int) -> list[StepDigests]:
+        """Return what a rank found, in order."""
         return [record for record in self.witnessed if record.rank == rank]
+
+    @property
+    def steps(self) -> list[tuple[str, int, int]]:
+        """The steps that rank 0 completed, in order: (run, epoch, step)."""
+        return [(each.run, each.epoch, each.step) for each in self.records if each.at == "step"]
 
     @property
     def tail(self) -> str:
         """Last lines of the output."""
-        return last_lines(self.log)
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
 
 
 @dataclass
 class Program:
-    """Script with its arguments, and all that a chain of its starts leaves.
+    """Program with its arguments, and all that a chain of its starts leaves.
 
     Attributes:
-        command: command line of a start, in the current directory.
+        command: command line of a start.
         folder: folder of this chain; `root` inside has the run directories.
-        timeout: seconds that a start may take.
+        timeout: seconds that a start may take; None for no limit.
         ranks: number of processes that the command starts to train; the command is torchrun's if more than 1.
         starts: starts of the chain, in order.
         env: variables of the environment that each start has besides.
+        cwd: working directory; None for the current one.
     """
 
     command: tuple[str, ...]
     folder: Path
-    timeout: float
+    timeout: float | None = None
     ranks: int = 1
     starts: list[ProgramStart] = field(default_factory=list)
     env: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path | None = None
 
     def __post_init__(self) -> None:
-        self.root.mkdir(parents=True)
+        self.root.mkdir(parents=True, exist_ok=True)
 
     @property
     def root(self) -> Path:
@@ -152,70 +163,78 @@ class Program:
     @cached_property
     def runs(self) -> list[str]:
         """Run directories, relative to the root, in the order in which they were made."""
-        found = sorted(self.root.rglob("run.json"), key=lambda path: json.loads(path.read_bytes())["created"])
-        return [str(path.parent.relative_to(self.root)) for path in found]
+        files = sorted(self.root.rglob("run.json"), key=lambda path: json.loads(path.read_bytes())["created"])
+        return [str(path.parent.relative_to(self.root)) for path in files]
 
-    def start(self, strike: Strike | None = None, trace: Path | None = None) -> ProgramStart:
+    def start(
+        self, strike: Strike | None = None, trace: Path | None = None, *, witness: bool = True
+    ) -> ProgramStart:
         """Start the program, and wait until it ends.
 
         Args:
             trace: file for the names of the hazards that the start passes; "{rank}" in its name stands for
                 the rank.
+            witness: whether digests of each step are written.
         """
-        number = len(self.starts) + 1
-        log, witness = self.folder / f"start-{number}.log", self.folder / f"start-{number}.jsonl"
-        env = {**os.environ, **self.env, ROOT: str(self.root), FILE: str(witness)}
-        spec = f"trace:{trace}" if trace else strike.hazard if strike else ""
-        env[INDEX] = "off"  # drilled runs do not belong in the user's index
-        env.pop(HAZARD, None)
-        if spec:
+        name = f"start-{len(self.starts) + 1}"
+        log, file = self.folder / f"{name}.log", self.folder / f"{name}.jsonl"
+        # the runs of these programs do not belong in the user's index
+        env = {**os.environ, **self.env, ROOT: str(self.root), INDEX: "off"}
+        for variable in (HAZARD, FILE, PIPE):
+            env.pop(variable, None)
+        if witness:
+            env[FILE] = str(file)
+        if spec := f"trace:{trace}" if trace else strike.hazard if strike else "":
             env[HAZARD] = spec
         began, clock = time.time(), time.monotonic()
-        with owned_process(self.command, env, log, FILE) as process:
-            status = self._wait(process, witness, strike)
+        with owned_process(self.command, env, log, self._mark, self.cwd) as process:
+            status = self._wait(process, file, strike)
         self.__dict__.pop("runs", None)
-        status = status if self.ranks == 1 else self._of_ranks(status, strike, began)
-        seconds = time.monotonic() - clock
-        start = ProgramStart(strike, status, began, seconds, self._read(witness), log)
+        if self.ranks > 1:
+            status = self._of_ranks(status, strike, began)
+        start = ProgramStart(strike, status, began, time.monotonic() - clock, self._read(file), log)
         self.starts.append(start)
         return start
 
-    def _wait(self, process: subprocess.Popen[bytes], witness: Path, strike: Strike | None) -> int:
-        until = time.monotonic() + self.timeout
-        if strike is not None and strike.seconds is not None:
-            # until the first run is open on all ranks
-            while process.poll() is None and time.monotonic() < until:
-                if len({line.rank for line in read_witness(witness)}) == self.ranks:
-                    break
-                time.sleep(0.001)
-            with suppress(subprocess.TimeoutExpired):
-                return process.wait(strike.seconds)
-            self._kill(process, witness, strike)
+    @property
+    def _mark(self) -> bytes:
+        return os.fsencode(f"{ROOT}={self.root}")
+
+    def _wait(self, process: subprocess.Popen[bytes], file: Path, strike: Strike | None) -> int:
         try:
-            return process.wait(max(0.0, until - time.monotonic()))
+            if strike is not None and strike.seconds is not None:
+                self._kill(process, file, strike, strike.seconds)
+            return process.wait(self.timeout)
         except subprocess.TimeoutExpired:
             raise DrillError(
                 f"{' '.join(self.command[1:])} ran longer than {self.timeout:g} s in one start; make it "
                 "smaller by its arguments, or raise the timeout"
             ) from None
 
-    def _kill(self, process: subprocess.Popen[bytes], witness: Path, strike: Strike) -> None:
-        """Kill whom a strike aims at."""
+    def _kill(self, process: subprocess.Popen[bytes], file: Path, strike: Strike, seconds: float) -> None:
+        """Kill whom a strike aims at, some seconds after the first run is open on all ranks."""
+        until = time.monotonic() + (self.timeout or 0.0)
+        while process.poll() is None and time.monotonic() < until:
+            if len({record.rank for record in self._read(file)}) == self.ranks:
+                break
+            time.sleep(0.001)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+            return
+        pids = {record.rank: record.pid for record in self._read(file)}
         if strike.target in ("", TORCHRUN):
             process.kill()
-        pids = {record.rank: record.pid for record in self._read(witness)}
         for rank, pid in pids.items():
             if strike.target in (ALL_RANKS, f"rank {rank}"):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         if strike.target == TORCHRUN:
-            self._await_ranks(witness, pids.values())
+            self._await_ranks(pids.values())
 
-    def _await_ranks(self, witness: Path, pids: Iterable[int]) -> None:
+    def _await_ranks(self, pids: Iterable[int]) -> None:
         """Wait until the ranks of a torchrun that was killed have left by themselves."""
-        mark = os.fsencode(f"{FILE}={witness}")
         until = time.monotonic() + LEAVING
-        while left := set(pids) & set(with_environment(mark)):
+        while left := set(pids) & set(with_environment(self._mark)):
             if time.monotonic() > until:
                 raise DrillError(
                     f"{len(left)} of {self.ranks} ranks still run {LEAVING:g} s after their torchrun was "
@@ -235,30 +254,26 @@ class Program:
         )
         return status or next(stopped, 0)  # see `everstep.group.exit_status`
 
-    def _read(self, witness: Path) -> list[WitnessLine]:
-        return [line._replace(run=os.path.relpath(line.run, self.root)) for line in read_witness(witness)]
+    def _read(self, file: Path) -> list[StepDigests]:
+        records = (StepDigests(**line) for line in read_lines(file))
+        return [record._replace(run=os.path.relpath(record.run, self.root)) for record in records]
 
     def journal(self, run: str) -> RunJournal:
         """Read the journal of a run."""
         return RunJournal(self.root / run)
 
 
-def read_witness(file: Path) -> list[WitnessLine]:
-    """Read the file of a witness; none if it is missing."""
-    return [WitnessLine(**line) for line in read_lines(file)]
-
-
 def read_lines(file: Path) -> list[dict[str, Any]]:
     """Read a file of JSON lines; none if it is missing."""
-    found = []
+    lines = []
     for line in file.read_text().splitlines() if file.exists() else ():
         with suppress(ValueError):  # a kill may tear the last line
-            found.append(json.loads(line))
-    return found
+            lines.append(json.loads(line))
+    return lines
 
 
 def command(script: Path, args: tuple[str, ...], ranks: int = 1) -> tuple[str, ...]:
-    """Return the command that starts a script by the drill's own Python; a config by `everstep train`.
+    """Return the command that starts a script by this Python, a config by `everstep train`.
 
     Several ranks are started by torchrun, on this machine.
     """

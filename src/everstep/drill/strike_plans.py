@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from random import Random
 
-from everstep.drill.program import ALL_RANKS, TORCHRUN, Strike, WitnessLine
+from everstep.drill.program import ALL_RANKS, TORCHRUN, StepDigests, Strike
 from everstep.errors import ConfigError, nearest
 
 
@@ -20,11 +21,11 @@ class Landmarks:
     """Points that a rank of an undisturbed start passed, by which strikes are aimed.
 
     Attributes:
-        records: lines of the witness, of this rank.
+        records: what this rank found at its steps.
         points: the hazards that the rank passed, in order.
     """
 
-    records: list[WitnessLine] = field(repr=False)
+    records: list[StepDigests] = field(repr=False)
     points: list[str] = field(repr=False)
 
     @cached_property
@@ -45,9 +46,9 @@ class Landmarks:
     @cached_property
     def last_steps(self) -> list[int]:
         """Ordinals, from 1, of the steps that end an epoch or a run."""
-        steps = [record for record in self.records if record.at in ("step", "epoch")]
+        records = [record for record in self.records if record.at in ("step", "epoch")]
         ends, count = [], 0
-        for record, after in zip(steps, [*steps[1:], None], strict=True):
+        for record, after in zip(records, [*records[1:], None], strict=True):
             count += record.at == "step"
             if record.at == "step" and (after is None or after.at == "epoch" or after.run != record.run):
                 ends.append(count)
@@ -60,21 +61,15 @@ class Landmarks:
         return self.points[:at].count("witness.step") + 1 if "witness.step" in self.points[at:] else 0
 
     def after_the_first_step(self, *names: str) -> list[int]:
-        """List the points (by their indices) of these names, or that begin so, after the first step."""
+        """List the points (by their indices) whose names begin so, after the first step."""
         return [i for i, name in enumerate(self.points) if i > self.begun and name.startswith(names)]
 
-    def goes_on(self, point: int) -> bool:
-        """Whether a step follows a point (given by its index) before a run ends."""
-        after = (name for name in self.points[point:] if name in ("witness.step", "loop.exit"))
-        return next(after, None) == "witness.step"
-
-    def any_of(self, points: Sequence[int], draw: Random) -> list[Strike]:
+    def kill_at_one(self, points: Sequence[int], draw: Random) -> list[Strike]:
         """Kill at one of these points (indices), chosen with equal chances."""
-        return [self.kill(draw.choice(points))] if points else []
-
-    def kill(self, at: int) -> Strike:
-        """Kill at a point, given by its index."""
-        return Strike(f"kill:{self.points[at]}:{self.points[: at + 1].count(self.points[at])}")
+        if not points:
+            return []
+        at = draw.choice(points)
+        return [Strike(f"kill:{self.points[at]}:{self.points[: at + 1].count(self.points[at])}")]
 
 
 Aim = Callable[[Landmarks, Random], list[Strike]]
@@ -85,10 +80,22 @@ def _random_instant(landmarks: Landmarks, draw: Random) -> list[Strike]:
     return [Strike(seconds=draw.uniform(0, landmarks.seconds))]
 
 
+def _at_step(what: str) -> Aim:
+    """Strike at one of all steps: `what` is "ACTION:POINT"."""
+    return lambda landmarks, draw: [Strike(f"{what}:{draw.randint(1, landmarks.steps)}")]
+
+
+def _after(*names: str) -> Aim:
+    """Kill at a point after the first step whose name begins so."""
+    return lambda landmarks, draw: landmarks.kill_at_one(landmarks.after_the_first_step(*names), draw)
+
+
 def _head(landmarks: Landmarks, draw: Random) -> list[Strike]:
     """Strike in the tail by SIGTERM, so that the epoch's end is saved; kill the next start in the head."""
-    tails = [i for i, name in enumerate(landmarks.points) if name == "loop.tail_end"]
-    followed = [n for n, i in enumerate(tails, 1) if landmarks.goes_on(i)]
+    places = ("loop.tail_end", "witness.step", "loop.exit")
+    passed = [name for name in landmarks.points if name in places]
+    tails = [after for name, after in pairwise([*passed, ""]) if name == "loop.tail_end"]
+    followed = [n for n, after in enumerate(tails, 1) if after == "witness.step"]
     if not followed:
         return []
     return [Strike(f"SIGTERM:loop.tail_end:{draw.choice(followed)}"), Strike("kill:witness.before:1")]
@@ -96,25 +103,20 @@ def _head(landmarks: Landmarks, draw: Random) -> list[Strike]:
 
 def _shutdown(landmarks: Landmarks, draw: Random) -> list[Strike]:
     end = len(landmarks.points) - 1 - landmarks.points[::-1].index("loop.exit")
-    return landmarks.any_of(range(end, len(landmarks.points)), draw)
+    return landmarks.kill_at_one(range(end, len(landmarks.points)), draw)
 
 
 def _resume(landmarks: Landmarks, draw: Random) -> list[Strike]:
     """Kill in the first half, or once a checkpoint of a step is there; then kill the resumes."""
-    saved = landmarks.first_saved
-    early = max(1, landmarks.steps // 2)
-    first = draw.randint(1, early) if saved <= early else draw.randint(saved, landmarks.steps)
+    saved, half = landmarks.first_saved, max(1, landmarks.steps // 2)
+    first = draw.randint(1, half) if saved <= half else draw.randint(saved, landmarks.steps)
     points = [f"witness.step:{first}", "journal.create:1", "witness.enter:1", "witness.step:1"]
     passed = [point for point in points if point.partition(":")[0] in landmarks.points]
     return [Strike(f"kill:{point}") for point in passed]
 
 
-def _signal(name: str) -> Aim:
-    return lambda landmarks, draw: [Strike(f"{name}:witness.step:{draw.randint(1, landmarks.steps)}")]
-
-
 def _signal_then_kill(landmarks: Landmarks, draw: Random) -> list[Strike]:
-    (term,) = _signal("SIGTERM")(landmarks, draw)
+    (term,) = _at_step("SIGTERM:witness.step")(landmarks, draw)
     points = ("checkpoint.mkdir", "checkpoint.write", "checkpoint.fsync", "checkpoint.rename")
     point = draw.choice([point for point in points if point in landmarks.points])
     return [Strike(f"{term.spec} then kill:{point}:1")]
@@ -131,7 +133,7 @@ def _message(landmarks: Landmarks, draw: Random) -> list[Strike]:
     points = landmarks.after_the_first_step("checkpoint.tell_", "checkpoint.heard_", "checkpoint.verdict")
     kinds = sorted({landmarks.points[i] for i in points})
     kind = draw.choice(kinds) if kinds else ""
-    return landmarks.any_of([i for i in points if landmarks.points[i] == kind], draw)
+    return landmarks.kill_at_one([i for i in points if landmarks.points[i] == kind], draw)
 
 
 def _one_rank(aim: Aim) -> RankAim:
@@ -156,15 +158,15 @@ def _at(target: str, strikes: Iterable[Strike]) -> list[Strike]:
 
 HAZARDS: dict[str, Aim] = {
     "random instant": _random_instant,
-    "start-up": lambda landmarks, draw: landmarks.any_of(range(landmarks.begun), draw),
-    "commit": lambda landmarks, draw: landmarks.any_of(landmarks.after_the_first_step("checkpoint."), draw),
-    "tail": lambda landmarks, draw: landmarks.any_of(landmarks.after_the_first_step("loop.tail"), draw),
+    "start-up": lambda landmarks, draw: landmarks.kill_at_one(range(landmarks.begun), draw),
+    "commit": _after("checkpoint."),
+    "tail": _after("loop.tail"),
     "last step": lambda landmarks, draw: [Strike(f"kill:witness.step:{draw.choice(landmarks.last_steps)}")],
     "head": _head,
     "shutdown": _shutdown,
     "resume": _resume,
-    "SIGTERM": _signal("SIGTERM"),
-    "SIGINT": _signal("SIGINT"),
+    "SIGTERM": _at_step("SIGTERM:witness.step"),
+    "SIGINT": _at_step("SIGINT:witness.step"),
     "SIGTERM+SIGKILL": _signal_then_kill,
     "disk full": _disk_full,
 }
@@ -177,9 +179,7 @@ RANK_HAZARDS: dict[str, RankAim] = {
     "writer's commit": lambda ranks, draw: _at("rank 0", _message(ranks[0], draw)),
     "another's commit": _another,
     # as it begins a step: the others wait for it in the step's collectives
-    "collective": _one_rank(
-        lambda landmarks, draw: [Strike(f"kill:witness.before:{draw.randint(1, landmarks.steps)}")]
-    ),
+    "collective": _one_rank(_at_step("kill:witness.before")),
 }
 """Hazards of a script on several ranks."""
 

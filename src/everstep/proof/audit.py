@@ -6,7 +6,8 @@ of the data.  Nothing is written, imported or called.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -84,72 +85,54 @@ def audit(run_dir: str | Path) -> Audit:
         JournalError: a newer everstep wrote the journal.
     """
     run = RunDir.open(run_dir, create=False)
-    problems: list[str] = []
     notes: list[str] = []
     # before the journal: a run that trains meanwhile writes there first what its next checkpoint needs
-    position, accounts = _newest_checkpoint(run, notes)
+    position = _newest_checkpoint(run, notes)
     journal = RunJournal(run.path)
-    status = journal.status()
+    status, segments = journal.status(), journal.segments()
     # a torn end, or rows that a full disk cost, are no fault
-    torn = [segment.torn for segment in journal.segments() if segment.torn]
-    problems += [problem for problem in journal.problems if problem not in torn]
+    torn = [segment.torn for segment in segments if segment.torn]
+    problems = [problem for problem in journal.problems if problem not in torn]
     notes += torn
     for gap in journal.events("gap", valid=False):
         if rows := gap.data.get("rows"):
             notes.append(f"start {gap.segment}: a full disk has cost {rows} rows")
     if position is not None and (lost := journal.lacks(position)):
         problems.append(f"the newest checkpoint: {lost}")
-    streams = _read_ledger(run, journal, position, accounts, problems)
-    findings = [finding for stream in streams.values() for finding in stream.findings]
-    if not findings:
+    passes = _read_ledger(run, journal, problems)
+    if not passes:
         none = "step has drawn a batch from a stream of the run" if status.step else "step is recorded"
         notes.append(f"no ledger: no {none}")
-    verdicts = {finding.verdict for finding in findings}
+    verdicts = {finding.verdict for finding in passes}
     verdict: Verdict = "proven" if verdicts == {"proven"} else "not provable"
     return Audit(
         run.id,
         "wrong" if problems or "wrong" in verdicts else verdict,
         status.ended is not None,
         status.step,
-        sum(segment.started for segment in journal.segments()),
-        findings,
+        sum(segment.started for segment in segments),
+        passes,
         problems[:_LONGEST],
         notes[:_LONGEST],
     )
 
 
-def _newest_checkpoint(run: RunDir, notes: list[str]) -> tuple[Position | None, dict[str, str]]:
-    """Return the newest checkpoint's place in the journal, and its account of each stream."""
+def _newest_checkpoint(run: RunDir, notes: list[str]) -> Position | None:
+    """Return the newest checkpoint's place in the journal; None if it has none there."""
     store = Store(run.path)
-    names = store.names()
-    if not names:
-        return None, {}
+    if not (names := store.names()):
+        return None
     try:
-        saved = read_checkpoint(store.path(names[-1]), wanted=lambda name: False)
+        meta: Any = read_checkpoint(store.path(names[-1]), wanted=lambda name: False).meta
     except CheckpointError as error:
-        notes.append(f"the newest checkpoint is not compared with the ledger: {error}")
-        return None, {}
-    place = saved.meta.get("journal") if isinstance(saved.meta, dict) else None
-    if not (isinstance(place, list) and len(place) == 2 and all(type(n) is int for n in place)):
-        return None, {}  # a copy of another run's: its place is in that journal
-    structure: Any = saved.structure if isinstance(saved.structure, dict) else {}
-    streams = structure.get("streams")
-    accounts = {
-        name: f"{branch.get('pass')} {branch.get('ledger')}"
-        for name, branch in (streams.items() if isinstance(streams, dict) else ())
-        if isinstance(branch, dict)
-    }
-    return Position(*place), accounts
+        notes.append(f"the newest checkpoint is not compared with the journal: {error}")
+        return None
+    place = meta.get("journal")  # None in a copy of another run's: its place is in that journal
+    return None if place is None else Position(*place)
 
 
-def _read_ledger(
-    run: RunDir,
-    journal: RunJournal,
-    position: Position | None,
-    accounts: Mapping[str, str],
-    problems: list[str],
-) -> dict[str, _Stream]:
-    """Check the entries of the ledger that stand, oldest first, and the newest checkpoint's account."""
+def _read_ledger(run: RunDir, journal: RunJournal, problems: list[str]) -> list[Finding]:
+    """Check the entries of the ledger that stand, oldest first."""
     parent = run.facts.get("parent")
     earlier = "no entry of it is in this journal"
     if isinstance(parent, Mapping):
@@ -165,13 +148,7 @@ def _read_ledger(
         if event.data.get("what") == CHOSEN and event.data.get("why") == OTHER_DATA
     }
     streams: dict[str, _Stream] = {}
-    # the checkpoint of a start that does not stand is not compared
-    stands = position is not None and position.segment in {number for number, _ in journal.parts()}
-    due = position if stands else None
     for event in journal.events("progress"):
-        if due is not None and (event.segment, event.offset) >= tuple(due):
-            due = None
-            problems += _compare(streams, accounts)
         ledger = event.data.get("ledger", {})
         for name, facts in ledger.items() if isinstance(ledger, dict) else ():
             stream = streams.setdefault(name, _Stream(name, why_out, earlier))
@@ -181,56 +158,36 @@ def _read_ledger(
                 problems.append(
                     f"segment {event.segment}: the ledger's entry at {event.offset} cannot be read: {error}"
                 )
-    if due is not None:
-        problems += _compare(streams, accounts)
     for stream in streams.values():
         stream.close("so far")
-    return streams
-
-
-def _compare(streams: Mapping[str, _Stream], accounts: Mapping[str, str]) -> Iterator[str]:
-    """Compare the newest checkpoint's account of each stream with the entries up to its place."""
-    for name, account in accounts.items():
-        place = streams[name].place if name in streams else None
-        try:
-            wanted = unpack_place(account)
-        except ValueError as error:
-            yield f"stream {name!r}: the newest checkpoint has no account: {error}"
-            continue
-        if place == wanted or (place is None and wanted[:2] == (0, 0)):
-            continue
-        end = "no entry" if place is None else _where(place)
-        other = " with other samples" if place is not None and place[:2] == wanted[:2] else ""
-        yield (
-            f"stream {name!r}: the newest checkpoint stands at {_where(wanted)}, and the entries of "
-            f"the ledger up to it end at {end}{other}"
-        )
-
-
-def _where(place: Place) -> str:
-    return f"batch {place.batches} of pass {place.pass_index + 1}"
+    return [finding for stream in streams.values() for finding in stream.findings]
 
 
 # ------------------------------------------------------------------------------------ one stream
 
 
+@dataclass
 class _Pass:
-    """Account of one pass, from the entries so far."""
+    """Account of one pass, from the entries so far.
 
-    def __init__(self, number: int, plan: Plan | str, chain: int | None) -> None:
-        self.number = number
-        self.plan = plan
-        """Its order, computed again; or why it cannot be."""
-        self.place = self.used = self.dropped = 0
-        """Batches so far; samples that steps got, and samples of the batches that no step got."""
-        self.left_out: list[int] = []
-        self.before = 0
-        """Batches at the beginning for which there is no entry and no chain."""
-        self.wrong: list[str] = []
-        self.chain = chain
-        """The chain of the entries so far; None where it is not known."""
-        self.unknown = ""
-        """Why nothing is known of the contents of the batches; "" where something is."""
+    Attributes:
+        plan: its order, computed again; or why it cannot be.
+        chain: the chain of the entries; None where it is not known.
+        place: number of batches.
+        used: number of samples that steps got.
+        before: number of batches at the beginning for which there is no entry and no chain.
+        unknown: why nothing is known of the contents of the batches; "" where something is.
+    """
+
+    number: int
+    plan: Plan | str
+    chain: int | None
+    place: int = 0
+    used: int = 0
+    before: int = 0
+    unknown: str = ""
+    left_out: list[int] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
 
     def add(self, end: int, left_out: frozenset[int] = frozenset()) -> int | None:
         """Go on to a batch; return the chain of the samples up to it, None where they are not known."""
@@ -241,7 +198,6 @@ class _Pass:
         for batch in range(first, end):
             samples, is_out = self.plan.used(batch), batch in left_out
             self.used += 0 if is_out else len(samples)
-            self.dropped += len(samples) if is_out else 0
             if chain is not None:
                 chain = link(LEFT_OUT if is_out else samples, chain)
         return chain
@@ -251,7 +207,6 @@ class _Stream:
     """A stream whose entries are read in the order of the steps that stand.
 
     Args:
-        name: the stream's name.
         why_out: (stream, pass, batch) -> why no step got the batch.
         earlier: why entries before the first may be missing.
 
@@ -269,16 +224,14 @@ class _Stream:
         self._pass: _Pass | None = None
 
     def take(self, facts: Mapping[str, Any], start: int, *, chosen: bool) -> None:
-        """Take what an event says of this stream.
+        """Take what an event of a start says of this stream.
 
         Args:
-            start: number of the start that wrote the event.
             chosen: whether a person has chosen other data for this start.
         """
         entries = list(unpack(facts.get("entries")))
         place, here = unpack_place(facts["from"]) if "from" in facts else None, self.place
-        begins = chosen and here is not None and place is not None and place[:2] == (here.pass_index, 0)
-        if begins and here is not None and here.batches:
+        if chosen and place and here and here.batches and place[:2] == (here.pass_index, 0):
             self.close("left for other data, as a person chose")
             self.place = place
         if "data" in facts:
@@ -369,18 +322,15 @@ class _Stream:
         if to.pass_index != here.pass_index:
             own.wrong.append(f"from batch {here.batches + 1} on nothing follows ({at})")
             self.close("")
-            if to.pass_index > here.pass_index + 1:
-                self._note(here.pass_index + 1, to.pass_index - 1, "wrong", "no entry of it is left")
             own = self._open(to.pass_index)
         elif to.batches == here.batches:
             own.wrong.append(f"{at}, after other samples than those recorded before")
         if own.place != to.batches:
-            is_missing = own.place < to.batches
             first, end = sorted((own.place, to.batches))
+            how = "are missing" if own.place < to.batches else "were used twice"
             sample = f"batch {first + 1}"
             if not isinstance(own.plan, str) and first < len(own.plan):
                 sample = f"sample {int(own.plan.used(first)[0])}"
-            how = "are missing" if is_missing else "were used twice"
             own.wrong.append(f"{_batches(first, end)} {how} ({at}); the first: {sample}")
         own.place, own.chain, self.place = to.batches, to.chain, to
 
@@ -392,50 +342,47 @@ class _Stream:
         if own is None or (how == "so far" and not (own.place or own.wrong)):
             return
         verdict: Verdict = "not provable"
-        once = f"{own.place:,} batches, each once"
-        if own.before:
-            once = f"batches {own.before + 1} to {own.place}, each once"
+        first = f"batches {own.before + 1} to {own.place}" if own.before else f"{own.place:,} batches"
         if own.wrong:
-            verdict, found = "wrong", "; ".join(own.wrong)
+            verdict, words = "wrong", "; ".join(own.wrong)
         elif isinstance(own.plan, str):
             why = own.unknown or f"by one chain of their digests; {own.plan}"
-            found = " ".join(filter(None, [how, f"{once}, {why}"]))
+            words = " ".join(filter(None, [how, f"{first}, each once, {why}"]))
         elif own.unknown:
-            found = f"{once}; {own.unknown}"
+            words = f"{first}, each once; {own.unknown}"
         elif not np.array_equal(np.sort(own.plan.order), np.arange(len(own.plan.order))):
-            verdict, found = "wrong", "its order does not have each sample once"
+            verdict, words = "wrong", "its order does not have each sample once"
         else:
-            verdict, found = "proven", self._samples(own, own.plan, how)
-        self._note(own.number, own.number, verdict, found)
+            verdict, words = "proven", self._samples(own, own.plan, how)
+        self._note(own.number, own.number, verdict, words)
 
     def _samples(self, own: _Pass, plan: Plan, how: str) -> str:
         """Say what is known of a pass whose samples are known."""
-        why = "by everstep.data.checked"
         reasons = [
-            f"batch {batch + 1} ({self._why_out.get((self.name, own.number, batch), why)})"
-            for batch in own.left_out
+            f"batch {each + 1} ({self._why_out.get((self.name, own.number, each), 'by everstep.data.checked')})"
+            for each in own.left_out
         ]
-        more = [f"{len(reasons) - 8} more"] if len(reasons) > 8 else []
-        out = f"; left out: {', '.join([*reasons[:8], *more])}" if reasons else ""
-        batches, length = own.place - len(reasons), len(plan.order)
+        if len(reasons) > 8:
+            reasons[8:] = [f"{len(reasons) - 8} more"]
+        out = f"; left out: {', '.join(reasons)}" if reasons else ""
+        batches, length = own.place - len(own.left_out), len(plan.order)
         used = f"{own.used:,} of {length:,} samples"
         if own.place < len(plan):
-            what = how or "left early"
-            return f"{what}: {used}, each once, in {batches:,} of {len(plan):,} batches{out}"
+            return f"{how or 'left early'}: {used}, each once, in {batches:,} of {len(plan):,} batches{out}"
         if own.used == length:
             return f"each sample of {length:,} exactly once, in {batches:,} batches{out}"
         rule = "drop_last" if self._described[0].get("drop_last") else 'uneven="drop"'
-        fewer = length - own.used - own.dropped
+        fewer = length - own.used - sum(len(plan.used(each)) for each in own.left_out)
         by_rule = f", {fewer:,} left out by {rule}" if fewer else ""
         return f"{used}, each exactly once, in {batches:,} batches{by_rule}{out}"
 
-    def _note(self, first: int, last: int, verdict: Verdict, found: str) -> None:
+    def _note(self, first: int, last: int, verdict: Verdict, words: str) -> None:
         """Note a finding, together with the passes before of which the same is known."""
         before = self.findings[-1] if self.findings else None
-        if before is not None and (before.last, before.verdict, before.found) == (first, verdict, found):
+        if before is not None and before[2:] == (first, verdict, words):
             self.findings[-1] = before._replace(last=last + 1)
         else:
-            self.findings.append(Finding(self.name, first + 1, last + 1, verdict, found))
+            self.findings.append(Finding(self.name, first + 1, last + 1, verdict, words))
 
 
 def _batches(first: int, end: int) -> str:

@@ -1,4 +1,4 @@
-"""Execution of steps again: the program of a run is started in a copy of the run, and followed by a plan.
+"""Execution of steps again: the program of a run is started in a copy of the run, and follows a plan.
 
 A program in this process is left before a step, and all that the step would use stays at hand.
 """
@@ -6,27 +6,120 @@ A program in this process is left before a step, and all that the step would use
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import shutil
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from everstep.arguments import checked_keywords, integer
-from everstep.drill.processes import last_lines, owned_folder, owned_process
-from everstep.drill.program import WitnessLine, read_lines, read_witness
-from everstep.errors import ReplayError
-from everstep.record import Difference, RunDir, user_path
+from everstep.checkpoint import CheckpointName, Store
+from everstep.drill.processes import owned_folder
+from everstep.drill.program import INDEX, Program, StepDigests, read_lines
+from everstep.errors import DamagedCheckpointError, NoCheckpointError, ReplayError
+from everstep.record import Difference, RunDir, RunJournal, user_path
 from everstep.record.rundir import ROOT
-from everstep.replaying.recorded_program import RecordedProgram
-from everstep.replaying.run_copy import RunCopy, copy_run
+from everstep.replaying.recorded_program import RecordedProgram, resumed_from
 from everstep.services.replayed import VARIABLE, ReplayLeft, ReplayPlan
-from everstep.services.witness import FILE
 from everstep.state import restore
-from everstep.unattended import PIPE
 
-FOLDER = "everstep-replay-"
-"""Beginning of the names of temporary folders with copies."""
+
+def folder_for(keep: Path | None) -> AbstractContextManager[Path]:
+    """Make a folder for copies, deleted after the block unless it is kept."""
+    return owned_folder("everstep-replay-", keep)
+
+
+# ----------------------------------------------------------------------------------------- the copy
+
+
+@dataclass
+class RunCopy:
+    """Copy of a run as it was at its newest whole checkpoint up to a step.
+
+    Files of checkpoints are copied and verified, not linked: a program that writes into its own run directory
+    cannot reach the run through a link.
+
+    Args:
+        run_dir: the run itself, which is only read.
+        folder: a folder for the copy; `root` inside is the value of EVERSTEP_ROOT.
+        step: the checkpoint's step is at most this.
+        opened_as: path under which the program opens the run; None: the run's own.
+        anew: begin from nothing, as a run with a given seed can.
+
+    Attributes:
+        place: the copy, below the root.
+        checkpoint: the checkpoint from which the program continues; None: it begins from nothing.
+        notes: sentences about checkpoints that were passed over.
+    """
+
+    run_dir: Path
+    folder: Path
+    step: int
+    opened_as: Path | None = None
+    anew: bool = False
+    checkpoint: CheckpointName | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        path = Path(os.path.abspath(self.opened_as or self.run_dir))
+        self.place = self.root.joinpath(*path.parts[1:])
+        (self.place / "journal").mkdir(parents=True)
+        journal = [*(self.run_dir / "journal").glob("*.evj"), *(self.run_dir / "journal").glob("*.trail")]
+        for file in (self.run_dir / "run.json", *journal):
+            if file.exists():
+                shutil.copyfile(file, self.place / file.relative_to(self.run_dir))
+        store, limit = Store(self.run_dir), -1 if self.anew else self.step
+        names = [facts.name for facts in store.facts()]
+        for name in reversed([name for name in names if name.step <= limit]):
+            try:
+                store.copy(name, self.place / "checkpoints")
+            except (
+                DamagedCheckpointError,
+                NoCheckpointError,
+            ) as error:  # a training may delete while we read
+                self.notes.append(f"{error}; an older checkpoint is taken")
+            else:
+                self.checkpoint = name
+                break
+        if self.checkpoint is None and not can_begin_anew(self.run_dir):
+            there = f"the oldest is {names[0]}" if names else "there is none at all"
+            raise ReplayError(
+                f"{self.run_dir} has no whole checkpoint up to step {self.step} ({there}), and begins "
+                "otherwise at each start: it was made without seed=, or from another run's checkpoint. Give a "
+                "later step; keep more checkpoints: Checkpoints(keep_every=Every(...))"
+            )
+        self.step = 0 if self.checkpoint is None else self.checkpoint.step
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "root"
+
+    @property
+    def origin(self) -> str:
+        """Where the program begins, in words."""
+        return "the start of the run" if self.checkpoint is None else str(self.checkpoint)
+
+
+def can_begin_anew(run_dir: Path) -> bool:
+    """Whether an execution from nothing is the run again: its seed was given, and it is not a fork."""
+    return bool(RunDir.open(run_dir, create=False).facts.get("seed_given")) and not origin(run_dir)
+
+
+def origin(run_dir: Path) -> str:
+    """Return the checkpoint of another run with which a run began; "" if it began from nothing."""
+    began = next(iter(RunJournal(run_dir).events("segment")), None)
+    return "" if began is None else resumed_from(began)
+
+
+def last_step(run_dir: Path) -> int:
+    """Return the last step that a run is known to have completed."""
+    steps = [facts.name.step for facts in Store(run_dir).facts()]
+    return max(RunJournal(run_dir).status().step, *steps, 0)
+
+
+# ------------------------------------------------------------------------------------ the execution
 
 
 class Executed(NamedTuple):
@@ -34,22 +127,22 @@ class Executed(NamedTuple):
 
     Attributes:
         copy: the copy, with the journal of this execution.
-        found: the lines of the plan's file.
-        witnessed: what a witness has seen of the steps, where one was asked for.
+        lines: the lines of the plan's file.
+        witnessed: digests of the steps, where they were asked for.
     """
 
     copy: RunCopy
-    found: list[dict[str, Any]]
-    witnessed: list[WitnessLine]
+    lines: list[dict[str, Any]]
+    witnessed: list[StepDigests]
 
-    def told(self, at: str) -> dict[str, Any]:
+    def last(self, at: str) -> dict[str, Any]:
         """Return the last line of a kind; empty if there is none."""
-        return next((line for line in reversed(self.found) if line["at"] == at), {})
+        return next((line for line in reversed(self.lines) if line["at"] == at), {})
 
     @property
     def difference(self) -> Difference | None:
         """First value of the record that was not found again."""
-        first = self.told("left")["difference"]
+        first = self.last("left")["difference"]
         return None if first is None else Difference(**first)
 
     @property
@@ -57,65 +150,37 @@ class Executed(NamedTuple):
         """Warnings of the loop, such as one of another processor."""
         path = self.copy.place / "logs" / "replay.log"
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-        warnings = [line.partition("warning: ")[2] for line in lines if "warning: " in line]
-        return [one for one in warnings if not one.startswith("resume differs")]
+        warnings = [line.partition("warning: ")[2] for line in lines]
+        return [one for one in warnings if one and not one.startswith("resume differs")]
 
 
-@contextmanager
-def folder_for(keep: Path | None) -> Iterator[Path]:
-    """Make a folder for copies, deleted after the block unless it is kept."""
-    if keep is not None:
-        if keep.exists():
-            raise ReplayError(f"{keep} exists; give --keep a folder that can be made")
-        yield keep.resolve()
-        return
-    with owned_folder(FOLDER) as folder:
-        yield folder
-
-
-def environment(copy: RunCopy, last: int, **more: Any) -> tuple[dict[str, str], Path]:
-    """Write the plan of an execution up to a step.
-
-    Args:
-        more: further attributes of the `ReplayPlan`.
-
-    Returns:
-        The variables by which a process follows it, and the file for what is found.
-    """
+def _write_plan(copy: RunCopy, last: int, **plan: Any) -> tuple[dict[str, str], Path]:
+    """Write the plan of an execution up to a step; the variables by which a process follows it, its file."""
     run = RunDir.open(copy.run_dir, create=False).id
-    path, out = copy.root.parent / "plan.json", copy.root.parent / "found.jsonl"
-    ReplayPlan(run, str(copy.run_dir.absolute()), last, str(out), **more).write(path)
-    return {ROOT: str(copy.root), VARIABLE: str(path), "EVERSTEP_INDEX": "off"}, out
+    path, out = copy.folder / "plan.json", copy.folder / "found.jsonl"
+    ReplayPlan(run, str(copy.run_dir.absolute()), last, str(out), **plan).write(path)
+    return {ROOT: str(copy.root), VARIABLE: str(path), INDEX: "off"}, out
 
 
 def execute(
-    program: RecordedProgram, copy: RunCopy, last: int, *, witness: bool = False, **more: Any
+    program: RecordedProgram, copy: RunCopy, last: int, *, witness: bool = False, **plan: Any
 ) -> Executed:
     """Start a program, and wait until it leaves behind a step.
 
     Args:
-        witness: whether a witness notes the parts of each step, as in a drill.
-        more: further attributes of the `ReplayPlan`.
+        witness: whether digests of each step are written, as in a drill.
+        plan: further attributes of the `ReplayPlan`.
     """
-    log, seen = copy.root.parent / "output.log", copy.root.parent / "witness.jsonl"
-    variables, out = environment(copy, last, **more)
-    env = {**os.environ, **program.environment, **variables}
-    for name in ("EVERSTEP_HAZARD", FILE, PIPE):  # of drills and of `everstep run`
-        env.pop(name, None)
-    if witness:
-        env[FILE] = str(seen)
-    command = [*program.command, *([str(copy.place)] if program.takes_run else [])]
-    with owned_process(command, env, log, VARIABLE, program.folder) as process:
-        status = process.wait()
-    lines = [line._replace(run="") for line in read_witness(seen)]
-    executed = Executed(copy, read_lines(out), lines)
-    if not executed.told("left"):
-        tail = last_lines(log)
-        shown, ended = " ".join(program.command[1:]), executed.told("ended")
-        if not executed.told("opened"):
-            raise ReplayError(f"{shown} did not open the run (exit status {status}):\n{tail}")
-        where = f"after step {ended['step']} ({ended['reason']})" if ended else f"with exit status {status}"
-        raise ReplayError(f"{shown} ended {where}, before step {last + 1}:\n{tail}")
+    env, out = _write_plan(copy, last, **plan)
+    command = (*program.command, *([str(copy.place)] if program.takes_run else []))
+    start = Program(command, copy.folder, env=env, cwd=program.folder).start(witness=witness)
+    executed = Executed(copy, read_lines(out), [line._replace(run="") for line in start.witnessed])
+    if not executed.last("left"):
+        shown, ended = " ".join(program.command[1:]), executed.last("ended")
+        if not executed.last("opened"):
+            raise ReplayError(f"{shown} did not open the run (exit status {start.status}):\n{start.tail}")
+        where = f"after step {ended['step']} ({ended['reason']})" if ended else f"with status {start.status}"
+        raise ReplayError(f"{shown} ended {where}, before step {last + 1}:\n{start.tail}")
     return executed
 
 
@@ -166,26 +231,20 @@ class Replay:
 
     def __init__(self, run_dir: Path, step: int, opened_as: Path | None) -> None:
         self._run_dir, self.step, self._opened_as = run_dir, step, opened_as
-        self._before: dict[str, str | None] = {}
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            folder = stack.enter_context(owned_folder(FOLDER))
-            copy = copy_run(self._run_dir, folder, self.step - 1, self._opened_as)
-            variables, _ = environment(copy, self.step - 1, in_process=True)
+            folder = stack.enter_context(folder_for(None))
+            copy = RunCopy(self._run_dir, folder, self.step - 1, self._opened_as)
+            variables, _ = _write_plan(copy, self.step - 1, in_process=True)
+            stack.callback(_set_variables, {name: os.environ.get(name) for name in variables})
+            _set_variables(variables)
             self._held = stack.pop_all()
-        self._before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
         self._held.close()
         if isinstance(error, ReplayLeft):
             vars(self).update(vars(error.step))
@@ -197,3 +256,8 @@ class Replay:
                 f"{self._run_dir}, with its arguments"
             )
         return False
+
+
+def _set_variables(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        os.environ.pop(name, None) if value is None else os.environ.update({name: value})

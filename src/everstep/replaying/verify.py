@@ -12,9 +12,8 @@ from typing import Any
 from everstep.checkpoint import Store
 from everstep.errors import ConfigError
 from everstep.record import Difference, RunJournal, first_difference
-from everstep.replaying.execution import Executed, execute
+from everstep.replaying.execution import Executed, RunCopy, can_begin_anew, execute, last_step
 from everstep.replaying.recorded_program import RecordedProgram
-from everstep.replaying.run_copy import can_begin_anew, copy_run, last_step
 
 
 @dataclass
@@ -58,8 +57,7 @@ class Verification:
             f"steps {self.first} to {self.last} executed again from {self.origin}, in {self.seconds:.1f} s"
         )
         lines.append(f"  equal values: {counted(self.equal)}")
-        if self.difference is not None:
-            first = self.difference
+        if (first := self.difference) is not None:
             lines.append(f"  first: {first}: {first.expected} recorded, {first.actual} here")
             lines.append(f"not verified: {self.differing} of these values differ from the record")
         elif self.verified:
@@ -108,17 +106,15 @@ def verify(
     Args:
         shown: step whose batch and metrics are shown; 0: none.
     """
-    copy = copy_run(run_dir, folder, steps[0] - 1, opened_as)
-    names = [
-        str(each.name) for each in Store(copy.run_dir).facts() if copy.step < each.name.step <= steps[-1]
-    ]
+    copy, last = RunCopy(run_dir, folder, steps[0] - 1, opened_as), steps[-1]
+    names = [facts.name for facts in Store(run_dir).facts() if copy.step < facts.name.step <= last]
     began = time.monotonic()
-    executed = execute(program, copy, steps[-1], states=names, shown=shown)
+    executed = execute(program, copy, last, states=[*map(str, names)], shown=shown)
     seconds = time.monotonic() - began
-    left = executed.told("left")
+    left = executed.last("left")
     equal, differing = Counter(left["equal"]), left["differing"]
     differences = [] if executed.difference is None else [executed.difference]
-    for line in executed.found:
+    for line in executed.lines:
         if line["at"] == "state" and (paths := line["differing"]):
             differing += len(paths)
             values = f"that in {line['name']}", "another"
@@ -126,9 +122,9 @@ def verify(
         elif line["at"] == "state":
             equal["state of a checkpoint"] += 1
     return Verification(
-        str(copy.run_dir),
+        str(run_dir),
         copy.step + 1,
-        steps[-1],
+        last,
         copy.origin,
         round(seconds, 3),
         dict(equal),
@@ -145,4 +141,4 @@ def _shown(executed: Executed, step: int) -> dict[str, Any]:
     newest = max(segment.number for segment in journal.segments())
     rows = [row for row in journal.rows(valid=False) if (row.segment, row.step) == (newest, step)]
     metrics = {row.name if row.phase == "step" else f"{row.phase}/{row.name}": row.value for row in rows}
-    return {"batch": executed.told("batch").get("batch", "none"), "metrics": metrics}
+    return {"batch": executed.last("batch").get("batch", "none"), "metrics": metrics}
