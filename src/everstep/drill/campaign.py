@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from everstep.arguments import integer, number
 from everstep.drill.divergence import Undisturbed
@@ -36,7 +35,7 @@ ATTEMPTS = 3
 """Number of tries for a hazard that comes too late."""
 
 SAVES = 4
-"""Number of checkpoints that the drill adds to a run that it leaves before the script has saved."""
+"""Number of checkpoints that the drill adds to a run that it leaves early."""
 
 
 def drill(
@@ -118,15 +117,13 @@ class _Campaign:
 
     def begin(self, max_steps: int | None) -> DrillReport:
         """Run the program twice undisturbed."""
-        self.limit: dict[str, Any] = {} if max_steps is None else {"steps": max_steps}
-        """Arguments of `everstep.services.witness.DrillLimit`."""
         self.drawn_seed = Random(f"{self.seed}/seed of a run").getrandbits(31)
-        """Seed of the runs that are given none."""
-        first, landmarks = self._undisturbed(1)
-        cut = max_steps if _was_left_early(first) else None
-        if cut is not None and not landmarks[0].first_saved:
-            # else no kill is followed by a resume from a later checkpoint than that of step 0
-            self.limit["save_every"] = max(1, cut // SAVES)
+        self.env = {SEED: str(self.drawn_seed)}
+        if max_steps is not None:
+            # the script may save later: no kill would be followed by a resume
+            limit = {"steps": max_steps, "save_every": max(1, max_steps // SAVES)}
+            self.env[LIMIT] = json.dumps(limit)
+        first, _ = self._undisturbed(1)
         second, self.landmarks = self._undisturbed(2)
         self.undisturbed = Undisturbed(first)
         self.place = {step: number for number, step in enumerate(first.starts[0].steps, 1)}
@@ -141,14 +138,12 @@ class _Campaign:
             ranks=self.ranks,
             nondeterminism=self._difference(second),
             seeded=self.drawn_seed not in seeds,
-            cut=cut,
-            save_every=self.limit.get("save_every"),
+            cut=max_steps if _was_left_early(first) else None,
         )
         return self.report
 
     def _program(self, name: str) -> Program:
-        env = {SEED: str(self.drawn_seed)} | ({LIMIT: json.dumps(self.limit)} if self.limit else {})
-        return Program(self.command, self.folder / name, self.timeout, self.ranks, env=env)
+        return Program(self.command, self.folder / name, self.timeout, self.ranks, env=self.env)
 
     def _undisturbed(self, number: int) -> tuple[Program, list[Landmarks]]:
         """Start a program undisturbed, and refuse a script that cannot be drilled."""

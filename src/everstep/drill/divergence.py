@@ -28,21 +28,8 @@ CAUSES = {
 }
 """Likely causes of a resume that differs."""
 
-TOUCHED = (
-    "it changed between two steps, where no line of the loop runs: a thread, or the data, writes into it. "
-    "Change the state in the loop"
-)
-
 _FROM_OUTSIDE = ("random state", "loss", "weights", "optimizer", "state")
 """Components that differ by what the state lacks, or by a kernel that was chosen otherwise."""
-_COMPONENTS = {
-    "samples": "samples",
-    "random": "random state",
-    "weights": "weights",
-    "optimizer": "optimizer",
-}
-"""Kind of a digest -> its component; "state" for others."""
-
 Digests: TypeAlias = dict[tuple[str, int, str, int, int], StepDigests]
 """Digests by their places."""
 
@@ -81,7 +68,7 @@ class Undisturbed:
                 ends = compare_runs(self.program.root / run, other.root / run)
                 differences += [one._replace(run=run) for one in ends]
         first = first_difference(differences, runs)
-        if first is None or first.note or first.component not in _FROM_OUTSIDE or first.run not in runs:
+        if first is None or first.component not in _FROM_OUTSIDE or first.run not in runs:
             return first
         # what the run itself has warned of is a likelier cause than those that every program may have
         warned = self.program.journal(first.run).events(WARNED, valid=False)
@@ -101,21 +88,14 @@ def differing_digests(
     Args:
         enters: whether the state at the entry is compared.
     """
-    before: dict[int, StepDigests] = {}
     for record in records:
-        last, before[record.rank] = before.get(record.rank), record
         was = expected.get(record.place)
         where = (record.step, record.epoch, record.at, record.run, record.rank)
         if was is None and record.at == "step":
             yield Difference("journal", "a step that was not there", ABSENT, "there", *where)
-        if was is None or (record.at == "enter" and not enters):
-            continue
-        # what was looked at as the step before was complete
-        follows = last is not None and (last.at, record.at, last.epoch) == ("step", "before", record.epoch)
-        seen = last.parts if last is not None and follows else {}
-        for part in was.parts.keys() & record.parts.keys():
-            if was.parts[part] != record.parts[part]:
-                kind, _, name = part.partition("/")
-                values = was.parts[part][:8], record.parts[part][:8]
-                note = TOUCHED if part in seen else ""
-                yield Difference(_COMPONENTS.get(kind, "state"), name, *values, *where, note)
+        elif was is not None and (record.at != "enter" or enters):
+            for part in was.parts.keys() & record.parts.keys():
+                if was.parts[part] != record.parts[part]:
+                    kind, _, name = part.partition("/")
+                    values = was.parts[part][:8], record.parts[part][:8]
+                    yield Difference({"random": "random state"}.get(kind, kind), name, *values, *where)

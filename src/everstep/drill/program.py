@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from everstep.drill.processes import owned_process, with_environment
 from everstep.errors import DrillError
+from everstep.polling import wait_until
 from everstep.record import RunJournal
 from everstep.record.rundir import ROOT
 from everstep.services.witness import FILE
@@ -29,28 +30,18 @@ from everstep.unattended import PIPE
 
 LEAVING = 30.0
 """Seconds within which ranks have to leave whose torchrun was killed."""
-
 HAZARD, INDEX = "EVERSTEP_HAZARD", "EVERSTEP_INDEX"
 TORCHRUN, ALL_RANKS = "torchrun", "all ranks"
 
 
 class Strike(NamedTuple):
-    """Harm to a start: a hazard (`everstep.hazard`), or SIGKILL some seconds after its first run opened.
-
-    Attributes:
-        spec: the hazard; "" for a kill after `seconds`.
-        seconds: time of the kill.
-        target: who is struck: "rank N", `ALL_RANKS`, `TORCHRUN`; "" where there is one process.
+    """Harm to a start: a hazard (`everstep.hazard`); where `spec` is "", SIGKILL some seconds after its first
+    run opened.  On several ranks `target` is struck: "rank N", `ALL_RANKS` or `TORCHRUN`.
     """
 
     spec: str = ""
-    seconds: float | None = None
+    seconds: float = 0.0
     target: str = ""
-
-    @property
-    def hazard(self) -> str:
-        """Value of EVERSTEP_HAZARD; "" for a kill after `seconds`."""
-        return f"{self.spec} @ {self.target}" if self.spec and self.target else self.spec
 
     @property
     def rank(self) -> int:
@@ -58,18 +49,14 @@ class Strike(NamedTuple):
         return int(self.target.removeprefix("rank ")) if self.target.startswith("rank ") else 0
 
     @property
-    def point(self) -> str:
-        """Point of the last hazard; "" for a kill after `seconds`."""
-        return self.spec.split(" then ")[-1].split(":")[1] if self.spec else ""
-
-    @property
-    def kills(self) -> bool:
-        """Whether the strike ends in SIGKILL."""
-        return self.seconds is not None or self.spec.split(" then ")[-1].startswith("kill:")
+    def last(self) -> tuple[str, str]:
+        """What the last hazard does, and where: ("kill", "checkpoint.rename")."""
+        action, _, place = self.spec.split(" then ")[-1].partition(":")
+        return (action, place.rpartition(":")[0]) if self.spec else ("kill", "")
 
     def __str__(self) -> str:
-        if self.seconds is None:
-            return self.hazard
+        if self.spec:
+            return f"{self.spec} @ {self.target}" if self.target else self.spec
         return " ".join(filter(None, ["kill", self.target, f"after {self.seconds:.3f} s"]))
 
 
@@ -96,7 +83,7 @@ class ProgramStart:
     """Start of the program.
 
     Attributes:
-        strike: the strike that was aimed at the start; None if it was left alone.
+        strike: the strike that was aimed at the start, if any.
         status: exit status; negative: the signal that ended the start.  Of several ranks the status of the
             rank that was struck; torchrun turns a kill into 1, and the run a planned stop into 0.
         began, seconds: time of the start (seconds since 1970), and its duration.
@@ -113,11 +100,10 @@ class ProgramStart:
 
     @property
     def records(self) -> list[StepDigests]:
-        """What rank 0 found."""
+        """What rank 0 found, in order."""
         return self.of_rank(0)
 
     def of_rank(self, rank: int) -> list[StepDigests]:
-        """Return what a rank found, in order."""
         return [record for record in self.witnessed if record.rank == rank]
 
     @property
@@ -136,11 +122,9 @@ class Program:
     """Program with its arguments, and all that a chain of its starts leaves.
 
     Attributes:
-        command: command line of a start.
+        command: command line of a start; torchrun's if it starts several `ranks`.
         folder: folder of this chain; `root` inside has the run directories.
         timeout: seconds that a start may take; None for no limit.
-        ranks: number of processes that the command starts to train; the command is torchrun's if more than 1.
-        starts: starts of the chain, in order.
         env: variables of the environment that each start has besides.
         cwd: working directory; None for the current one.
     """
@@ -166,14 +150,16 @@ class Program:
         files = sorted(self.root.rglob("run.json"), key=lambda path: json.loads(path.read_bytes())["created"])
         return [str(path.parent.relative_to(self.root)) for path in files]
 
+    def journal(self, run: str) -> RunJournal:
+        return RunJournal(self.root / run)
+
     def start(
         self, strike: Strike | None = None, trace: Path | None = None, *, witness: bool = True
     ) -> ProgramStart:
         """Start the program, and wait until it ends.
 
         Args:
-            trace: file for the names of the hazards that the start passes; "{rank}" in its name stands for
-                the rank.
+            trace: file for the names of the hazards that the start passes, with "{rank}" in its name.
             witness: whether digests of each step are written.
         """
         name = f"start-{len(self.starts) + 1}"
@@ -182,10 +168,11 @@ class Program:
         env = {**os.environ, **self.env, ROOT: str(self.root), INDEX: "off"}
         for variable in (HAZARD, FILE, PIPE):
             env.pop(variable, None)
-        if witness:
-            env[FILE] = str(file)
-        if spec := f"trace:{trace}" if trace else strike.hazard if strike else "":
-            env[HAZARD] = spec
+        env |= {FILE: str(file)} if witness else {}
+        if trace is not None:
+            env[HAZARD] = f"trace:{trace}"
+        elif strike is not None and strike.spec:
+            env[HAZARD] = str(strike)
         began, clock = time.time(), time.monotonic()
         with owned_process(self.command, env, log, self._mark, self.cwd) as process:
             status = self._wait(process, file, strike)
@@ -200,10 +187,14 @@ class Program:
     def _mark(self) -> bytes:
         return os.fsencode(f"{ROOT}={self.root}")
 
+    def _read(self, file: Path) -> list[StepDigests]:
+        records = (StepDigests(**line) for line in read_lines(file))
+        return [record._replace(run=os.path.relpath(record.run, self.root)) for record in records]
+
     def _wait(self, process: subprocess.Popen[bytes], file: Path, strike: Strike | None) -> int:
         try:
-            if strike is not None and strike.seconds is not None:
-                self._kill(process, file, strike, strike.seconds)
+            if strike is not None and not strike.spec:
+                self._kill(process, file, strike)
             return process.wait(self.timeout)
         except subprocess.TimeoutExpired:
             raise DrillError(
@@ -211,7 +202,7 @@ class Program:
                 "smaller by its arguments, or raise the timeout"
             ) from None
 
-    def _kill(self, process: subprocess.Popen[bytes], file: Path, strike: Strike, seconds: float) -> None:
+    def _kill(self, process: subprocess.Popen[bytes], file: Path, strike: Strike) -> None:
         """Kill whom a strike aims at, some seconds after the first run is open on all ranks."""
         until = time.monotonic() + (self.timeout or 0.0)
         while process.poll() is None and time.monotonic() < until:
@@ -219,48 +210,30 @@ class Program:
                 break
             time.sleep(0.001)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
+            process.wait(strike.seconds)
             return
-        pids = {record.rank: record.pid for record in self._read(file)}
+        pids = {f"rank {record.rank}": record.pid for record in self._read(file)}
         if strike.target in ("", TORCHRUN):
             process.kill()
         for rank, pid in pids.items():
-            if strike.target in (ALL_RANKS, f"rank {rank}"):
+            if strike.target in (ALL_RANKS, rank):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        if strike.target == TORCHRUN:
-            self._await_ranks(pids.values())
-
-    def _await_ranks(self, pids: Iterable[int]) -> None:
-        """Wait until the ranks of a torchrun that was killed have left by themselves."""
-        until = time.monotonic() + LEAVING
-        while left := set(pids) & set(with_environment(self._mark)):
-            if time.monotonic() > until:
-                raise DrillError(
-                    f"{len(left)} of {self.ranks} ranks still run {LEAVING:g} s after their torchrun was "
-                    "killed, so a new start would meet them; check what they wait for"
-                )
-            time.sleep(0.05)
+        if strike.target == TORCHRUN and not wait_until(
+            lambda: not {*pids.values()} & {*with_environment(self._mark)}, LEAVING
+        ):
+            raise DrillError(
+                f"ranks still run {LEAVING:g} s after their torchrun was killed, so a new start would meet "
+                "them; check what they wait for"
+            )
 
     def _of_ranks(self, status: int, strike: Strike | None, began: float) -> int:
         """Return the status of the rank that was struck, by torchrun's and the journals."""
-        if status == 1 and strike is not None and strike.kills:
+        if status == 1 and strike is not None and strike.last[0] == "kill":
             return -signal.SIGKILL
-        stopped = (
-            int(event.data["status"])
-            for run in self.runs
-            for event in self.journal(run).events("interrupted", valid=False)
-            if event.time >= began
-        )
+        events = (each for run in self.runs for each in self.journal(run).events("interrupted", valid=False))
+        stopped = (int(event.data["status"]) for event in events if event.time >= began)
         return status or next(stopped, 0)  # see `everstep.group.exit_status`
-
-    def _read(self, file: Path) -> list[StepDigests]:
-        records = (StepDigests(**line) for line in read_lines(file))
-        return [record._replace(run=os.path.relpath(record.run, self.root)) for record in records]
-
-    def journal(self, run: str) -> RunJournal:
-        """Read the journal of a run."""
-        return RunJournal(self.root / run)
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
@@ -273,10 +246,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def command(script: Path, args: tuple[str, ...], ranks: int = 1) -> tuple[str, ...]:
-    """Return the command that starts a script by this Python, a config by `everstep train`.
-
-    Several ranks are started by torchrun, on this machine.
-    """
+    """Return the command that starts a script, a config by `everstep train`, ranks by torchrun."""
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     program = ("-m", "everstep", "train") if script.suffix in (".yaml", ".yml") else ()
     return (sys.executable, *(launcher if ranks > 1 else ()), *program, str(script), *args)

@@ -23,9 +23,8 @@ EXACT, NOT_EXACT, NONDETERMINISTIC, NOT_DRILLED = 0, 1, 3, 4
 """Exit statuses; 2 means a wrong command line."""
 
 UNSEEDED = (
-    "the run has no seed, so the drill gave it one as it was opened; what the lines before that draw is not "
-    "seeded: give seed= to the loop, and seed the generators where the program begins; if the runs differ "
-    "then, too: "
+    "the run has no seed, and lines before it may draw: give seed= to the loop, and seed the generators "
+    "where the program begins; if the runs differ then, too: "
 )
 UNSTABLE = (
     "the clock, a generator that is not seeded, the order of a set (of strings it depends on PYTHONHASHSEED, "
@@ -56,14 +55,9 @@ ONCE, AGAIN, STRUCK, NEVER = "━", "▓", "✗", "·"
 
 @dataclass(frozen=True)
 class StartSummary:
-    """Summary of a start.
-
-    Attributes:
-        strike: description of the strike; None if the start was not struck.
-        status: exit status; negative: the signal that ended the start.
-        seconds: duration of the start.
-        resumed_from: steps of the checkpoints from which its runs were resumed; empty for a fresh start.
-        steps: number of completed steps.
+    """Start of a program: the strike in words (None without one), the exit status (negative: the signal that
+    ended it), its duration in seconds, the steps of the checkpoints from which runs were resumed, and the
+    number of completed steps.
     """
 
     strike: str | None
@@ -75,10 +69,9 @@ class StartSummary:
     @classmethod
     def of(cls, start: ProgramStart) -> StartSummary:
         """Summarise a start."""
-        # a finished run is entered, and left without a step
-        begun = {record.run: record.step for record in start.records if record.at == "enter"}
-        trained = {run for run, _, _ in start.steps}
-        resumed = [step for run, step in begun.items() if step and run in trained]
+        trained = {run for run, _, _ in start.steps}  # a finished run is entered, and left without a step
+        enters = [record for record in start.records if record.at == "enter" and record.run in trained]
+        resumed = [record.step for record in enters if record.step]
         strike = None if start.strike is None else str(start.strike)
         return cls(strike, start.status, round(start.seconds, 3), resumed, len(start.steps))
 
@@ -88,16 +81,13 @@ class KillResult:
     """Program killed at one hazard and restarted until it ended.
 
     Attributes:
-        hazard: name of the hazard.
         verdict: "exact"; "differs", with `divergence`; "failed": a start without a strike did not end with
-            status 0; "not hit": the program ended before a strike; "no such place".
-        strikes: number of starts that were struck.
-        struck: description of the place of the strike.
+            status 0, with its last lines as `message`; "not hit": the program ended before a strike;
+            "no such place".
+        strikes: number of starts that were struck; `struck` describes the place.
         again: number of steps that were executed again.
         timeline: a line of characters, steps from left to right.
-        starts: summaries of the starts, in order.
         divergence: first difference from the undisturbed program.
-        message: last lines of the output, if the program failed.
     """
 
     hazard: str
@@ -123,19 +113,16 @@ class KillResult:
 
 @dataclass
 class DrillReport:
-    """Findings of a drill.
+    """Findings of a drill of a script with its arguments; the same seed aims the same kills.
 
     Attributes:
-        script, args, seed: as given to the drill; the same seed aims the same kills.
         runs: absolute paths of the run directories that the script opened, without the drill's root.
         steps, seconds: number of steps and duration of an undisturbed start.
-        ranks: number of processes that trained together.
         nondeterminism: first difference between two undisturbed programs; the hazards are not tried then.
         seeded: whether every run was given a seed; else the drill gave one.
         results: a `KillResult` for each program that was struck.
         undisturbed: number of programs that ran undisturbed and were compared.
         cut: step at which the drill left a run that would have gone on; None if all came to their end.
-        save_every: number of steps between the checkpoints that the drill added; None if it added none.
         steps_again: the steps, by their number over all runs, that were executed again.
     """
 
@@ -151,7 +138,6 @@ class DrillReport:
     results: list[KillResult] = field(default_factory=list)
     undisturbed: int = 2
     cut: int | None = None
-    save_every: int | None = None
     steps_again: set[int] = field(default_factory=set)
 
     @property
@@ -235,11 +221,6 @@ class DrillReport:
                 f"left at step {self.cut}: later steps, the tail of that epoch and the lines after the loop "
                 "are not covered"
             )
-        if self.save_every is not None:
-            lines.append(
-                f"before step {self.cut} the script saves nothing, so the drill asked for a checkpoint every "
-                f"{self.save_every} steps"
-            )
         lines += [GIVEN_SEED] * (not self.seeded)
         return "\n".join(lines)
 
@@ -270,8 +251,6 @@ def _as_json(difference: Difference | None) -> dict[str, Any] | None:
 
 # ------------------------------------------------------------------------------------- one program
 
-_NAMES = {"loop.tail": "tail begins", "loop.tail_end": "tail ends", "loop.exit": "block ends"}
-
 Positions = dict[tuple[str, int, int], int]
 """(run, epoch, step) -> the number of steps that the undisturbed program has then done, from 1."""
 
@@ -280,19 +259,17 @@ def struck_at(starts: list[ProgramStart]) -> str:
     """Describe the first strike of these starts, and count the others."""
     if not starts:
         return ""
-    start, more = starts[0], f", and {len(starts) - 1} more" if len(starts) > 1 else ""
-    strike = start.strike or Strike()
+    start, strike = starts[0], starts[0].strike or Strike()
     # where a start was closed in order, its exit says nothing about the place
-    other = {"before"} | ({"exit"} if start.status != -signal.SIGKILL else set())
-    records = [record for record in start.of_rank(strike.rank) if record.at not in other]
+    aside = ("before",) if start.status == -signal.SIGKILL else ("before", "exit")
+    records = [record for record in start.of_rank(strike.rank) if record.at not in aside]
     last = records[-1].at if records else "enter"
-    where = {"enter": "start-up", "exit": "shutdown"}.get(last, "")
-    where = where or f"{'after' if last == 'epoch' else 'at'} step {records[-1].step}"
-    name = "" if start.status > 128 else strike.point
-    if strike.target:  # a rank's name leaves less space
-        name = name.removeprefix("checkpoint.")
-    operation = f", {_NAMES.get(name, name)}" if name and not name.startswith("witness.") else ""
-    return f"{strike.target} {where}{operation}{more}".lstrip()
+    where = {"enter": "start-up", "exit": "shutdown", "epoch": "after step {}"}.get(last, "at step {}")
+    where = where.format(records[-1].step if records else 0)
+    if strike.spec and start.status <= 128 and not strike.last[1].startswith("witness."):
+        where += f", {strike.last[1]}"
+    more = f", and {len(starts) - 1} more" if len(starts) > 1 else ""
+    return f"{strike.target} {where}{more}".lstrip()
 
 
 def _done(start: ProgramStart, place: Positions) -> list[int]:

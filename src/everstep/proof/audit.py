@@ -29,14 +29,7 @@ _LONGEST = 100
 
 
 class Finding(NamedTuple):
-    """What is known of a pass, or of several passes in a row of which the same is known.
-
-    Attributes:
-        stream: name of the stream.
-        first, last: numbers of the passes, from 1.
-        verdict: of all of them.
-        found: in words.
-    """
+    """What is known of passes over a stream, from number `first` to `last`, both from 1; `found`: in words."""
 
     stream: str
     first: int
@@ -57,8 +50,7 @@ class Audit(NamedTuple):
         run: id of the run.
         verdict: "wrong" if anything is; else "not provable" if something is not; else "proven".
         finished: whether the run came to its end.
-        step: its last complete step, as the journal has it.
-        starts: number of its starts.
+        step, starts: its last complete step, as the journal has it, and the number of its starts.
         passes: what is known of the passes over each stream.
         problems: where the record is not what was written.
         notes: what else is to be known.
@@ -168,13 +160,12 @@ def _read_ledger(run: RunDir, journal: RunJournal, problems: list[str]) -> list[
 
 @dataclass
 class _Pass:
-    """Account of one pass, from the entries so far.
+    """Account of one pass, from the entries so far: its number of batches (`place`) and of the samples that
+    steps got (`used`).
 
     Attributes:
         plan: its order, computed again; or why it cannot be.
         chain: the chain of the entries; None where it is not known.
-        place: number of batches.
-        used: number of samples that steps got.
         before: number of batches at the beginning for which there is no entry and no chain.
         unknown: why nothing is known of the contents of the batches; "" where something is.
     """
@@ -209,19 +200,15 @@ class _Stream:
     Args:
         why_out: (stream, pass, batch) -> why no step got the batch.
         earlier: why entries before the first may be missing.
-
-    Attributes:
-        findings: what is known of the passes that are over.
-        place: where the entries so far end; None before the first.
     """
 
     def __init__(self, name: str, why_out: Mapping[tuple[str, int, int], str], earlier: str) -> None:
         self.name, self._why_out, self._earlier = name, why_out, earlier
         self.findings: list[Finding] = []
-        self.place: Place | None = None
         self._described: tuple[Any, Any, Share] = ({}, None, Share())
         """The data, what its chains are of, and the share of each rank."""
         self._pass: _Pass | None = None
+        """The open pass, or the one that follows; None before the first entry."""
 
     def take(self, facts: Mapping[str, Any], start: int, *, chosen: bool) -> None:
         """Take what an event of a start says of this stream.
@@ -229,19 +216,15 @@ class _Stream:
         Args:
             chosen: whether a person has chosen other data for this start.
         """
-        entries = list(unpack(facts.get("entries")))
-        place, here = unpack_place(facts["from"]) if "from" in facts else None, self.place
-        if chosen and place and here and here.batches and place[:2] == (here.pass_index, 0):
+        entries, own = list(unpack(facts.get("entries"))), self._pass
+        place = unpack_place(facts["from"]) if "from" in facts else None
+        if chosen and place and own and own.place and place[:2] == (own.number, 0):
             self.close("left for other data, as a person chose")
-            self.place = place
+            self._open(own.number)
         if "data" in facts:
             self._describe(facts)
-        if place is None and self.place is None and entries:
-            place = Place(entries[0].pass_index, entries[0].first, None)
-        if self.place is None and place is not None:
-            self._begin_at(place)
-        elif place is not None and place != self.place:
-            self._jump(place, f"start {start} continues")
+        if place is not None:
+            self._go_to(place, f"start {start} continues")
         for entry in entries:
             self._add(entry, start)
 
@@ -270,31 +253,46 @@ class _Stream:
         except Exception as error:  # whatever odd values do: the run's own start would have refused them
             return f"its order cannot be computed again ({error})"
 
-    def _open(self, pass_index: int) -> _Pass:
-        self._pass = _Pass(pass_index, self._plan(pass_index), first_link(self.name, pass_index))
-        return self._pass
+    def _open(self, number: int) -> _Pass:
+        self._pass = own = _Pass(number, self._plan(number), first_link(self.name, number))
+        return own
 
-    def _begin_at(self, place: Place) -> None:
-        """Begin with the first entry that there is."""
-        if place.pass_index:
-            self._note(0, place.pass_index - 1, "not provable", self._earlier)
-        own, self.place = self._open(place.pass_index), place
-        chain = own.add(place.batches)
-        if place.chain is None or (place.batches and chain != place.chain):
-            own.before, own.unknown = place.batches, self._earlier
-        own.chain = place.chain
+    def _go_to(self, to: Place, what: str) -> _Pass:
+        """Go on at a place; note batches that come twice, or are missing, before it."""
+        own, at = self._pass, f"{what} at batch {to.batches + 1} of pass {to.pass_index + 1}"
+        if own is None:  # the first entry that there is
+            if to.pass_index:
+                self._note(0, to.pass_index - 1, "not provable", self._earlier)
+            own = self._open(to.pass_index)
+            chain = own.add(to.batches)
+            if to.chain is None or (to.batches and chain != to.chain):
+                own.before, own.unknown = to.batches, self._earlier
+        elif to.pass_index != own.number:
+            own.wrong.append(f"from batch {own.place + 1} on nothing follows ({at})")
+            self.close("")
+            own = self._open(to.pass_index)
+        elif (to.batches, to.chain) == (own.place, own.chain):
+            return own
+        elif to.batches == own.place:
+            own.wrong.append(f"{at}, after other samples than those recorded before")
+        if own.place != to.batches:
+            first, end = sorted((own.place, to.batches))
+            how = "are missing" if own.place < to.batches else "were used twice"
+            sample = f"batch {first + 1}"
+            if not isinstance(own.plan, str) and first < len(own.plan):
+                sample = f"sample {int(own.plan.used(first)[0])}"
+            own.wrong.append(f"{_batches(first, end)} {how} ({at}); the first: {sample}")
+        own.place, own.chain = to.batches, to.chain
+        return own
 
     def _add(self, entry: Entry, start: int) -> None:
         inside = all(entry.first <= each < entry.end for each in entry.left_out)
         if not (inside and entry.first <= entry.end):
             raise ValueError(f"an entry is {str(entry)!r:.60}")
-        assert self.place is not None
-        if entry[:2] != self.place[:2]:
-            self._jump(Place(entry.pass_index, entry.first, None), f"an entry of start {start} begins")
         own = self._pass
-        if own is None or own.number != entry.pass_index:
-            self.close("")
-            own = self._open(entry.pass_index)
+        if own is None or entry[:2] != (own.number, own.place):
+            place = Place(entry.pass_index, entry.first, None)
+            own = self._go_to(place, f"an entry of start {start} begins")
         batches = _batches(own.place, entry.end)
         chain = own.add(entry.end, frozenset(entry.left_out))
         if not isinstance(own.plan, str) and entry.end > len(own.plan):
@@ -307,38 +305,15 @@ class _Stream:
             )
         own.chain = entry.chain
         own.left_out += entry.left_out
-        self.place = Place(entry.pass_index, entry.end, entry.chain)
         if entry.over:
             self.close("")
-            following = entry.pass_index + 1
-            self.place = Place(following, 0, first_link(self.name, following))
-
-    def _jump(self, to: Place, what: str) -> None:
-        """Note that batches come twice, or are missing, before a place; go on there."""
-        here = self.place
-        assert here is not None
-        own = self._pass or self._open(here.pass_index)
-        at = f"{what} at batch {to.batches + 1} of pass {to.pass_index + 1}"
-        if to.pass_index != here.pass_index:
-            own.wrong.append(f"from batch {here.batches + 1} on nothing follows ({at})")
-            self.close("")
-            own = self._open(to.pass_index)
-        elif to.batches == here.batches:
-            own.wrong.append(f"{at}, after other samples than those recorded before")
-        if own.place != to.batches:
-            first, end = sorted((own.place, to.batches))
-            how = "are missing" if own.place < to.batches else "were used twice"
-            sample = f"batch {first + 1}"
-            if not isinstance(own.plan, str) and first < len(own.plan):
-                sample = f"sample {int(own.plan.used(first)[0])}"
-            own.wrong.append(f"{_batches(first, end)} {how} ({at}); the first: {sample}")
-        own.place, own.chain, self.place = to.batches, to.chain, to
+            self._open(own.number + 1)
 
     # ---------------------------------------------------------------------------------- the findings
 
     def close(self, how: str) -> None:
         """Note what is known of the open pass; `how`: why it is not whole, where that is no choice."""
-        own, self._pass = self._pass, None
+        own = self._pass
         if own is None or (how == "so far" and not (own.place or own.wrong)):
             return
         verdict: Verdict = "not provable"
@@ -358,14 +333,14 @@ class _Stream:
 
     def _samples(self, own: _Pass, plan: Plan, how: str) -> str:
         """Say what is known of a pass whose samples are known."""
+        places = [(self.name, own.number, each) for each in own.left_out]
         reasons = [
-            f"batch {each + 1} ({self._why_out.get((self.name, own.number, each), 'by everstep.data.checked')})"
-            for each in own.left_out
+            f"batch {place[2] + 1} ({self._why_out.get(place, 'by everstep.data.checked')})"
+            for place in places[:8]
         ]
-        if len(reasons) > 8:
-            reasons[8:] = [f"{len(reasons) - 8} more"]
+        reasons += [f"{len(places) - 8} more"] * (len(places) > 8)
         out = f"; left out: {', '.join(reasons)}" if reasons else ""
-        batches, length = own.place - len(own.left_out), len(plan.order)
+        batches, length = own.place - len(places), len(plan.order)
         used = f"{own.used:,} of {length:,} samples"
         if own.place < len(plan):
             return f"{how or 'left early'}: {used}, each once, in {batches:,} of {len(plan):,} batches{out}"

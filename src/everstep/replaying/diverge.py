@@ -40,16 +40,13 @@ class Subject(NamedTuple):
 
 @dataclass
 class DivergeReport:
-    """Result of comparing two sides.
+    """Result of comparing two run directories.
 
     Attributes:
-        a, b: the run directories.
         equal: number of recorded values that are equal, by kind.
-        recorded: first recorded value that differs; None if none does.
-        executed: first part of a step that differs as both execute it again; None if that was not possible,
-            or found nothing.
-        last_equal: newest checkpoint before the first recorded difference whose states are equal in both; ""
-            if there is none.
+        recorded: first recorded value that differs, if any.
+        executed: first part of a step that differs as both execute it again, if any.
+        last_equal: newest checkpoint before `recorded` whose states are equal in both; "" if there is none.
         notes: what else was found, in sentences.
     """
 
@@ -84,7 +81,6 @@ class DivergeReport:
         return "\n".join([*lines, *self.notes, end])
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result as JSON."""
         found = {"recorded": self.recorded, "executed": self.executed, "first": self.first}
         return {**vars(self), **{name: one and one._asdict() for name, one in found.items()}}
 

@@ -36,22 +36,16 @@ def folder_for(keep: Path | None) -> AbstractContextManager[Path]:
 
 @dataclass
 class RunCopy:
-    """Copy of a run as it was at its newest whole checkpoint up to a step.
+    """Copy of a run, which itself is only read, as it was at its newest whole checkpoint up to a step.
 
     Files of checkpoints are copied and verified, not linked: a program that writes into its own run directory
     cannot reach the run through a link.
 
     Args:
-        run_dir: the run itself, which is only read.
         folder: a folder for the copy; `root` inside is the value of EVERSTEP_ROOT.
-        step: the checkpoint's step is at most this.
+        step: the checkpoint's step is at most this; then that step, 0 without a checkpoint.
         opened_as: path under which the program opens the run; None: the run's own.
         anew: begin from nothing, as a run with a given seed can.
-
-    Attributes:
-        place: the copy, below the root.
-        checkpoint: the checkpoint from which the program continues; None: it begins from nothing.
-        notes: sentences about checkpoints that were passed over.
     """
 
     run_dir: Path
@@ -86,9 +80,9 @@ class RunCopy:
         if self.checkpoint is None and not can_begin_anew(self.run_dir):
             there = f"the oldest is {names[0]}" if names else "there is none at all"
             raise ReplayError(
-                f"{self.run_dir} has no whole checkpoint up to step {self.step} ({there}), and begins "
-                "otherwise at each start: it was made without seed=, or from another run's checkpoint. Give a "
-                "later step; keep more checkpoints: Checkpoints(keep_every=Every(...))"
+                f"{self.run_dir} has no whole checkpoint up to step {self.step} ({there}), and begins otherwise "
+                "at each start: it was made without seed=, or from another run's checkpoint. Give a later step; "
+                "keep more checkpoints: Checkpoints(keep_every=Every(...))"
             )
         self.step = 0 if self.checkpoint is None else self.checkpoint.step
 
@@ -123,12 +117,8 @@ def last_step(run_dir: Path) -> int:
 
 
 class Executed(NamedTuple):
-    """What an execution has left.
-
-    Attributes:
-        copy: the copy, with the journal of this execution.
-        lines: the lines of the plan's file.
-        witnessed: digests of the steps, where they were asked for.
+    """What an execution has left: the copy with its journal, the lines of the plan's file, and digests of the
+    steps, where they were asked for.
     """
 
     copy: RunCopy

@@ -18,13 +18,8 @@ from everstep.redaction import HIDDEN
 
 
 class RecordedProgram(NamedTuple):
-    """Program that can be started.
-
-    Attributes:
-        command: the command line.
-        folder: the working directory.
-        notes: warnings, such as code that has changed since the run was made.
-        takes_run: whether the path of the run directory follows as the last argument.
+    """Program that can be started in a working directory, and warnings; where `takes_run`, the path of the run
+    directory follows as the last argument.
     """
 
     command: tuple[str, ...]
@@ -41,10 +36,9 @@ def resumed_from(start: Event) -> str:
 def program_of(
     run_dir: Path, step: int, given: Sequence[str] = (), *, trust: bool = False
 ) -> RecordedProgram:
-    """Find how to start the program of a run.
+    """Find how the program of a run was started whose execution of a step counts.
 
     Args:
-        step: the step that is to happen again: the start whose execution of it counts is looked at.
         given: script or config with its arguments, in place of those recorded.
         trust: start what the record names, also if the run is not marked as this user's.
     """
@@ -88,8 +82,8 @@ def _recorded(run_dir: Path, start: Event, facts: Mapping[str, Any], trust: bool
     )
     if argv[0] in ("", "-c") or script.name.startswith("ipykernel_launcher"):
         raise ReplayError(
-            f"start {start.segment} of {run_dir} ran in a notebook or an interpreter, which cannot be started "
-            "again: call its code there, inside `with everstep.runs.replay(run, step) as at:`"
+            f"start {start.segment} of {run_dir} ran in a notebook or an interpreter, which cannot be "
+            "started again: call its code there, inside `with everstep.runs.replay(run, step) as at:`"
         )
     if HIDDEN in " ".join(argv):
         raise ReplayError(f"the recorded command line has a credential, which was not recorded: {again}")

@@ -18,16 +18,12 @@ from everstep.replaying.recorded_program import RecordedProgram
 
 @dataclass
 class Verification:
-    """Result of executing steps again.
+    """Result of executing steps of a run again.
 
     Attributes:
-        run: the run directory.
-        first, last: the steps that were executed.
         origin: checkpoint from which they were executed.
-        seconds: duration of the execution.
         equal: number of values that were found again, by kind.
-        difference: the first value that was not found again.
-        differing: number of these values.
+        difference: the first value that was not found again, of a number of `differing` ones.
         shown: the batch and the metrics of one step, where they were asked for.
         notes: warnings.
     """
@@ -67,7 +63,6 @@ class Verification:
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result as JSON."""
         difference = self.difference and self.difference._asdict()
         return {**vars(self), "verified": self.verified, "difference": difference}
 
