@@ -18,8 +18,6 @@ from pathlib import Path
 
 from everstep.errors import ConfigError
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that may end a drill."""
 _DYING = 10.0
 """Seconds to wait until killed processes have disappeared."""
 
@@ -68,38 +66,30 @@ def owned_process(
         log: file for the output.
         mark: the variable of `env` by which what is left in other sessions is found, as b"NAME=VALUE".
     """
-    # held back, so that a process which is being started is not forgotten
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     end_with_parent = with_parent(signal.SIGKILL)
 
     def prepare() -> None:
         end_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell may have it ignore Ctrl-C
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=prepare,
+        )
     try:
-        with open(log, "wb") as output:
-            process = subprocess.Popen(
-                command,
-                cwd=cwd,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                preexec_fn=prepare,
-            )
-        try:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-            yield process
-        finally:
-            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # also loader workers that outlived the process
-            process.wait()
-            kill_marked(mark)
+        yield process
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # also loader workers that outlived the process
+        process.wait()
+        kill_marked(mark)
 
 
 @contextmanager

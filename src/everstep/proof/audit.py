@@ -29,7 +29,7 @@ _LONGEST = 100
 
 
 class Finding(NamedTuple):
-    """What is known of passes over a stream, from number `first` to `last`, both from 1; `found`: in words."""
+    """What is known of passes over a stream, from number `first` (from 1) to `last`; `found`: in words."""
 
     stream: str
     first: int

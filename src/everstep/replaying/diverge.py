@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from everstep.replaying.execution import (
     origin,
 )
 from everstep.replaying.recorded_program import program_of
-from everstep.replaying.verify import counted
+from everstep.replaying.verify import Comparison
 from everstep.services.replayed import differing_leaves
 from everstep.state import Encoded
 
@@ -38,64 +37,14 @@ class Subject(NamedTuple):
     given: tuple[str, ...] = ()
 
 
-@dataclass
-class DivergeReport:
-    """Result of comparing two run directories.
-
-    Attributes:
-        equal: number of recorded values that are equal, by kind.
-        recorded: first recorded value that differs, if any.
-        executed: first part of a step that differs as both execute it again, if any.
-        last_equal: newest checkpoint before `recorded` whose states are equal in both; "" if there is none.
-        notes: what else was found, in sentences.
-    """
-
-    a: str
-    b: str
-    equal: dict[str, int] = field(default_factory=dict)
-    recorded: Difference | None = None
-    executed: Difference | None = None
-    last_equal: str = ""
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def compared(self) -> bool:
-        """Whether there was anything to compare."""
-        return self.recorded is not None or any(self.equal.values())
-
-    @property
-    def first(self) -> Difference | None:
-        """First difference; None if the sides are equal in all that both have recorded."""
-        return self.executed or self.recorded
-
-    def __str__(self) -> str:
-        lines = [f"A {self.a}", f"B {self.b}", f"recorded: equal values: {counted(self.equal)}"]
-        if self.recorded is not None:
-            lines.append(f"recorded: the first that differs: {_in_words(self.recorded)}")
-            lines.append(f"recorded: {self.last_equal or 'none'} is the last equal checkpoint")
-        end = "not comparable: they have recorded nothing in common"
-        if self.first is not None:
-            end = f"differ: {_in_words(self.first)}"
-        elif self.compared:
-            end = "equal in all that both have recorded"
-        return "\n".join([*lines, *self.notes, end])
-
-    def as_json(self) -> dict[str, Any]:
-        found = {"recorded": self.recorded, "executed": self.executed, "first": self.first}
-        return {**vars(self), **{name: one and one._asdict() for name, one in found.items()}}
-
-
-def _in_words(one: Difference) -> str:
-    return f"{one}: {one.expected} in A, {one.actual} in B"
-
-
 # ------------------------------------------------------------------------------------ what is recorded
 
 
-def compare_recorded(a: Path, b: Path) -> DivergeReport:
+def compare_recorded(a: Path, b: Path) -> Comparison:
     """Compare what two runs have recorded: metrics, batch digests, states in checkpoints."""
-    report = DivergeReport(str(a), str(b))
-    origins, ends = (origin(a), origin(b)), (last_step(a), last_step(b))
+    facts: dict[str, Any] = {"a": str(a), "b": str(b), "recorded": None, "executed": None, "last_equal": ""}
+    report = Comparison([f"A {a}", f"B {b}"], ("in A", "in B"), facts)
+    origins, ends, equal = (origin(a), origin(b)), (last_step(a), last_step(b)), report.equal
     steps = range(1 + max(map(step_of, origins)), min(ends) + 1)
     for side, began in zip("AB", origins, strict=True):
         if began:
@@ -104,7 +53,6 @@ def compare_recorded(a: Path, b: Path) -> DivergeReport:
             )
     if ends[0] != ends[1]:
         report.notes.append(f"A has {ends[0]} steps and B {ends[1]}: the first {min(ends)} are compared")
-    equal: Counter[str] = Counter()
     differences = [*_of_rows(a, b, steps, equal), *_of_batches(a, b, steps, equal)]
     one, other, alike = Store(a), Store(b), list[CheckpointName]()
     for name in sorted({facts.name for facts in one.facts()} & {facts.name for facts in other.facts()}):
@@ -113,10 +61,12 @@ def compare_recorded(a: Path, b: Path) -> DivergeReport:
             break
         alike.append(name)
         equal["state of a checkpoint"] += 1
-    report.equal = dict(equal)
-    report.recorded = first_difference(differences)
-    before = [name for name in alike if report.recorded is not None and name.step < report.recorded.step]
-    report.last_equal = str(before[-1]) if before else ""
+    report.first = first = first_difference(differences)
+    if first is not None:
+        facts["recorded"] = first._asdict()
+        facts["last_equal"] = str(max((name for name in alike if name.step < first.step), default=""))
+        report.notes.append(f"the first recorded value that differs: {report.words(first)}")
+        report.notes.append(f"the last equal checkpoint: {facts['last_equal'] or 'none'}")
     return report
 
 
@@ -170,13 +120,13 @@ def _of_states(one: Store, other: Store, name: CheckpointName) -> Difference | N
 # ------------------------------------------------------------------------------------ execution again
 
 
-def diverge(a: Subject, b: Subject, folder: Path, *, trust: bool = False) -> DivergeReport:
+def diverge(a: Subject, b: Subject, folder: Path, *, trust: bool = False) -> Comparison:
     """Find where two runs part: by their records, and then by executing the steps before that again."""
     report = compare_recorded(a.run_dir, b.run_dir)
-    if report.recorded is None:
+    if report.first is None:
         return report
     try:
-        one, other = (_execute(subject, report, folder / subject.name, trust) for subject in (a, b))
+        one, other = (_execute(side, report, report.first, folder / side.name, trust) for side in (a, b))
     except ReplayError as error:
         report.notes.append(f"not executed again: {error}")
         return report
@@ -185,39 +135,35 @@ def diverge(a: Subject, b: Subject, folder: Path, *, trust: bool = False) -> Div
     parts = [each for each in parts if each.component != "state"] or parts
     steps = range(max(one.copy.step, other.copy.step) + 1, 1 << 62)
     rows = _of_rows(one.copy.place, other.copy.place, steps, Counter())
-    report.executed = first_difference([*parts, *rows])
-    if report.executed is None:
-        origins = " and ".join(dict.fromkeys(side.copy.origin for side in (one, other)))
-        report.notes.append(
-            f"executed again from {origins}, both find the same: what differs in the record is not in the "
-            "programs as they are now"
-        )
+    first = first_difference([*parts, *rows])
+    if first is not None:
+        report.first, report.facts["executed"] = first, first._asdict()
+        return report
+    origins = " and ".join(dict.fromkeys(side.copy.origin for side in (one, other)))
+    report.notes.append(
+        f"executed again from {origins}, both find the same: what differs in the record is not in the "
+        "programs as they are now"
+    )
     return report
 
 
-def _execute(subject: Subject, report: DivergeReport, folder: Path, trust: bool) -> Executed:
+def _execute(side: Subject, report: Comparison, first: Difference, folder: Path, trust: bool) -> Executed:
     """Execute a side again, from the last equal checkpoint to behind the first recorded difference."""
-    run_dir, name = subject.run_dir, subject.name
-    assert report.recorded is not None
-    at = max(report.recorded.step, 1)
-    program = program_of(run_dir, at, subject.given, trust=trust)
-    begin = CheckpointName.parse(report.last_equal).step if report.last_equal else at - 1
+    run_dir, at = side.run_dir, max(first.step, 1)
+    program = program_of(run_dir, at, side.given, trust=trust)
+    begin = step_of(report.facts["last_equal"]) if report.facts["last_equal"] else at - 1
     # what changes behind a step is seen before the next one
     last = min(at + 1, max(last_step(run_dir), 1))
     executed = execute(program, RunCopy(run_dir, folder / "1", begin), last, witness=True)
-    report.notes += [f"{name}: {note}" for note in program.notes]
-    why = executed.difference
-    if why is not None and executed.copy.checkpoint is not None and can_begin_anew(run_dir):
-        # a resume that is not exact spoils each execution from a checkpoint
-        anew = execute(program, RunCopy(run_dir, folder / "2", begin, anew=True), last, witness=True)
-        if anew.difference is None:
-            report.notes.append(
-                f"{name}: executed from {executed.copy.origin} it differs from its record ({why}), "
-                "and from its start it does not: a resume of this program is not exact"
-            )
-            return anew
-    if why is not None:
-        report.notes.append(
-            f"{name}: executed again from {executed.copy.origin} it differs from its record: {why}"
-        )
+    notes = list(program.notes)
+    if (why := executed.difference) is not None:
+        differs = f"executed again from {executed.copy.origin} it differs from its record ({why})"
+        if executed.copy.checkpoint is not None and can_begin_anew(run_dir):
+            # a resume that is not exact spoils each execution from a checkpoint
+            anew = execute(program, RunCopy(run_dir, folder / "2", begin, anew=True), last, witness=True)
+            if anew.difference is None:
+                executed = anew
+                differs += ", and from its start it does not: a resume of this program is not exact"
+        notes.append(differs)
+    report.notes += [f"{side.name}: {note}" for note in notes]
     return executed

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from everstep.arguments import checked_keywords, integer
 from everstep.checkpoint import CheckpointName, Store
 from everstep.drill.processes import owned_folder
 from everstep.drill.program import INDEX, Program, StepDigests, read_lines
-from everstep.errors import DamagedCheckpointError, NoCheckpointError, ReplayError
+from everstep.errors import CheckpointError, ReplayError
 from everstep.record import Difference, RunDir, RunJournal, user_path
 from everstep.record.rundir import ROOT
 from everstep.replaying.recorded_program import RecordedProgram, resumed_from
@@ -34,7 +33,6 @@ def folder_for(keep: Path | None) -> AbstractContextManager[Path]:
 # ----------------------------------------------------------------------------------------- the copy
 
 
-@dataclass
 class RunCopy:
     """Copy of a run, which itself is only read, as it was at its newest whole checkpoint up to a step.
 
@@ -43,57 +41,44 @@ class RunCopy:
 
     Args:
         folder: a folder for the copy; `root` inside is the value of EVERSTEP_ROOT.
-        step: the checkpoint's step is at most this; then that step, 0 without a checkpoint.
+        step: the checkpoint's step is at most this.
         opened_as: path under which the program opens the run; None: the run's own.
         anew: begin from nothing, as a run with a given seed can.
+
+    Attributes:
+        checkpoint, step: where the program continues; None and 0 where it begins from nothing.
     """
 
-    run_dir: Path
-    folder: Path
-    step: int
-    opened_as: Path | None = None
-    anew: bool = False
-    checkpoint: CheckpointName | None = None
-    notes: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        path = Path(os.path.abspath(self.opened_as or self.run_dir))
-        self.place = self.root.joinpath(*path.parts[1:])
+    def __init__(
+        self, run_dir: Path, folder: Path, step: int, opened_as: Path | None = None, *, anew: bool = False
+    ) -> None:
+        self.run_dir, self.folder, self.root = run_dir, folder, folder / "root"
+        self.place = self.root.joinpath(*Path(os.path.abspath(opened_as or run_dir)).parts[1:])
+        self.checkpoint: CheckpointName | None = None
+        self.notes: list[str] = []
         (self.place / "journal").mkdir(parents=True)
-        journal = [*(self.run_dir / "journal").glob("*.evj"), *(self.run_dir / "journal").glob("*.trail")]
-        for file in (self.run_dir / "run.json", *journal):
-            if file.exists():
-                shutil.copyfile(file, self.place / file.relative_to(self.run_dir))
-        store, limit = Store(self.run_dir), -1 if self.anew else self.step
+        for pattern in ("run.json", "journal/*.evj", "journal/*.trail"):
+            for file in run_dir.glob(pattern):
+                shutil.copyfile(file, self.place / file.relative_to(run_dir))
+        store = Store(run_dir)
         names = [facts.name for facts in store.facts()]
-        for name in reversed([name for name in names if name.step <= limit]):
+        for name in reversed([] if anew else [name for name in names if name.step <= step]):
             try:
                 store.copy(name, self.place / "checkpoints")
-            except (
-                DamagedCheckpointError,
-                NoCheckpointError,
-            ) as error:  # a training may delete while we read
+            except CheckpointError as error:  # it is damaged, or a training has deleted it meanwhile
                 self.notes.append(f"{error}; an older checkpoint is taken")
             else:
                 self.checkpoint = name
                 break
-        if self.checkpoint is None and not can_begin_anew(self.run_dir):
+        if self.checkpoint is None and not can_begin_anew(run_dir):
             there = f"the oldest is {names[0]}" if names else "there is none at all"
             raise ReplayError(
-                f"{self.run_dir} has no whole checkpoint up to step {self.step} ({there}), and begins otherwise "
-                "at each start: it was made without seed=, or from another run's checkpoint. Give a later step; "
+                f"{run_dir} has no whole checkpoint up to step {step} ({there}), and begins otherwise at "
+                "each start: it was made without seed=, or from another run's checkpoint. Give a later step; "
                 "keep more checkpoints: Checkpoints(keep_every=Every(...))"
             )
         self.step = 0 if self.checkpoint is None else self.checkpoint.step
-
-    @property
-    def root(self) -> Path:
-        return self.folder / "root"
-
-    @property
-    def origin(self) -> str:
-        """Where the program begins, in words."""
-        return "the start of the run" if self.checkpoint is None else str(self.checkpoint)
+        self.origin = "the start of the run" if self.checkpoint is None else str(self.checkpoint)
 
 
 def can_begin_anew(run_dir: Path) -> bool:
@@ -164,7 +149,7 @@ def execute(
     env, out = _write_plan(copy, last, **plan)
     command = (*program.command, *([str(copy.place)] if program.takes_run else []))
     start = Program(command, copy.folder, env=env, cwd=program.folder).start(witness=witness)
-    executed = Executed(copy, read_lines(out), [line._replace(run="") for line in start.witnessed])
+    executed = Executed(copy, read_lines(out), [record._replace(run="") for record in start.witnessed])
     if not executed.last("left"):
         shown, ended = " ".join(program.command[1:]), executed.last("ended")
         if not executed.last("opened"):
@@ -177,10 +162,29 @@ def execute(
 # ------------------------------------------------------------------------------------ in this process
 
 
+@dataclass
+class Replay:
+    """Step of `replay`; all but `step` is there after the block.
+
+    Attributes:
+        step, epoch: numbers of the step and its epoch.
+        batch: the batch that the step would be handed; None without data.
+        state: the live objects of the state, by name.
+        random: the random state, as `everstep.state.capture` returns it.
+    """
+
+    step: int
+    epoch: int = 0
+    batch: Any = None
+    state: Mapping[str, Any] = field(default_factory=dict)
+    random: Any = None
+
+
 @checked_keywords
+@contextmanager
 def replay(
     run: str | os.PathLike[str], step: int, *, opened_as: str | os.PathLike[str] | None = None
-) -> Replay:
+) -> Iterator[Replay]:
     """Replay a run to just before a step, in this process: a context around a call of the run's program.
 
         with everstep.runs.replay("runs/digits", 4711) as at:
@@ -200,54 +204,23 @@ def replay(
         ReplayError: the run has no checkpoint before the step and no given seed; at the block's end, the
             program did not come to the step.
     """
+    run_dir, at = user_path(run, "run"), Replay(integer("step", step))
     path = None if opened_as is None else user_path(opened_as, "opened_as")
-    return Replay(user_path(run, "run"), integer("step", step), path)
-
-
-class Replay:
-    """Context of `replay`; all but `step` is there after the block.
-
-    Attributes:
-        step, epoch: numbers of the step and its epoch.
-        batch: the batch that the step would be handed; None without data.
-        state: the live objects of the state, by name.
-        random: the random state, as `everstep.state.capture` returns it.
-    """
-
-    epoch: int
-    batch: Any
-    state: Mapping[str, Any]
-    random: Any
-
-    def __init__(self, run_dir: Path, step: int, opened_as: Path | None) -> None:
-        self._run_dir, self.step, self._opened_as = run_dir, step, opened_as
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            folder = stack.enter_context(folder_for(None))
-            copy = RunCopy(self._run_dir, folder, self.step - 1, self._opened_as)
-            variables, _ = _write_plan(copy, self.step - 1, in_process=True)
-            stack.callback(_set_variables, {name: os.environ.get(name) for name in variables})
-            _set_variables(variables)
-            self._held = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        self._held.close()
-        if isinstance(error, ReplayLeft):
-            vars(self).update(vars(error.step))
-            restore(self.random)
-            return True
-        if error is None:
+    with folder_for(None) as folder:
+        variables, _ = _write_plan(RunCopy(run_dir, folder, at.step - 1, path), at.step - 1, in_process=True)
+        before = {name: os.environ.pop(name) for name in variables if name in os.environ}
+        os.environ.update(variables)
+        try:
+            yield at
+        except ReplayLeft as left:
+            vars(at).update(vars(left.step))
+        else:
             raise ReplayError(
-                f"the program in the block ended before step {self.step}; call the program that trains "
-                f"{self._run_dir}, with its arguments"
+                f"the program in the block ended before step {at.step}; call the program that trains "
+                f"{run_dir}, with its arguments"
             )
-        return False
-
-
-def _set_variables(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+        finally:
+            for name in variables:
+                os.environ.pop(name, None)
+            os.environ.update(before)
+    restore(at.random)

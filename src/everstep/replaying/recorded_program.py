@@ -18,8 +18,8 @@ from everstep.redaction import HIDDEN
 
 
 class RecordedProgram(NamedTuple):
-    """Program that can be started in a working directory, and warnings; where `takes_run`, the path of the run
-    directory follows as the last argument.
+    """Program that can be started in a working directory, with warnings; where `takes_run`, the path of the
+    run directory follows as the last argument.
     """
 
     command: tuple[str, ...]
