@@ -373,9 +373,8 @@ def test_a_lost_end_is_named_by_the_checkpoint_that_needs_it(sound: Path, tmp_pa
     header, frames = frames_of(path)
     written(path, header, frames[: ledger_at(frames)[-1]])
     found = audit(run)
-    assert found.verdict == "wrong" and len(found.problems) == 2
-    assert "were recorded before the checkpoint" in found.problems[0]
-    assert "the newest checkpoint stands at batch 0 of pass 4" in found.problems[1]
+    (problem,) = found.problems
+    assert found.verdict == "wrong" and "were recorded before the checkpoint" in problem
 
 
 HOSTILE = {

@@ -128,6 +128,7 @@ class _Campaign:
         self.undisturbed = Undisturbed(first)
         self.place = {step: number for number, step in enumerate(first.starts[0].steps, 1)}
         seeds = [RunDir.open(first.root / run, create=False).seed for run in first.runs]
+        left = [event.data for run in first.runs for event in first.journal(run).events("interrupted")]
         self.report = DrillReport(
             script=str(self.script),
             args=self.args,
@@ -138,7 +139,8 @@ class _Campaign:
             ranks=self.ranks,
             nondeterminism=self._difference(second),
             seeded=self.drawn_seed not in seeds,
-            cut=max_steps if _was_left_early(first) else None,
+            # nothing but the drill's limit interrupts with status 0
+            cut=max_steps if any(data["status"] == 0 for data in left) else None,
         )
         return self.report
 
@@ -225,12 +227,3 @@ class _Campaign:
             divergence=divergence,
             message=message,
         )
-
-
-def _was_left_early(program: Program) -> bool:
-    """Whether the drill's limit has ended a run; nothing else interrupts with status 0."""
-    return any(
-        event.data["status"] == 0
-        for run in program.runs
-        for event in program.journal(run).events("interrupted")
-    )

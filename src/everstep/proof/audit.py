@@ -6,7 +6,7 @@ of the data.  Nothing is written, imported or called.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -160,12 +160,12 @@ def _read_ledger(run: RunDir, journal: RunJournal, problems: list[str]) -> list[
 
 @dataclass
 class _Pass:
-    """Account of one pass, from the entries so far: its number of batches (`place`) and of the samples that
-    steps got (`used`).
+    """Account of one pass, from the entries so far, up to the batch `place`.
 
     Attributes:
         plan: its order, computed again; or why it cannot be.
         chain: the chain of the entries; None where it is not known.
+        sizes: samples of each batch that ranks were handed.
         before: number of batches at the beginning for which there is no entry and no chain.
         unknown: why nothing is known of the contents of the batches; "" where something is.
     """
@@ -174,23 +174,22 @@ class _Pass:
     plan: Plan | str
     chain: int | None
     place: int = 0
-    used: int = 0
     before: int = 0
     unknown: str = ""
+    sizes: list[int] = field(default_factory=list)
     left_out: list[int] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
-    def add(self, end: int, left_out: frozenset[int] = frozenset()) -> int | None:
+    def add(self, end: int, left_out: Collection[int] = ()) -> int | None:
         """Go on to a batch; return the chain of the samples up to it, None where they are not known."""
-        chain, first = self.chain, self.place
-        self.place = end
+        chain, first, self.place = self.chain, self.place, end
         if isinstance(self.plan, str) or end > len(self.plan):
             return None
         for batch in range(first, end):
-            samples, is_out = self.plan.used(batch), batch in left_out
-            self.used += 0 if is_out else len(samples)
+            samples = self.plan.used(batch)  # by the ranks of this start
+            self.sizes.append(len(samples))
             if chain is not None:
-                chain = link(LEFT_OUT if is_out else samples, chain)
+                chain = link(LEFT_OUT if batch in left_out else samples, chain)
         return chain
 
 
@@ -293,8 +292,7 @@ class _Stream:
         if own is None or entry[:2] != (own.number, own.place):
             place = Place(entry.pass_index, entry.first, None)
             own = self._go_to(place, f"an entry of start {start} begins")
-        batches = _batches(own.place, entry.end)
-        chain = own.add(entry.end, frozenset(entry.left_out))
+        batches, chain = _batches(own.place, entry.end), own.add(entry.end, {*entry.left_out})
         if not isinstance(own.plan, str) and entry.end > len(own.plan):
             own.wrong.append(f"start {start} used batches up to {entry.end} of {len(own.plan)}")
         elif isinstance(own.plan, str) and entry.chain is None:
@@ -341,13 +339,14 @@ class _Stream:
         reasons += [f"{len(places) - 8} more"] * (len(places) > 8)
         out = f"; left out: {', '.join(reasons)}" if reasons else ""
         batches, length = own.place - len(places), len(plan.order)
-        used = f"{own.used:,} of {length:,} samples"
+        total = sum(own.sizes) - sum(own.sizes[batch] for batch in own.left_out)
+        used = f"{total:,} of {length:,} samples"
         if own.place < len(plan):
             return f"{how or 'left early'}: {used}, each once, in {batches:,} of {len(plan):,} batches{out}"
-        if own.used == length:
+        if total == length:
             return f"each sample of {length:,} exactly once, in {batches:,} batches{out}"
         rule = "drop_last" if self._described[0].get("drop_last") else 'uneven="drop"'
-        fewer = length - own.used - sum(len(plan.used(each)) for each in own.left_out)
+        fewer = length - sum(own.sizes)
         by_rule = f", {fewer:,} left out by {rule}" if fewer else ""
         return f"{used}, each exactly once, in {batches:,} batches{by_rule}{out}"
 
