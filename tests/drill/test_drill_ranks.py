@@ -11,7 +11,7 @@ import pytest
 from drill_counts import count_strikes
 from everstep.drill import HAZARDS, RANK_HAZARDS, DrillReport, drill
 from everstep.drill.program import Strike
-from everstep.drill.strike_plans import Landmarks, aim
+from everstep.drill.strike_plans import aim
 from everstep.errors import DrillError
 
 SCRIPT = Path(__file__).parent / "scripts" / "ranks.py"
@@ -83,16 +83,16 @@ def test_every_hazard_says_whom_it_strikes() -> None:
     """Each rank is struck at points of its own, and the same draw aims the same strikes."""
     begun = ["journal.create", "witness.enter", "witness.before", "witness.step"]
     ends = ["checkpoint.write", "loop.exit"]
-    writer = Landmarks([], [*begun, "checkpoint.tell_folder", "checkpoint.verdict", *ends])
-    other = Landmarks([], [*begun[1:], "checkpoint.heard_folder", "checkpoint.tell_part", *ends])
+    writer = [*begun, "checkpoint.tell_folder", "checkpoint.verdict", *ends]
+    other = [*begun[1:], "checkpoint.heard_folder", "checkpoint.tell_part", *ends]
     assert RANK_HAZARDS.keys() > HAZARDS.keys()
     struck: dict[str, set[str]] = {}
     for hazard in ("commit", "shutdown", "resume", "writer's commit", "another's commit", "SIGINT"):
         for seed in range(20):
-            strikes = aim(hazard, [writer, other], Random(seed))
-            assert strikes == aim(hazard, [writer, other], Random(seed))
+            strikes = aim(hazard, [writer, other], 1.0, Random(seed))
+            assert strikes == aim(hazard, [writer, other], 1.0, Random(seed))
             for strike in strikes:
-                assert strike.last[1] in (writer, other)[strike.rank].points, strike
+                assert strike.last[1] in (writer, other)[strike.rank], strike
                 assert str(strike) == f"{strike.spec} @ {strike.target}"
                 struck.setdefault(hazard, set()).add(strike.target)
     assert struck.pop("writer's commit") == {"rank 0"}

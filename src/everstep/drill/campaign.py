@@ -23,7 +23,7 @@ from everstep.drill.report import (
     executed_again,
     struck_at,
 )
-from everstep.drill.strike_plans import Landmarks, aim, chosen
+from everstep.drill.strike_plans import aim, chosen
 from everstep.errors import ConfigError, DrillError, EverstepError
 from everstep.record import Difference, RunDir
 from everstep.unattended import LIMIT, SEED
@@ -123,8 +123,10 @@ class _Campaign:
             # the script may save later: no kill would be followed by a resume
             limit = {"steps": max_steps, "save_every": max(1, max_steps // SAVES)}
             self.env[LIMIT] = json.dumps(limit)
-        first, _ = self._undisturbed(1)
-        second, self.landmarks = self._undisturbed(2)
+        first, second = self._undisturbed(1), self._undisturbed(2)
+        self.points = [(second.folder / f"trace-{rank}").read_text().split() for rank in range(self.ranks)]
+        records = second.starts[0].records
+        self.seconds = records[-1].time - records[0].time
         self.undisturbed = Undisturbed(first)
         self.place = {step: number for number, step in enumerate(first.starts[0].steps, 1)}
         seeds = [RunDir.open(first.root / run, create=False).seed for run in first.runs]
@@ -134,7 +136,7 @@ class _Campaign:
             args=self.args,
             seed=self.seed,
             runs=[f"/{run}" for run in first.runs],
-            steps=self.landmarks[0].steps,
+            steps=len(second.starts[0].steps),
             seconds=second.starts[0].seconds,
             ranks=self.ranks,
             nondeterminism=self._difference(second),
@@ -147,7 +149,7 @@ class _Campaign:
     def _program(self, name: str) -> Program:
         return Program(self.command, self.folder / name, self.timeout, self.ranks, env=self.env)
 
-    def _undisturbed(self, number: int) -> tuple[Program, list[Landmarks]]:
+    def _undisturbed(self, number: int) -> Program:
         """Start a program undisturbed, and refuse a script that cannot be drilled."""
         program = self._program(f"undisturbed-{number}")
         start = program.start(trace=program.folder / "trace-{rank}")
@@ -169,9 +171,7 @@ class _Campaign:
                 f"{script} trains on {len(seen)} of {ranks} ranks; open the run on each of them: "
                 "everstep.torch.parallel(model), and no `if rank == 0` around the loop"
             )
-        traces = [program.folder / f"trace-{rank}" for rank in range(ranks)]
-        points = [trace.read_text().split() for trace in traces]
-        return program, [Landmarks(start.of_rank(rank), passed) for rank, passed in enumerate(points)]
+        return program
 
     def _difference(self, program: Program) -> Difference | None:
         """Find the first divergence; a run that cannot be read counts as one."""
@@ -184,7 +184,7 @@ class _Campaign:
         """Strike a program and start it again until it ends; take another program if no strike hit."""
         draw = Random(f"{self.seed}/{hazard}/{turn}")
         for _ in range(ATTEMPTS):
-            strikes = aim(hazard, self.landmarks, draw)
+            strikes = aim(hazard, self.points, self.seconds, draw)
             if not strikes:
                 return KillResult(hazard, "no such place")
             result = self._attempt(hazard, strikes)
@@ -206,7 +206,7 @@ class _Campaign:
         divergence = None if last.status else self._difference(program)
         if divergence is not None and self.report.undisturbed == 2:
             # once more undisturbed, before the state is blamed for what may be chance
-            third, _ = self._undisturbed(3)
+            third = self._undisturbed(3)
             self.report.undisturbed = 3
             if (first := self._difference(third)) is not None:
                 self.report.nondeterminism = first._replace(note=CHANCE)

@@ -15,14 +15,7 @@ from everstep.record import Difference, RunJournal, first_difference, read_trail
 from everstep.record.segment_file import step_of
 from everstep.record.step_comparison import Batch, batch_words
 from everstep.record.trail import ABSENT
-from everstep.replaying.execution import (
-    Executed,
-    RunCopy,
-    can_begin_anew,
-    execute,
-    last_step,
-    origin,
-)
+from everstep.replaying.execution import Executed, RunCopy, can_begin_anew, execute, last_step, origin
 from everstep.replaying.recorded_program import program_of
 from everstep.replaying.verify import Comparison
 from everstep.services.replayed import differing_leaves
