@@ -27,7 +27,7 @@ import timeline
 
 from everstep.drill.divergence import Undisturbed, cause
 from everstep.drill.program import INDEX, Program, ProgramStart, StepDigests, Strike
-from everstep.drill.report import draw_timeline
+from everstep.drill.report import bars
 from everstep.proof.compare import compare_runs
 from everstep.record import Difference, RunJournal
 from everstep.services.witness import FILE
@@ -173,9 +173,13 @@ class Screen:
 
     def bars(self) -> str:
         width = COLUMN - 8
-        bars = (draw_timeline(twin.starts, self.place, width) for twin in self.twins)
+        drawn = []
+        for twin in self.twins:
+            done = [[self.place[step] for step in start.steps] for start in twin.starts]
+            struck = [start.strike is not None for start in twin.starts]
+            drawn.append(bars(len(self.place), zip(done, struck, strict=True), width))
         counts = (f" {max(twin.steps, default=0):3}/{len(self.place)}" for twin in self.twins)
-        return beside(*(bar + count for bar, count in zip(bars, counts, strict=True)))
+        return beside(*(bar + count for bar, count in zip(drawn, counts, strict=True)))
 
 
 def beside(left: str, right: str) -> str:

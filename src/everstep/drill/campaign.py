@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,7 @@ from everstep.drill.report import (
     KillResult,
     StartSummary,
     Verdict,
-    draw_timeline,
-    executed_again,
+    bars,
     struck_at,
 )
 from everstep.drill.strike_plans import aim, chosen
@@ -211,8 +211,11 @@ class _Campaign:
             if (first := self._difference(third)) is not None:
                 self.report.nondeterminism = first._replace(note=CHANCE)
         ended: Verdict = "exact" if hit else "not hit"
-        again = executed_again(starts, self.place)
+        done = [[self.place[step] for step in start.steps if step in self.place] for start in starts]
+        again = Counter(step for steps in done for step in steps)
+        again -= Counter([*again])
         self.report.steps_again |= set(again)
+        is_struck = [start.strike is not None and start.status != 0 for start in starts]
         message = f"status {last.status}\n{last.tail}" if last.status else ""
         if not self.keep:
             shutil.rmtree(program.folder, ignore_errors=True)
@@ -222,7 +225,7 @@ class _Campaign:
             strikes=hit,
             struck=struck_at(starts[:hit]),
             again=again.total(),
-            timeline=draw_timeline(starts, self.place),
+            timeline=bars(len(self.place), zip(done, is_struck, strict=True)),
             starts=[StartSummary.of(start) for start in starts],
             divergence=divergence,
             message=message,

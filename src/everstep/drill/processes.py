@@ -58,13 +58,13 @@ def with_environment(mark: bytes) -> list[int]:
 
 @contextmanager
 def owned_process(
-    command: Sequence[str], env: Mapping[str, str], log: Path, mark: bytes, cwd: Path | None = None
+    command: Sequence[str], env: Mapping[str, str], log: Path, mark: str, cwd: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process in a session of its own; after the block it has ended, with all that it started.
 
     Args:
         log: file for the output.
-        mark: the variable of `env` by which what is left in other sessions is found, as b"NAME=VALUE".
+        mark: name of a variable of `env` by which what is left in other sessions is found.
     """
     end_with_parent = with_parent(signal.SIGKILL)
 
@@ -89,7 +89,12 @@ def owned_process(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # also loader workers that outlived the process
         process.wait()
-        kill_marked(mark)
+        kill_marked(os.fsencode(f"{mark}={env[mark]}"))
+
+
+def last_lines(log: Path) -> str:
+    """Return the last lines of a program's output."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from everstep.drill.processes import owned_process, with_environment
+from everstep.drill.processes import last_lines, owned_process, with_environment
 from everstep.errors import DrillError
 from everstep.polling import wait_until
 from everstep.record import RunJournal
@@ -114,7 +114,7 @@ class ProgramStart:
     @property
     def tail(self) -> str:
         """Last lines of the output."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+        return last_lines(self.log)
 
 
 @dataclass
@@ -174,7 +174,7 @@ class Program:
         elif strike is not None and strike.spec:
             env[HAZARD] = str(strike)
         began, clock = time.time(), time.monotonic()
-        with owned_process(self.command, env, log, self._mark, self.cwd) as process:
+        with owned_process(self.command, env, log, ROOT, self.cwd) as process:
             status = self._wait(process, file, strike)
         self.__dict__.pop("runs", None)
         if self.ranks > 1:
@@ -182,10 +182,6 @@ class Program:
         start = ProgramStart(strike, status, began, time.monotonic() - clock, self._read(file), log)
         self.starts.append(start)
         return start
-
-    @property
-    def _mark(self) -> bytes:
-        return os.fsencode(f"{ROOT}={self.root}")
 
     def _read(self, file: Path) -> list[StepDigests]:
         records = (StepDigests(**line) for line in read_lines(file))
@@ -219,8 +215,9 @@ class Program:
             if strike.target in (ALL_RANKS, rank):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+        mark = os.fsencode(f"{ROOT}={self.root}")
         if strike.target == TORCHRUN and not wait_until(
-            lambda: not {*pids.values()} & {*with_environment(self._mark)}, LEAVING
+            lambda: not {*pids.values()} & {*with_environment(mark)}, LEAVING
         ):
             raise DrillError(
                 f"ranks still run {LEAVING:g} s after their torchrun was killed, so a new start would meet "

@@ -6,7 +6,7 @@ import re
 import signal
 import textwrap
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -251,9 +251,6 @@ def _as_json(difference: Difference | None) -> dict[str, Any] | None:
 
 # ------------------------------------------------------------------------------------- one program
 
-Positions = dict[tuple[str, int, int], int]
-"""(run, epoch, step) -> the number of steps that the undisturbed program has then done, from 1."""
-
 
 def struck_at(starts: list[ProgramStart]) -> str:
     """Describe the first strike of these starts, and count the others."""
@@ -272,30 +269,23 @@ def struck_at(starts: list[ProgramStart]) -> str:
     return f"{strike.target} {where}{more}".lstrip()
 
 
-def _done(start: ProgramStart, place: Positions) -> list[int]:
-    """List the steps that a start completed, as positions."""
-    return [place[step] for step in start.steps if step in place]
+def bars(total: int, starts: Iterable[tuple[Sequence[int], bool]], width: int = WIDTH) -> str:
+    """Draw columns of steps: done once, done again, struck, never done.
 
-
-def executed_again(starts: Iterable[ProgramStart], place: Positions) -> Counter[int]:
-    """Count, for each step that was completed more than once, how often it was executed again."""
-    done = Counter(step for start in starts for step in _done(start, place))
-    return done - Counter(dict.fromkeys(done, 1))
-
-
-def draw_timeline(starts: list[ProgramStart], place: Positions, width: int = WIDTH) -> str:
-    """Draw columns of steps: done once, done again, struck, never done."""
-    total, reached, struck = max(place.values(), default=1), 1, set[int]()
-    times = Counter(step for start in starts for step in _done(start, place))
-    for start in starts:
-        reached = (_done(start, place) or [reached])[-1]
-        if start.strike is not None and start.status:
+    Args:
+        starts: the steps that each start did, from 1, and whether it was struck.
+    """
+    times, struck, reached = Counter[int](), set[int](), 1
+    for done, is_struck in starts:
+        times.update(done)
+        reached = done[-1] if done else reached
+        if is_struck:
             struck.add(min(width - 1, (reached - 1) * width // total))
     cells = []
     for column in range(width):
         first = column * total // width
-        steps = range(first, max(first + 1, (column + 1) * total // width))
-        most = max(times[step + 1] for step in steps)
+        steps = range(first + 1, max(first + 1, (column + 1) * total // width) + 1)
+        most = max(times[step] for step in steps)
         cells.append(STRUCK if column in struck else (NEVER, ONCE, AGAIN)[min(most, 2)])
     return "".join(cells)
 
