@@ -128,7 +128,7 @@ def test_exact_says_where_no_kill_was_followed_by_a_resume_from_a_later_checkpoi
 def test_chance_is_not_blamed_on_the_state() -> None:
     report = drilled("chance", hazards=["SIGTERM", "last step"])
     assert (report.exit_code, report.undisturbed, len(report.results)) == (3, 3, 1), report
-    assert "chance: of three undisturbed runs" in report.verdict()
+    assert "chance, not the resume: of three" in report.verdict()
 
 
 @pytest.mark.campaign("long")

@@ -22,29 +22,20 @@ Verdict = Literal["exact", "differs", "failed", "not hit", "no such place"]
 EXACT, NOT_EXACT, NONDETERMINISTIC, NOT_DRILLED = 0, 1, 3, 4
 """Exit statuses; 2 means a wrong command line."""
 
-UNSEEDED = (
-    "the run has no seed, and lines before it may draw: give seed= to the loop, and seed the generators "
-    "where the program begins; if the runs differ then, too: "
-)
 UNSTABLE = (
-    "the clock, a generator that is not seeded, the order of a set (of strings it depends on PYTHONHASHSEED, "
-    "of objects on their addresses), a thread, or a kernel that is not deterministic"
+    "the clock, a generator that is not seeded, the order of a set (of strings by PYTHONHASHSEED), a thread, "
+    "or a kernel that is not deterministic"
 )
-CHANCE = (
-    "chance: of three undisturbed runs two are equal and one differs, so the resume is not to blame. A "
-    "thread, the clock, the order of a set, or a kernel that is not deterministic"
-)
+UNSEEDED = "no seed=, and lines before the run draw: give seed=, and seed the generators first; else "
+CHANCE = f"chance, not the resume: of three undisturbed runs two are equal and one differs, by {UNSTABLE}"
 NOT_RESUMED = (
     "not covered: after no kill did a start resume from a later checkpoint than that of step 0; save more "
     "often, as in Checkpoints(Every(steps=10)), or give more --kills"
 )
-NOT_COVERED_ON_RANKS = (
-    "not covered: several machines, and a stop that ranks agree on between two boundaries: drilled ranks "
-    "meet at every step"
-)
+ON_RANKS = "not covered: several machines, and stops between two boundaries: drilled ranks meet at every step"
 GIVEN_SEED = (
-    "no seed=: the drill gave each run the same seed, where the script draws a new one. A resume "
-    "keeps the seed that was drawn; two runs of the script will not be equal without seed="
+    "no seed=: the drill gave each run the same seed, which a resume keeps; two runs of the script will not "
+    "be equal without seed="
 )
 
 _MARKS = {"exact": "✓", "differs": "✗", "failed": "✗"}
@@ -215,7 +206,7 @@ class DrillReport:
             struck = f"{strikes} strike{'s' * (strikes > 1)}"
             lines.append(f"covered: {struck}, {part:.0f} % of the steps executed again")
         lines += [NOT_RESUMED] * (self.exact and not self.kills_resumed)
-        lines += [NOT_COVERED_ON_RANKS] * (self.exact and self.ranks > 1)
+        lines += [ON_RANKS] * (self.exact and self.ranks > 1)
         if self.cut is not None:
             lines.append(
                 f"left at step {self.cut}: later steps, the tail of that epoch and the lines after the loop "
