@@ -57,7 +57,7 @@ class RunCopy:
         self.checkpoint: CheckpointName | None = None
         self.notes: list[str] = []
         (self.place / "journal").mkdir(parents=True)
-        for pattern in ("run.json", "journal/*.evj", "journal/*.trail"):
+        for pattern in ("run.json", "journal/*"):
             for file in run_dir.glob(pattern):
                 shutil.copyfile(file, self.place / file.relative_to(run_dir))
         store = Store(run_dir)
