@@ -95,7 +95,8 @@ def differing_digests(
             yield Difference("journal", "a step that was not there", ABSENT, "there", *where)
         elif was is not None and (record.at != "enter" or enters):
             for part in was.parts.keys() & record.parts.keys():
+                expected_digest, digest = was.parts[part][:8], record.parts[part][:8]
                 if was.parts[part] != record.parts[part]:
                     kind, _, name = part.partition("/")
-                    values = was.parts[part][:8], record.parts[part][:8]
-                    yield Difference({"random": "random state"}.get(kind, kind), name, *values, *where)
+                    component = {"random": "random state"}.get(kind, kind)
+                    yield Difference(component, name, expected_digest, digest, *where)

@@ -118,8 +118,8 @@ def verify(
     if shown:
         batch, metrics = executed.last("batch").get("batch", "none"), _metrics(executed, shown)
         facts["shown"] = {"batch": batch, "metrics": metrics}
-        values = [f"  {name} {value!r}" for name, value in metrics.items()]
-        report.about[:0] = [f"batch of step {shown}:", batch, f"metrics of step {shown}:", *values]
+        lines = [f"  {name} {value!r}" for name, value in metrics.items()]
+        report.about[:0] = [f"batch of step {shown}:", batch, f"metrics of step {shown}:", *lines]
     return report
 
 
