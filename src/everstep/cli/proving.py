@@ -22,7 +22,7 @@ from everstep.cli.common_options import (
     trust_option,
 )
 from everstep.cli.find_run import find, find_all
-from everstep.cli.output import print_json, say
+from everstep.cli.output import note, print_json, say
 from everstep.display.cells import in_line
 from everstep.errors import ConfigError, nearest
 
@@ -169,6 +169,7 @@ def replay_command(
     except ReplayError as error:
         say(f"everstep replay: {error}", err=True)
         sys.exit(_CANNOT)
+    note(result.notes)
     say(str(result))
     _write_json(json_file, result.as_json())
     sys.exit(int(not result.verified))

@@ -26,7 +26,6 @@ from everstep.polling import wait_until
 from everstep.record import RunJournal
 from everstep.record.rundir import ROOT
 from everstep.services.witness import FILE
-from everstep.unattended import PIPE
 
 LEAVING = 30.0
 """Seconds within which ranks have to leave whose torchrun was killed."""
@@ -166,7 +165,7 @@ class Program:
         log, file = self.folder / f"{name}.log", self.folder / f"{name}.jsonl"
         # the runs of these programs do not belong in the user's index
         env = {**os.environ, **self.env, ROOT: str(self.root), INDEX: "off"}
-        for variable in (HAZARD, FILE, PIPE):
+        for variable in (HAZARD, FILE):
             env.pop(variable, None)
         env |= {FILE: str(file)} if witness else {}
         if trace is not None:

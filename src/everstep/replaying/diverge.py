@@ -41,11 +41,11 @@ def compare_recorded(a: Path, b: Path) -> Comparison:
     steps = range(1 + max(map(step_of, origins)), min(ends) + 1)
     for side, began in zip("AB", origins, strict=True):
         if began:
-            report.notes.append(
+            report.about.append(
                 f"{side} began with {began} of another run: compared from step {steps.start} on"
             )
     if ends[0] != ends[1]:
-        report.notes.append(f"A has {ends[0]} steps and B {ends[1]}: the first {min(ends)} are compared")
+        report.about.append(f"A has {ends[0]} steps and B {ends[1]}: the first {min(ends)} are compared")
     differences = [*_of_rows(a, b, steps, equal), *_of_batches(a, b, steps, equal)]
     one, other, alike = Store(a), Store(b), list[CheckpointName]()
     for name in sorted({facts.name for facts in one.facts()} & {facts.name for facts in other.facts()}):
@@ -58,8 +58,8 @@ def compare_recorded(a: Path, b: Path) -> Comparison:
     if first is not None:
         facts["recorded"] = first._asdict()
         facts["last_equal"] = str(max((name for name in alike if name.step < first.step), default=""))
-        report.notes.append(f"the first recorded value that differs: {report.words(first)}")
-        report.notes.append(f"the last equal checkpoint: {facts['last_equal'] or 'none'}")
+        report.about.append(f"the first recorded value that differs: {report.words(first)}")
+        report.about.append(f"the last equal checkpoint: {facts['last_equal'] or 'none'}")
     return report
 
 
@@ -121,7 +121,7 @@ def diverge(a: Subject, b: Subject, folder: Path, *, trust: bool = False) -> Com
     try:
         one, other = (_execute(side, report, report.first, folder / side.name, trust) for side in (a, b))
     except ReplayError as error:
-        report.notes.append(f"not executed again: {error}")
+        report.about.append(f"not executed again: {error}")
         return report
     parts = list(differing_digests(by_place(one.witnessed), other.witnessed))
     # entries that are neither weights nor an optimizer may hold settings, long before these act
@@ -133,7 +133,7 @@ def diverge(a: Subject, b: Subject, folder: Path, *, trust: bool = False) -> Com
         report.first, report.facts["executed"] = first, first._asdict()
         return report
     origins = " and ".join(dict.fromkeys(side.copy.origin for side in (one, other)))
-    report.notes.append(
+    report.about.append(
         f"executed again from {origins}, both find the same: what differs in the record is not in the "
         "programs as they are now"
     )
@@ -158,5 +158,5 @@ def _execute(side: Subject, report: Comparison, first: Difference, folder: Path,
                 executed = anew
                 differs += ", and from its start it does not: a resume of this program is not exact"
         notes.append(differs)
-    report.notes += [f"{side.name}: {note}" for note in notes]
+    report.about += [f"{side.name}: {note}" for note in notes]
     return executed

@@ -20,12 +20,12 @@ class Comparison:
     """What two executions of the same steps have in common, and the first value that differs.
 
     Attributes:
-        about: what was compared, in lines.
+        about: what was compared and how, in lines.
         sides: words for the two executions.
         facts: what was compared, for JSON.
         equal: number of equal values, by kind.
         differing: number of values that differ; `first` is the first of them.
-        notes: what else was found, in sentences.
+        notes: warnings.
     """
 
     about: list[str]
@@ -63,7 +63,7 @@ class Comparison:
     def as_json(self) -> dict[str, Any]:
         first = self.first and self.first._asdict()
         counts = {"equal": self.equal, "differing": self.differing}
-        return {**self.facts, **counts, "first": first, "notes": self.notes}
+        return {**self.facts, "about": self.about, **counts, "first": first, "notes": self.notes}
 
 
 def parse_steps(text: str, run_dir: Path) -> range:
