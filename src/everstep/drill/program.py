@@ -16,7 +16,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,7 +142,7 @@ class Program:
     def root(self) -> Path:
         return self.folder / "root"
 
-    @cached_property
+    @property
     def runs(self) -> list[str]:
         """Run directories, relative to the root, in the order in which they were made."""
         files = sorted(self.root.rglob("run.json"), key=lambda path: json.loads(path.read_bytes())["created"])
@@ -175,7 +174,6 @@ class Program:
         began, clock = time.time(), time.monotonic()
         with owned_process(self.command, env, log, ROOT, self.cwd) as process:
             status = self._wait(process, file, strike)
-        self.__dict__.pop("runs", None)
         if self.ranks > 1:
             status = self._of_ranks(status, strike, began)
         start = ProgramStart(strike, status, began, time.monotonic() - clock, self._read(file), log)
