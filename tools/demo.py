@@ -26,8 +26,8 @@ from pathlib import Path
 import timeline
 
 from everstep.drill.divergence import Undisturbed, cause
-from everstep.drill.program import INDEX, Program, ProgramStart, Strike, WitnessLine
-from everstep.drill.report import draw_timeline
+from everstep.drill.program import INDEX, Program, ProgramStart, StepDigests, Strike
+from everstep.drill.report import bars
 from everstep.proof.compare import compare_runs
 from everstep.record import Difference, RunJournal
 from everstep.services.witness import FILE
@@ -62,8 +62,8 @@ class Twin(Program):
         )
         super().__init__(command, folder, timeout=0.0)
         self.kills, self.killed = kills, list[int]()
-        self.steps: dict[int, WitnessLine] = {}
-        self.epochs: dict[int, WitnessLine] = {}
+        self.steps: dict[int, StepDigests] = {}
+        self.epochs: dict[int, StepDigests] = {}
         self.accuracies: dict[int, str] = {}
 
     @property
@@ -109,7 +109,7 @@ class Twin(Program):
             if not line.endswith(b"\n"):  # the rest comes, unless the kill tore the line
                 self.new_lines.seek(-len(line), os.SEEK_CUR)
                 return
-            record = WitnessLine(**{**json.loads(line), "run": "digits"})
+            record = StepDigests(**{**json.loads(line), "run": "digits"})
             self.starts[-1].witnessed.append(record)
             if record.at in ("step", "epoch"):
                 (self.steps if record.at == "step" else self.epochs)[record.step] = record
@@ -173,9 +173,13 @@ class Screen:
 
     def bars(self) -> str:
         width = COLUMN - 8
-        bars = (draw_timeline(twin.starts, self.place, width) for twin in self.twins)
+        drawn = []
+        for twin in self.twins:
+            done = [[self.place[step] for step in start.steps] for start in twin.starts]
+            struck = [start.strike is not None for start in twin.starts]
+            drawn.append(bars(len(self.place), zip(done, struck, strict=True), width))
         counts = (f" {max(twin.steps, default=0):3}/{len(self.place)}" for twin in self.twins)
-        return beside(*(bar + count for bar, count in zip(bars, counts, strict=True)))
+        return beside(*(bar + count for bar, count in zip(drawn, counts, strict=True)))
 
 
 def beside(left: str, right: str) -> str:

@@ -81,7 +81,7 @@ def train_loop() -> None:
             if given.fault == "order" and epoch >= 2:
                 data = everstep.data.arrays(x.flip(0), y.flip(0), batch_size=8, shuffle=True)
             for step, batch in loop.iter_steps(data):
-                if given.fault == "moment" and loop.resumed and step == given.at:
+                if faulty("moment", step) and loop.resumed:
                     optimizer.state.clear()
                 loop.collect_metrics(loss=update(step, batch))
             scheduler.step()

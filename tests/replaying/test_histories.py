@@ -7,10 +7,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from test_diverge import place
+from test_diverge import diverge, place
 from test_replay import as_it_is, replay, start
 
 from everstep.proof.audit import audit
@@ -40,16 +39,11 @@ everstep.recovering(main)
 """
 
 
-def diverge(a: str | Path, *arguments: str | Path, status: int = 0) -> tuple[dict[str, Any], str]:
-    told = start("-m", "everstep", "diverge", a, *arguments, "--json", "found.json", status=status)
-    return json.loads(Path("found.json").read_text()), told
-
-
-def killed(times: int, *command: str | Path) -> None:
+def killed(times: int, *command: str | Path, **environment: str) -> None:
     """Start a program, killed some times in commits, and a last time to its end."""
     for _ in range(times):
-        start(*command, EVERSTEP_HAZARD="kill:checkpoint.rename:2", status=-signal.SIGKILL)
-    start(*command)
+        start(*command, EVERSTEP_HAZARD="kill:checkpoint.rename:2", status=-signal.SIGKILL, **environment)
+    start(*command, **environment)
 
 
 def found_by_audit(run: str | Path) -> list[tuple[str, str, str]]:
@@ -66,7 +60,7 @@ def test_a_run_that_was_killed_three_times_is_equal_to_its_twin() -> None:
     killed(3, "history.py", "killed")
     assert len(RunJournal("killed").segments()) == 4
     before = as_it_is(Path("killed"))
-    found, told = diverge("twin", "killed")
+    told, found = diverge("twin", "killed", status=0)
     assert found["first"] is None, told
     assert found["equal"]["loss"] == found["equal"]["batch digest"] == 48
     assert "\nverified: " in replay("killed", "--verify", ":")
@@ -82,15 +76,12 @@ def test_a_rollback_is_another_batch_from_its_step_on_and_is_named() -> None:
     """Also where the run was killed three times before."""
     Path("history.py").write_text(HISTORY)
     start("history.py", "twin")
-    for _ in range(3):
-        command = ("history.py", "back")
-        start(*command, EVERSTEP_HAZARD="kill:checkpoint.rename:2", BAD="17", status=-signal.SIGKILL)
-    start("history.py", "back", BAD="17")
+    killed(3, "history.py", "back", BAD="17")
     (rollback,) = RunJournal("back").rollbacks()
-    found, told = diverge("twin", "back", status=1)
+    told, found = diverge("twin", "back")
     assert place(found) == (rollback.first, "samples"), told
     assert found["recorded"]["component"] == "samples" and found["last_equal"] == rollback.checkpoint
-    assert diverge("back", "back", "--recorded")[0]["first"] is None
+    assert diverge("back", "back", "--recorded", status=0)[1]["first"] is None
     assert "\nverified: " in replay("back", "--verify", ":")
     assert found_by_audit("back")[1] == (
         "pass 3",
@@ -118,7 +109,7 @@ def test_a_fork_and_its_parent_are_compared_from_the_fork_on(
     everstep_train("trainer.max_epoch=3", change, "--on-change", "fork", keep)
     everstep_train("trainer.max_epoch=3", keep)
     (fork,) = Path("runs").glob("tiny-fork-*")
-    found, told = diverge("runs/tiny", fork, status=1)
+    told, found = diverge("runs/tiny", fork)
     assert place(found) == (5, component), told
     assert found["last_equal"] == "epoch-0001-step-00000004" and found["executed"] is not None, told
     assert "B began with epoch-0001-step-00000004 of another run: compared from step 5 on" in told

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from everstep.arguments import integer, number
 from everstep.drill.divergence import Undisturbed
 from everstep.drill.processes import owned_folder
-from everstep.drill.program import Program, ProgramStart, Strike, command
+from everstep.drill.program import Program, Strike, command
 from everstep.drill.report import (
     CHANCE,
     DrillReport,
     KillResult,
+    StartSummary,
     Verdict,
-    draw_timeline,
-    executed_again,
-    positions,
+    bars,
     struck_at,
-    summaries,
 )
-from everstep.drill.strike_plans import Landmarks, aim, chosen
+from everstep.drill.strike_plans import aim, chosen
 from everstep.errors import ConfigError, DrillError, EverstepError
 from everstep.record import Difference, RunDir
 from everstep.unattended import LIMIT, SEED
@@ -38,7 +35,7 @@ ATTEMPTS = 3
 """Number of tries for a hazard that comes too late."""
 
 SAVES = 4
-"""Number of checkpoints that the drill adds to a run that it leaves before the script has saved."""
+"""Number of checkpoints that the drill adds to a run that it leaves early."""
 
 
 def drill(
@@ -90,19 +87,27 @@ def drill(
     max_steps = integer("max_steps", max_steps, none="for no limit")
     timeout = number("timeout", timeout, of="seconds")
     names = chosen(hazards, ranks)
-    if keep is not None and Path(keep).exists():
-        raise ConfigError(f"{Path(keep).resolve()} exists; give --keep a folder that can be made")
-    with owned_folder("everstep-drill-") if keep is None else nullcontext(Path(keep).resolve()) as folder:
-        arguments = (path, tuple(args), ranks, seed, timeout, folder, keep is not None)
-        return _Drill(*arguments).run(names, kills, max_steps, say)
+    with owned_folder("everstep-drill-", None if keep is None else Path(keep)) as folder:
+        line = command(path, tuple(args), ranks)
+        campaign = _Campaign(path, list(args), line, ranks, seed, timeout, folder, keep is not None)
+        report = campaign.begin(max_steps)
+        say(report.header())
+        for name in names:
+            for turn in range(kills if name == "random instant" else 1):
+                if report.nondeterminism is None:
+                    report.results.append(campaign.strike(name, turn))
+                    say(report.results[-1].line)
+        say(f"\n{report.verdict()}")
+    return report
 
 
 @dataclass
-class _Drill:
+class _Campaign:
     """Arguments of `drill`, checked, and what the drill has found so far."""
 
     script: Path
-    args: tuple[str, ...]
+    args: list[str]
+    command: tuple[str, ...]
     ranks: int
     seed: int
     timeout: float
@@ -110,68 +115,44 @@ class _Drill:
     keep: bool
     number: int = 0
 
-    def run(
-        self, names: list[str], kills: int, max_steps: int | None, say: Callable[[str], None]
-    ) -> DrillReport:
-        """Run the program twice undisturbed, then try each hazard."""
-        self.limit: dict[str, Any] = {} if max_steps is None else {"steps": max_steps}
-        """Arguments of `everstep.services.witness.DrillLimit`."""
+    def begin(self, max_steps: int | None) -> DrillReport:
+        """Run the program twice undisturbed."""
         self.drawn_seed = Random(f"{self.seed}/seed of a run").getrandbits(31)
-        """Seed of the runs that are given none."""
-        first = self.program("undisturbed-1")
-        self._undisturbed(first)
-        cut = max_steps if _was_left_early(first) else None
-        if cut is not None and not self._landmarks(first)[0].first_saved:
-            # else no kill is followed by a resume from a later checkpoint than that of step 0
-            self.limit["save_every"] = max(1, cut // SAVES)
-        second = self.program("undisturbed-2")
-        start = self._undisturbed(second)
-        self.landmarks = self._landmarks(second)
+        self.env = {SEED: str(self.drawn_seed)}
+        if max_steps is not None:
+            # the script may save later: no kill would be followed by a resume
+            limit = {"steps": max_steps, "save_every": max(1, max_steps // SAVES)}
+            self.env[LIMIT] = json.dumps(limit)
+        first, second = self._undisturbed(1), self._undisturbed(2)
+        self.points = [(second.folder / f"trace-{rank}").read_text().split() for rank in range(self.ranks)]
+        records = second.starts[0].records
+        self.seconds = records[-1].time - records[0].time
         self.undisturbed = Undisturbed(first)
-        self.place = positions(self.undisturbed)
-        self.report = report = DrillReport(
+        self.place = {step: number for number, step in enumerate(first.starts[0].steps, 1)}
+        seeds = [RunDir.open(first.root / run, create=False).seed for run in first.runs]
+        left = [event.data for run in first.runs for event in first.journal(run).events("interrupted")]
+        self.report = DrillReport(
             script=str(self.script),
-            args=list(self.args),
+            args=self.args,
             seed=self.seed,
             runs=[f"/{run}" for run in first.runs],
-            steps=self.landmarks[0].steps,
-            seconds=start.seconds,
+            steps=len(second.starts[0].steps),
+            seconds=second.starts[0].seconds,
             ranks=self.ranks,
-            seeded=all(
-                RunDir.open(first.root / run, create=False).seed != self.drawn_seed for run in first.runs
-            ),
-            cut=cut,
-            save_every=self.limit.get("save_every"),
+            nondeterminism=self._difference(second),
+            seeded=self.drawn_seed not in seeds,
+            # nothing but the drill's limit interrupts with status 0
+            cut=max_steps if any(data["status"] == 0 for data in left) else None,
         )
-        report.nondeterminism = self._difference(second)
-        say(report.header())
-        for name in names:
-            for turn in range(kills if name == "random instant" else 1):
-                if report.nondeterminism is None:
-                    report.results.append(self._try(name, turn))
-                    say(report.results[-1].line)
-        say(f"\n{report.verdict()}")
-        return report
+        return self.report
 
-    # ------------------------------------------------------------------------------ undisturbed
+    def _program(self, name: str) -> Program:
+        return Program(self.command, self.folder / name, self.timeout, self.ranks, env=self.env)
 
-    def _landmarks(self, program: Program) -> list[Landmarks]:
-        """Return the landmarks of each rank of an undisturbed start."""
-        traces = [str(_trace(program)).replace("{rank}", str(rank)) for rank in range(program.ranks)]
-        return [
-            Landmarks(program.starts[0].of_rank(rank), Path(trace).read_text().split())
-            for rank, trace in enumerate(traces)
-        ]
-
-    def program(self, name: str) -> Program:
-        """Make a program, with the limits and the seed that all programs of this drill have."""
-        env = {SEED: str(self.drawn_seed)} | ({LIMIT: json.dumps(self.limit)} if self.limit else {})
-        line = command(self.script, self.args, self.ranks)
-        return Program(line, self.folder / name, self.timeout, self.ranks, env=env)
-
-    def _undisturbed(self, program: Program) -> ProgramStart:
+    def _undisturbed(self, number: int) -> Program:
         """Start a program undisturbed, and refuse a script that cannot be drilled."""
-        start = program.start(trace=_trace(program))
+        program = self._program(f"undisturbed-{number}")
+        start = program.start(trace=program.folder / "trace-{rank}")
         script, ranks = self.script, self.ranks
         if start.status:
             raise DrillError(
@@ -182,7 +163,7 @@ class _Drill:
             raise DrillError(
                 f"{script} opened no run; drill a script that uses everstep.Supervisor or TrainLoop"
             )
-        if not any(record.at == "step" for record in start.records):
+        if not start.steps:
             raise DrillError(f"{script} completed no step; give it arguments with which it trains")
         seen = {record.rank for record in start.witnessed}
         if len(seen) < ranks:
@@ -190,7 +171,7 @@ class _Drill:
                 f"{script} trains on {len(seen)} of {ranks} ranks; open the run on each of them: "
                 "everstep.torch.parallel(model), and no `if rank == 0` around the loop"
             )
-        return start
+        return program
 
     def _difference(self, program: Program) -> Difference | None:
         """Find the first divergence; a run that cannot be read counts as one."""
@@ -199,74 +180,53 @@ class _Drill:
         except EverstepError as error:
             return Difference("journal", str(error), "a whole run", "damaged", place="end")
 
-    # ------------------------------------------------------------------------------ the hazards
-
-    def _try(self, hazard: str, turn: int) -> KillResult:
+    def strike(self, hazard: str, turn: int) -> KillResult:
         """Strike a program and start it again until it ends; take another program if no strike hit."""
-        if not aim(hazard, self.landmarks, Random(0)):
-            return KillResult(hazard, "no such place")
         draw = Random(f"{self.seed}/{hazard}/{turn}")
         for _ in range(ATTEMPTS):
-            result = self._attempt(hazard, aim(hazard, self.landmarks, draw))
+            strikes = aim(hazard, self.points, self.seconds, draw)
+            if not strikes:
+                return KillResult(hazard, "no such place")
+            result = self._attempt(hazard, strikes)
             if result.verdict != "not hit":
                 break
         return result
 
     def _attempt(self, hazard: str, strikes: list[Strike]) -> KillResult:
         self.number += 1
-        program = self.program(f"{self.number:02d}-{hazard.replace(' ', '-')}")
-        hit = 0
+        program = self._program(f"{self.number:02d}-{hazard.replace(' ', '-')}")
+        starts, hit = program.starts, 0
         for strike in strikes:
             if not program.start(strike).status:
                 break
             hit += 1
-        while program.starts[-1].status and len(program.starts) < hit + LAST_STARTS:
+        while starts[-1].status and len(starts) < hit + LAST_STARTS:
             program.start()
-        judged = self._judged(hazard, hit, program)
+        last = starts[-1]
+        divergence = None if last.status else self._difference(program)
+        if divergence is not None and self.report.undisturbed == 2:
+            # once more undisturbed, before the state is blamed for what may be chance
+            third = self._undisturbed(3)
+            self.report.undisturbed = 3
+            if (first := self._difference(third)) is not None:
+                self.report.nondeterminism = first._replace(note=CHANCE)
+        ended: Verdict = "exact" if hit else "not hit"
+        done = [[self.place[step] for step in start.steps if step in self.place] for start in starts]
+        again = Counter(step for steps in done for step in steps)
+        again -= Counter([*again])
+        self.report.steps_again |= set(again)
+        is_struck = [start.strike is not None and start.status != 0 for start in starts]
+        message = f"status {last.status}\n{last.tail}" if last.status else ""
         if not self.keep:
             shutil.rmtree(program.folder, ignore_errors=True)
-        return judged
-
-    def _judged(self, hazard: str, hit: int, program: Program) -> KillResult:
-        last = program.starts[-1]
-        divergence = None if last.status else self._difference(program)
-        if divergence is not None:
-            self._exclude_chance()
-        verdict: Verdict = "failed" if last.status else "differs" if divergence else "exact"
-        again = executed_again(program.starts, self.place)
-        self.report.steps_again |= set(again)
         return KillResult(
             hazard,
-            "not hit" if verdict == "exact" and not hit else verdict,
+            "failed" if last.status else "differs" if divergence else ended,
             strikes=hit,
-            struck=struck_at(program.starts[:hit]),
+            struck=struck_at(starts[:hit]),
             again=again.total(),
-            timeline=draw_timeline(program.starts, self.place),
-            starts=summaries(program),
+            timeline=bars(len(self.place), zip(done, is_struck, strict=True)),
+            starts=[StartSummary.of(start) for start in starts],
             divergence=divergence,
-            message=f"status {last.status}\n{last.tail}" if last.status else "",
+            message=message,
         )
-
-    def _exclude_chance(self) -> None:
-        """Run once more undisturbed before the state is blamed for what may be chance."""
-        report = self.report
-        if report.undisturbed > 2:
-            return
-        third = self.program("undisturbed-3")
-        self._undisturbed(third)
-        report.undisturbed += 1
-        if (first := self._difference(third)) is not None:
-            report.nondeterminism = first._replace(note=CHANCE)
-
-
-def _trace(program: Program) -> Path:
-    return program.folder / ("trace" if program.ranks == 1 else "trace-{rank}")
-
-
-def _was_left_early(program: Program) -> bool:
-    """Whether the drill's limit has ended a run; nothing else interrupts with status 0."""
-    return any(
-        event.data["status"] == 0
-        for run in program.runs
-        for event in program.journal(run).events("interrupted")
-    )

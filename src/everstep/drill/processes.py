@@ -1,4 +1,4 @@
-"""Processes and temporary folders that must not outlive who made them.
+"""Processes and folders that must not outlive who made them.
 
 Where /proc exists, processes that were left behind are found by a variable of their environment.
 """
@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that may end a drill."""
-_PR_SET_PDEATHSIG = 1
+from everstep.errors import ConfigError
+
 _DYING = 10.0
 """Seconds to wait until killed processes have disappeared."""
 
@@ -30,7 +29,7 @@ def with_parent(number: signal.Signals) -> Callable[[], None]:
 
     def prepare() -> None:
         if libc is not None:
-            libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+            libc.prctl(1, int(number), 0, 0, 0)  # PR_SET_PDEATHSIG
             if os.getppid() != parent:  # it died before
                 os._exit(128 + number)
 
@@ -38,11 +37,7 @@ def with_parent(number: signal.Signals) -> Callable[[], None]:
 
 
 def kill_marked(mark: bytes) -> None:
-    """Kill the processes of this user that were started with a variable.
-
-    Args:
-        mark: the variable, as b"NAME=VALUE".
-    """
+    """Kill the processes of this user that were started with a variable, given as b"NAME=VALUE"."""
     until = time.monotonic() + _DYING
     while (left := with_environment(mark)) and time.monotonic() < until:
         for pid in left:
@@ -53,57 +48,48 @@ def kill_marked(mark: bytes) -> None:
 
 def with_environment(mark: bytes) -> list[int]:
     """List the processes of this user that were started with a variable."""
-    found = []
+    pids = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):  # the process ended meanwhile, or belongs to another user
             if mark in environment.read_bytes().split(b"\0"):
-                found.append(int(environment.parent.name))
-    return found
+                pids.append(int(environment.parent.name))
+    return pids
 
 
 @contextmanager
 def owned_process(
-    command: Sequence[str], env: Mapping[str, str], log: Path, mark: str, folder: Path | None = None
+    command: Sequence[str], env: Mapping[str, str], log: Path, mark: str, cwd: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process in a session of its own; after the block it has ended, with all that it started.
 
     Args:
         log: file for the output.
         mark: name of a variable of `env` by which what is left in other sessions is found.
-        folder: the working directory; None: this process's own.
     """
-    # held back, so that a process which is being started is not forgotten
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     end_with_parent = with_parent(signal.SIGKILL)
 
     def prepare() -> None:
         end_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell may have it ignore Ctrl-C
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=prepare,
+        )
     try:
-        with open(log, "wb") as output:
-            process = subprocess.Popen(
-                command,
-                cwd=folder,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                preexec_fn=prepare,
-            )
-        try:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-            yield process
-        finally:
-            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # also loader workers that outlived the process
-            process.wait()
-            kill_marked(os.fsencode(f"{mark}={env[mark]}"))
+        yield process
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # also loader workers that outlived the process
+        process.wait()
+        kill_marked(os.fsencode(f"{mark}={env[mark]}"))
 
 
 def last_lines(log: Path) -> str:
@@ -112,7 +98,12 @@ def last_lines(log: Path) -> str:
 
 
 @contextmanager
-def owned_folder(prefix: str) -> Iterator[Path]:
-    """Make a temporary folder, deleted after the block."""
-    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
-        yield Path(folder).resolve()
+def owned_folder(prefix: str, keep: Path | None = None) -> Iterator[Path]:
+    """Make a temporary folder, deleted after the block; or the folder `keep`, which stays."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
+            yield Path(folder).resolve()
+    elif keep.exists():
+        raise ConfigError(f"{keep.resolve()} exists; give --keep a folder that can be made")
+    else:
+        yield keep.resolve()

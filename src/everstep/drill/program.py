@@ -1,4 +1,9 @@
-"""Program under drill: started, struck, started again, in a root of its own."""
+"""Program that is executed, struck and executed again, in a root of its own.
+
+What its starts find comes as `StepDigests`, lines of JSON in the file that EVERSTEP_DRILL names.  Whoever
+writes these lines in a process can be drilled; today it is a service of each run
+(`everstep.services.witness`).
+"""
 
 from __future__ import annotations
 
@@ -8,45 +13,33 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep.drill.processes import last_lines, owned_process, with_environment
 from everstep.errors import DrillError
+from everstep.polling import wait_until
 from everstep.record import RunJournal
 from everstep.record.rundir import ROOT
 from everstep.services.witness import FILE
 
 LEAVING = 30.0
 """Seconds within which ranks have to leave whose torchrun was killed."""
-
 HAZARD, INDEX = "EVERSTEP_HAZARD", "EVERSTEP_INDEX"
-
-
 TORCHRUN, ALL_RANKS = "torchrun", "all ranks"
 
 
 class Strike(NamedTuple):
-    """Harm to a start: a hazard (`everstep.hazard`), or SIGKILL some seconds after its first run opened.
-
-    Attributes:
-        spec: the hazard; "" for a kill after `seconds`.
-        seconds: time of the kill.
-        target: who is struck: "rank N", `ALL_RANKS`, `TORCHRUN`; "" where there is one process.
+    """Harm to a start: a hazard (`everstep.hazard`); where `spec` is "", SIGKILL some seconds after its first
+    run opened.  On several ranks `target` is struck: "rank N", `ALL_RANKS` or `TORCHRUN`.
     """
 
     spec: str = ""
-    seconds: float | None = None
+    seconds: float = 0.0
     target: str = ""
-
-    @property
-    def hazard(self) -> str:
-        """Value of EVERSTEP_HAZARD; "" for a kill after `seconds`."""
-        return f"{self.spec} @ {self.target}" if self.spec and self.target else self.spec
 
     @property
     def rank(self) -> int:
@@ -54,23 +47,19 @@ class Strike(NamedTuple):
         return int(self.target.removeprefix("rank ")) if self.target.startswith("rank ") else 0
 
     @property
-    def point(self) -> str:
-        """Point of the last hazard; "" for a kill after `seconds`."""
-        return self.spec.split(" then ")[-1].split(":")[1] if self.spec else ""
-
-    @property
-    def kills(self) -> bool:
-        """Whether the strike ends in SIGKILL."""
-        return self.seconds is not None or self.spec.split(" then ")[-1].startswith("kill:")
+    def last(self) -> tuple[str, str]:
+        """What the last hazard does, and where: ("kill", "checkpoint.rename")."""
+        action, _, place = self.spec.split(" then ")[-1].partition(":")
+        return (action, place.rpartition(":")[0]) if self.spec else ("kill", "")
 
     def __str__(self) -> str:
-        if self.seconds is None:
-            return self.hazard
-        return f"kill {self.target} after {self.seconds:.3f} s".replace("  ", " ")
+        if self.spec:
+            return f"{self.spec} @ {self.target}" if self.target else self.spec
+        return " ".join(filter(None, ["kill", self.target, f"after {self.seconds:.3f} s"]))
 
 
-class WitnessLine(NamedTuple):
-    """Line of the witness, see `everstep.services.witness`; `run` is relative to the root."""
+class StepDigests(NamedTuple):
+    """Digests of all parts of a run at a place, see `everstep.services.witness`; `run` is relative."""
 
     run: str
     rank: int
@@ -83,7 +72,7 @@ class WitnessLine(NamedTuple):
 
     @property
     def place(self) -> tuple[str, int, str, int, int]:
-        """What it tells of, to be found in another execution."""
+        """The place, to be found in another execution."""
         return self.run, self.rank, self.at, self.epoch, self.step
 
 
@@ -92,11 +81,11 @@ class ProgramStart:
     """Start of the program.
 
     Attributes:
-        strike: the strike that was aimed at the start; None if it was left alone.
+        strike: the strike that was aimed at the start, if any.
         status: exit status; negative: the signal that ended the start.  Of several ranks the status of the
             rank that was struck; torchrun turns a kill into 1, and the run a planned stop into 0.
         began, seconds: time of the start (seconds since 1970), and its duration.
-        witnessed: lines of the witness, of all ranks.
+        witnessed: what was found at each step, of all ranks.
         log: file with the output.
     """
 
@@ -104,17 +93,21 @@ class ProgramStart:
     status: int
     began: float
     seconds: float
-    witnessed: list[WitnessLine]
+    witnessed: list[StepDigests]
     log: Path
 
     @property
-    def records(self) -> list[WitnessLine]:
-        """Lines of rank 0."""
+    def records(self) -> list[StepDigests]:
+        """What rank 0 found, in order."""
         return self.of_rank(0)
 
-    def of_rank(self, rank: int) -> list[WitnessLine]:
-        """Return the lines of a rank, in order."""
+    def of_rank(self, rank: int) -> list[StepDigests]:
         return [record for record in self.witnessed if record.rank == rank]
+
+    @property
+    def steps(self) -> list[tuple[str, int, int]]:
+        """The steps that rank 0 completed, in order: (run, epoch, step)."""
+        return [(each.run, each.epoch, each.step) for each in self.records if each.at == "step"]
 
     @property
     def tail(self) -> str:
@@ -124,144 +117,130 @@ class ProgramStart:
 
 @dataclass
 class Program:
-    """Script with its arguments, and all that a chain of its starts leaves.
+    """Program with its arguments, and all that a chain of its starts leaves.
 
     Attributes:
-        command: command line of a start, in the current directory.
+        command: command line of a start; torchrun's if it starts several `ranks`.
         folder: folder of this chain; `root` inside has the run directories.
-        timeout: seconds that a start may take.
-        ranks: number of processes that the command starts to train; the command is torchrun's if more than 1.
-        starts: starts of the chain, in order.
+        timeout: seconds that a start may take; None for no limit.
         env: variables of the environment that each start has besides.
+        cwd: working directory; None for the current one.
     """
 
     command: tuple[str, ...]
     folder: Path
-    timeout: float
+    timeout: float | None = None
     ranks: int = 1
     starts: list[ProgramStart] = field(default_factory=list)
     env: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path | None = None
 
     def __post_init__(self) -> None:
-        self.root.mkdir(parents=True)
+        self.root.mkdir(parents=True, exist_ok=True)
 
     @property
     def root(self) -> Path:
         return self.folder / "root"
 
-    @cached_property
+    @property
     def runs(self) -> list[str]:
         """Run directories, relative to the root, in the order in which they were made."""
-        found = sorted(self.root.rglob("run.json"), key=lambda path: json.loads(path.read_bytes())["created"])
-        return [str(path.parent.relative_to(self.root)) for path in found]
+        files = sorted(self.root.rglob("run.json"), key=lambda path: json.loads(path.read_bytes())["created"])
+        return [str(path.parent.relative_to(self.root)) for path in files]
 
-    def start(self, strike: Strike | None = None, trace: Path | None = None) -> ProgramStart:
+    def journal(self, run: str) -> RunJournal:
+        return RunJournal(self.root / run)
+
+    def start(
+        self, strike: Strike | None = None, trace: Path | None = None, *, witness: bool = True
+    ) -> ProgramStart:
         """Start the program, and wait until it ends.
 
         Args:
-            trace: file for the names of the hazards that the start passes; "{rank}" in its name stands for
-                the rank.
+            trace: file for the names of the hazards that the start passes, with "{rank}" in its name.
+            witness: whether digests of each step are written.
         """
-        number = len(self.starts) + 1
-        log, witness = self.folder / f"start-{number}.log", self.folder / f"start-{number}.jsonl"
-        env = {**os.environ, **self.env, ROOT: str(self.root), FILE: str(witness)}
-        spec = f"trace:{trace}" if trace else strike.hazard if strike else ""
-        env[INDEX] = "off"  # drilled runs do not belong in the user's index
-        env.pop(HAZARD, None)
-        if spec:
-            env[HAZARD] = spec
+        name = f"start-{len(self.starts) + 1}"
+        log, file = self.folder / f"{name}.log", self.folder / f"{name}.jsonl"
+        # the runs of these programs do not belong in the user's index
+        env = {**os.environ, **self.env, ROOT: str(self.root), INDEX: "off"}
+        for variable in (HAZARD, FILE):
+            env.pop(variable, None)
+        env |= {FILE: str(file)} if witness else {}
+        if trace is not None:
+            env[HAZARD] = f"trace:{trace}"
+        elif strike is not None and strike.spec:
+            env[HAZARD] = str(strike)
         began, clock = time.time(), time.monotonic()
-        with owned_process(self.command, env, log, FILE) as process:
-            status = self._wait(process, witness, strike)
-        self.__dict__.pop("runs", None)
-        status = status if self.ranks == 1 else self._of_ranks(status, strike, began)
-        seconds = time.monotonic() - clock
-        start = ProgramStart(strike, status, began, seconds, self._read(witness), log)
+        with owned_process(self.command, env, log, ROOT, self.cwd) as process:
+            status = self._wait(process, file, strike)
+        if self.ranks > 1:
+            status = self._of_ranks(status, strike, began)
+        start = ProgramStart(strike, status, began, time.monotonic() - clock, self._read(file), log)
         self.starts.append(start)
         return start
 
-    def _wait(self, process: subprocess.Popen[bytes], witness: Path, strike: Strike | None) -> int:
-        until = time.monotonic() + self.timeout
-        if strike is not None and strike.seconds is not None:
-            # until the first run is open on all ranks
-            while process.poll() is None and time.monotonic() < until:
-                if len({line.rank for line in read_witness(witness)}) == self.ranks:
-                    break
-                time.sleep(0.001)
-            with suppress(subprocess.TimeoutExpired):
-                return process.wait(strike.seconds)
-            self._kill(process, witness, strike)
+    def _read(self, file: Path) -> list[StepDigests]:
+        records = (StepDigests(**line) for line in read_lines(file))
+        return [record._replace(run=os.path.relpath(record.run, self.root)) for record in records]
+
+    def _wait(self, process: subprocess.Popen[bytes], file: Path, strike: Strike | None) -> int:
         try:
-            return process.wait(max(0.0, until - time.monotonic()))
+            if strike is not None and not strike.spec:
+                self._kill(process, file, strike)
+            return process.wait(self.timeout)
         except subprocess.TimeoutExpired:
             raise DrillError(
                 f"{' '.join(self.command[1:])} ran longer than {self.timeout:g} s in one start; make it "
                 "smaller by its arguments, or raise the timeout"
             ) from None
 
-    def _kill(self, process: subprocess.Popen[bytes], witness: Path, strike: Strike) -> None:
-        """Kill whom a strike aims at."""
+    def _kill(self, process: subprocess.Popen[bytes], file: Path, strike: Strike) -> None:
+        """Kill whom a strike aims at, some seconds after the first run is open on all ranks."""
+        until = time.monotonic() + (self.timeout or 0.0)
+        while process.poll() is None and time.monotonic() < until:
+            if len({record.rank for record in self._read(file)}) == self.ranks:
+                break
+            time.sleep(0.001)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(strike.seconds)
+            return
+        pids = {f"rank {record.rank}": record.pid for record in self._read(file)}
         if strike.target in ("", TORCHRUN):
             process.kill()
-        pids = {record.rank: record.pid for record in self._read(witness)}
         for rank, pid in pids.items():
-            if strike.target in (ALL_RANKS, f"rank {rank}"):
+            if strike.target in (ALL_RANKS, rank):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        if strike.target == TORCHRUN:
-            self._await_ranks(witness, pids.values())
-
-    def _await_ranks(self, witness: Path, pids: Iterable[int]) -> None:
-        """Wait until the ranks of a torchrun that was killed have left by themselves."""
-        mark = os.fsencode(f"{FILE}={witness}")
-        until = time.monotonic() + LEAVING
-        while left := set(pids) & set(with_environment(mark)):
-            if time.monotonic() > until:
-                raise DrillError(
-                    f"{len(left)} of {self.ranks} ranks still run {LEAVING:g} s after their torchrun was "
-                    "killed, so a new start would meet them; check what they wait for"
-                )
-            time.sleep(0.05)
+        mark = os.fsencode(f"{ROOT}={self.root}")
+        if strike.target == TORCHRUN and not wait_until(
+            lambda: not {*pids.values()} & {*with_environment(mark)}, LEAVING
+        ):
+            raise DrillError(
+                f"ranks still run {LEAVING:g} s after their torchrun was killed, so a new start would meet "
+                "them; check what they wait for"
+            )
 
     def _of_ranks(self, status: int, strike: Strike | None, began: float) -> int:
         """Return the status of the rank that was struck, by torchrun's and the journals."""
-        if status == 1 and strike is not None and strike.kills:
+        if status == 1 and strike is not None and strike.last[0] == "kill":
             return -signal.SIGKILL
-        stopped = (
-            int(event.data["status"])
-            for run in self.runs
-            for event in self.journal(run).events("interrupted", valid=False)
-            if event.time >= began
-        )
+        events = (each for run in self.runs for each in self.journal(run).events("interrupted", valid=False))
+        stopped = (int(event.data["status"]) for event in events if event.time >= began)
         return status or next(stopped, 0)  # see `everstep.group.exit_status`
-
-    def _read(self, witness: Path) -> list[WitnessLine]:
-        return [line._replace(run=os.path.relpath(line.run, self.root)) for line in read_witness(witness)]
-
-    def journal(self, run: str) -> RunJournal:
-        """Read the journal of a run."""
-        return RunJournal(self.root / run)
-
-
-def read_witness(file: Path) -> list[WitnessLine]:
-    """Read the file of a witness; none if it is missing."""
-    return [WitnessLine(**line) for line in read_lines(file)]
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
     """Read a file of JSON lines; none if it is missing."""
-    found = []
+    lines = []
     for line in file.read_text().splitlines() if file.exists() else ():
         with suppress(ValueError):  # a kill may tear the last line
-            found.append(json.loads(line))
-    return found
+            lines.append(json.loads(line))
+    return lines
 
 
 def command(script: Path, args: tuple[str, ...], ranks: int = 1) -> tuple[str, ...]:
-    """Return the command that starts a script by the drill's own Python; a config by `everstep train`.
-
-    Several ranks are started by torchrun, on this machine.
-    """
+    """Return the command that starts a script, a config by `everstep train`, ranks by torchrun."""
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     program = ("-m", "everstep", "train") if script.suffix in (".yaml", ".yml") else ()
     return (sys.executable, *(launcher if ranks > 1 else ()), *program, str(script), *args)

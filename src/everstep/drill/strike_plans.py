@@ -1,192 +1,150 @@
 """Hazards of a drill: each plans the strikes at a program, one strike for each start.
 
-On several ranks a hazard strikes one of them, chosen with equal chances; `RANK_HAZARDS` strike as only
-several ranks can be struck.
+On several ranks a hazard strikes one of them, chosen with equal chances, unless its name says whom.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from itertools import pairwise
 from random import Random
+from typing import TypeAlias
 
-from everstep.drill.program import ALL_RANKS, TORCHRUN, Strike, WitnessLine
+from everstep.drill.program import ALL_RANKS, TORCHRUN, Strike
 from everstep.errors import ConfigError, nearest
 
+Points: TypeAlias = Sequence[str]
+"""The hazards that a rank of an undisturbed start passed, in order."""
+Plan: TypeAlias = Callable[[Points, Random], list[str]]
+"""Chooses a hazard for each start, as `everstep.hazard` has it; none if the program has no such place."""
 
-@dataclass(frozen=True)
-class Landmarks:
-    """Points that a rank of an undisturbed start passed, by which strikes are aimed.
-
-    Attributes:
-        records: lines of the witness, of this rank.
-        points: the hazards that the rank passed, in order.
-    """
-
-    records: list[WitnessLine] = field(repr=False)
-    points: list[str] = field(repr=False)
-
-    @cached_property
-    def begun(self) -> int:
-        """Index of the point that ends the first step."""
-        return self.points.index("witness.step")
-
-    @cached_property
-    def steps(self) -> int:
-        """Number of completed steps, over all runs."""
-        return self.points.count("witness.step")
-
-    @property
-    def seconds(self) -> float:
-        """Seconds from the first record to the last."""
-        return self.records[-1].time - self.records[0].time if self.records else 0.0
-
-    @cached_property
-    def last_steps(self) -> list[int]:
-        """Ordinals, from 1, of the steps that end an epoch or a run."""
-        steps = [record for record in self.records if record.at in ("step", "epoch")]
-        ends, count = [], 0
-        for record, after in zip(steps, [*steps[1:], None], strict=True):
-            count += record.at == "step"
-            if record.at == "step" and (after is None or after.at == "epoch" or after.run != record.run):
-                ends.append(count)
-        return ends
-
-    @cached_property
-    def first_saved(self) -> int:
-        """Ordinal of the first step that begins after a checkpoint of an earlier step; 0 if there is none."""
-        at = next(iter(self.after_the_first_step("checkpoint.rename")), len(self.points))
-        return self.points[:at].count("witness.step") + 1 if "witness.step" in self.points[at:] else 0
-
-    def after_the_first_step(self, *names: str) -> list[int]:
-        """List the points (by their indices) of these names, or that begin so, after the first step."""
-        return [i for i, name in enumerate(self.points) if i > self.begun and name.startswith(names)]
-
-    def goes_on(self, point: int) -> bool:
-        """Whether a step follows a point (given by its index) before a run ends."""
-        after = (name for name in self.points[point:] if name in ("witness.step", "loop.exit"))
-        return next(after, None) == "witness.step"
-
-    def any_of(self, points: Sequence[int], draw: Random) -> list[Strike]:
-        """Kill at one of these points (indices), chosen with equal chances."""
-        return [self.kill(draw.choice(points))] if points else []
-
-    def kill(self, at: int) -> Strike:
-        """Kill at a point, given by its index."""
-        return Strike(f"kill:{self.points[at]}:{self.points[: at + 1].count(self.points[at])}")
+STEP = "witness.step"
 
 
-Aim = Callable[[Landmarks, Random], list[Strike]]
-RankAim = Callable[[Sequence[Landmarks], Random], list[Strike]]
+def _later(points: Points, *names: str) -> list[int]:
+    """List the points (by their indices) whose names begin so, after the first step."""
+    begun = points.index(STEP)
+    return [i for i, name in enumerate(points) if i > begun and name.startswith(names)]
 
 
-def _random_instant(landmarks: Landmarks, draw: Random) -> list[Strike]:
-    return [Strike(seconds=draw.uniform(0, landmarks.seconds))]
+def _followed(points: Points, name: str, others: Sequence[str]) -> list[str]:
+    """List what comes next, among points of this name and of other ones, after each point of this name."""
+    passed = [each for each in points if each == name or each in others]
+    return [after for each, after in pairwise([*passed, ""]) if each == name]
 
 
-def _head(landmarks: Landmarks, draw: Random) -> list[Strike]:
-    """Strike in the tail by SIGTERM, so that the epoch's end is saved; kill the next start in the head."""
-    tails = [i for i, name in enumerate(landmarks.points) if name == "loop.tail_end"]
-    followed = [n for n, i in enumerate(tails, 1) if landmarks.goes_on(i)]
-    if not followed:
+def _kill_at(points: Points, indices: Sequence[int], draw: Random) -> list[str]:
+    if not indices:
         return []
-    return [Strike(f"SIGTERM:loop.tail_end:{draw.choice(followed)}"), Strike("kill:witness.before:1")]
+    at = draw.choice(indices)
+    return [f"kill:{points[at]}:{points[: at + 1].count(points[at])}"]
 
 
-def _shutdown(landmarks: Landmarks, draw: Random) -> list[Strike]:
-    end = len(landmarks.points) - 1 - landmarks.points[::-1].index("loop.exit")
-    return landmarks.any_of(range(end, len(landmarks.points)), draw)
+def _after(*names: str) -> Plan:
+    return lambda points, draw: _kill_at(points, _later(points, *names), draw)
 
 
-def _resume(landmarks: Landmarks, draw: Random) -> list[Strike]:
+def _at_step(what: str) -> Plan:
+    return lambda points, draw: [f"{what}:{draw.randint(1, points.count(STEP))}"]
+
+
+def _start_up(points: Points, draw: Random) -> list[str]:
+    return _kill_at(points, range(points.index(STEP)), draw)
+
+
+def _last_step(points: Points, draw: Random) -> list[str]:
+    """Kill at a step that ends an epoch or a run."""
+    after = _followed(points, STEP, ("witness.epoch", "witness.exit"))
+    return [f"kill:{STEP}:{draw.choice([n for n, name in enumerate(after, 1) if name != STEP])}"]
+
+
+def _head(points: Points, draw: Random) -> list[str]:
+    """Strike in the tail by SIGTERM, so that the epoch's end is saved; kill the next start in the head."""
+    after = _followed(points, "loop.tail_end", (STEP, "loop.exit"))
+    tails = [n for n, name in enumerate(after, 1) if name == STEP]
+    return [f"SIGTERM:loop.tail_end:{draw.choice(tails)}", "kill:witness.before:1"] if tails else []
+
+
+def _shutdown(points: Points, draw: Random) -> list[str]:
+    end = len(points) - 1 - points[::-1].index("loop.exit")
+    return _kill_at(points, range(end, len(points)), draw)
+
+
+def _resume(points: Points, draw: Random) -> list[str]:
     """Kill in the first half, or once a checkpoint of a step is there; then kill the resumes."""
-    saved = landmarks.first_saved
-    early = max(1, landmarks.steps // 2)
-    first = draw.randint(1, early) if saved <= early else draw.randint(saved, landmarks.steps)
-    points = [f"witness.step:{first}", "journal.create:1", "witness.enter:1", "witness.step:1"]
-    passed = [point for point in points if point.partition(":")[0] in landmarks.points]
-    return [Strike(f"kill:{point}") for point in passed]
+    steps = points.count(STEP)
+    saved = points[: next(iter(_later(points, "checkpoint.rename")), len(points))].count(STEP) + 1
+    half = max(1, steps // 2)
+    first = draw.randint(saved, steps) if half < saved <= steps else draw.randint(1, half)
+    places = [f"{STEP}:{first}", "journal.create:1", "witness.enter:1", f"{STEP}:1"]
+    return [f"kill:{place}" for place in places if place.partition(":")[0] in points]
 
 
-def _signal(name: str) -> Aim:
-    return lambda landmarks, draw: [Strike(f"{name}:witness.step:{draw.randint(1, landmarks.steps)}")]
+def _signal_then_kill(points: Points, draw: Random) -> list[str]:
+    step = draw.randint(1, points.count(STEP))
+    names = ("checkpoint.mkdir", "checkpoint.write", "checkpoint.fsync", "checkpoint.rename")
+    name = draw.choice([name for name in names if name in points])
+    return [f"SIGTERM:{STEP}:{step} then kill:{name}:1"]
 
 
-def _signal_then_kill(landmarks: Landmarks, draw: Random) -> list[Strike]:
-    (term,) = _signal("SIGTERM")(landmarks, draw)
-    points = ("checkpoint.mkdir", "checkpoint.write", "checkpoint.fsync", "checkpoint.rename")
-    point = draw.choice([point for point in points if point in landmarks.points])
-    return [Strike(f"{term.spec} then kill:{point}:1")]
+def _disk_full(points: Points, draw: Random) -> list[str]:
+    begun = points.index(STEP)
+    before, after = (part.count("checkpoint.write") for part in (points[:begun], points[begun:]))
+    return [f"ENOSPC:checkpoint.write:{before + draw.randint(1, max(1, after))}-1000000000"]
 
 
-def _disk_full(landmarks: Landmarks, draw: Random) -> list[Strike]:
-    before = landmarks.points[: landmarks.begun].count("checkpoint.write")
-    after = landmarks.points[landmarks.begun :].count("checkpoint.write")
-    return [Strike(f"ENOSPC:checkpoint.write:{before + draw.randint(1, max(1, after))}-1000000000")]
-
-
-def _message(landmarks: Landmarks, draw: Random) -> list[Strike]:
+def _message(points: Points, draw: Random) -> list[str]:
     """Kill at a message of a commit; each kind of message with equal chances: there are more of some."""
-    points = landmarks.after_the_first_step("checkpoint.tell_", "checkpoint.heard_", "checkpoint.verdict")
-    kinds = sorted({landmarks.points[i] for i in points})
-    kind = draw.choice(kinds) if kinds else ""
-    return landmarks.any_of([i for i in points if landmarks.points[i] == kind], draw)
+    messages = _later(points, "checkpoint.tell_", "checkpoint.heard_", "checkpoint.verdict")
+    kinds = sorted({points[i] for i in messages})
+    return _after(draw.choice(kinds))(points, draw) if kinds else []
 
 
-def _one_rank(aim: Aim) -> RankAim:
-    """Strike one rank, chosen with equal chances."""
-
-    def aimed(ranks: Sequence[Landmarks], draw: Random) -> list[Strike]:
-        rank = draw.randrange(len(ranks))
-        return _at(f"rank {rank}", aim(ranks[rank], draw))
-
-    return aimed
-
-
-def _another(ranks: Sequence[Landmarks], draw: Random) -> list[Strike]:
-    """Kill at a message of a commit a rank that is not the writer."""
-    rank = draw.randrange(1, len(ranks))
-    return _at(f"rank {rank}", _message(ranks[rank], draw))
-
-
-def _at(target: str, strikes: Iterable[Strike]) -> list[Strike]:
-    return [strike._replace(target=target) for strike in strikes]
-
-
-HAZARDS: dict[str, Aim] = {
-    "random instant": _random_instant,
-    "start-up": lambda landmarks, draw: landmarks.any_of(range(landmarks.begun), draw),
-    "commit": lambda landmarks, draw: landmarks.any_of(landmarks.after_the_first_step("checkpoint."), draw),
-    "tail": lambda landmarks, draw: landmarks.any_of(landmarks.after_the_first_step("loop.tail"), draw),
-    "last step": lambda landmarks, draw: [Strike(f"kill:witness.step:{draw.choice(landmarks.last_steps)}")],
+HAZARDS: dict[str, Plan | None] = {
+    "random instant": None,
+    "start-up": _start_up,
+    "commit": _after("checkpoint."),
+    "tail": _after("loop.tail"),
+    "last step": _last_step,
     "head": _head,
     "shutdown": _shutdown,
     "resume": _resume,
-    "SIGTERM": _signal("SIGTERM"),
-    "SIGINT": _signal("SIGINT"),
+    "SIGTERM": _at_step("SIGTERM:witness.step"),
+    "SIGINT": _at_step("SIGINT:witness.step"),
     "SIGTERM+SIGKILL": _signal_then_kill,
     "disk full": _disk_full,
 }
-"""Hazards by name; a hazard gives no strike if the program has no such place (a Supervisor has no tail)."""
+"""Hazards by name; None: a kill at an instant."""
 
-RANK_HAZARDS: dict[str, RankAim] = {
-    **{name: _one_rank(aim) for name, aim in HAZARDS.items()},
-    "all ranks": lambda ranks, draw: _at(ALL_RANKS, _random_instant(ranks[0], draw)),
-    "torchrun": lambda ranks, draw: _at(TORCHRUN, _random_instant(ranks[0], draw)),
-    "writer's commit": lambda ranks, draw: _at("rank 0", _message(ranks[0], draw)),
-    "another's commit": _another,
+RANK_HAZARDS: dict[str, Plan | None] = {
+    **HAZARDS,
+    ALL_RANKS: None,
+    TORCHRUN: None,
+    "writer's commit": _message,
+    "another's commit": _message,
     # as it begins a step: the others wait for it in the step's collectives
-    "collective": _one_rank(
-        lambda landmarks, draw: [Strike(f"kill:witness.before:{draw.randint(1, landmarks.steps)}")]
-    ),
+    "collective": _at_step("kill:witness.before"),
 }
 """Hazards of a script on several ranks."""
 
 
-def aim(hazard: str, ranks: Sequence[Landmarks], draw: Random) -> list[Strike]:
-    """Plan the strikes of a hazard; none if the program has no such place."""
-    return HAZARDS[hazard](ranks[0], draw) if len(ranks) == 1 else RANK_HAZARDS[hazard](ranks, draw)
+def aim(hazard: str, ranks: Sequence[Points], seconds: float, draw: Random) -> list[Strike]:
+    """Plan the strikes of a hazard; none if the program has no such place (a Supervisor has no tail).
+
+    Args:
+        ranks: what each rank of an undisturbed start passed, in a number of seconds.
+    """
+    rank, target = 0, ""
+    if hazard in (ALL_RANKS, TORCHRUN):
+        target = hazard
+    elif len(ranks) > 1:
+        first = 1 if hazard == "another's commit" else 0
+        rank = 0 if hazard == "writer's commit" else draw.randrange(first, len(ranks))
+        target = f"rank {rank}"
+    plan = RANK_HAZARDS[hazard]
+    if plan is None:
+        return [Strike(seconds=draw.uniform(0, seconds), target=target)]
+    return [Strike(spec, target=target) for spec in plan(ranks[rank], draw)]
 
 
 def chosen(names: Iterable[str], ranks: int = 1) -> list[str]:

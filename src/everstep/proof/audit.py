@@ -6,7 +6,8 @@ of the data.  Nothing is written, imported or called.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -28,14 +29,7 @@ _LONGEST = 100
 
 
 class Finding(NamedTuple):
-    """What is known of a pass, or of several passes in a row of which the same is known.
-
-    Attributes:
-        stream: name of the stream.
-        first, last: numbers of the passes, from 1.
-        verdict: of all of them.
-        found: in words.
-    """
+    """What is known of passes over a stream, from number `first` (from 1) to `last`; `found`: in words."""
 
     stream: str
     first: int
@@ -56,8 +50,7 @@ class Audit(NamedTuple):
         run: id of the run.
         verdict: "wrong" if anything is; else "not provable" if something is not; else "proven".
         finished: whether the run came to its end.
-        step: its last complete step, as the journal has it.
-        starts: number of its starts.
+        step, starts: its last complete step, as the journal has it, and the number of its starts.
         passes: what is known of the passes over each stream.
         problems: where the record is not what was written.
         notes: what else is to be known.
@@ -84,72 +77,54 @@ def audit(run_dir: str | Path) -> Audit:
         JournalError: a newer everstep wrote the journal.
     """
     run = RunDir.open(run_dir, create=False)
-    problems: list[str] = []
     notes: list[str] = []
     # before the journal: a run that trains meanwhile writes there first what its next checkpoint needs
-    position, accounts = _newest_checkpoint(run, notes)
+    position = _newest_checkpoint(run, notes)
     journal = RunJournal(run.path)
-    status = journal.status()
+    status, segments = journal.status(), journal.segments()
     # a torn end, or rows that a full disk cost, are no fault
-    torn = [segment.torn for segment in journal.segments() if segment.torn]
-    problems += [problem for problem in journal.problems if problem not in torn]
+    torn = [segment.torn for segment in segments if segment.torn]
+    problems = [problem for problem in journal.problems if problem not in torn]
     notes += torn
     for gap in journal.events("gap", valid=False):
         if rows := gap.data.get("rows"):
             notes.append(f"start {gap.segment}: a full disk has cost {rows} rows")
     if position is not None and (lost := journal.lacks(position)):
         problems.append(f"the newest checkpoint: {lost}")
-    streams = _read_ledger(run, journal, position, accounts, problems)
-    findings = [finding for stream in streams.values() for finding in stream.findings]
-    if not findings:
+    passes = _read_ledger(run, journal, problems)
+    if not passes:
         none = "step has drawn a batch from a stream of the run" if status.step else "step is recorded"
         notes.append(f"no ledger: no {none}")
-    verdicts = {finding.verdict for finding in findings}
+    verdicts = {finding.verdict for finding in passes}
     verdict: Verdict = "proven" if verdicts == {"proven"} else "not provable"
     return Audit(
         run.id,
         "wrong" if problems or "wrong" in verdicts else verdict,
         status.ended is not None,
         status.step,
-        sum(segment.started for segment in journal.segments()),
-        findings,
+        sum(segment.started for segment in segments),
+        passes,
         problems[:_LONGEST],
         notes[:_LONGEST],
     )
 
 
-def _newest_checkpoint(run: RunDir, notes: list[str]) -> tuple[Position | None, dict[str, str]]:
-    """Return the newest checkpoint's place in the journal, and its account of each stream."""
+def _newest_checkpoint(run: RunDir, notes: list[str]) -> Position | None:
+    """Return the newest checkpoint's place in the journal; None if it has none there."""
     store = Store(run.path)
-    names = store.names()
-    if not names:
-        return None, {}
+    if not (names := store.names()):
+        return None
     try:
-        saved = read_checkpoint(store.path(names[-1]), wanted=lambda name: False)
+        meta: Any = read_checkpoint(store.path(names[-1]), wanted=lambda name: False).meta
     except CheckpointError as error:
-        notes.append(f"the newest checkpoint is not compared with the ledger: {error}")
-        return None, {}
-    place = saved.meta.get("journal") if isinstance(saved.meta, dict) else None
-    if not (isinstance(place, list) and len(place) == 2 and all(type(n) is int for n in place)):
-        return None, {}  # a copy of another run's: its place is in that journal
-    structure: Any = saved.structure if isinstance(saved.structure, dict) else {}
-    streams = structure.get("streams")
-    accounts = {
-        name: f"{branch.get('pass')} {branch.get('ledger')}"
-        for name, branch in (streams.items() if isinstance(streams, dict) else ())
-        if isinstance(branch, dict)
-    }
-    return Position(*place), accounts
+        notes.append(f"the newest checkpoint is not compared with the journal: {error}")
+        return None
+    place = meta.get("journal")  # None in a copy of another run's: its place is in that journal
+    return None if place is None else Position(*place)
 
 
-def _read_ledger(
-    run: RunDir,
-    journal: RunJournal,
-    position: Position | None,
-    accounts: Mapping[str, str],
-    problems: list[str],
-) -> dict[str, _Stream]:
-    """Check the entries of the ledger that stand, oldest first, and the newest checkpoint's account."""
+def _read_ledger(run: RunDir, journal: RunJournal, problems: list[str]) -> list[Finding]:
+    """Check the entries of the ledger that stand, oldest first."""
     parent = run.facts.get("parent")
     earlier = "no entry of it is in this journal"
     if isinstance(parent, Mapping):
@@ -165,13 +140,7 @@ def _read_ledger(
         if event.data.get("what") == CHOSEN and event.data.get("why") == OTHER_DATA
     }
     streams: dict[str, _Stream] = {}
-    # the checkpoint of a start that does not stand is not compared
-    stands = position is not None and position.segment in {number for number, _ in journal.parts()}
-    due = position if stands else None
     for event in journal.events("progress"):
-        if due is not None and (event.segment, event.offset) >= tuple(due):
-            due = None
-            problems += _compare(streams, accounts)
         ledger = event.data.get("ledger", {})
         for name, facts in ledger.items() if isinstance(ledger, dict) else ():
             stream = streams.setdefault(name, _Stream(name, why_out, earlier))
@@ -181,69 +150,46 @@ def _read_ledger(
                 problems.append(
                     f"segment {event.segment}: the ledger's entry at {event.offset} cannot be read: {error}"
                 )
-    if due is not None:
-        problems += _compare(streams, accounts)
     for stream in streams.values():
         stream.close("so far")
-    return streams
-
-
-def _compare(streams: Mapping[str, _Stream], accounts: Mapping[str, str]) -> Iterator[str]:
-    """Compare the newest checkpoint's account of each stream with the entries up to its place."""
-    for name, account in accounts.items():
-        place = streams[name].place if name in streams else None
-        try:
-            wanted = unpack_place(account)
-        except ValueError as error:
-            yield f"stream {name!r}: the newest checkpoint has no account: {error}"
-            continue
-        if place == wanted or (place is None and wanted[:2] == (0, 0)):
-            continue
-        end = "no entry" if place is None else _where(place)
-        other = " with other samples" if place is not None and place[:2] == wanted[:2] else ""
-        yield (
-            f"stream {name!r}: the newest checkpoint stands at {_where(wanted)}, and the entries of "
-            f"the ledger up to it end at {end}{other}"
-        )
-
-
-def _where(place: Place) -> str:
-    return f"batch {place.batches} of pass {place.pass_index + 1}"
+    return [finding for stream in streams.values() for finding in stream.findings]
 
 
 # ------------------------------------------------------------------------------------ one stream
 
 
+@dataclass
 class _Pass:
-    """Account of one pass, from the entries so far."""
+    """Account of one pass, from the entries so far, up to the batch `place`.
 
-    def __init__(self, number: int, plan: Plan | str, chain: int | None) -> None:
-        self.number = number
-        self.plan = plan
-        """Its order, computed again; or why it cannot be."""
-        self.place = self.used = self.dropped = 0
-        """Batches so far; samples that steps got, and samples of the batches that no step got."""
-        self.left_out: list[int] = []
-        self.before = 0
-        """Batches at the beginning for which there is no entry and no chain."""
-        self.wrong: list[str] = []
-        self.chain = chain
-        """The chain of the entries so far; None where it is not known."""
-        self.unknown = ""
-        """Why nothing is known of the contents of the batches; "" where something is."""
+    Attributes:
+        plan: its order, computed again; or why it cannot be.
+        chain: the chain of the entries; None where it is not known.
+        sizes: samples of each batch that ranks were handed.
+        before: number of batches at the beginning for which there is no entry and no chain.
+        unknown: why nothing is known of the contents of the batches; "" where something is.
+    """
 
-    def add(self, end: int, left_out: frozenset[int] = frozenset()) -> int | None:
+    number: int
+    plan: Plan | str
+    chain: int | None
+    place: int = 0
+    before: int = 0
+    unknown: str = ""
+    sizes: list[int] = field(default_factory=list)
+    left_out: list[int] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def add(self, end: int, left_out: Collection[int] = ()) -> int | None:
         """Go on to a batch; return the chain of the samples up to it, None where they are not known."""
-        chain, first = self.chain, self.place
-        self.place = end
+        chain, first, self.place = self.chain, self.place, end
         if isinstance(self.plan, str) or end > len(self.plan):
             return None
         for batch in range(first, end):
-            samples, is_out = self.plan.used(batch), batch in left_out
-            self.used += 0 if is_out else len(samples)
-            self.dropped += len(samples) if is_out else 0
+            samples = self.plan.used(batch)  # by the ranks of this start
+            self.sizes.append(len(samples))
             if chain is not None:
-                chain = link(LEFT_OUT if is_out else samples, chain)
+                chain = link(LEFT_OUT if batch in left_out else samples, chain)
         return chain
 
 
@@ -251,44 +197,33 @@ class _Stream:
     """A stream whose entries are read in the order of the steps that stand.
 
     Args:
-        name: the stream's name.
         why_out: (stream, pass, batch) -> why no step got the batch.
         earlier: why entries before the first may be missing.
-
-    Attributes:
-        findings: what is known of the passes that are over.
-        place: where the entries so far end; None before the first.
     """
 
     def __init__(self, name: str, why_out: Mapping[tuple[str, int, int], str], earlier: str) -> None:
         self.name, self._why_out, self._earlier = name, why_out, earlier
         self.findings: list[Finding] = []
-        self.place: Place | None = None
         self._described: tuple[Any, Any, Share] = ({}, None, Share())
         """The data, what its chains are of, and the share of each rank."""
         self._pass: _Pass | None = None
+        """The open pass, or the one that follows; None before the first entry."""
 
     def take(self, facts: Mapping[str, Any], start: int, *, chosen: bool) -> None:
-        """Take what an event says of this stream.
+        """Take what an event of a start says of this stream.
 
         Args:
-            start: number of the start that wrote the event.
             chosen: whether a person has chosen other data for this start.
         """
-        entries = list(unpack(facts.get("entries")))
-        place, here = unpack_place(facts["from"]) if "from" in facts else None, self.place
-        begins = chosen and here is not None and place is not None and place[:2] == (here.pass_index, 0)
-        if begins and here is not None and here.batches:
+        entries, own = list(unpack(facts.get("entries"))), self._pass
+        place = unpack_place(facts["from"]) if "from" in facts else None
+        if chosen and place and own and own.place and place[:2] == (own.number, 0):
             self.close("left for other data, as a person chose")
-            self.place = place
+            self._open(own.number)
         if "data" in facts:
             self._describe(facts)
-        if place is None and self.place is None and entries:
-            place = Place(entries[0].pass_index, entries[0].first, None)
-        if self.place is None and place is not None:
-            self._begin_at(place)
-        elif place is not None and place != self.place:
-            self._jump(place, f"start {start} continues")
+        if place is not None:
+            self._go_to(place, f"start {start} continues")
         for entry in entries:
             self._add(entry, start)
 
@@ -317,33 +252,47 @@ class _Stream:
         except Exception as error:  # whatever odd values do: the run's own start would have refused them
             return f"its order cannot be computed again ({error})"
 
-    def _open(self, pass_index: int) -> _Pass:
-        self._pass = _Pass(pass_index, self._plan(pass_index), first_link(self.name, pass_index))
-        return self._pass
+    def _open(self, number: int) -> _Pass:
+        self._pass = own = _Pass(number, self._plan(number), first_link(self.name, number))
+        return own
 
-    def _begin_at(self, place: Place) -> None:
-        """Begin with the first entry that there is."""
-        if place.pass_index:
-            self._note(0, place.pass_index - 1, "not provable", self._earlier)
-        own, self.place = self._open(place.pass_index), place
-        chain = own.add(place.batches)
-        if place.chain is None or (place.batches and chain != place.chain):
-            own.before, own.unknown = place.batches, self._earlier
-        own.chain = place.chain
+    def _go_to(self, to: Place, what: str) -> _Pass:
+        """Go on at a place; note batches that come twice, or are missing, before it."""
+        own, at = self._pass, f"{what} at batch {to.batches + 1} of pass {to.pass_index + 1}"
+        if own is None:  # the first entry that there is
+            if to.pass_index:
+                self._note(0, to.pass_index - 1, "not provable", self._earlier)
+            own = self._open(to.pass_index)
+            chain = own.add(to.batches)
+            if to.chain is None or (to.batches and chain != to.chain):
+                own.before, own.unknown = to.batches, self._earlier
+        elif to.pass_index != own.number:
+            own.wrong.append(f"from batch {own.place + 1} on nothing follows ({at})")
+            self.close("")
+            own = self._open(to.pass_index)
+        elif (to.batches, to.chain) == (own.place, own.chain):
+            return own
+        elif to.batches == own.place:
+            own.wrong.append(f"{at}, after other samples than those recorded before")
+        if own.place != to.batches:
+            first, end = sorted((own.place, to.batches))
+            how = "are missing" if own.place < to.batches else "were used twice"
+            sample = f"batch {first + 1}"
+            if not isinstance(own.plan, str) and first < len(own.plan):
+                sample = f"sample {int(own.plan.used(first)[0])}"
+            own.wrong.append(f"{_batches(first, end)} {how} ({at}); the first: {sample}")
+        own.place, own.chain = to.batches, to.chain
+        return own
 
     def _add(self, entry: Entry, start: int) -> None:
         inside = all(entry.first <= each < entry.end for each in entry.left_out)
         if not (inside and entry.first <= entry.end):
             raise ValueError(f"an entry is {str(entry)!r:.60}")
-        assert self.place is not None
-        if entry[:2] != self.place[:2]:
-            self._jump(Place(entry.pass_index, entry.first, None), f"an entry of start {start} begins")
         own = self._pass
-        if own is None or own.number != entry.pass_index:
-            self.close("")
-            own = self._open(entry.pass_index)
-        batches = _batches(own.place, entry.end)
-        chain = own.add(entry.end, frozenset(entry.left_out))
+        if own is None or entry[:2] != (own.number, own.place):
+            place = Place(entry.pass_index, entry.first, None)
+            own = self._go_to(place, f"an entry of start {start} begins")
+        batches, chain = _batches(own.place, entry.end), own.add(entry.end, {*entry.left_out})
         if not isinstance(own.plan, str) and entry.end > len(own.plan):
             own.wrong.append(f"start {start} used batches up to {entry.end} of {len(own.plan)}")
         elif isinstance(own.plan, str) and entry.chain is None:
@@ -354,88 +303,60 @@ class _Stream:
             )
         own.chain = entry.chain
         own.left_out += entry.left_out
-        self.place = Place(entry.pass_index, entry.end, entry.chain)
         if entry.over:
             self.close("")
-            following = entry.pass_index + 1
-            self.place = Place(following, 0, first_link(self.name, following))
-
-    def _jump(self, to: Place, what: str) -> None:
-        """Note that batches come twice, or are missing, before a place; go on there."""
-        here = self.place
-        assert here is not None
-        own = self._pass or self._open(here.pass_index)
-        at = f"{what} at batch {to.batches + 1} of pass {to.pass_index + 1}"
-        if to.pass_index != here.pass_index:
-            own.wrong.append(f"from batch {here.batches + 1} on nothing follows ({at})")
-            self.close("")
-            if to.pass_index > here.pass_index + 1:
-                self._note(here.pass_index + 1, to.pass_index - 1, "wrong", "no entry of it is left")
-            own = self._open(to.pass_index)
-        elif to.batches == here.batches:
-            own.wrong.append(f"{at}, after other samples than those recorded before")
-        if own.place != to.batches:
-            is_missing = own.place < to.batches
-            first, end = sorted((own.place, to.batches))
-            sample = f"batch {first + 1}"
-            if not isinstance(own.plan, str) and first < len(own.plan):
-                sample = f"sample {int(own.plan.used(first)[0])}"
-            how = "are missing" if is_missing else "were used twice"
-            own.wrong.append(f"{_batches(first, end)} {how} ({at}); the first: {sample}")
-        own.place, own.chain, self.place = to.batches, to.chain, to
+            self._open(own.number + 1)
 
     # ---------------------------------------------------------------------------------- the findings
 
     def close(self, how: str) -> None:
         """Note what is known of the open pass; `how`: why it is not whole, where that is no choice."""
-        own, self._pass = self._pass, None
+        own = self._pass
         if own is None or (how == "so far" and not (own.place or own.wrong)):
             return
         verdict: Verdict = "not provable"
-        once = f"{own.place:,} batches, each once"
-        if own.before:
-            once = f"batches {own.before + 1} to {own.place}, each once"
+        first = f"batches {own.before + 1} to {own.place}" if own.before else f"{own.place:,} batches"
         if own.wrong:
-            verdict, found = "wrong", "; ".join(own.wrong)
+            verdict, words = "wrong", "; ".join(own.wrong)
         elif isinstance(own.plan, str):
             why = own.unknown or f"by one chain of their digests; {own.plan}"
-            found = " ".join(filter(None, [how, f"{once}, {why}"]))
+            words = " ".join(filter(None, [how, f"{first}, each once, {why}"]))
         elif own.unknown:
-            found = f"{once}; {own.unknown}"
+            words = f"{first}, each once; {own.unknown}"
         elif not np.array_equal(np.sort(own.plan.order), np.arange(len(own.plan.order))):
-            verdict, found = "wrong", "its order does not have each sample once"
+            verdict, words = "wrong", "its order does not have each sample once"
         else:
-            verdict, found = "proven", self._samples(own, own.plan, how)
-        self._note(own.number, own.number, verdict, found)
+            verdict, words = "proven", self._samples(own, own.plan, how)
+        self._note(own.number, own.number, verdict, words)
 
     def _samples(self, own: _Pass, plan: Plan, how: str) -> str:
         """Say what is known of a pass whose samples are known."""
-        why = "by everstep.data.checked"
+        places = [(self.name, own.number, each) for each in own.left_out]
         reasons = [
-            f"batch {batch + 1} ({self._why_out.get((self.name, own.number, batch), why)})"
-            for batch in own.left_out
+            f"batch {place[2] + 1} ({self._why_out.get(place, 'by everstep.data.checked')})"
+            for place in places[:8]
         ]
-        more = [f"{len(reasons) - 8} more"] if len(reasons) > 8 else []
-        out = f"; left out: {', '.join([*reasons[:8], *more])}" if reasons else ""
-        batches, length = own.place - len(reasons), len(plan.order)
-        used = f"{own.used:,} of {length:,} samples"
+        reasons += [f"{len(places) - 8} more"] * (len(places) > 8)
+        out = f"; left out: {', '.join(reasons)}" if reasons else ""
+        batches, length = own.place - len(places), len(plan.order)
+        total = sum(own.sizes) - sum(own.sizes[batch] for batch in own.left_out)
+        used = f"{total:,} of {length:,} samples"
         if own.place < len(plan):
-            what = how or "left early"
-            return f"{what}: {used}, each once, in {batches:,} of {len(plan):,} batches{out}"
-        if own.used == length:
+            return f"{how or 'left early'}: {used}, each once, in {batches:,} of {len(plan):,} batches{out}"
+        if total == length:
             return f"each sample of {length:,} exactly once, in {batches:,} batches{out}"
         rule = "drop_last" if self._described[0].get("drop_last") else 'uneven="drop"'
-        fewer = length - own.used - own.dropped
+        fewer = length - sum(own.sizes)
         by_rule = f", {fewer:,} left out by {rule}" if fewer else ""
         return f"{used}, each exactly once, in {batches:,} batches{by_rule}{out}"
 
-    def _note(self, first: int, last: int, verdict: Verdict, found: str) -> None:
+    def _note(self, first: int, last: int, verdict: Verdict, words: str) -> None:
         """Note a finding, together with the passes before of which the same is known."""
         before = self.findings[-1] if self.findings else None
-        if before is not None and (before.last, before.verdict, before.found) == (first, verdict, found):
+        if before is not None and before[2:] == (first, verdict, words):
             self.findings[-1] = before._replace(last=last + 1)
         else:
-            self.findings.append(Finding(self.name, first + 1, last + 1, verdict, found))
+            self.findings.append(Finding(self.name, first + 1, last + 1, verdict, words))
 
 
 def _batches(first: int, end: int) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from everstep.checkpoint import Checkpoint, Store, read_checkpoint
 from everstep.record import ABSENT, Difference, RunDir, RunJournal
+from everstep.record.journal_reader import Key, Value
+from everstep.record.step_comparison import row_words
 from everstep.state import Encoded, leaves
 
-_Facts: TypeAlias = dict[str, list[bytes]]
-"""Facts of a run by path; a second value under a path is a difference."""
+_Facts: TypeAlias = dict[tuple[int, str], list[bytes]]
+"""Facts of a run by (rank, path); a second value under a path is a difference."""
 
 
 def compare_runs(a: Path, b: Path, *, shared: bool = False) -> list[Difference]:
@@ -35,20 +38,43 @@ def compare_runs(a: Path, b: Path, *, shared: bool = False) -> list[Difference]:
         DamagedCheckpointError: the newest checkpoint, or the best weights, are damaged.
     """
     left, right = _facts(Path(a)), _facts(Path(b))
-    found = []
-    for path in sorted(left.keys() | right.keys()):
-        one, other = left.get(path, []), right.get(path, [])
+    differences = []
+    for rank, path in sorted(left.keys() | right.keys()):
+        one, other = left.get((rank, path), []), right.get((rank, path), [])
         if (one != other or len(one) > 1) and not (shared and [] in (one, other)):
-            head, _, rest = path.partition("/")
-            own = head.startswith("rank ")
-            rank = int(head.removeprefix("rank ")) if own else 0
-            component, name = _of_path(rest if own else path)
-            values = _shown(one, other), _shown(other, one)
-            found.append(Difference(component, name, *values, place="end", rank=rank, path=path))
-    return found
+            full = f"rank {rank}/{path}" if rank else path
+            values = *_component(path), _shown(one, other), _shown(other, one)
+            differences.append(Difference(*values, place="end", rank=rank, path=full))
+    return differences
 
 
-def _of_path(path: str) -> tuple[str, str]:
+def differing_rows(
+    expected: Mapping[Key, Value], rows: Iterable[tuple[Key, Value]], run: str = ""
+) -> Iterator[Difference]:
+    """Yield the rows that differ from the expected ones, or are new."""
+    for key, value in rows:
+        was = expected.get(key)
+        if was == value:
+            continue
+        epoch, step, phase, name, _ = key
+        component = "loss"
+        if phase.startswith("eval/"):
+            component, name = "service", phase.removeprefix("eval/")
+        old, new = row_words(was, value)
+        if was is None:
+            component, name, old = "journal", f"row {key[3]}", ABSENT
+        # the head of an epoch lies before its first step
+        step, place = (step + 1, "before") if phase == "head" else (step, "epoch")
+        place = phase if phase in ("step", "tail") else place
+        yield Difference(component, name, old, new, step, epoch, place, run)
+
+
+def state_leaves(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Path -> bytes of every leaf of a checkpoint's state tree, `wall/` included."""
+    return {path: bytes(data) for path, data in leaves(Encoded(checkpoint.structure, checkpoint.arrays))}
+
+
+def _component(path: str) -> tuple[str, str]:
     """Return the component of a path, and the name in it."""
     kind, _, rest = path.partition("/")
     branch, _, name = rest.partition("/")
@@ -57,62 +83,39 @@ def _of_path(path: str) -> tuple[str, str]:
         return "service", f"best {rest}"
     if kind != "leaf" or branch == "progress":
         return "journal", path
-    if branch == "services":
-        return "service", name.partition("/")[0]
-    if branch == "streams":
-        return "samples", name.partition("/")[0]
-    if branch == "rng":
-        return "random state", name
-    return ("optimizer" if branch == "gradients" else "state"), name
-
-
-def state_leaves(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """Path -> bytes of every leaf of a checkpoint's state tree, `wall/` included."""
-    encoded = Encoded(checkpoint.structure, checkpoint.arrays)
-    return {path: bytes(data) for path, data in leaves(encoded)}
+    if branch in ("services", "streams"):
+        return "service" if branch == "services" else "samples", name.partition("/")[0]
+    return {"rng": "random state", "gradients": "optimizer"}.get(branch, "state"), name
 
 
 def _facts(run_dir: Path) -> _Facts:
     RunDir.open(run_dir, create=False)
-    facts = {**_rows(run_dir), "ended": [repr(RunJournal(run_dir).ended()).encode()]}
-    store = Store(run_dir)
-    names = store.names()
-    if not names:
+    journal, store, facts = (
+        RunJournal(run_dir),
+        Store(run_dir),
+        defaultdict[tuple[int, str], list[bytes]](list),
+    )
+    facts[0, "ended"] = [repr(journal.ended()).encode()]
+    for key, value in journal.comparable():
+        facts[0, f"row/{'/'.join(map(str, key))}"].append(struct.pack(">Qq", *value))
+    if not (names := store.names()):
         return facts
     last = store.read(names[-1])
-    facts["checkpoint"] = [str(last.name).encode()]
-    facts["ranks"] = [str(last.ranks).encode()]
-    facts |= _leaves("leaf", Encoded(last.structure, last.arrays))
-    for rank in range(1, last.ranks):
-        facts |= _leaves(f"rank {rank}/leaf", store.read(last.name, rank).own)
-    return facts | _best(run_dir, last)
-
-
-def _leaves(where: str, tree: Encoded) -> _Facts:
-    """Return the leaves of a tree outside `wall/`, each below `where`."""
-    return {
-        f"{where}/{path}": [bytes(data)]
-        for path, data in leaves(tree)
-        if path.split("/")[0].removesuffix("#") != "wall"
-    }
-
-
-def _rows(run_dir: Path) -> _Facts:
-    rows: _Facts = defaultdict(list)
-    for key, value in RunJournal(run_dir).comparable():
-        rows[f"row/{'/'.join(map(str, key))}"].append(struct.pack(">Qq", *value))
-    return rows
-
-
-def _best(run_dir: Path, last: Checkpoint) -> _Facts:
+    facts[0, "checkpoint"], facts[0, "ranks"] = [str(last.name).encode()], [str(last.ranks).encode()]
+    trees = [Encoded(last.structure, last.arrays)]
+    trees += [store.read(last.name, rank).own for rank in range(1, last.ranks)]
+    for rank, tree in enumerate(trees):
+        for path, data in leaves(tree):
+            if path.split("/")[0].removesuffix("#") != "wall":
+                facts[rank, f"leaf/{path}"] = [bytes(data)]
     meta: Any = last.meta
-    facts: _Facts = {}
-    for metric, names in meta["kept"].items():
-        for rank, name in enumerate(names, 1):
-            place = f"best/{metric}" + (f" ({rank})" if rank > 1 else "")
-            saved = read_checkpoint(run_dir / "best" / metric.replace("/", ".") / name)
-            facts[place] = [name.encode()]
-            facts |= {f"{place}/{path}": [data] for path, data in state_leaves(saved).items()}
+    for metric, kept in meta["kept"].items():
+        for number, name in enumerate(kept, 1):
+            place = f"best/{metric}" + (f" ({number})" if number > 1 else "")
+            best = read_checkpoint(run_dir / "best" / metric.replace("/", ".") / name)
+            facts[0, place] = [name.encode()]
+            for path, leaf in state_leaves(best).items():
+                facts[0, f"{place}/{path}"] = [leaf]
     return facts
 
 

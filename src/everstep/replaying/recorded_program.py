@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,68 +15,54 @@ from everstep.record.provenance import git_facts
 from everstep.record.segment_file import step_of
 from everstep.record.trust import TRUST_VARIABLE, distrust
 from everstep.redaction import HIDDEN
-from everstep.replaying.run_copy import resumed_from
 
 
 class RecordedProgram(NamedTuple):
-    """Program that can be started.
-
-    Attributes:
-        command: the command line.
-        folder: the working directory.
-        environment: variables that it needs beside those of this process.
-        notes: warnings, such as files that have changed since the run was made.
-        takes_run: whether the path of the run directory follows as the last argument.
+    """Program that can be started in a working directory, with warnings; where `takes_run`, the path of the
+    run directory follows as the last argument.
     """
 
     command: tuple[str, ...]
     folder: Path
-    environment: dict[str, str]
     notes: tuple[str, ...] = ()
     takes_run: bool = False
 
 
-def start_of(run_dir: Path, step: int) -> Event:
-    """Find the start whose execution of a step counts."""
-    found = None
-    for event in RunJournal(run_dir).events("segment"):
-        began = resumed_from(event)
-        if found is None or not began or step_of(began) < step:
-            found = event
-    if found is None:
-        raise ReplayError(f"the journal of {run_dir} has no start; give a run that everstep has trained")
-    return found
+def resumed_from(start: Event) -> str:
+    """Return the checkpoint from which a start continued; "" if it began from nothing."""
+    return str((start.data.get("facts") or {}).get("resumed_from") or "")
 
 
 def program_of(
     run_dir: Path, step: int, given: Sequence[str] = (), *, trust: bool = False
 ) -> RecordedProgram:
-    """Find how to start the program of a run.
+    """Find how the program of a run was started whose execution of a step counts.
 
     Args:
-        step: the step that is to happen again: the start that recorded it counts.
         given: script or config with its arguments, in place of those recorded.
         trust: start what the record names, also if the run is not marked as this user's.
     """
-    start = start_of(run_dir, step)
+    starts = list(RunJournal(run_dir).events("segment"))
+    if not starts:
+        raise ReplayError(f"the journal of {run_dir} has no start; give a run that everstep has trained")
+    before = [each for each in starts if not resumed_from(each) or step_of(resumed_from(each)) < step]
+    start = [*starts[:1], *before][-1]
     facts = start.data.get("facts") or {}
     if (ranks := facts.get("ranks", 1)) > 1:
         raise ReplayError(
             f"{run_dir} was trained by {ranks} ranks, and one process would have a part of the state, and "
             "other bits; give a run of one process"
         )
-    environment = _instructions(facts)
     if given:
         script = Path(given[0])
         if not script.is_file():
             raise ConfigError(f"{script} is not a file; give the path of the script after --")
         command = program.command(script, tuple(given[1:]))
-        return RecordedProgram(command, Path.cwd(), environment, _changed(start, script.resolve()))
+        return RecordedProgram(command, Path.cwd(), _changed(start, script.resolve()))
     if _of_config(facts):
         command = (sys.executable, "-m", "everstep", "resume", *(["--trust"] if trust else []))
-        return RecordedProgram(command, Path.cwd(), environment, _changed(start, None), takes_run=True)
-    command, folder, script = _recorded(run_dir, start.segment, facts, trust)
-    return RecordedProgram(command, folder, environment, _changed(start, script))
+        return RecordedProgram(command, Path.cwd(), _changed(start, None), takes_run=True)
+    return _recorded(run_dir, start, facts, trust)
 
 
 def _of_config(facts: Mapping[str, Any]) -> bool:
@@ -87,10 +72,8 @@ def _of_config(facts: Mapping[str, Any]) -> bool:
     return by_command and isinstance(config, dict) and {"task", "streams"} <= config.keys()
 
 
-def _recorded(
-    run_dir: Path, number: int, facts: Mapping[str, Any], trust: bool
-) -> tuple[tuple[str, ...], Path, Path]:
-    """Return the recorded command line, working directory and script."""
+def _recorded(run_dir: Path, start: Event, facts: Mapping[str, Any], trust: bool) -> RecordedProgram:
+    """Return the recorded command line in its working directory."""
     argv, folder = [str(each) for each in facts.get("argv") or [""]], Path(facts.get("cwd") or "")
     script = folder / argv[0]
     again = (
@@ -99,8 +82,8 @@ def _recorded(
     )
     if argv[0] in ("", "-c") or script.name.startswith("ipykernel_launcher"):
         raise ReplayError(
-            f"start {number} of {run_dir} ran in a notebook or an interpreter, which cannot be started "
-            "again: call its code there, inside `with everstep.runs.replay(run, step) as at:`"
+            f"start {start.segment} of {run_dir} ran in a notebook or an interpreter, which cannot be "
+            "started again: call its code there, inside `with everstep.runs.replay(run, step) as at:`"
         )
     if HIDDEN in " ".join(argv):
         raise ReplayError(f"the recorded command line has a credential, which was not recorded: {again}")
@@ -116,7 +99,7 @@ def _recorded(
         raise ReplayError(
             f"the recorded script {script} lies in the run directory, where no code is run: {again}"
         )
-    return (sys.executable, *_as_module(script), *argv[1:]), folder, script
+    return RecordedProgram((sys.executable, *_as_module(script), *argv[1:]), folder, _changed(start, script))
 
 
 def _as_module(script: Path) -> tuple[str, ...]:
@@ -126,33 +109,22 @@ def _as_module(script: Path) -> tuple[str, ...]:
         parts, folder = [folder.name, *parts], folder.parent
     if len(parts) == 1:
         return (str(script),)
-    name = ".".join(parts[:-1] if parts[-1] == "__main__" else parts)
+    name = ".".join(parts).removesuffix(".__main__")
     run = f"runpy.run_module({name!r}, None, '__main__', True)"
     return ("-c", f"import runpy, sys; sys.path.insert(0, {str(folder)!r}); {run}")
-
-
-def _instructions(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Variables by which torch computes with the recorded instructions, where this processor has them."""
-    recorded = ((facts.get("fingerprint") or {}).get("torch") or {}).get("cpu_capability")
-    if "ATEN_CPU_CAPABILITY" in os.environ or recorded not in ("DEFAULT", "AVX2"):
-        return {}
-    try:
-        known = Path("/proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        return {}
-    # a processor without them would be stopped by the first such instruction
-    return {"ATEN_CPU_CAPABILITY": recorded.lower()} if recorded == "DEFAULT" or " avx2 " in known else {}
 
 
 def _changed(start: Event, script: Path | None) -> tuple[str, ...]:
     """Warn of code that is not what the start ran: by git, else by the time of the script."""
     facts = start.data.get("facts") or {}
     code = [Path(each) for each in facts.get("code") or [] if isinstance(each, str)]
-    folder = code[0] if code else (Path.cwd() if script is None else script.parent)
-    recorded, now = facts.get("git"), git_facts(folder)
+    recorded = facts.get("git")
     if recorded:
-        states = [str((git.get("commit"), git.get("diff"))) for git in (recorded, now or {})]
-        changed = states[0] != states[1] and "problem" not in {*recorded, *(now or {"problem": ""})}
+        now = git_facts(code[0] if code else Path.cwd() if script is None else script.parent) or {
+            "problem": ""
+        }
+        keys = ("commit", "diff") if "problem" not in {*recorded, *now} else ()
+        changed = any(str(recorded.get(key)) != str(now.get(key)) for key in keys)
         what = "git has another commit, or other uncommitted changes"
     else:
         changed = script is not None and script.exists() and script.stat().st_mtime > start.time

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,71 +11,59 @@ from typing import Any
 from everstep.checkpoint import Store
 from everstep.errors import ConfigError
 from everstep.record import Difference, RunJournal, first_difference
-from everstep.replaying.execution import Executed, execute
+from everstep.replaying.execution import Executed, RunCopy, can_begin_anew, execute, last_step
 from everstep.replaying.recorded_program import RecordedProgram
-from everstep.replaying.run_copy import can_begin_anew, copy_run, last_step
 
 
 @dataclass
-class Verification:
-    """Result of executing steps again.
+class Comparison:
+    """What two executions of the same steps have in common, and the first value that differs.
 
     Attributes:
-        run: the run directory.
-        first, last: the steps that were executed.
-        origin: checkpoint from which they were executed.
-        seconds: duration of the execution.
-        equal: number of values that were found again, by kind.
-        difference: the first value that was not found again.
-        differing: number of these values.
-        shown: the batch and the metrics of one step, where they were asked for.
+        about: what was compared and how, in lines.
+        sides: words for the two executions.
+        facts: what was compared, for JSON.
+        equal: number of equal values, by kind.
+        differing: number of values that differ; `first` is the first of them.
         notes: warnings.
     """
 
-    run: str
-    first: int
-    last: int
-    origin: str
-    seconds: float
-    equal: dict[str, int]
-    difference: Difference | None
-    differing: int
-    shown: dict[str, Any] = field(default_factory=dict)
+    about: list[str]
+    sides: tuple[str, str]
+    facts: dict[str, Any]
+    equal: Counter[str] = field(default_factory=Counter)
+    first: Difference | None = None
+    differing: int = 0
     notes: list[str] = field(default_factory=list)
 
     @property
+    def compared(self) -> bool:
+        """Whether there was anything to compare."""
+        return self.first is not None or any(self.equal.values())
+
+    @property
     def verified(self) -> bool:
-        """Whether each recorded value was found again, and there is one."""
-        return self.difference is None and any(self.equal.values())
+        """Whether something was compared, and all of it is equal."""
+        return self.compared and self.first is None
+
+    def words(self, one: Difference) -> str:
+        """Describe a difference."""
+        return f"{one}: {one.expected} {self.sides[0]}, {one.actual} {self.sides[1]}"
 
     def __str__(self) -> str:
-        lines = []
-        if self.shown:
-            lines = [f"batch of step {self.last}:", self.shown["batch"], f"metrics of step {self.last}:"]
-            lines += [f"  {name} {value!r}" for name, value in self.shown["metrics"].items()]
-        lines.append(
-            f"steps {self.first} to {self.last} executed again from {self.origin}, in {self.seconds:.1f} s"
-        )
-        lines.append(f"  equal values: {counted(self.equal)}")
-        if self.difference is not None:
-            first = self.difference
-            lines.append(f"  first: {first}: {first.expected} recorded, {first.actual} here")
-            lines.append(f"not verified: {self.differing} of these values differ from the record")
-        elif self.verified:
-            lines.append("verified: every recorded value was found again")
-        else:
-            lines.append("not verified: nothing is recorded of these steps that can be compared")
-        return "\n".join(lines)
+        counts = [f"{count:,} of {what}" for what, count in sorted(self.equal.items()) if count]
+        end = "not comparable: nothing is recorded that can be compared"
+        if self.first is not None:
+            more = f" ({self.differing} values differ)" if self.differing > 1 else ""
+            end = f"differ: {self.words(self.first)}{more}"
+        elif self.compared:
+            end = "verified: all recorded values are equal"
+        return "\n".join([*self.about, f"equal values: {', '.join(counts) or 'none'}", *self.notes, end])
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result as JSON."""
-        difference = self.difference and self.difference._asdict()
-        return {**vars(self), "verified": self.verified, "difference": difference}
-
-
-def counted(equal: Mapping[str, int]) -> str:
-    """Format counts, such as "40 of batch digest, 40 of loss"; "nothing" if nothing was counted."""
-    return ", ".join(f"{count:,} of {what}" for what, count in sorted(equal.items()) if count) or "nothing"
+        first = self.first and self.first._asdict()
+        counts = {"equal": self.equal, "differing": self.differing}
+        return {**self.facts, "about": self.about, **counts, "first": first, "notes": self.notes}
 
 
 def parse_steps(text: str, run_dir: Path) -> range:
@@ -102,47 +89,43 @@ def verify(
     opened_as: Path | None = None,
     *,
     shown: int = 0,
-) -> Verification:
+) -> Comparison:
     """Execute steps of a run again, and compare every value that the run has recorded of them.
 
     Args:
         shown: step whose batch and metrics are shown; 0: none.
     """
-    copy = copy_run(run_dir, folder, steps[0] - 1, opened_as)
-    names = [
-        str(each.name) for each in Store(copy.run_dir).facts() if copy.step < each.name.step <= steps[-1]
-    ]
+    copy, last = RunCopy(run_dir, folder, steps[0] - 1, opened_as), steps[-1]
+    names = [facts.name for facts in Store(run_dir).facts() if copy.step < facts.name.step <= last]
     began = time.monotonic()
-    executed = execute(program, copy, steps[-1], states=names, shown=shown)
-    seconds = time.monotonic() - began
-    left = executed.told("left")
-    equal, differing = Counter(left["equal"]), left["differing"]
+    executed = execute(program, copy, last, states=[*map(str, names)], shown=shown)
+    seconds = round(time.monotonic() - began, 3)
+    facts = {"run": str(run_dir), "steps": [copy.step + 1, last], "origin": copy.origin, "seconds": seconds}
+    about = f"steps {copy.step + 1} to {last} executed again from {copy.origin}, in {seconds:.1f} s"
+    report = Comparison([about], ("recorded", "here"), facts)
+    report.notes = [*copy.notes, *program.notes, *executed.warnings]
+    left = executed.last("left")
+    report.equal, report.differing = Counter(left["equal"]), left["differing"]
     differences = [] if executed.difference is None else [executed.difference]
-    for line in executed.found:
+    for line in executed.lines:
         if line["at"] == "state" and (paths := line["differing"]):
-            differing += len(paths)
+            report.differing += len(paths)
             values = f"that in {line['name']}", "another"
             differences.append(Difference("state", paths[0], *values, line["step"], place="epoch"))
         elif line["at"] == "state":
-            equal["state of a checkpoint"] += 1
-    return Verification(
-        str(copy.run_dir),
-        copy.step + 1,
-        steps[-1],
-        copy.origin,
-        round(seconds, 3),
-        dict(equal),
-        first_difference(differences),
-        differing,
-        _shown(executed, shown) if shown else {},
-        [*copy.notes, *program.notes, *executed.warnings],
-    )
+            report.equal["state of a checkpoint"] += 1
+    report.first = first_difference(differences)
+    if shown:
+        batch, metrics = executed.last("batch").get("batch", "none"), _metrics(executed, shown)
+        facts["shown"] = {"batch": batch, "metrics": metrics}
+        lines = [f"  {name} {value!r}" for name, value in metrics.items()]
+        report.about[:0] = [f"batch of step {shown}:", batch, f"metrics of step {shown}:", *lines]
+    return report
 
 
-def _shown(executed: Executed, step: int) -> dict[str, Any]:
-    """Return the batch and the metrics of a step, as it was executed again."""
+def _metrics(executed: Executed, step: int) -> dict[str, float]:
+    """Return the metrics of a step, as it was executed again."""
     journal = RunJournal(executed.copy.place)
     newest = max(segment.number for segment in journal.segments())
     rows = [row for row in journal.rows(valid=False) if (row.segment, row.step) == (newest, step)]
-    metrics = {row.name if row.phase == "step" else f"{row.phase}/{row.name}": row.value for row in rows}
-    return {"batch": executed.told("batch").get("batch", "none"), "metrics": metrics}
+    return {row.name if row.phase == "step" else f"{row.phase}/{row.name}": row.value for row in rows}
