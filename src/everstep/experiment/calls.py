@@ -9,8 +9,8 @@ import math
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
@@ -19,7 +19,7 @@ from pydantic_core import core_schema
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.config_layers import CALL, Place
 from everstep.experiment.import_paths import imported
-from everstep.experiment.validation import Problem, validated
+from everstep.experiment.validation import Problems, validated
 from everstep.schedule import At, Auto, Every, Never, Schedule
 
 
@@ -34,50 +34,60 @@ class Call:
     Attributes:
         call: import path of the function or class, `module:name` or `module:Class.name`.
         arguments: name to value, as the config has them.
+        at_default: places, inside the call, of arguments that equal their default.
+        supplied: number of positional arguments that come from elsewhere, before those of the config.
     """
 
     call: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    at_default: tuple[Place, ...] = field(default=(), compare=False, repr=False)
+    supplied: ClassVar[int] = 0
 
     @classmethod
-    def of(cls, given: Any) -> Self:
+    def of(cls, value: Any) -> Self:
         """Make a call from a config's value: an import path, or a mapping with one under `call`.
 
         Raises:
             ConfigError: the value has no import path.
         """
-        if isinstance(given, cls):
-            return given
-        if isinstance(given, str):
-            given = {CALL: given}
-        path = given.get(CALL) if isinstance(given, Mapping) else None
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            value = {CALL: value}
+        path = value.get(CALL) if isinstance(value, Mapping) else None
         if not isinstance(path, str):
-            rest = dict(given) if isinstance(given, Mapping) else {"argument": "value"}
-            shown = "".join(f", {name}: {value}" for name, value in rest.items() if name != CALL)
-            raise ConfigError(f"{given!r} names nothing to call; give {{{CALL}: module:name{shown}}}")
-        return cls(path, {name: value for name, value in given.items() if name != CALL})
+            rest = value if isinstance(value, Mapping) else {"argument": "value"}
+            shown = "".join(f", {name}: {part}" for name, part in rest.items() if name != CALL)
+            raise ConfigError(f"{value!r} names nothing to call; give {{{CALL}: module:name{shown}}}")
+        return cls(path, {name: part for name, part in value.items() if name != CALL})
 
     def tree(self) -> dict[str, Any]:
         """Return the mapping that `of` takes."""
         return {CALL: self.call, **self.arguments}
 
-    def inside(self, place: Place) -> Place:
-        """Return the place of the arguments of a call that stands at `place`."""
-        return place
+    def inside(self) -> Place:
+        """Return the place of the arguments, from that of the call."""
+        return ()
 
-    def completed(self, place: Place, at_default: list[Place], supplied: int = 0) -> Self:
-        """Return a copy with the signature's plain defaults as arguments; calls inside are completed, too.
+    def completed(self) -> Self:
+        """Check the arguments, and return a copy with the signature's plain defaults as further arguments."""
+        problems, at_default = Problems(), list[Place]()
 
-        Args:
-            at_default: collects the place of each argument that equals its default, given or not.
-            supplied: number of positional arguments that come from elsewhere.
-        """
-        place = self.inside(place)
-        defaults = _plain_defaults(_named(imported(self.call), supplied))
-        arguments = {n: _completed(v, (*place, n), at_default) for n, v in self.arguments.items()}
-        found = arguments | {name: value for name, value in defaults.items() if name not in arguments}
-        at_default += [(*place, n) for n, value in defaults.items() if _same(found[n], value)]
-        return type(self)(self.call, found)
+        def complete(call: Call, place: Place) -> dict[str, Any]:
+            call = call.completed()
+            at_default.extend((*self.inside(), *place, *each) for each in call.at_default)
+            return call.tree()
+
+        arguments = dict(self.arguments)
+        with problems.at(*self.inside()):
+            function = self._function()
+            checked = converted(function, self.arguments, self.supplied, complete)
+            arguments |= {name: checked[name] for name, value in arguments.items() if _has_calls(value)}
+            defaults = _plain_defaults(function, self.supplied)
+            arguments |= {name: value for name, value in defaults.items() if name not in arguments}
+            at_default += [(*self.inside(), n) for n, v in defaults.items() if _same(arguments[n], v)]
+        problems.stop()
+        return replace(self, arguments=arguments, at_default=tuple(at_default))
 
     def __call__(self, *supplied: Any) -> Any:
         """Check the arguments, and call the function with them.
@@ -85,70 +95,79 @@ class Call:
         Args:
             supplied: positional arguments, before those of the config.
         """
-        problems: list[Problem] = []
-        arguments = self.checked((), problems, len(supplied))
-        if problems:
-            raise ConfigError("; ".join(problem.text for problem in problems))
-        return imported(self.call)(*supplied, **{name: _made(value) for name, value in arguments.items()})
+        function = self._function()
+        # copied, so that no callee changes them for a second call
+        arguments = copy.deepcopy(dict(self.arguments))
+        made = converted(function, arguments, len(supplied), lambda call, place: call())
+        return function(*supplied, **made)
 
-    def checked(self, place: Place, problems: list[Problem], supplied: int = 0) -> dict[str, Any]:
-        """Return the arguments, converted to the types of the signature; nothing is called.
+    def _function(self) -> Any:
+        problems = Problems()
+        with problems.at(CALL):
+            if not callable(function := imported(self.call)):
+                raise ConfigError(f"{self.call!r} is {function!r}; give a function or a class")
+        problems.stop()
+        return function
 
-        Args:
-            problems: collects each mistake.
-            supplied: number of positional arguments that come from elsewhere.
-        """
-        place = self.inside(place)
-        try:
-            return checked_arguments(imported(self.call), self, place, problems, supplied=supplied)
-        except ConfigError as error:
-            problems.append(Problem((*place, CALL), str(error)))
-            return {}
+    @classmethod
+    def _validated(cls, value: Any, info: core_schema.ValidationInfo) -> Self:
+        call = cls.of(value)
+        return call.completed() if (info.context or {}).get("imports", True) else call
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            cls.of, serialization=core_schema.plain_serializer_function_ser_schema(cls.tree)
+        return core_schema.with_info_plain_validator_function(
+            cls._validated, serialization=core_schema.plain_serializer_function_ser_schema(cls.tree)
         )
 
 
-def checked_arguments(
-    target: Any, call: Call, place: Place, problems: list[Problem], supplied: int = 0
+class CallWith(Call):
+    """A call whose first argument comes from elsewhere: the model's parameters, or the optimizer."""
+
+    supplied = 1
+
+
+def converted(
+    function: Any,
+    arguments: Mapping[str, Any],
+    supplied: int = 0,
+    do: Callable[[Call, Place], Any] = lambda call, place: call.completed(),
 ) -> dict[str, Any]:
-    """Convert a call's arguments to the types of the target's signature; calls inside become `Call`.
+    """Convert arguments to the types of a function's signature, or raise all mistakes.
+
+    An argument that equals its default is left out: a default is right whatever its annotation says.
 
     Args:
-        problems: collects each mistake.
         supplied: number of positional arguments that come from elsewhere.
+        do: makes what stands for a call inside an argument, at its place.
     """
-    if not callable(target):
-        problems.append(Problem((*place, CALL), f"{call.call!r} is {target!r}; give a function or a class"))
-        return {}
-    named = _named(target, supplied)
-    defaults = _plain_defaults(named)
-    who = getattr(target, "__name__", call.call)
-    annotations = _inherited(target) | {each.name: each.annotation for each in _parameters(target) or ()}
-    arguments = {}
-    wrong = dict(misfits(target, call.arguments, supplied))
-    for name, value in call.arguments.items():
-        if name in defaults and _same(value, defaults[name]):
-            # A default is right whatever its annotation says, as in `size: int = None`.
-            arguments[name] = named[name].default
-        elif name not in wrong:
-            arguments[name] = _converted(annotations.get(name, Any), value, (*place, name), problems)
+    problems = Problems()
+    who = getattr(function, "__name__", function)
+    wrong = dict(misfits(function, arguments, supplied))
     for name, fault in wrong.items():
-        at = (*place, name) if name in call.arguments else place
-        problems.append(Problem(at, f"{who}() {fault}"))
-    return arguments
+        with problems.at(*[name] * (name in arguments)):
+            raise ConfigError(f"{who}() {fault}")
+    defaults, found = _plain_defaults(function, supplied), {}
+    annotations = _inherited(function) | {each.name: each.annotation for each in _parameters(function) or ()}
+    for name, value in arguments.items():
+        if name in wrong or (name in defaults and _same(value, defaults[name])):
+            continue
+        if _has_calls(value):
+            found[name] = _with_calls(value, (name,), problems, do)
+        else:
+            with problems.at(name):
+                found[name] = _as_type(annotations.get(name, Any), value)
+    problems.stop()
+    return found
 
 
 def misfits(
-    function: Any, given: Collection[str], supplied: int = 0, besides: Collection[str] = ()
+    function: Any, arguments: Collection[str], supplied: int = 0, besides: Collection[str] = ()
 ) -> Iterator[tuple[str, str]]:
     """Yield each argument that a function lacks or does not take: name, and the words after "FUNCTION() ".
 
     Args:
-        given: names of the config's arguments.
+        arguments: names of the config's arguments.
         supplied: number of positional arguments that come from elsewhere, before those of the config.
         besides: names of arguments that come from elsewhere.
     """
@@ -157,72 +176,61 @@ def misfits(
         return
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     left = [p for p in parameters if p not in positional[:supplied]]
-    by_name = {p.name for p in left if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     # `checked_keywords` notes there which names `**` arguments may have.
-    more = getattr(_function(function), "known_keywords", None)
+    more = getattr(function.__init__ if inspect.isclass(function) else function, "known_keywords", None)
     takes_any = more is None and any(p.kind is p.VAR_KEYWORD for p in parameters)
-    known = by_name | (set(more or ()) - {p.name for p in positional})
+    known = {p.name for p in left if p.kind in _BY_NAME} | (set(more or ()) - {p.name for p in positional})
+    unknown = {name for name in (*besides, *arguments) if name not in known and not takes_any}
     for name in besides:
-        if name not in known and not takes_any:
+        if name in unknown:
             yield name, f"is called with {name}=; add this argument to it"
-    for name in given:
-        if name not in known and not takes_any:
+    for name in arguments:
+        if name in unknown:
             yield name, f"has no argument {name!r}; {nearest(name, known - set(besides))}"
     for each in left:
         if each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
             continue
         if each.kind is each.POSITIONAL_ONLY:
-            yield (
-                each.name,
-                f"takes {each.name!r} by position only; write a function that takes {each.name!r} by name",
-            )
-        elif each.name not in given and each.name not in besides:
+            yield each.name, f"takes {each.name!r} by position only; write a function that takes it by name"
+        elif each.name not in arguments and each.name not in besides:
             yield each.name, f"needs {each.name!r}; give it"
 
 
-def _function(target: Any) -> Any:
-    return target.__init__ if inspect.isclass(target) else target
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def _parameters(target: Any) -> list[inspect.Parameter] | None:
+def _parameters(function: Any) -> list[inspect.Parameter] | None:
     """List the parameters of a signature; None without one, as for some functions in C."""
     try:
-        return list(inspect.signature(target, eval_str=True).parameters.values())
+        return list(inspect.signature(function, eval_str=True).parameters.values())
     except ValueError:
         return None
     except (NameError, TypeError, SyntaxError, AttributeError):  # names that only type checkers see
         pass
-    # Without evaluation: an annotation that stays a string counts as Any.
     try:
-        found = inspect.signature(target).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return None
-    return [p.replace(annotation=Any) if isinstance(p.annotation, str) else p for p in found]
+    # An annotation that stays a string counts as Any.
+    return [p.replace(annotation=Any) if isinstance(p.annotation, str) else p for p in parameters]
 
 
-def _inherited(target: Any) -> dict[str, Any]:
+def _inherited(function: Any) -> dict[str, Any]:
     """Types by name of the arguments that a class with `**options` may hand on to its base classes."""
-    found: dict[str, Any] = {}
-    for base in target.__mro__[1:-1] if inspect.isclass(target) else ():
+    annotations: dict[str, Any] = {}
+    for base in function.__mro__[1:-1] if inspect.isclass(function) else ():
         parameters = _parameters(base) or []
-        for p in parameters:
-            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
-                found.setdefault(p.name, p.annotation)
+        annotations = {p.name: p.annotation for p in parameters if p.kind in _BY_NAME} | annotations
         # A class without `**options` hands nothing further on.
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    return found
+    return annotations
 
 
-def _named(target: Any, supplied: int) -> dict[str, inspect.Parameter]:
-    """Parameters that a config may give by name, without the first `supplied`; none without a signature."""
-    parameters = _parameters(target) or []
-    return {p.name: p for p in parameters[supplied:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-
-
-def _plain_defaults(named: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """Defaults that a config file can hold, by name."""
-    return {name: _plain(p.default) for name, p in named.items() if _is_plain(p.default)}
+def _plain_defaults(function: Any, supplied: int) -> dict[str, Any]:
+    """Defaults that a config file can hold, by name, without those of the first `supplied` parameters."""
+    parameters = (_parameters(function) or [])[supplied:]
+    return {p.name: _plain(p.default) for p in parameters if p.kind in _BY_NAME and _is_plain(p.default)}
 
 
 def _is_plain(value: Any) -> bool:
@@ -235,9 +243,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    return list(map(_plain, value)) if isinstance(value, list | tuple) else value
+    return json.loads(json.dumps(value))
 
 
 def _same(value: Any, default: Any) -> bool:
@@ -245,47 +251,47 @@ def _same(value: Any, default: Any) -> bool:
     return _is_plain(value) and json.dumps(value, sort_keys=True) == json.dumps(default, sort_keys=True)
 
 
-def _completed(value: Any, place: Place, at_default: list[Place]) -> Any:
-    """Complete each call in a value."""
-    if isinstance(value, Mapping) and CALL in value:
-        return Call.of(value).completed(place, at_default).tree()
+def _has_calls(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return {key: _completed(each, (*place, key), at_default) for key, each in value.items()}
+        return CALL in value or any(map(_has_calls, value.values()))
+    return isinstance(value, list) and any(map(_has_calls, value))
+
+
+def _with_calls(value: Any, place: Place, problems: Problems, do: Callable[[Call, Place], Any]) -> Any:
+    """Replace each call in a value by what `do` makes of it."""
+    if isinstance(value, Mapping) and CALL in value:
+        with problems.at(*place):
+            return do(Call.of(value), place)
+    if isinstance(value, Mapping):
+        return {key: _with_calls(each, (*place, key), problems, do) for key, each in value.items()}
     if isinstance(value, list):
-        return [_completed(each, (*place, at), at_default) for at, each in enumerate(value)]
+        return [_with_calls(each, (*place, at), problems, do) for at, each in enumerate(value)]
     return value
 
 
-def _converted(annotation: Any, value: Any, place: Place, problems: list[Problem]) -> Any:
+def _as_type(annotation: Any, value: Any) -> Any:
     """Convert a value of a config to the type of an annotation."""
-    if _has_calls(value):
-        return _with_calls(value, place, problems)
     # Import paths and schedules are converted here: pydantic knows neither.
     types_ = set(_alternatives(annotation))
     if isinstance(value, str) and ":" in value and types_ & _CALLABLES:
-        return _attempt(lambda: imported(value), place, problems)
+        return imported(value)
     if value is not None and any(inspect.isclass(t) and issubclass(t, Schedule) for t in types_):
-        return _attempt(lambda: schedule(value), place, problems)
+        return schedule(value)
     # pydantic makes a lazy iterator of an Iterable, which can be read only once.
-    if annotation in (Any, inspect.Parameter.empty) or types_ & _ITERABLES:
+    if annotation in (Any, inspect.Parameter.empty) or types_ & {Iterable, Iterator}:
         return value
+    # Some types insist on options of their own.
+    own = hasattr(annotation, "__dataclass_fields__") or typing.is_typeddict(annotation)
+    own = own and typing.get_origin(annotation) is None
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=_config(annotation))
-        return validated(adapter, value, annotation, place, problems)
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=None if own else _ANY_TYPE)
+        return validated(adapter, value, annotation)
     except (PydanticUserError, PydanticUndefinedAnnotation):
         return value  # a type that only the callee understands
 
 
 _CALLABLES = {Callable, typing.Callable, type, types.FunctionType}
-_ITERABLES = {Iterable, Iterator}
-
-
-def _config(annotation: Any) -> ConfigDict | None:
-    """Choose pydantic's options; None for types whose own options pydantic insists on."""
-    own = typing.get_origin(annotation) is None and (
-        hasattr(annotation, "__dataclass_fields__") or typing.is_typeddict(annotation)
-    )
-    return None if own else ConfigDict(arbitrary_types_allowed=True)
+_ANY_TYPE = ConfigDict(arbitrary_types_allowed=True)
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:
@@ -300,63 +306,27 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
         yield origin or annotation
 
 
-def _attempt(make: Callable[[], Any], place: Place, problems: list[Problem]) -> Any:
-    try:
-        return make()
-    except ConfigError as error:
-        problems.append(Problem(place, str(error)))
-        return None
-
-
 def schedule(value: Any) -> Schedule:
     """Make a schedule of {steps: 100}, {epochs: 1}, {seconds: 60}, {at: [10, 20]}, auto, never, or a list.
 
     A list is due when one of its schedules is.  "auto" and {auto: {share: 0.02}} are `Auto`, for saves.
     """
-    if value in ("never", "auto"):
-        return Never() if value == "never" else Auto()
-    if isinstance(value, list) and value:
-        found = schedule(value[0])
-        for each in value[1:]:
-            found = found | schedule(each)
-        return found
-    if isinstance(value, Mapping) and value.keys() == {"at"}:
-        steps = value["at"] if isinstance(value["at"], list) else [value["at"]]
-        return At(*steps)
-    if isinstance(value, Mapping) and "auto" not in value:
-        return Every(**value)
-    if isinstance(value, Mapping) and len(value) == 1 and isinstance(value["auto"], Mapping):
-        return Auto(**value["auto"])
+    match value:
+        case "never":
+            return Never()
+        case "auto":
+            return Auto()
+        case [first]:
+            return schedule(first)
+        case [first, *others]:
+            return schedule(first) | schedule(others)
+        case {"at": steps} if len(value) == 1:
+            return At(*steps) if isinstance(steps, list) else At(steps)
+        case {"auto": Mapping() as options} if len(value) == 1:
+            return Auto(**options)
+        case Mapping() if "auto" not in value:
+            return Every(**value)
     raise ConfigError(
         f"{value!r} is not a schedule; give {{steps: 100}}, {{epochs: 1}}, {{seconds: 60}}, "
         "{at: [10, 20]}, auto, {auto: {share: 0.02, lose_at_most: 600}}, never, or a list of them"
     )
-
-
-def _has_calls(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return CALL in value or any(map(_has_calls, value.values()))
-    return isinstance(value, list) and any(map(_has_calls, value))
-
-
-def _with_calls(value: Any, place: Place, problems: list[Problem]) -> Any:
-    """Replace each call in a value by a checked `Call`."""
-    if isinstance(value, Mapping) and CALL in value:
-        call = _attempt(lambda: Call.of(value), place, problems)
-        if call is not None:
-            call.checked(place, problems)
-        return call
-    if isinstance(value, Mapping):
-        return {key: _with_calls(each, (*place, key), problems) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_with_calls(each, (*place, at), problems) for at, each in enumerate(value)]
-    return value
-
-
-def _made(value: Any) -> Any:
-    """Make each call in a value; the rest is copied, so that no callee changes it for a second call."""
-    if isinstance(value, Call):
-        return value()
-    if isinstance(value, dict):
-        return {key: _made(each) for key, each in value.items()}
-    return [_made(each) for each in value] if isinstance(value, list) else copy.deepcopy(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
@@ -56,8 +56,8 @@ class Experiment:
         experiment = Experiment(Digits, train_data, valid_data, "runs/digits", max_epoch=20, seed=7)
         experiment.train_and_evaluate()
 
-    Most experiments are config files: `everstep.experiment.open_config`, `everstep train`.
-    Carries on TensorFlow's Experiment and learn_runner, Model Garden's ExperimentConfig, and emloop's.
+    Most experiments are config files: `everstep.experiment.open_config`, `everstep train`.  After
+    TensorFlow's Experiment and learn_runner, Model Garden's ExperimentConfig, and emloop.
 
     Args:
         task: makes the `Task`: its class, or a function.  This and the next two may be import paths.
@@ -74,10 +74,6 @@ class Experiment:
 
     Attributes:
         run_dir, seed: as given.
-
-    Raises:
-        ConfigError: a maker of an object is not a function; or both strict_git and skip_check are
-            given.
     """
 
     @checked_keywords
@@ -129,11 +125,7 @@ class Experiment:
         return self._trainer
 
     def stream(self, name: str) -> Any:
-        """Make the data of a stream.
-
-        Raises:
-            ConfigError: no stream has that name.
-        """
+        """Make the data of a stream."""
         if name not in self._streams:
             raise ConfigError(f"no stream is named {name!r}; {nearest(name, self._streams)}")
         seed = None if self.seed is None else pass_key("made", self.seed, name, 0) % 2**32
@@ -155,14 +147,7 @@ class Experiment:
     # ------------------------------------------------------------------------------------- schedules
 
     def run(self, schedule: str, **arguments: Any) -> RunResult:
-        """Run a schedule by its name.
-
-        Args:
-            arguments: arguments of the schedule's method.
-
-        Raises:
-            ConfigError: there is no such schedule, or it has no such argument; names the nearest.
-        """
+        """Run a schedule by its name, with arguments of its method."""
         if schedule not in SCHEDULES:
             raise ConfigError(f"there is no schedule {schedule!r}; {nearest(schedule, SCHEDULES)}")
         result: RunResult = checked_keywords(getattr(self, schedule))(**arguments)
@@ -217,15 +202,13 @@ class Experiment:
         """
         time.sleep(number("delay_secs", delay_secs, of="seconds", zero=True))
         metrics: dict[str, float] = {}
-        for found in self.continuously(throttle_secs, every, timeout):
-            print(found, flush=True)
-            metrics |= found.metrics
-        return RunResult(None, metrics)
-
-    def continuously(self, throttle_secs: float, every: Which, timeout: float | None) -> Iterator[Any]:
-        """Yield each `Evaluation` that `continuous_eval` makes."""
         limit = self.trainer.max_step
-        return self.trainer.watch(every=every, throttle=throttle_secs, timeout=timeout, max_step=limit)
+        for evaluation in self.trainer.watch(
+            every=every, throttle=throttle_secs, timeout=timeout, max_step=limit
+        ):
+            print(evaluation, flush=True)
+            metrics |= evaluation.metrics
+        return RunResult(None, metrics)
 
     def continuous_train_and_eval(self, train_steps_per_iteration: int | None = None) -> RunResult:
         """Train and evaluate in turns; the data continues from turn to turn.
@@ -252,7 +235,17 @@ class Experiment:
 def note_uncommitted(folder: Path, *, strict: bool = False) -> None:
     """Print which code of a folder git could not restore; outside a repository, nothing unless `strict`."""
     git = git_facts(folder)
-    missing = _uncommitted(folder, git)
+    faults = []
+    if git is None:
+        faults.append(f"{folder} is in no git repository")
+    elif "problem" in git:
+        faults.append(f"git cannot tell about {folder}: {git['problem']}")
+    else:
+        if git["dirty"] or git["commit"] is None:
+            faults.append(f"{folder} has changes that are not committed")
+        if git["commit"] is not None and not git["pushed"]:
+            faults.append(f"commit {git['commit'][:10]} is on no remote")
+    missing = " and ".join(faults)
     if strict and missing:
         raise UsageError(
             f"strict_git: {missing}, so that this run could not be made again; commit and push first, or "
@@ -262,26 +255,12 @@ def note_uncommitted(folder: Path, *, strict: bool = False) -> None:
         print(f"note: {missing}; commit and push, and the run can be made again", file=sys.stderr)
 
 
-def _uncommitted(folder: Path, git: dict[str, Any] | None) -> str:
-    """Describe the code that is not committed or pushed; "" if git could restore all of it."""
-    if git is None:
-        return f"{folder} is in no git repository"
-    if "problem" in git:
-        return f"git cannot tell about {folder}: {git['problem']}"
-    faults = []
-    if git["dirty"] or git["commit"] is None:
-        faults.append(f"{folder} has changes that are not committed")
-    if git["commit"] is not None and not git["pushed"]:
-        faults.append(f"commit {git['commit'][:10]} is on no remote")
-    return " and ".join(faults)
-
-
-def _maker(what: str, given: Any) -> Callable[[], Any]:
-    if isinstance(given, str):
-        return lambda: imported(given)()
-    if isinstance(given, Task) or not callable(given):
+def _maker(what: str, maker: Any) -> Callable[[], Any]:
+    if isinstance(maker, str):
+        return lambda: imported(maker)()
+    if isinstance(maker, Task) or not callable(maker):
         raise ConfigError(
-            f"{what} is {given!r}; give a function that makes it (a class is one), or an import path"
+            f"{what} is {maker!r}; give a function that makes it (a class is one), or an import path"
         )
-    make: Callable[[], Any] = given
+    make: Callable[[], Any] = maker
     return make

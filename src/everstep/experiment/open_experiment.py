@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import sys
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import xxhash
 
 from everstep.checkpoint import Store, find_checkpoint
 from everstep.contracts.tasks import Task
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call, misfits
-from everstep.experiment.code_trust import admit, code_of
+from everstep.experiment.code_trust import admit, findable
 from everstep.experiment.config import Resolved, resolve
-from everstep.experiment.config_choice import (
-    OnChange,
-    choose,
-    configuration,
-    kept_tree,
-    require_unchanged,
-    touching,
-)
 from everstep.experiment.experiment import SCHEDULES, Experiment, RunResult
-from everstep.experiment.experiment_config import ExperimentConfig
-from everstep.record import RunDir, RunJournal, to_read
+from everstep.experiment.experiment_config import FREE, ExperimentConfig, ServiceCall
+from everstep.experiment.forks import Fork, is_unsaved_fork
+from everstep.experiment.import_paths import imported
+from everstep.record import RunJournal, located, to_read
 from everstep.record.trust import distrust, distrust_config
 from everstep.redaction import without_credentials
 from everstep.supervisor import InitFrom
-from everstep.supervisor.opening.configuration import told
+from everstep.supervisor.opening.configuration import Configuration, Difference, refusal, told
 from everstep.trainer import Trainer
+
+OnChange = Literal["error", "keep", "override", "fork"]
 
 
 class Configured(Experiment):
@@ -56,47 +55,82 @@ class Configured(Experiment):
         trust: bool,
         **checks: Any,
     ) -> None:
-        # Chosen first: the config that counts may be the stored one.
-        chosen = choose(resolved, run_dir, on_change, trust=trust)
-        self.config: ExperimentConfig = chosen.resolved.config
-        self.tree = chosen.resolved.tree
-        self._chosen, self._on_change = chosen, on_change
-        self._code = code
-        config = self.config
-        settings = {name: value for name, value in vars(config.trainer).items() if value is not None}
+        self._on_change, self._code = on_change, code
+        self._fork: Fork | None = None
+        """The fork to begin before the training."""
+        self._message = ""
+        """What the training prints of the choice."""
+        resolved, run_dir = self._choose(resolved, run_dir, trust)
+        config = self.config = resolved.config
+        self.tree, self._resolved = resolved.tree, resolved
+        options = {name: value for name, value in vars(config.trainer).items() if value is not None}
         if isinstance(config.trainer.init_from, dict):
-            settings["init_from"] = InitFrom(**config.trainer.init_from)
+            options["init_from"] = InitFrom(**config.trainer.init_from)
+        # A fork's objects differ on purpose from the checkpoint of its parent with which it begins.
+        forks = self._fork is not None or is_unsaved_fork(run_dir, _digest(resolved.tree))
+        if forks or on_change == "override":
+            options["on_change"] = "override"
         super().__init__(
             config.task,
             config.streams["train"],
             {name: call for name, call in config.streams.items() if name != "train"},
-            chosen.run_dir,
+            run_dir,
             services=config.services,
             seed=config.seed,
-            config=configuration(chosen.resolved, code),
-            **chosen.options,
-            **settings,
+            config=_configuration(resolved, code),
+            **options,
             **checks,
         )
+
+    def _choose(
+        self, resolved: Resolved[ExperimentConfig], run_dir: Path, trust: bool
+    ) -> tuple[Resolved[ExperimentConfig], Path]:
+        """Choose between the given config and that of the run's newest checkpoint, and the run directory.
+
+        Nothing is written.  With "error" and "override" the run itself compares the configs, at its entry.
+        """
+        if self._on_change not in ("error", "keep", "override", "fork"):
+            raise ConfigError(f'on_change={self._on_change!r}: give "error", "keep", "override" or "fork"')
+        if self._on_change in ("error", "override"):
+            return resolved, run_dir
+        there = located(run_dir)
+        checkpoint = find_checkpoint(there, print)
+        stored = _config_in(checkpoint)
+        changes = touching(stored, resolved) if stored else []
+        if not changes or checkpoint is None:
+            return resolved, run_dir
+        if self._on_change == "keep":
+            # Permission comes first, because `resolve` imports the code that the stored config names.
+            admit(there, stored, "" if trust else distrust_config(there, stored), trust, {})
+            self._message = _message("kept as stored", changes)
+            return resolve(ExperimentConfig, base=_kept(stored, resolved.tree)), run_dir
+        fork = Fork(run_dir, checkpoint, resolved.tree, _digest(resolved.tree))
+        folder, is_there = fork.place()
+        if is_there:
+            self._message = f"resuming the fork {folder}"
+        else:
+            self._fork = fork
+            self._message = _message(f"forked from {checkpoint.path} into {folder}", changes)
+        return resolved, folder
 
     def _build(self, task: Any) -> None:
         """Give the task the config's makers of its model, optimizer and scheduler, if there are any."""
         config = self.config
         optimizer = None if config.optimizer is None else partial(_parameters_first, config.optimizer)
         parts = {"model": config.model, "optimizer": optimizer, "scheduler": config.scheduler}
-        given = {name: make for name, make in parts.items() if make is not None}
-        if not given or not isinstance(task, Task):
+        makers = {name: make for name, make in parts.items() if make is not None}
+        if not makers or not isinstance(task, Task):
             return
         kind = type(task).__name__
-        for name in given:
+        for name in makers:
             if not hasattr(task, f"build_{name}"):
                 raise ConfigError(f"{name}: {kind} has no build_{name}; leave {name} out of the config")
-        for name, _ in misfits(task.build, [*given]):
+        for name, _ in misfits(task.build, [*makers]):
             raise ConfigError(
                 f"{name}: {kind}.build() has no argument {name!r}; add the argument, and pass it to "
                 "super().build()"
             )
-        task.build(**given)
+        task.build(**makers)
         task.is_built = True
 
     def run(self, schedule: str, **arguments: Any) -> RunResult:
@@ -110,28 +144,35 @@ class Configured(Experiment):
     def _to_train(self) -> Trainer:
         trainer = super()._to_train()
         self._require_optimizer()  # before a fork is made on the disk
-        if self._chosen.fork is not None:
-            self._chosen.fork.begin(self._chosen.run_dir, trainer.task.state())
-        if self._chosen.says:
-            print(self._chosen.says)
-        self._chosen = replace(self._chosen, says="", fork=None)
+        if self._fork is not None:
+            self._fork.begin(Path(self.run_dir), trainer.task.state())
+        if self._message:
+            print(self._message)
+        self._fork, self._message = None, ""
         return trainer
 
     def check(self, schedule: str) -> str:
-        """Make everything that a schedule needs; return its message about a changed config."""
+        """Make everything that a schedule needs; return what its training would print of a changed config."""
         if schedule not in SCHEDULES:
             raise ConfigError(f"there is no schedule {schedule!r}; {nearest(schedule, SCHEDULES)}")
         _ = self.trainer
         if "train" not in schedule:
             return ""
         self._require_optimizer()
-        return require_unchanged(self._chosen, self._on_change)
+        stored = _config_in(find_checkpoint(located(self.run_dir), print))
+        if not stored:
+            return self._message
+        changes = touching(stored, self._resolved)
+        if changes and self._on_change == "error" and "on_change" not in self._options:
+            raise refusal(Path(self.run_dir), _of_config(changes))
+        shown = _of_config(_configuration(self._resolved).changes(stored))
+        used = _message("changed since the checkpoint, and used as given", shown) if shown else ""
+        return "\n".join(filter(None, (self._message, used)))
 
     def _require_optimizer(self) -> None:
         """Refuse a task that steps an optimizer, as torch tasks do, and has none."""
-        required = getattr(self.trainer.task, "require_optimizer", lambda: None)
         try:
-            required()
+            getattr(self.trainer.task, "require_optimizer", lambda: None)()
         except ConfigError as error:
             if self.config.optimizer is not None:
                 raise
@@ -175,7 +216,7 @@ def open_config(
         profile: name of a profile in the config, laid over the rest.
         strict_git, skip_check: as for `Experiment`.
         trust: let "keep" import and call the code that the run names, even if the run is not marked as this
-        user's.
+            user's.
 
     Raises:
         TrustError: "keep" would do so, and `trust` is not given.
@@ -185,13 +226,16 @@ def open_config(
     if not paths:
         raise ConfigError("no config file is given; give one or more YAML files")
     code = tuple(dict.fromkeys(path.absolute().parent for path in paths))
-    # The config's modules lie beside its files, and `resolve` imports them.
-    findable(code)
+    findable(code)  # before `resolve`, which imports the config's modules
     resolved = resolve(ExperimentConfig, paths, overrides, profile=profile)
-    config = resolved.config
-    folder = run_dir or config.run_dir or f"runs/{config.name or paths[-1].stem}"
-    checks = {"strict_git": strict_git, "skip_check": skip_check}
-    return Configured(resolved, Path(folder), code, on_change, trust, **checks)
+    folder = Path(run_dir or default_run_dir(resolved.config, paths))
+    return Configured(resolved, folder, code, on_change, trust, strict_git=strict_git, skip_check=skip_check)
+
+
+def default_run_dir(config: ExperimentConfig, files: Iterable[str | Path]) -> Path:
+    """Return the run directory of a config."""
+    *_, last = files
+    return Path(config.run_dir or f"runs/{config.name or Path(last).stem}")
 
 
 def open_run(
@@ -233,12 +277,9 @@ def stored(run_dir: str | Path, trust: bool = False) -> tuple[dict[str, Any], tu
     was trained with the config stored there.
     """
     run_dir = to_read(run_dir)
-    recorded, tree, saved = _recorded(run_dir)
-    # Nothing of the run is imported before `admit`; `_trained` may import it.
-    code = code_of(recorded, run_dir)
-    why = distrust(run_dir, recorded) or ("" if saved is None else distrust_config(run_dir, saved))
-    admit(run_dir, RunDir.open(run_dir, create=False).id, [tree, saved], code, why, trust)
-    findable(code)
+    facts, tree, saved = _recorded(run_dir)
+    why = distrust(run_dir, facts) or ("" if saved is None else distrust_config(run_dir, saved))
+    code = admit(run_dir, [tree, saved], why, trust, facts)
     return _trained(tree, saved, run_dir), code
 
 
@@ -249,7 +290,7 @@ def look(run_dir: str | Path, overrides: Iterable[str] = (), *, profile: str | N
     """
     run_dir = to_read(run_dir)
     _, tree, saved = _recorded(run_dir)
-    tree = _trained(tree, saved, run_dir, imports=False)
+    tree = _trained(tree, saved, run_dir)
     return resolve(ExperimentConfig, (), overrides, base=tree, profile=profile, imports=False).tree
 
 
@@ -259,8 +300,8 @@ def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, 
     The checkpoint's config is None if that start itself has saved the newest checkpoint.
     """
     start = RunJournal(run_dir).newest_start()
-    recorded: dict[str, Any] = {} if start is None else start.data.get("facts", {})
-    tree: dict[str, Any] = without_credentials(recorded.get("config") or {})
+    facts: dict[str, Any] = {} if start is None else start.data.get("facts", {})
+    tree: dict[str, Any] = without_credentials(facts.get("config") or {})
     if start is None or not isinstance(tree, dict) or not {"task", "streams"} <= tree.keys():
         raise ConfigError(
             f"the run in {run_dir} has no config of an experiment; start it by its own program, or from "
@@ -269,32 +310,77 @@ def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, 
     newest = Store(run_dir).facts()[-1:]
     # If the newest start has saved, its own config is the trained one.
     if not newest or newest[0].segment == start.segment:
-        return recorded, tree, None
-    checkpoint = find_checkpoint(run_dir, lambda _: None)
-    meta: Any = None if checkpoint is None else checkpoint.meta
-    return recorded, tree, (meta or {}).get("config") or None
+        return facts, tree, None
+    return facts, tree, _config_in(find_checkpoint(run_dir, lambda _: None)) or None
 
 
-def _trained(
-    tree: dict[str, Any], saved: dict[str, Any] | None, run_dir: Path, *, imports: bool = True
-) -> dict[str, Any]:
+def _trained(tree: dict[str, Any], saved: dict[str, Any] | None, run_dir: Path) -> dict[str, Any]:
     """Return the newest start's config, with the newest checkpoint's values of keys that change training."""
-    if saved is None:
+    if saved is None or not (changes := touching(saved, Resolved(None, tree))):
         return tree
-    given = resolve(ExperimentConfig, base=tree, imports=imports)
-    changes = touching(saved, given, imports=imports)
-    if not changes:
-        return tree
-    print(
-        f"note: the newest start of {run_dir} saved nothing, and what it changed is left out:"
-        f"{told(changes).rstrip('. ')}",
-        file=sys.stderr,
-    )
-    return kept_tree(saved, tree, imports=imports)
+    note = _message(f"the newest start of {run_dir} saved nothing, and what it changed is left out", changes)
+    print(f"note: {note}", file=sys.stderr)
+    return _kept(saved, tree)
 
 
-def findable(folders: Iterable[Path]) -> None:
-    """Let Python find modules in some folders, as it finds those beside a script."""
-    for folder in folders:
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
+# ------------------------------------------------------------------------------- changes of a config
+
+
+def _config_in(checkpoint: Any) -> dict[str, Any]:
+    """Return the config in a checkpoint; empty without one."""
+    return {} if checkpoint is None else checkpoint.meta.get("config") or {}
+
+
+def _configuration(resolved: Resolved[Any], code: tuple[Path, ...] = ()) -> Configuration:
+    """Make the form of a config that runs record and compare."""
+    return Configuration(resolved.tree, FREE, code, resolved.defaults, sections=("trainer",))
+
+
+def touching(stored: Mapping[str, Any], given: Resolved[Any]) -> list[Difference]:
+    """List the differences that can change the training; of the services only controllers count."""
+    tree = {**given.tree, "services": _controllers(given.tree)}
+    free = tuple(path for path in FREE if path != "services")
+    defaults = tuple(path for path in given.defaults if not path.startswith("services."))
+    config = Configuration(tree, free, (), defaults, sections=("trainer",))
+    changes = config.changes({**stored, "services": _controllers(stored)})
+    return [each for each in changes if not config.is_free(each.path)]
+
+
+def _controllers(tree: Mapping[str, Any]) -> list[Any]:
+    return [each for each in tree.get("services") or () if _controls(each)]
+
+
+def _controls(service: Any) -> bool:
+    """Whether a service is a controller; one that is not everstep's counts as one, and is not imported."""
+    call = ServiceCall.of(service)
+    return ":" in call.name or bool(getattr(imported(call.call), "controller", True))
+
+
+def _kept(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Take the stored config, with the given values of keys that touch no step, and the given observers."""
+    tree = copy.deepcopy(dict(stored))
+    for path in FREE:
+        *above, name = path.split(".")
+        ours, theirs = tree, given
+        for part in above:
+            ours, theirs = ours.setdefault(part, {}), theirs[part]
+        ours[name] = theirs[name]
+    # Controllers are paired by their order: the given list decides only the position of the stored ones.
+    controlling = iter(_controllers(stored))
+    services = [next(controlling, None) if _controls(each) else each for each in given.get("services") or ()]
+    tree["services"] = [each for each in (*services, *controlling) if each is not None]
+    return tree
+
+
+def _digest(tree: dict[str, Any]) -> str:
+    """Digest of the part of a config that touches the training."""
+    leaves = [[each.path, each.given] for each in touching({}, Resolved(None, tree))]
+    return xxhash.xxh3_64_hexdigest(json.dumps(leaves, sort_keys=True, default=str).encode())
+
+
+def _of_config(changes: list[Difference]) -> list[Difference]:
+    return [each._replace(path=f"config.{each.path}") for each in changes]
+
+
+def _message(what: str, changes: list[Difference]) -> str:
+    return what + ":" + told(changes).rstrip(". \n")
