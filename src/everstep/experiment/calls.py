@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-import math
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from pydantic_core import core_schema
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.config_layers import CALL, Place
 from everstep.experiment.import_paths import imported
-from everstep.experiment.validation import Problems, validated
+from everstep.experiment.validation import Problems, members, validated
 from everstep.schedule import At, Auto, Every, Never, Schedule
 
 
@@ -45,11 +44,7 @@ class Call:
 
     @classmethod
     def of(cls, value: Any) -> Self:
-        """Make a call from a config's value: an import path, or a mapping with one under `call`.
-
-        Raises:
-            ConfigError: the value has no import path.
-        """
+        """Make a call from a config's value: an import path, or a mapping with one under `call`."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
@@ -71,23 +66,23 @@ class Call:
 
     def completed(self) -> Self:
         """Check the arguments, and return a copy with the signature's plain defaults as further arguments."""
-        problems, at_default = Problems(), list[Place]()
+        problems, at_default, arguments = Problems(), list[Place](), dict(self.arguments)
 
         def complete(call: Call, place: Place) -> dict[str, Any]:
             call = call.completed()
-            at_default.extend((*self.inside(), *place, *each) for each in call.at_default)
+            at_default.extend((*place, *each) for each in call.at_default)
             return call.tree()
 
-        arguments = dict(self.arguments)
         with problems.at(*self.inside()):
             function = self._function()
             checked = converted(function, self.arguments, self.supplied, complete)
-            arguments |= {name: checked[name] for name, value in arguments.items() if _has_calls(value)}
-            defaults = _plain_defaults(function, self.supplied)
-            arguments |= {name: value for name, value in defaults.items() if name not in arguments}
-            at_default += [(*self.inside(), n) for n, v in defaults.items() if _same(arguments[n], v)]
+            arguments |= {name: value for name, value in checked.items() if _has_calls(arguments[name])}
+            for name, default in _plain_defaults(function, self.supplied).items():
+                arguments.setdefault(name, json.loads(default))
+                at_default += [(name,)] * (_json(arguments[name]) == default)
         problems.stop()
-        return replace(self, arguments=arguments, at_default=tuple(at_default))
+        places = tuple((*self.inside(), *place) for place in at_default)
+        return replace(self, arguments=arguments, at_default=places)
 
     def __call__(self, *supplied: Any) -> Any:
         """Check the arguments, and call the function with them.
@@ -141,16 +136,15 @@ def converted(
         supplied: number of positional arguments that come from elsewhere.
         do: makes what stands for a call inside an argument, at its place.
     """
-    problems = Problems()
-    who = getattr(function, "__name__", function)
+    problems, found = Problems(), {}
     wrong = dict(misfits(function, arguments, supplied))
     for name, fault in wrong.items():
         with problems.at(*[name] * (name in arguments)):
-            raise ConfigError(f"{who}() {fault}")
-    defaults, found = _plain_defaults(function, supplied), {}
+            raise ConfigError(f"{getattr(function, '__name__', function)}() {fault}")
+    defaults = _plain_defaults(function, supplied)
     annotations = _inherited(function) | {each.name: each.annotation for each in _parameters(function) or ()}
     for name, value in arguments.items():
-        if name in wrong or (name in defaults and _same(value, defaults[name])):
+        if name in wrong or (name in defaults and _json(value) == defaults[name]):
             continue
         if _has_calls(value):
             found[name] = _with_calls(value, (name,), problems, do)
@@ -171,8 +165,7 @@ def misfits(
         supplied: number of positional arguments that come from elsewhere, before those of the config.
         besides: names of arguments that come from elsewhere.
     """
-    parameters = _parameters(function)
-    if parameters is None:  # written in C, without a signature
+    if (parameters := _parameters(function)) is None:  # written in C, without a signature
         return
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     left = [p for p in parameters if p not in positional[:supplied]]
@@ -180,20 +173,17 @@ def misfits(
     more = getattr(function.__init__ if inspect.isclass(function) else function, "known_keywords", None)
     takes_any = more is None and any(p.kind is p.VAR_KEYWORD for p in parameters)
     known = {p.name for p in left if p.kind in _BY_NAME} | (set(more or ()) - {p.name for p in positional})
-    unknown = {name for name in (*besides, *arguments) if name not in known and not takes_any}
-    for name in besides:
-        if name in unknown:
-            yield name, f"is called with {name}=; add this argument to it"
-    for name in arguments:
-        if name in unknown:
-            yield name, f"has no argument {name!r}; {nearest(name, known - set(besides))}"
-    for each in left:
-        if each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+    for name in (*besides, *arguments):
+        if name in known or takes_any:
             continue
-        if each.kind is each.POSITIONAL_ONLY:
-            yield each.name, f"takes {each.name!r} by position only; write a function that takes it by name"
-        elif each.name not in arguments and each.name not in besides:
-            yield each.name, f"needs {each.name!r}; give it"
+        hint = f"has no argument {name!r}; {nearest(name, known - set(besides))}"
+        yield name, f"is called with {name}=; add this argument to it" if name in besides else hint
+    for p in left:
+        is_needed = p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        if is_needed and p.kind is p.POSITIONAL_ONLY:
+            yield p.name, f"takes {p.name!r} by position only; write a function that takes it by name"
+        elif is_needed and p.name not in arguments and p.name not in besides:
+            yield p.name, f"needs {p.name!r}; give it"
 
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -201,18 +191,13 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 def _parameters(function: Any) -> list[inspect.Parameter] | None:
     """List the parameters of a signature; None without one, as for some functions in C."""
-    try:
-        return list(inspect.signature(function, eval_str=True).parameters.values())
-    except ValueError:
-        return None
-    except (NameError, TypeError, SyntaxError, AttributeError):  # names that only type checkers see
-        pass
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return None
-    # An annotation that stays a string counts as Any.
-    return [p.replace(annotation=Any) if isinstance(p.annotation, str) else p for p in parameters]
+    for evaluated in (True, False):  # annotations may be names that only type checkers see
+        try:
+            parameters = inspect.signature(function, eval_str=evaluated).parameters.values()
+        except (ValueError, NameError, TypeError, SyntaxError, AttributeError):
+            continue
+        return [p.replace(annotation=Any) if isinstance(p.annotation, str) else p for p in parameters]
+    return None
 
 
 def _inherited(function: Any) -> dict[str, Any]:
@@ -227,28 +212,19 @@ def _inherited(function: Any) -> dict[str, Any]:
     return annotations
 
 
-def _plain_defaults(function: Any, supplied: int) -> dict[str, Any]:
-    """Defaults that a config file can hold, by name, without those of the first `supplied` parameters."""
+def _plain_defaults(function: Any, supplied: int) -> dict[str, str]:
+    """Defaults that a config file can hold, as JSON, without those of the first `supplied` parameters."""
     parameters = (_parameters(function) or [])[supplied:]
-    return {p.name: _plain(p.default) for p in parameters if p.kind in _BY_NAME and _is_plain(p.default)}
+    defaults = {p.name: _json(p.default) for p in parameters if p.kind in _BY_NAME}
+    return {name: default for name, default in defaults.items() if default is not None}
 
 
-def _is_plain(value: Any) -> bool:
-    # Exact types: JSON would give a subclass back as its base class.
-    if type(value) is dict:
-        return CALL not in value and all(type(k) is str and _is_plain(part) for k, part in value.items())
-    if type(value) in (list, tuple):
-        return all(map(_is_plain, value))
-    return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
-
-
-def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(value))
-
-
-def _same(value: Any, default: Any) -> bool:
-    """Whether JSON writes both alike: 1 equals neither 1.0 nor true."""
-    return _is_plain(value) and json.dumps(value, sort_keys=True) == json.dumps(default, sort_keys=True)
+def _json(value: Any) -> str | None:
+    """Write a value as JSON, which tells 1, 1.0 and true apart; None where JSON has no such value."""
+    try:
+        return json.dumps(value, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError):
+        return None
 
 
 def _has_calls(value: Any) -> bool:
@@ -272,38 +248,25 @@ def _with_calls(value: Any, place: Place, problems: Problems, do: Callable[[Call
 def _as_type(annotation: Any, value: Any) -> Any:
     """Convert a value of a config to the type of an annotation."""
     # Import paths and schedules are converted here: pydantic knows neither.
-    types_ = set(_alternatives(annotation))
-    if isinstance(value, str) and ":" in value and types_ & _CALLABLES:
+    kinds = [typing.get_origin(each) or each for each in members([annotation])]
+    if isinstance(value, str) and ":" in value and any(kind in _CALLABLES for kind in kinds):
         return imported(value)
-    if value is not None and any(inspect.isclass(t) and issubclass(t, Schedule) for t in types_):
+    if value is not None and any(inspect.isclass(kind) and issubclass(kind, Schedule) for kind in kinds):
         return schedule(value)
     # pydantic makes a lazy iterator of an Iterable, which can be read only once.
-    if annotation in (Any, inspect.Parameter.empty) or types_ & {Iterable, Iterator}:
+    if any(kind in (Any, inspect.Parameter.empty, Iterable, Iterator) for kind in kinds):
         return value
     # Some types insist on options of their own.
-    own = hasattr(annotation, "__dataclass_fields__") or typing.is_typeddict(annotation)
-    own = own and typing.get_origin(annotation) is None
-    try:
-        adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=None if own else _ANY_TYPE)
-        return validated(adapter, value, annotation)
-    except (PydanticUserError, PydanticUndefinedAnnotation):
-        return value  # a type that only the callee understands
+    for config in (ConfigDict(arbitrary_types_allowed=True), None):
+        try:
+            adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=config)
+            return validated(adapter, value, annotation)
+        except (PydanticUserError, PydanticUndefinedAnnotation):
+            continue
+    return value  # a type that only the callee understands
 
 
-_CALLABLES = {Callable, typing.Callable, type, types.FunctionType}
-_ANY_TYPE = ConfigDict(arbitrary_types_allowed=True)
-
-
-def _alternatives(annotation: Any) -> Iterator[Any]:
-    """Yield the types that an annotation allows, without their parameters."""
-    origin = typing.get_origin(annotation)
-    if origin in (typing.Union, types.UnionType):
-        for each in typing.get_args(annotation):
-            yield from _alternatives(each)
-    elif origin is typing.Annotated:
-        yield from _alternatives(typing.get_args(annotation)[0])
-    elif isinstance(origin or annotation, typing.Hashable):
-        yield origin or annotation
+_CALLABLES = (Callable, typing.Callable, type, types.FunctionType)
 
 
 def schedule(value: Any) -> Schedule:
@@ -318,14 +281,14 @@ def schedule(value: Any) -> Schedule:
             return Auto()
         case [first]:
             return schedule(first)
-        case [first, *others]:
-            return schedule(first) | schedule(others)
-        case {"at": steps} if len(value) == 1:
+        case [*others, last]:
+            return schedule(others) | schedule(last)
+        case {"at": steps, **more} if not more:
             return At(*steps) if isinstance(steps, list) else At(steps)
-        case {"auto": Mapping() as options} if len(value) == 1:
+        case {"auto": {**options}, **more} if not more:
             return Auto(**options)
-        case Mapping() if "auto" not in value:
-            return Every(**value)
+        case {**options} if "auto" not in options:
+            return Every(**options)
     raise ConfigError(
         f"{value!r} is not a schedule; give {{steps: 100}}, {{epochs: 1}}, {{seconds: 60}}, "
         "{at: [10, 20]}, auto, {auto: {share: 0.02, lose_at_most: 600}}, never, or a list of them"

@@ -39,12 +39,7 @@ SCHEDULES = (
 
 
 class RunResult(NamedTuple):
-    """Result of a schedule.
-
-    Attributes:
-        ending: ending of the training; None if the schedule does not train.
-        metrics: the newest evaluated metrics, with the prefix of each stream.
-    """
+    """Result of a schedule: how its training ended, if it trains, and the newest evaluated metrics."""
 
     ending: Ending | None
     metrics: dict[str, float]
@@ -110,8 +105,6 @@ class Experiment:
         """Further arguments of the Trainer."""
         self._trainer: Trainer | None = None
 
-    # ------------------------------------------------------------------------------------- its parts
-
     @property
     def trainer(self) -> Trainer:
         """Trainer of the experiment; made at the first access."""
@@ -144,8 +137,6 @@ class Experiment:
     def _code_folder(self) -> Path:
         return code_folder(sys.argv)
 
-    # ------------------------------------------------------------------------------------- schedules
-
     def run(self, schedule: str, **arguments: Any) -> RunResult:
         """Run a schedule by its name, with arguments of its method."""
         if schedule not in SCHEDULES:
@@ -154,20 +145,11 @@ class Experiment:
         return result
 
     def train(self, evaluate: bool = True) -> RunResult:
-        """Train with the services as they are given; a run that has checkpoints is resumed.
-
-        Args:
-            evaluate: False to leave out every `Evaluate`, when another process evaluates (`continuous_eval`).
-        """
+        """Train, or resume; False leaves out every `Evaluate`, as where another process evaluates."""
         return RunResult(self._to_train().run_training(evaluate=evaluate), {})
 
     def evaluate(self, weights: str | Path | None = None) -> RunResult:
-        """Evaluate the streams of the `Evaluate` services, else "valid".
-
-        Args:
-            weights: "best", "best/METRIC", the name of a checkpoint, or a path, as for `Trainer.evaluate`;
-                None: the newest checkpoint.
-        """
+        """Evaluate the streams of the `Evaluate` services, else "valid", with the newest or other weights."""
         return RunResult(None, self.trainer.evaluate_all(newest=weights is None, weights=weights))
 
     def train_and_evaluate(self, min_eval_frequency: int | None = None) -> RunResult:
@@ -202,27 +184,21 @@ class Experiment:
         """
         time.sleep(number("delay_secs", delay_secs, of="seconds", zero=True))
         metrics: dict[str, float] = {}
-        limit = self.trainer.max_step
-        for evaluation in self.trainer.watch(
-            every=every, throttle=throttle_secs, timeout=timeout, max_step=limit
-        ):
+        trainer = self.trainer
+        watch = trainer.watch(every=every, throttle=throttle_secs, timeout=timeout, max_step=trainer.max_step)
+        for evaluation in watch:
             print(evaluation, flush=True)
             metrics |= evaluation.metrics
         return RunResult(None, metrics)
 
     def continuous_train_and_eval(self, train_steps_per_iteration: int | None = None) -> RunResult:
-        """Train and evaluate in turns; the data continues from turn to turn.
-
-        Args:
-            train_steps_per_iteration: steps of a turn; None: a tenth of max_step, 1000 without a max_step.
-        """
-        steps = integer(
-            "train_steps_per_iteration", train_steps_per_iteration, none="for a tenth of max_step"
-        )
+        """Train and evaluate in turns of n steps; None: a tenth of max_step, 1000 without a max_step."""
+        name = "train_steps_per_iteration"
+        steps = integer(name, train_steps_per_iteration, none="for a tenth of max_step")
         return self.train_and_evaluate(steps or max((self._options.get("max_step") or 10_000) // 10, 1))
 
     def test(self) -> RunResult:
-        """Run a smoke test: a step, a batch of each evaluation, a save and a restore; nothing is left."""
+        """Make a step, a batch of each evaluation, a save and a restore; nothing is left on the disk."""
         self.trainer.smoke_test()
         return RunResult(None, {})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -33,17 +33,12 @@ OnChange = Literal["error", "keep", "override", "fork"]
 
 
 class Configured(Experiment):
-    """The experiment that a config describes.
+    """The experiment that a config describes; `config` and `tree` are the config that is used.
 
     Args:
-        resolved: the config.
-        run_dir: the run's directory.
         code: folders of the config files.
         on_change, trust: as for `open_config`.
         checks: strict_git and skip_check, as for `Experiment`.
-
-    Attributes:
-        config, tree: the config that is used, as an object and as JSON values.
     """
 
     def __init__(
@@ -121,24 +116,18 @@ class Configured(Experiment):
         makers = {name: make for name, make in parts.items() if make is not None}
         if not makers or not isinstance(task, Task):
             return
-        kind = type(task).__name__
-        for name in makers:
-            if not hasattr(task, f"build_{name}"):
-                raise ConfigError(f"{name}: {kind} has no build_{name}; leave {name} out of the config")
-        for name, _ in misfits(task.build, [*makers]):
+        lacks = [f"build_{name}" for name in makers if not hasattr(task, f"build_{name}")]
+        lacks += [f"argument {name!r} of build()" for name, _ in misfits(task.build, [*makers])]
+        if lacks:
             raise ConfigError(
-                f"{name}: {kind}.build() has no argument {name!r}; add the argument, and pass it to "
-                "super().build()"
+                f"{', '.join(makers)} in the config: {type(task).__name__} has no {' and no '.join(lacks)}; "
+                "leave that out of the config, or let build() take it and pass it to super().build()"
             )
         task.build(**makers)
         task.is_built = True
 
     def run(self, schedule: str, **arguments: Any) -> RunResult:
-        """Run a schedule by its name.
-
-        Args:
-            arguments: arguments of the schedule's method; they win over those of the config's `schedules`.
-        """
+        """Run a schedule by its name; the arguments win over those of the config's `schedules`."""
         return super().run(schedule, **{**self.config.schedules.get(schedule, {}), **arguments})
 
     def _to_train(self) -> Trainer:
@@ -207,20 +196,15 @@ def open_config(
 
     Args:
         files: one path, or several; a later file is laid over the earlier ones.
-        overrides: PATH=VALUE each, as in `resolve`.
+        overrides, profile: as for `resolve`.
         run_dir: run directory, instead of the config's.
         on_change: what to do if the config of the run in that directory differs in keys that change training:
             "error": show both and refuse; "keep": resume with the stored config; "override": resume with the
             given config; "fork": leave the run alone, and train from its newest checkpoint in a new run
             directory, RUN-fork-1, which the same call resumes.
-        profile: name of a profile in the config, laid over the rest.
         strict_git, skip_check: as for `Experiment`.
         trust: let "keep" import and call the code that the run names, even if the run is not marked as this
-            user's.
-
-    Raises:
-        TrustError: "keep" would do so, and `trust` is not given.
-        ConfigError: the config has mistakes: file, line, key, value, and the remedy of each.
+            user's; a `TrustError` otherwise.
     """
     paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
     if not paths:
@@ -229,13 +213,13 @@ def open_config(
     findable(code)  # before `resolve`, which imports the config's modules
     resolved = resolve(ExperimentConfig, paths, overrides, profile=profile)
     folder = Path(run_dir or default_run_dir(resolved.config, paths))
-    return Configured(resolved, folder, code, on_change, trust, strict_git=strict_git, skip_check=skip_check)
+    checks = {"strict_git": strict_git, "skip_check": skip_check}
+    return Configured(resolved, folder, code, on_change, trust, **checks)
 
 
-def default_run_dir(config: ExperimentConfig, files: Iterable[str | Path]) -> Path:
+def default_run_dir(config: ExperimentConfig, files: Sequence[str | Path]) -> Path:
     """Return the run directory of a config."""
-    *_, last = files
-    return Path(config.run_dir or f"runs/{config.name or Path(last).stem}")
+    return Path(config.run_dir or f"runs/{config.name or Path(files[-1]).stem}")
 
 
 def open_run(
@@ -254,12 +238,8 @@ def open_run(
     Args:
         overrides, on_change, profile, strict_git, skip_check: as for `open_config`.
         default_profile: used if `profile` is not given and the config has a profile of this name.
-        trust: import and call the code that the run names, even if the run is not marked as this user's: see
-            docs/guide/trust.md.
-
-    Raises:
-        TrustError: the run does not count as this user's, and `trust` is not given.
-        ConfigError: the run has no config: it was not made by an experiment.
+        trust: import and call the code that the run names, even if the run is not marked as this user's
+            (docs/guide/trust.md); a `TrustError` otherwise.
     """
     tree, code = stored(run_dir, trust)
     if profile is None and default_profile in (tree.get("profiles") or {}):
@@ -267,7 +247,7 @@ def open_run(
     resolved = resolve(ExperimentConfig, (), overrides, base=tree, profile=profile)
     checks = {"strict_git": strict_git, "skip_check": skip_check}
     # Trusted by now: `stored` has refused all other runs.
-    return Configured(resolved, Path(run_dir), code, on_change, True, **checks)
+    return Configured(resolved, Path(run_dir), code, on_change, trust=True, **checks)
 
 
 def stored(run_dir: str | Path, trust: bool = False) -> tuple[dict[str, Any], tuple[Path, ...]]:

@@ -130,6 +130,7 @@ class Between:
 
     @property
     def whole(self) -> bool:
+        """Whether integers are drawn."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def draw(self, source: random.Random) -> float:
@@ -148,24 +149,16 @@ Space: TypeAlias = "Sequence[Any] | Between"
 
 
 def trials(
-    base: Base,
-    *,
-    grid: Iterable[str] = (),
-    draws: Iterable[str] = (),
-    count: int = 10,
-    seed: int = 0,
+    base: Base, *, grid: Iterable[str] = (), draws: Iterable[str] = (), count: int = 10, seed: int = 0
 ) -> list[Trial]:
     """List a sweep's trials, one for each draw and combination; every config is checked.
 
-    The same arguments, in any order, give the same trials: a run directory is named by its settings, so
-    that a sweep that was interrupted, or has got more values, continues with the trials that are missing.
-    Some trials may be equal: see `distinct`.
+    The same arguments, in any order, give the same trials, and a run directory is named by its settings: so
+    an interrupted sweep continues with the trials that are missing.  Draws may be equal: see `distinct`.
 
     Args:
         grid: "PATH=[VALUE, ...]" each, in YAML; all combinations of the values are trained.
         draws: "PATH=[VALUE, ...]" or "PATH={low: 1e-4, high: 1e-1, log: true}" each, to draw from.
-        count: number of draws; each draw is combined with every combination.
-        seed: seed of the draws.
     """
     axes, drawn = spaces(grid, "--grid", ranges=False), spaces(draws, "--random")
     for path in axes.keys() & drawn.keys():
@@ -244,12 +237,8 @@ class Search:
     """Trials whose settings are chosen by the results of the trials before.
 
     The same arguments and the same earlier results choose the same settings: a search that is started again
-    repeats the choices of the trained trials, and continues after them.
-
-    Args:
-        spaces: dotted path to the space of its values; at least one.
-        metric: metric whose last value is a trial's result.
-        maximize: whether the largest result is the best; else the smallest.
+    repeats the choices of the trained trials, and continues after them.  A trial's result is the last value
+    of `metric`.
     """
 
     def __init__(
@@ -268,27 +257,19 @@ class Search:
             # Trials that train at the same time are kept apart.
             sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
         )
-        self._distributions = {path: _distribution(space) for path, space in self._spaces.items()}
         self._asked: list[tuple[optuna.Trial, Trial]] = []
 
     def ask(self, count: int) -> list[Trial]:
         """Choose the next trials, which are trained before the next ones are chosen; some may be equal."""
         self._asked = []
         for _ in range(count):
-            asked = self._study.ask(self._distributions)
-            settings = {
-                path: asked.params[path] if isinstance(space, Between) else space[asked.params[path]]
-                for path, space in self._spaces.items()
-            }
+            asked = self._study.ask()
+            settings = {path: _suggested(asked, path, space) for path, space in self._spaces.items()}
             self._asked.append((asked, self._base.trial(settings)))
         return [trial for _, trial in self._asked]
 
     def tell(self, finished: Mapping[str, bool]) -> None:
-        """Report the results of the trials that `ask` chose last; a failure or nan does not count.
-
-        Args:
-            finished: run directory to whether its training ended well.
-        """
+        """Report the trials that `ask` chose last: run directory to whether its training ended well."""
         import optuna
 
         for asked, trial in self._asked:
@@ -305,12 +286,10 @@ def last_value(run_dir: str, metric: str) -> float:
     return RunJournal(run_dir).series(metric)[1][-1]
 
 
-def _distribution(space: Space) -> optuna.distributions.BaseDistribution:
-    from optuna import distributions
-
+def _suggested(asked: optuna.Trial, path: str, space: Space) -> Any:
     # Values are chosen by their indices: they may be lists, and 1 differs from True.
     if not isinstance(space, Between):
-        return distributions.CategoricalDistribution(range(len(space)))
+        return space[asked.suggest_categorical(path, range(len(space)))]
     if space.whole:
-        return distributions.IntDistribution(int(space.low), int(space.high), log=space.log)
-    return distributions.FloatDistribution(space.low, space.high, log=space.log)
+        return asked.suggest_int(path, int(space.low), int(space.high), log=space.log)
+    return asked.suggest_float(path, space.low, space.high, log=space.log)

@@ -159,16 +159,21 @@ def _keys(schema: Any, place: Place) -> set[str]:
     """Return the keys that a schema has at a place."""
     schemas = [schema]
     for part in place:
-        inside = ((_fields(each).get(str(part)), typing.get_args(each)) for each in _members(schemas))
+        inside = ((_fields(each).get(str(part)), typing.get_args(each)) for each in members(schemas))
         schemas = [field or arguments[-1] for field, arguments in inside if field or arguments]
-    return {name for each in _members(schemas) for name in _fields(each)}
+    return {name for each in members(schemas) for name in _fields(each)}
 
 
-def _members(schemas: Iterable[Any]) -> Iterator[Any]:
-    """Yield schemas, with the members of a union instead of the union."""
+def members(schemas: Iterable[Any]) -> Iterator[Any]:
+    """Yield types without their annotations, with the members of a union instead of the union."""
     for each in schemas:
-        is_union = typing.get_origin(each) in (typing.Union, types.UnionType)
-        yield from typing.get_args(each) if is_union else (each,)
+        origin, arguments = typing.get_origin(each), typing.get_args(each)
+        if origin in (typing.Union, types.UnionType):
+            yield from members(arguments)
+        elif origin is typing.Annotated:
+            yield from members(arguments[:1])
+        else:
+            yield each
 
 
 def _fields(schema: Any) -> dict[str, Any]:
