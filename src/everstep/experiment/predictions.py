@@ -39,13 +39,14 @@ def write(path: Path, predictions: Iterable[Any]) -> int:
     parts: dict[str, list[Any]] = {}
     for number, batch in enumerate(predictions, 1):
         named = batch if isinstance(batch, Mapping) else {"predictions": batch}
+        named = {str(name): np.atleast_1d(as_array(value)) for name, value in named.items()}
         if number > 1 and parts.keys() != named.keys():
             raise DataError(
                 f"batch {number} has the predictions {[*named]}, and the first batch {[*parts]}; return the "
                 "same names for each batch"
             )
-        for name, value in named.items():
-            parts.setdefault(str(name), []).append(np.atleast_1d(as_array(value)))
+        for name, array in named.items():
+            parts.setdefault(name, []).append(array)
     if not parts:
         raise DataError("the stream gave no batch to predict; give it data")
     try:

@@ -179,7 +179,7 @@ class TrainingTree(Tree):
     load_params: Load | None = None
 
 
-class TestTree(Tree):
+class TreeOfTest(Tree):
     load_params: Load
     save_params: SaveOfTest | None = None
 

@@ -17,7 +17,7 @@ from everstep.checkpoint import CheckpointName, Store
 from everstep.compat.tfutils.checkpoints import chosen, index_of, run_dir_of, source
 from everstep.compat.tfutils.params import (
     SaveOfTest,
-    TestTree,
+    TreeOfTest,
     TrainingTree,
     Tree,
     Validation,
@@ -263,14 +263,14 @@ def test_from_params(
         `dont_run` the task, or a list of tasks.
     """
     given = {name: value for name, value in locals().items() if name.endswith("_params")}
-    results = [_test(checked(TestTree, each), dont_run, skip_check) for each in each_model(given)]
+    results = [_test(checked(TreeOfTest, each), dont_run, skip_check) for each in each_model(given)]
     return results if any(isinstance(value, list) for value in given.values()) else results[0]
 
 
 test_from_params.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test where it is imported
 
 
-def _test(tree: TestTree, dont_run: bool, skip_check: bool) -> Any:
+def _test(tree: TreeOfTest, dont_run: bool, skip_check: bool) -> Any:
     path = source(tree.load_params, tree.save_params)
     if path is None:
         raise ConfigError("load_params name no checkpoint to test; give exp_id, query or from_ckpt")
