@@ -437,9 +437,9 @@ def test_what_a_start_changed_that_saved_nothing_is_not_the_runs(
     with pytest.raises(TypeError):
         changed.train()
     assert RunJournal("runs/tiny").facts()["config"]["optimizer"]["lr"] == 0.2
-    found = open_run("runs/tiny", skip_check=True)
+    found = open_run("runs/tiny", ["trainer.max_epoch=3"], skip_check=True)
     assert "what it changed is left out: optimizer.lr: stored 0.1, given 0.2" in capsys.readouterr().err
-    assert (found.config.optimizer.arguments["lr"], found.config.project) == (0.1, "p")
+    assert (found.config.optimizer.arguments["lr"], found.config.project) == (0.1, None)
     assert found.train().ending.resumed_from is not None
     assert first.step == 4 and open_run("runs/tiny").tree == found.tree
 
@@ -477,7 +477,7 @@ def test_what_controls_the_training_is_kept_or_forked_too(
     kept = opened(file, stopper.format(6).replace("[", "[{Throughput: {samples: 2}}, "), on_change="keep")
     kept.train()
     assert "services.0.EarlyStop.patience: stored 5, given 6" in capsys.readouterr().out
-    assert [each.name for each in kept.config.services] == ["Throughput", "Evaluate", "EarlyStop"]
+    assert [each.name for each in kept.config.services] == ["Evaluate", "EarlyStop"]
     assert kept.config.services[-1].arguments["patience"] == 5
     forked = opened(file, stopper.format(6), "trainer.max_epoch=4", on_change="fork")
     assert forked.train().ending.step == 16 and str(forked.run_dir) == "runs/tiny-fork-1"
@@ -543,7 +543,7 @@ def test_a_check_says_what_a_training_would_and_leaves_nothing(file: Path, tmp_p
     )
     line = opened(tmp_path / "line.yaml")
     for checked in (lambda: line.check("train"), line.train):
-        with pytest.raises(ConfigError, match="give the config the key `optimizer`"):
+        with pytest.raises(ConfigError, match="optimizer"):
             checked()
     assert not Path("runs/line").exists()
 

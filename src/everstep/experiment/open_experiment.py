@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -132,7 +131,7 @@ class Configured(Experiment):
 
     def _to_train(self) -> Trainer:
         trainer = super()._to_train()
-        self._require_optimizer()  # before a fork is made on the disk
+        _require_optimizer(trainer.task)  # before a fork is made on the disk
         if self._fork is not None:
             self._fork.begin(Path(self.run_dir), trainer.task.state())
         if self._message:
@@ -147,7 +146,7 @@ class Configured(Experiment):
         _ = self.trainer
         if "train" not in schedule:
             return ""
-        self._require_optimizer()
+        _require_optimizer(self.trainer.task)
         stored = _config_in(find_checkpoint(located(self.run_dir), print))
         if not stored:
             return self._message
@@ -158,20 +157,12 @@ class Configured(Experiment):
         used = _message("changed since the checkpoint, and used as given", shown) if shown else ""
         return "\n".join(filter(None, (self._message, used)))
 
-    def _require_optimizer(self) -> None:
-        """Refuse a task that steps an optimizer, as torch tasks do, and has none."""
-        try:
-            getattr(self.trainer.task, "require_optimizer", lambda: None)()
-        except ConfigError as error:
-            if self.config.optimizer is not None:
-                raise
-            raise ConfigError(
-                f"{error}; or give the config the key `optimizer`, as in "
-                "optimizer: {call: torch.optim:AdamW, lr: 1e-3}"
-            ) from error
-
     def _code_folder(self) -> Path:
         return self._code[0] if self._code else super()._code_folder()
+
+
+def _require_optimizer(task: Any) -> None:
+    getattr(task, "require_optimizer", lambda: None)()  # torch tasks step one
 
 
 def _parameters_first(call: Call, model: Any) -> Any:
@@ -251,16 +242,11 @@ def open_run(
 
 
 def stored(run_dir: str | Path, trust: bool = False) -> tuple[dict[str, Any], tuple[Path, ...]]:
-    """Return the config of a run's newest start and its code folders, in which Python now finds modules.
-
-    If that start has saved nothing, its changes count only where they touch no step: the newest checkpoint
-    was trained with the config stored there.
-    """
+    """Return the config of a run and its code folders, in which Python now finds modules."""
     run_dir = to_read(run_dir)
-    facts, tree, saved = _recorded(run_dir)
-    why = distrust(run_dir, facts) or ("" if saved is None else distrust_config(run_dir, saved))
-    code = admit(run_dir, [tree, saved], why, trust, facts)
-    return _trained(tree, saved, run_dir), code
+    facts, tree = _recorded(run_dir)
+    code = admit(run_dir, tree, distrust(run_dir, facts) or distrust_config(run_dir, tree), trust, facts)
+    return tree, code
 
 
 def look(run_dir: str | Path, overrides: Iterable[str] = (), *, profile: str | None = None) -> dict[str, Any]:
@@ -268,16 +254,14 @@ def look(run_dir: str | Path, overrides: Iterable[str] = (), *, profile: str | N
 
     Arguments of calls, also of those in overrides, are therefore neither checked nor completed.
     """
-    run_dir = to_read(run_dir)
-    _, tree, saved = _recorded(run_dir)
-    tree = _trained(tree, saved, run_dir)
+    _, tree = _recorded(to_read(run_dir))
     return resolve(ExperimentConfig, (), overrides, base=tree, profile=profile, imports=False).tree
 
 
-def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
-    """Return the facts of the newest start, the config in them, and the newest checkpoint's config.
+def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the facts of the newest start, and its config; if it has saved nothing, the checkpoint's config.
 
-    The checkpoint's config is None if that start itself has saved the newest checkpoint.
+    So what a start changed that saved nothing is left out.
     """
     start = RunJournal(run_dir).newest_start()
     facts: dict[str, Any] = {} if start is None else start.data.get("facts", {})
@@ -288,19 +272,13 @@ def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, 
             "its config file: everstep train FILE"
         )
     newest = Store(run_dir).facts()[-1:]
-    # If the newest start has saved, its own config is the trained one.
-    if not newest or newest[0].segment == start.segment:
-        return facts, tree, None
-    return facts, tree, _config_in(find_checkpoint(run_dir, lambda _: None)) or None
-
-
-def _trained(tree: dict[str, Any], saved: dict[str, Any] | None, run_dir: Path) -> dict[str, Any]:
-    """Return the newest start's config, with the newest checkpoint's values of keys that change training."""
-    if saved is None or not (changes := touching(saved, Resolved(None, tree))):
-        return tree
-    note = _message(f"the newest start of {run_dir} saved nothing, and what it changed is left out", changes)
-    print(f"note: {note}", file=sys.stderr)
-    return _kept(saved, tree)
+    if newest and newest[0].segment != start.segment:
+        saved = _config_in(find_checkpoint(run_dir, lambda _: None)) or tree
+        if changes := touching(saved, Resolved(None, tree)):
+            note = _message("the newest start saved nothing, and what it changed is left out", changes)
+            print(f"note: {note}", file=sys.stderr)
+        tree = saved
+    return facts, tree
 
 
 # ------------------------------------------------------------------------------- changes of a config
@@ -337,19 +315,13 @@ def _controls(service: Any) -> bool:
 
 
 def _kept(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Take the stored config, with the given values of keys that touch no step, and the given observers."""
-    tree = copy.deepcopy(dict(stored))
-    for path in FREE:
-        *above, name = path.split(".")
-        ours, theirs = tree, given
-        for part in above:
-            ours, theirs = ours.setdefault(part, {}), theirs[part]
-        ours[name] = theirs[name]
-    # Controllers are paired by their order: the given list decides only the position of the stored ones.
-    controlling = iter(_controllers(stored))
-    services = [next(controlling, None) if _controls(each) else each for each in given.get("services") or ()]
-    tree["services"] = [each for each in (*services, *controlling) if each is not None]
-    return tree
+    """Take the stored config, with the given values of keys that touch no step."""
+    top = {path: given[path] for path in FREE if "." not in path}
+    if _controllers(stored) != _controllers(given):
+        del top["services"]
+    inside = [path.removeprefix("trainer.") for path in FREE if path.startswith("trainer.")]
+    trainer = {**stored["trainer"], **{name: given["trainer"][name] for name in inside}}
+    return {**stored, **top, "trainer": trainer}
 
 
 def _digest(tree: dict[str, Any]) -> str:

@@ -17,9 +17,9 @@ from everstep.checkpoint import CheckpointName, Store
 from everstep.compat.tfutils.checkpoints import chosen, index_of, run_dir_of, source
 from everstep.compat.tfutils.params import (
     SaveOfTest,
-    TreeOfTest,
     TrainingTree,
     Tree,
+    TreeOfTest,
     Validation,
     checked,
     configuration,
