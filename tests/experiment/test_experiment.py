@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from everstep.experiment.experiment import SCHEDULES
 from everstep.experiment.open_experiment import Configured, stored
 from everstep.experiment.predictions import write as write_predictions
 from everstep.record import RunDir, RunJournal
-from waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -147,31 +145,6 @@ def test_continuous_train_and_eval_goes_on_with_the_data() -> None:
     assert interrupted.trainer.task.model.tolist() == plain.trainer.task.model.tolist()
 
 
-def test_continuous_eval_follows_a_run_to_its_final_step() -> None:
-    evaluated = threading.Event()
-
-    class Waiting(TinyTask):
-        def train_step(self, batch: Any) -> Any:
-            if self.steps == 4:
-                assert evaluated.wait(PATIENCE)
-            return super().train_step(batch)
-
-    class Evaluated(TinyTask):
-        def eval_step(self, batch: Any) -> Any:
-            evaluated.set()
-            return super().eval_step(batch)
-
-    arguments: dict[str, Any] = {"run_dir": "runs/a", "seed": 7, "skip_check": True}
-    trained = everstep.Experiment(Waiting, lambda: numbers(8), max_epoch=2, **arguments)
-    thread = threading.Thread(target=trained.train)
-    thread.start()
-    follower = everstep.Experiment(Evaluated, numbers, numbers, max_step=8, **arguments)
-    result = follower.run("continuous_eval", throttle_secs=0.0, every="each", timeout=PATIENCE)
-    thread.join()
-    steps = [each.step for each in everstep.runs.evaluations("runs/a")]
-    assert steps[-1] == 8 and steps == sorted(set(steps)) and result.metrics.keys() == {"valid/loss"}
-
-
 def test_test_is_a_smoke_test_that_leaves_nothing() -> None:
     experiment().run("test")
     assert not Path("runs").exists()
@@ -234,26 +207,6 @@ def tensors() -> Any:
     return everstep.data.arrays(torch.arange(8.0), batch_size=2)
 
 
-def test_model_optimizer_and_scheduler_may_be_the_configs(tmp_path: Path) -> None:
-    (tmp_path / "line.yaml").write_text(
-        f"""
-task: {{call: '{__name__}:Line', clip: {{call: everstep.torch:Clip, norm: 1}}, scheduler_interval: update}}
-model: {{call: torch.nn:Linear, in_features: 1, out_features: 1}}
-optimizer: {{call: torch.optim:AdamW, lr: 0.5, betas: [0.5, 0.9]}}
-scheduler: {{call: torch.optim.lr_scheduler:StepLR, step_size: 2, gamma: 0.5}}
-streams: {{train: '{__name__}:tensors', valid: '{__name__}:tensors'}}
-services: [{{Evaluate: {{stats: {{loss: [std]}}, every: {{at: [2, 4]}}}}}}]
-trainer: {{max_step: 4}}
-seed: 7
-"""
-    )
-    made = opened(tmp_path / "line.yaml")
-    assert made.train().ending.step == 4
-    (group,) = made.trainer.task.optimizer.param_groups
-    assert (group["initial_lr"], group["lr"], group["betas"]) == (0.5, 0.125, (0.5, 0.9))
-    assert RunJournal("runs/line").series("valid/loss/std", "eval/valid")[0] == [2, 4]
-
-
 class Wide(Line):
     """A task with arguments of its own, which hands on the others."""
 
@@ -272,20 +225,29 @@ class Wide(Line):
 def test_every_option_of_a_torch_task_may_be_the_configs(tmp_path: Path, task: str) -> None:
     options = (
         "device: cpu, autocast: bfloat16, accumulate: 2, clip: {global_norm: 1}, ema: 0.9, "
-        "trainable: weight, compile: {backend: eager}"
+        "trainable: weight, compile: {backend: eager}, scheduler_interval: update"
     )
     file = tmp_path / "line.yaml"
     file.write_text(
-        f"task: {{call: '{__name__}:{task}', {options}}}\n"
-        "model: {call: torch.nn:Linear, in_features: 1, out_features: 1}\n"
-        "optimizer: {call: torch.optim:SGD, lr: 0.1}\n"
-        f"streams: {{train: '{__name__}:tensors'}}\ntrainer: {{max_step: 3}}\nseed: 7\n"
+        f"""
+task: {{call: '{__name__}:{task}', {options}}}
+model: {{call: torch.nn:Linear, in_features: 1, out_features: 1}}
+optimizer: {{call: torch.optim:AdamW, lr: 0.5, betas: [0.5, 0.9]}}
+scheduler: {{call: torch.optim.lr_scheduler:StepLR, step_size: 1, gamma: 0.5}}
+streams: {{train: '{__name__}:tensors', valid: '{__name__}:tensors'}}
+services: [{{Evaluate: {{stats: {{loss: [std]}}, every: {{at: [2, 4]}}}}}}]
+trainer: {{max_step: 4}}
+seed: 7
+"""
     )
     made = opened(file)
     made.train()
-    names = {row.name for row in RunJournal("runs/line").rows()}
-    assert {"window_loss", "grad_norm"} <= names
+    journal = RunJournal("runs/line")
+    assert {"window_loss", "grad_norm"} <= {row.name for row in journal.rows()}
+    assert journal.series("valid/loss/std", "eval/valid")[0] == [2, 4]
     found = made.trainer.task
+    (group,) = found.optimizer.param_groups
+    assert (group["initial_lr"], group["lr"], group["betas"]) == (0.5, 0.125, (0.5, 0.9))
     with found.precision():
         assert found.model(torch.ones(1, 1)).dtype is torch.bfloat16
     assert not found.model.bias.requires_grad and found.device == torch.device("cpu")

@@ -12,6 +12,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.scalarbool import ScalarBoolean
 
 from everstep.errors import ConfigError, alike
 
@@ -157,32 +158,32 @@ def _plain(value: Any, place: Place, line: int, name: str, origins: dict[Place, 
         )
     # Keys that a merge (<<) brought have no line of their own.
     lines = getattr(getattr(value, "lc", None), "data", None) or {}
+
+    def inside(key: Any, part: Any) -> Any:
+        return _plain(part, (*place, key), lines[key][0] + 1 if key in lines else line, name, origins)
+
     if isinstance(value, list):
-        at_line = [lines[at][0] + 1 if at in lines else line for at in range(len(value))]
-        return [_plain(v, (*place, at), at_line[at], name, origins) for at, v in enumerate(value)]
+        return [inside(at, part) for at, part in enumerate(value)]
     if isinstance(value, Mapping):
-        plain = {}
-        for key, part in value.items():
-            at = lines[key][0] + 1 if key in lines else line
+        for key in value:
             if not isinstance(key, str):
-                raise ConfigError(f"{name}, line {at}: the key {key!r} is not a string; put it in quotes")
-            plain[str(key)] = _plain(part, (*place, str(key)), at, name, origins)
-        return plain
+                raise ConfigError(f"{where}: the key {key!r} is not a string; put it in quotes")
+        return {str(key): inside(key, part) for key, part in value.items()}
     where += f": {dotted(place)}" if place else ""
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{where}: {value} is not a number of JSON; give null, or a finite number")
-    if value is None or isinstance(value, bool):
-        return value
-    if type(value).__name__ == "ScalarBoolean":  # the loader's own: an int that is not a bool
-        return bool(value)
-    for kind in (int, float, str):
-        if isinstance(value, kind):
+    for kind, kinds in _KINDS.items():
+        if isinstance(value, kinds):
             return kind(value)
-    if isinstance(value, datetime.date):
-        return str(value)
+    if value is None:
+        return None
     raise ConfigError(
         f"{where}: {str(value)[:80]} is a {type(value).__name__}; give numbers, strings, lists and mappings"
     )
+
+
+_KINDS: dict[type, Any] = {bool: bool | ScalarBoolean, int: int, float: float, str: str | datetime.date}
+"""Plain types -> the loader's; a bool is an int, too, so it comes first."""
 
 
 def as_yaml(tree: Any) -> str:

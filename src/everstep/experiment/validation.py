@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 import types
 import typing
@@ -94,13 +93,14 @@ def problems_of(error: ValidationError, value: Any, schema: Any) -> list[Problem
         place, kind = _place(each["loc"], value), each["type"]
         is_word = each["msg"].startswith("Input should be ")
         words = re.sub("^Input should be |(, got|, unable| or instance).*", "", each["msg"])
-        words = _WORDS.get(words, words.replace("a valid ", "a "))
+        words = _WORDS.get(words, words.replace("a valid ", "a ").replace("greater", "a number greater"))
         if each["loc"][-1:] == ("[key]",) and is_word:
             key = each["input"]
             others.append(Problem(place[:-1], f"the key {key!r} is {kind_of(key)}; give {words}"))
         elif kind == "value_error":
+            cause = each["ctx"]["error"]
             with others.at(*place[: -1 if "[key]" in each["loc"] else None]):
-                raise each["ctx"]["error"]
+                raise cause if isinstance(cause, ConfigError) else ConfigError(str(cause))
         elif kind in ("unexpected_keyword_argument", "extra_forbidden"):
             hint = nearest(str(place[-1]), _keys(schema, place[:-1]))
             others.append(Problem(place, f"unknown key {place[-1]!r}; {hint}"))
@@ -116,20 +116,12 @@ def problems_of(error: ValidationError, value: Any, schema: Any) -> list[Problem
             continue  # a member of the union fits up to here: the mistake is further inside
         node = reduce(getitem, place, value)
         words = [word for word in words if word != "an integer" or "a number" not in words]
-        number = isinstance(node, str) and {"a number", "an integer"} & {*words} and _is_number(node)
-        give = " or ".join(dict.fromkeys(words)) + (", without quotes" if number else "")
+        give = " or ".join(dict.fromkeys(words))
         found.append(Problem(place, f"{node!r} is {kind_of(node)}; give {give}"))
     if not found and not others:
         give = f"give {{{CALL}: module:name}} for a call that makes it"
         found.append(Problem((), f"{value!r} is {kind_of(value)}, and {schema} is asked for; {give}"))
     return found + others
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 def _place(location: Iterable[Any], value: Any) -> Place:
