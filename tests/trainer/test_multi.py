@@ -224,33 +224,28 @@ def numbers(**arguments: Any) -> Any:
 
 def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     def several(data: Any, *seeds: int | None) -> list[everstep.Trainer]:
-        places = [tmp_path / str(number) for number in range(len(seeds))]
         return [
-            everstep.Trainer(TinyTask(), {"train": data()}, place, seed=seed, max_step=3)
-            for place, seed in zip(places, seeds, strict=True)
+            everstep.Trainer(TinyTask(), {"train": data()}, tmp_path / str(number), seed=seed, max_step=3)
+            for number, seed in enumerate(seeds)
         ]
 
     shared, own = numbers(), numbers(seed=0)
-    everstep.trainer.MultiRun(several(lambda: own, 1, 2, None))
-    with pytest.raises(ConfigError, match=r"runs have the seeds \[1, 2\]; give all Trainers one seed"):
-        everstep.trainer.MultiRun(several(lambda: shared, 1, 2))
-    with pytest.raises(ConfigError, match="give all Trainers one seed"):
-        everstep.trainer.MultiRun(several(lambda: shared, None, None))
-    with pytest.raises(ConfigError, match='give each of them the same object as "train"'):
-        everstep.trainer.MultiRun(several(numbers, 1, 1))
     loader = torch.utils.data.DataLoader(torch.arange(8), batch_size=2, shuffle=True)
-    with pytest.raises(ConfigError, match="give each of them the same object"):  # a stream for each run
-        everstep.trainer.MultiRun(several(lambda: loader, 1, 1))
-    wrapped = everstep.data.as_stream(loader)
-    with pytest.raises(ConfigError, match="several runs cannot share it"):
-        everstep.trainer.MultiRun(several(lambda: wrapped, 1, 1))
-    batches = [np.arange(4.0)] * 3
-    ready = everstep.data.as_stream(batches)
+    wrapped, ready = everstep.data.as_stream(loader), everstep.data.as_stream([np.arange(4.0)] * 3)
+    everstep.trainer.MultiRun(several(lambda: own, 1, 2, None))
     everstep.trainer.MultiRun(several(lambda: ready, 1, 1))
-    with pytest.raises(ConfigError, match="give Trainers"):
-        everstep.trainer.MultiRun([])
-    with pytest.raises(ConfigError, match="give Trainers"):
-        everstep.trainer.MultiRun([TinyTask()])  # type: ignore[list-item]
+    wrong: list[tuple[list[Any], str]] = [
+        (several(lambda: shared, 1, 2), r"runs have the seeds \[1, 2\]; give all Trainers one seed"),
+        (several(lambda: shared, None, None), "give all Trainers one seed"),
+        (several(numbers, 1, 1), 'give each of them the same object as "train"'),
+        (several(lambda: loader, 1, 1), "give each of them the same object"),  # a stream for each run
+        (several(lambda: wrapped, 1, 1), "several runs cannot share"),
+        ([], "give Trainers"),
+        ([TinyTask()], "give Trainers"),
+    ]
+    for trainers, said in wrong:
+        with pytest.raises(ConfigError, match=said):
+            everstep.trainer.MultiRun(trainers)
 
 
 def test_a_copy_has_its_own_memory_and_the_strides() -> None:

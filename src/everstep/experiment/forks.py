@@ -11,7 +11,6 @@ from typing import Any
 
 from everstep.checkpoint import Checkpoint, CheckpointName, Store, names_inside
 from everstep.durable import discard, discard_leftovers, fsync_folder, rename, temporary
-from everstep.errors import RunDirError
 from everstep.record import RunDir, located, new_id
 from everstep.supervisor.saving.state_tree import reading, saved_tree
 from everstep.supervisor.saving.user_state import UserState
@@ -63,11 +62,6 @@ class Fork:
             self._write(new, new_id(folder))
             rename(new, folder, "fork")
             fsync_folder(folder.parent, "fork")
-        except OSError as error:
-            if isinstance(error, RunDirError):
-                raise
-            why = f"the fork cannot be made: {error.strerror}; check its folder, and start again"
-            raise RunDirError(error.errno, why, str(folder)) from error
         finally:
             discard(new, "fork")
 

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeAlias
@@ -229,11 +230,12 @@ def _validation_data(tree: Tree) -> dict[str, Data]:
 
 def _validation_streams(data: Mapping[str, Data]) -> dict[str, Stream]:
     """Make the streams of the validations, whose batches come with the name."""
+    validations = {name: as_stream(each.data) for name, each in data.items() if name != "train"}
+    return {name: TrainInputs(stream, partial(_named, name)) for name, stream in validations.items()}
 
-    def named(name: str) -> Callable[[Iterator[Any]], Any]:
-        return lambda batches: ValidationBatch(name, next(batches))
 
-    return {n: TrainInputs(as_stream(each.data), named(n)) for n, each in data.items() if n != "train"}
+def _named(name: str, batches: Iterator[Any]) -> ValidationBatch:
+    return ValidationBatch(name, next(batches))
 
 
 # ------------------------------------------------------------------------------------------- tests
@@ -348,7 +350,9 @@ def intermediate_results(run_dir: str | Path, validation: str | None = None) -> 
         and NumPy arrays.
     """
     batches = []
-    for path in sorted((to_read(run_dir) / "intermediate").glob(f"{validation or '*'}/batch-*.npz")):
+    for path in sorted((to_read(run_dir) / "intermediate").glob("*/batch-*.npz")):
+        if validation not in (None, path.parent.name):
+            continue
         with np.load(path, allow_pickle=False) as arrays:
             results = {name: arrays[name] for name in arrays.files}
         numbers = {n: each.item() for n, each in results.items() if not each.ndim and each.dtype.kind != "U"}
