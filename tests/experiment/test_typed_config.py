@@ -210,6 +210,21 @@ def test_a_profile_is_laid_over_all_lists_replaced_the_rest_merged() -> None:
         resolve(ExperimentConfig, base=tree, profile="evl")
 
 
+def test_a_config_may_be_looked_at_without_importing_what_it_calls() -> None:
+    call = {"call": "nowhere:x", "y": 1}
+    tree = {
+        "task": call,
+        "streams": {"train": call},
+        "services": [{"nowhere:Service": {"z": call}}],
+        "trainer": {"init_from": {"path": call}},
+        "schedules": {"train": {"evaluate": call}},
+    }
+    found = resolve(ExperimentConfig, base=tree, imports=False).tree
+    assert found["task"] == call and found["services"] == tree["services"]
+    with pytest.raises(ConfigError, match="5 mistakes"):
+        resolve(ExperimentConfig, base=tree)
+
+
 # ------------------------------------------------------------------------------------------ calls
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, ValidationInfo
 
 from everstep import services
 from everstep.errors import ConfigError, nearest
-from everstep.experiment.calls import Call, CallWith, converted
+from everstep.experiment.calls import Call, CallWith, converted, may_import
 from everstep.experiment.config_layers import Place
 from everstep.experiment.experiment import SCHEDULES, Experiment
 from everstep.experiment.validation import Problems
@@ -67,8 +67,8 @@ class ServiceCall(Call):
         return (self.name,)
 
 
-def _init_from(value: Any) -> Any:
-    if isinstance(value, dict):
+def _init_from(value: Any, info: ValidationInfo) -> Any:
+    if isinstance(value, dict) and may_import(info):
         converted(InitFrom, value)
     return value
 
@@ -94,13 +94,14 @@ def _with_train(streams: dict[str, Call]) -> dict[str, Call]:
     return streams
 
 
-def _schedules(schedules: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _schedules(schedules: dict[str, dict[str, Any]], info: ValidationInfo) -> dict[str, dict[str, Any]]:
     problems = Problems()
     for name, arguments in schedules.items():
         with problems.at(name):
             if name not in SCHEDULES:
                 raise ConfigError(f"there is no schedule {name!r}; {nearest(name, SCHEDULES)}")
-            converted(getattr(Experiment, name), arguments, supplied=1)
+            if may_import(info):
+                converted(getattr(Experiment, name), arguments, supplied=1)
     problems.stop()
     return schedules
 
