@@ -318,9 +318,7 @@ def test_what_makes_the_optimizer_is_an_argument_of_the_tasks_build(file: Path) 
 def test_wrong_parts_are_told(file: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="scheduler in the config: TinyTask has no build_scheduler"):
         _ = opened(file, "scheduler={call: tiny_experiment:numbers}").trainer
-    (tmp_path / "bad.yaml").write_text(
-        "task: tiny_experiment:TinyTask\nstreams: {trian: tiny_experiment:numbers}\n"
-    )
+    (tmp_path / "bad.yaml").write_text("task: tiny_experiment:TinyTask\nstreams: {trian: 'builtins:dict'}\n")
     with pytest.raises(ConfigError, match=r"line 2: streams: 'train'.* is missing.*did you mean 'trian'"):
         opened(tmp_path / "bad.yaml")
     with pytest.raises(ConfigError, match=r"schedules\.trian: there is no .*; did you mean 'train'"):

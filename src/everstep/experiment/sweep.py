@@ -57,8 +57,8 @@ class Trial:
 
     @property
     def overrides(self) -> list[str]:
-        """The settings as `resolve` takes them: YAML reads back each value with its type."""
-        return [f"{path}={_json(value)}" for path, value in self.settings.items()]
+        """The settings as `resolve` takes them."""
+        return _overrides(self.settings)
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,14 @@ class Base:
 
     def trial(self, settings: dict[str, Any]) -> Trial:
         """Make the trial of some settings; a ConfigError if the config with them would be wrong."""
-        # Sorted: the same settings are the same trial, whatever the order of the options was.
-        trial = Trial(settings, Path(self._name(dict(sorted(settings.items())))), "")
-        overrides = [*self.overrides, *trial.overrides]
+        overrides = [*self.overrides, *_overrides(settings)]
         resolved = resolve(ExperimentConfig, self.files, overrides, profile=self.profile)
         base = self.run_dir or default_run_dir(resolved.config, self.files)
-        run_dir, sweep = base.parent / f"{base.name}-{trial.run_dir}", base.name
+        # Sorted: the same settings are the same trial, whatever the order of the options was.
+        name = self._name(dict(sorted(settings.items())))
         if base.name in ("", ".."):  # no name to extend: the run directory lies inside
-            run_dir, sweep = base / trial.run_dir, base.resolve().name
-        return Trial(settings, run_dir, sweep, resolved.tree)
+            return Trial(settings, base / name, base.resolve().name, resolved.tree)
+        return Trial(settings, base.parent / f"{base.name}-{name}", base.name, resolved.tree)
 
     def _name(self, settings: Mapping[str, Any]) -> str:
         """Name the settings for a folder; with a digest if the name alone would be ambiguous."""
@@ -223,6 +222,10 @@ def fitting(base: Base, spaces: Mapping[str, Space], others: Mapping[str, Any]) 
             if fractions and not base.takes({**others, **first, path: "text"}):
                 found[path] = Between(float(space.low), float(space.high), space.log)
     return found
+
+
+def _overrides(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{path}={_json(value)}" for path, value in settings.items()]
 
 
 def _json(value: Any) -> str:
