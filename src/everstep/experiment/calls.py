@@ -18,7 +18,7 @@ from pydantic_core import core_schema
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.config_layers import CALL, Place
 from everstep.experiment.import_paths import imported
-from everstep.experiment.validation import Problems, members, validated
+from everstep.experiment.validation import Problems, inside, members, validated
 from everstep.schedule import At, Auto, Every, Never, Schedule
 
 
@@ -66,21 +66,20 @@ class Call:
 
     def completed(self) -> Self:
         """Check the arguments, and return a copy with the signature's plain defaults as further arguments."""
-        problems, at_default, arguments = Problems(), list[Place](), dict(self.arguments)
+        at_default, arguments = list[Place](), dict(self.arguments)
 
         def complete(call: Call, place: Place) -> dict[str, Any]:
             call = call.completed()
             at_default.extend((*place, *each) for each in call.at_default)
             return call.tree()
 
-        with problems.at(*self.inside()):
+        with inside(*self.inside()):
             function = self._function()
             checked = converted(function, self.arguments, self.supplied, complete)
             arguments |= {name: value for name, value in checked.items() if _has_calls(arguments[name])}
             for name, default in _plain_defaults(function, self.supplied).items():
                 arguments.setdefault(name, json.loads(default))
                 at_default += [(name,)] * (_json(arguments[name]) == default)
-        problems.stop()
         places = tuple((*self.inside(), *place) for place in at_default)
         return replace(self, arguments=arguments, at_default=places)
 
@@ -97,12 +96,10 @@ class Call:
         return function(*supplied, **made)
 
     def _function(self) -> Any:
-        problems = Problems()
-        with problems.at(CALL):
+        with inside(CALL):
             if not callable(function := imported(self.call)):
                 raise ConfigError(f"{self.call!r} is {function!r}; give a function or a class")
-        problems.stop()
-        return function
+            return function
 
     @classmethod
     def _validated(cls, value: Any, info: core_schema.ValidationInfo) -> Self:

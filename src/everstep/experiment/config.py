@@ -24,7 +24,7 @@ from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call
 from everstep.experiment.config_layers import Layers, Place, as_yaml, dotted, layered
-from everstep.experiment.validation import Mistakes, Problem, kind_of, validated
+from everstep.experiment.validation import Mistakes, validated
 
 T = TypeVar("T")
 
@@ -70,9 +70,9 @@ def resolve(
         ConfigError: lists every mistake with its place: file and line, key, value.
     """
     layers = layered(files, overrides, copy.deepcopy(base))
+    if profile is not None:
+        _lay_profile(layers, profile)
     try:
-        if profile is not None:
-            _lay_profile(layers, profile)
         adapter: TypeAdapter[Any] = TypeAdapter(schema)
         config = validated(adapter, layers.tree, schema, {"imports": imports})
     except Mistakes as mistakes:
@@ -88,20 +88,14 @@ def resolve(
 
 
 def _lay_profile(layers: Layers, name: str) -> None:
-    place: Place = ("profiles",)
-    found = _mapping(place, layers.tree.get("profiles") or {})
-    if name not in found:
-        raise ConfigError(f"the config has no profile {name!r}; {nearest(name, found)}")
-    place = ("profiles", name)
-    values = _mapping(place, found[name])
-    layers.lay(Layers(values, {p[2:]: origin for p, origin in layers.origins.items() if p[:2] == place}))
-
-
-def _mapping(place: Place, value: Any) -> Mapping[str, Any]:
-    if isinstance(value, Mapping):
-        return value
-    what = "there is no value" if value is None else f"{value!r} is {kind_of(value)}"
-    raise Mistakes([Problem(place, f"{what}; give a mapping of keys to values")])
+    profiles = layers.tree.get("profiles", {})
+    if not isinstance(profiles, Mapping):
+        return  # the validation says so, with the place
+    if name not in profiles:
+        raise ConfigError(f"the config has no profile {name!r}; {nearest(name, profiles)}")
+    if isinstance(values := profiles[name], Mapping):
+        origins = {p[2:]: o for p, o in layers.origins.items() if p[:2] == ("profiles", name)}
+        layers.lay(Layers(values, origins))
 
 
 def _calls(value: Any, place: Place = ()) -> Iterator[tuple[Place, Call]]:

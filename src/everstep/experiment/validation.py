@@ -59,6 +59,15 @@ class Problems(list[Problem]):
             raise Mistakes(self)
 
 
+@contextmanager
+def inside(*place: str | int) -> Iterator[None]:
+    """Raise the mistakes of the block, which is about the value at a place, with that place."""
+    problems = Problems()
+    with problems.at(*place):
+        yield
+    problems.stop()
+
+
 def validated(
     adapter: TypeAdapter[Any], value: Any, schema: Any, context: Mapping[str, Any] | None = None
 ) -> Any:
