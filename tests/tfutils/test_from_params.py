@@ -154,21 +154,15 @@ def test_minibatches_are_the_whole_batch() -> None:
 
 
 def test_what_is_no_row_of_a_sample_is_whole_in_every_minibatch() -> None:
-    class_weights, scale = torch.ones(10), torch.tensor(2.0)
-    batch = {
-        "images": torch.zeros(4, 2),
-        "names": list("abcd"),
-        "shard": "shard",
-        "w": class_weights,
-        "s": scale,
-    }
+    batch = {"images": torch.zeros(4, 2), "names": list("abcd"), "shard": "shard"}
+    batch |= {"weights": torch.ones(10), "scale": torch.tensor(2.0)}
     (whole,) = parts(batch, None)
     assert whole == (batch, 1.0)
     first, last = parts(batch, 3)
     assert [share for _, share in (first, last)] == [0.75, 0.25]
     assert (len(first[0]["images"]), last[0]["names"]) == (3, ["d"])
     for part, _ in (first, last):
-        assert part["shard"] == "shard" and part["w"] is class_weights and part["s"] is scale
+        assert all(part[name] is batch[name] for name in ("shard", "weights", "scale"))
 
 
 def test_clipping_around_an_optimizer_class_and_parameters_that_are_not_trained() -> None:
@@ -201,19 +195,15 @@ def test_aggregations_of_validations() -> None:
 
 
 def test_a_model_of_numpy_trains_itself() -> None:
-    tree = params(model_params={"func": numpy_model, "seed": 3}, train_params__targets=None)
-    del tree["loss_params"], tree["optimizer_params"], tree["validation_params"]
-
-    def start(exp_id: str, num_steps: int) -> everstep.supervisor.Ending:
-        given = copy.deepcopy(tree)
-        given["save_params"]["exp_id"], given["train_params"]["num_steps"] = exp_id, num_steps
-        ending: everstep.supervisor.Ending = everstep.compat.tfutils.train_from_params(
-            **given, skip_check=True
-        )
-        return ending
+    def start(exp_id: str, num_steps: int) -> str:
+        tree = params(exp_id, train_params__num_steps=num_steps, train_params__targets=None)
+        tree["model_params"] = {"func": numpy_model, "seed": 3}
+        del tree["loss_params"], tree["optimizer_params"], tree["validation_params"]
+        ending = everstep.compat.tfutils.train_from_params(**tree, skip_check=True)
+        return str(ending.digest)
 
     start("twice", 3)
-    assert start("basic", 8).digest == start("twice", 8).digest
+    assert start("basic", 8) == start("twice", 8)
 
 
 # ------------------------------------------------------------------------------------------ lists
@@ -249,25 +239,16 @@ def test_several_models_that_fail_resume_exactly() -> None:
     assert len(endings) == 2 and all(ending.resumed_from for ending in endings)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_lists_that_do_not_fit() -> None:
+    smaller = params(train_params__data_params__batch_size=25)["train_params"]
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"model_params": [{"func": mnist_model}] * 2, "loss_params": []}, "loss_params has 0"),
         ({"model_params": [{"func": mnist_model}] * 2, "load_params": [None] * 3}, "model_params has 2"),
-        (
-            {
-                "train_params": [
-                    params()["train_params"],
-                    params(train_params__data_params__batch_size=25)["train_params"],
-                ]
-            },
-            "data_params differ",
-        ),
-    ],
-)
-def test_lists_that_do_not_fit(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        everstep.compat.tfutils.train_from_params(**{**params(), **changes}, skip_check=True)
+        ({"train_params": [params()["train_params"], smaller]}, "data_params differ"),
+    ]
+    for changes, said in wrong:
+        with pytest.raises(ConfigError, match=said):
+            everstep.compat.tfutils.train_from_params(**{**params(), **changes}, skip_check=True)
 
 
 # ---------------------------------------------------------------------------------------- loading
@@ -555,9 +536,8 @@ WRONG: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong[0])
-def test_what_cannot_be_right_names_its_place(wrong: tuple[str, Any, str]) -> None:
-    place, value, said = wrong
+@pytest.mark.parametrize(("place", "value", "said"), WRONG)
+def test_what_cannot_be_right_names_its_place(place: str, value: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         train(**{place: value})
 

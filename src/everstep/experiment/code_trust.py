@@ -25,14 +25,12 @@ _MOST_NAMES = 8
 def admit(run_dir: Path, tree: Any, why: str, trust: bool, facts: Mapping[str, Any]) -> tuple[Path, ...]:
     """Print which code a run's record names, and refuse it unless it is this user's.
 
-    Called before the import.  From then on this process finds modules in the recorded folders of the code,
-    and imports nothing out of the run directory.
+    Called before the import.  From then on this process finds modules in the code's folders that `facts`
+    have, and imports nothing out of the run directory.
 
     Args:
-        tree: the config that names the code.
         why: reason, in words, for which the code does not count as this user's; "" if it does.
         trust: whether the user said to use the code all the same.
-        facts: facts of the start that recorded the code's folders; empty for none.
 
     Returns:
         The folders of the code, without those in the run directory.

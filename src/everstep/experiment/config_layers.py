@@ -86,13 +86,7 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def layered(files: Iterable[str | Path], overrides: Iterable[str] = (), base: Any = None) -> Layers:
-    """Lay files over each other, later over earlier, and the overrides over all files.
-
-    Args:
-        overrides: PATH=VALUE each, where PATH has dots and VALUE is YAML, as in "optimizer.lr=1e-3"; VALUE
-            replaces the old value entirely.
-        base: another config's tree, below all files.
-    """
+    """Lay files over `base`, later over earlier, and over all files the overrides, "PATH=VALUE" each."""
     layers = Layers() if base is None else Layers(base, {(): "the stored config"})
     for file in map(Path, files):
         if file.suffix == ".py":

@@ -18,19 +18,13 @@ from everstep.supervisor.saving.user_state import UserState
 
 @dataclass(frozen=True)
 class Fork:
-    """A run that begins with a checkpoint of another run and has another config.
-
-    Attributes:
-        run_dir: directory of the other run.
-        checkpoint: checkpoint of the other run with which the fork begins.
-        tree: the fork's config.
-        digest: digest of the part of the config that touches the training.
-    """
+    """A run with a config of its own that begins with a checkpoint of the run in `run_dir`."""
 
     run_dir: Path
     checkpoint: Checkpoint
     tree: dict[str, Any]
     digest: str
+    """Digest of the part of the config that touches the training."""
 
     def place(self) -> tuple[Path, bool]:
         """Return the fork's directory, RUN-fork-N, and whether the fork was begun there before."""
@@ -44,12 +38,9 @@ class Fork:
         return folder, is_there
 
     def begin(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Make the fork's directory, whole or not at all.
+        """Make the fork's directory, whole or not at all; not for a state that the checkpoint does not fit.
 
         The checkpoint is copied at once: the other run may delete it before the fork has saved a checkpoint.
-
-        Args:
-            state: the program's objects; a checkpoint that does not fit them leaves no folder behind.
         """
         user = UserState(state)
         with ExitStack() as stack, reading(self.checkpoint.path, "user"):
