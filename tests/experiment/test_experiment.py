@@ -270,7 +270,7 @@ def test_weights_to_start_from(file: Path) -> None:
         with warm.trainer.open() as loop:
             assert warm.trainer.task.model.tolist() == everstep_weights("runs/first") and loop.step == 0
         shutil.rmtree("runs/warm")
-    with pytest.raises(ConfigError, match=r"init_from\.pth: InitFrom\(\) has no .*did you mean 'path'"):
+    with pytest.raises(ConfigError, match=r"InitFrom\(\) has no argument 'pth'; did you mean 'path'"):
         opened(file, "trainer.init_from={pth: runs/first}")
 
 
@@ -321,14 +321,11 @@ def test_wrong_parts_are_told(file: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("task: tiny_experiment:TinyTask\nstreams: {trian: 'builtins:dict'}\n")
     with pytest.raises(ConfigError, match=r"line 2: streams: 'train'.* is missing.*did you mean 'trian'"):
         opened(tmp_path / "bad.yaml")
-    with pytest.raises(ConfigError, match=r"schedules\.trian: there is no .*; did you mean 'train'"):
+    with pytest.raises(ConfigError, match=r"schedules: there is no schedule 'trian'; did you mean 'train'"):
         opened(file, "schedules={trian: {}}")
-    for given, said in (
-        ("{min_eval_freq: 2}", r"min_eval_freq: .*has no .*did you mean 'min_eval_frequency'"),
-        ("{min_eval_frequency: often}", "min_eval_frequency: 'often' is a string; give an integer"),
-    ):
-        with pytest.raises(ConfigError, match=f"schedules.train_and_evaluate.{said}"):
-            opened(file, f"schedules={{train_and_evaluate: {given}}}")
+    made = opened(file, "schedules={train_and_evaluate: {min_eval_freq: 2}}")
+    with pytest.raises(ConfigError, match=r"no argument 'min_eval_freq'; did you mean 'min_eval_frequency'"):
+        made.run("train_and_evaluate")
     everstep.Trainer(TinyTask(), {"train": numbers()}, "runs/own", max_step=1).run_training()
     with pytest.raises(ConfigError, match="has no config of an experiment"):
         open_run("runs/own")
@@ -483,7 +480,7 @@ def test_the_config_is_compared_before_the_shapes_and_what_fits_nothing_is_not_f
     assert [path.name for path in Path("runs").iterdir() if path.is_dir()] == ["tiny"]
 
 
-def test_a_check_says_what_a_training_would_and_leaves_nothing(file: Path, tmp_path: Path) -> None:
+def test_a_check_says_what_a_training_would_and_leaves_nothing(file: Path) -> None:
     assert opened(file, "optimizer.lr=0.2").check("train") == "" and not Path("runs").exists()
     opened(file, "trainer.max_epoch=1").train()
     before = sorted(Path("runs").rglob("*"))
@@ -495,17 +492,10 @@ def test_a_check_says_what_a_training_would_and_leaves_nothing(file: Path, tmp_p
     assert "into runs/tiny-fork-1" in opened(file, "optimizer.lr=0.2", on_change="fork").check("train")
     assert opened(file, "optimizer.lr=0.2").check("evaluate") == ""
     assert sorted(Path("runs").rglob("*")) == before
-    (tmp_path / "line_task.py").write_text(
-        "import everstep, torch\n"
-        "class Line(everstep.torch.Task):\n"
-        "    def build_model(self): return torch.nn.Linear(1, 1)\n"
-    )
-    (tmp_path / "line.yaml").write_text(
-        "task: line_task:Line\nstreams: {train: tiny_experiment:numbers}\ntrainer: {max_step: 2}\n"
-    )
-    line = opened(tmp_path / "line.yaml")
+    model = "model={call: torch.nn:Linear, in_features: 1, out_features: 1}"
+    line = opened(file, f"task={__name__}:Line", model, "optimizer=null", run_dir="runs/line")
     for checked in (lambda: line.check("train"), line.train):
-        with pytest.raises(ConfigError, match="optimizer"):
+        with pytest.raises(ConfigError, match="optimizer of Line is None"):
             checked()
     assert not Path("runs/line").exists()
 

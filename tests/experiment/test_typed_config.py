@@ -217,11 +217,10 @@ def test_a_config_may_be_looked_at_without_importing_what_it_calls() -> None:
         "streams": {"train": call},
         "services": [{"nowhere:Service": {"z": call}}],
         "trainer": {"init_from": {"path": call}},
-        "schedules": {"train": {"evaluate": call}},
     }
     found = resolve(ExperimentConfig, base=tree, imports=False).tree
     assert found["task"] == call and found["services"] == tree["services"]
-    with pytest.raises(ConfigError, match="5 mistakes"):
+    with pytest.raises(ConfigError, match="3 mistakes"):
         resolve(ExperimentConfig, base=tree)
 
 

@@ -104,18 +104,13 @@ class Call:
     @classmethod
     def _validated(cls, value: Any, info: core_schema.ValidationInfo) -> Self:
         call = cls.of(value)
-        return call.completed() if may_import(info) else call
+        return call.completed() if (info.context or {}).get("imports", True) else call
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
         return core_schema.with_info_plain_validator_function(
             cls._validated, serialization=core_schema.plain_serializer_function_ser_schema(cls.tree)
         )
-
-
-def may_import(info: core_schema.ValidationInfo) -> bool:
-    """Whether a validation may import what is called; not where a stranger's config is looked at."""
-    return bool((info.context or {}).get("imports", True))
 
 
 class CallWith(Call):

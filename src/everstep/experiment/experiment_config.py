@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ValidationInfo
+from pydantic import AfterValidator
 
 from everstep import services
 from everstep.errors import ConfigError, nearest
-from everstep.experiment.calls import Call, CallWith, converted, may_import
+from everstep.experiment.calls import Call, CallWith
 from everstep.experiment.config_layers import Place
-from everstep.experiment.experiment import SCHEDULES, Experiment
-from everstep.experiment.validation import Problems
-from everstep.supervisor import InitFrom
+from everstep.experiment.experiment import SCHEDULES
 
 FREE = (
     *("services", "name", "run_dir", "project", "group", "schedules", "profiles"),
@@ -67,12 +65,6 @@ class ServiceCall(Call):
         return (self.name,)
 
 
-def _init_from(value: Any, info: ValidationInfo) -> Any:
-    if isinstance(value, dict) and may_import(info):
-        converted(InitFrom, value)
-    return value
-
-
 @dataclass
 class TrainerConfig:
     """Arguments of `Trainer`, under the same names."""
@@ -83,7 +75,7 @@ class TrainerConfig:
     steps_per_epoch: int | None = None
     watch: str | tuple[str, str] | None = None
     default_services: bool = True
-    init_from: Annotated[str | dict[str, Any] | None, AfterValidator(_init_from)] = None
+    init_from: str | dict[str, Any] | None = None
     lock: bool = True
     on_divergence: Literal["stop", "warn"] | None = None
 
@@ -94,15 +86,10 @@ def _with_train(streams: dict[str, Call]) -> dict[str, Call]:
     return streams
 
 
-def _schedules(schedules: dict[str, dict[str, Any]], info: ValidationInfo) -> dict[str, dict[str, Any]]:
-    problems = Problems()
-    for name, arguments in schedules.items():
-        with problems.at(name):
-            if name not in SCHEDULES:
-                raise ConfigError(f"there is no schedule {name!r}; {nearest(name, SCHEDULES)}")
-            if may_import(info):
-                converted(getattr(Experiment, name), arguments, supplied=1)
-    problems.stop()
+def _known(schedules: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    for name in schedules:
+        if name not in SCHEDULES:
+            raise ConfigError(f"there is no schedule {name!r}; {nearest(name, SCHEDULES)}")
     return schedules
 
 
@@ -133,5 +120,5 @@ class ExperimentConfig:
     run_dir: str | None = None
     project: str | None = None
     group: str | None = None
-    schedules: Annotated[dict[str, dict[str, Any]], AfterValidator(_schedules)] = field(default_factory=dict)
+    schedules: Annotated[dict[str, dict[str, Any]], AfterValidator(_known)] = field(default_factory=dict)
     profiles: dict[str, dict[str, Any]] = field(default_factory=dict)
