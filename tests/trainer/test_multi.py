@@ -85,6 +85,16 @@ def assert_same(folder: Path, alone: Path) -> None:
         assert compare_runs(folder / name, alone / name) == []
 
 
+def assert_as_alone(
+    folder: Path, together: Callable[[Path], list[everstep.Trainer]]
+) -> list[everstep.supervisor.Ending]:
+    for each in together(folder / "alone"):
+        each.run_training()
+    endings = everstep.trainer.MultiRun(together(folder / "together")).run_training()
+    assert_same(folder / "together", folder / "alone")
+    return endings
+
+
 def test_each_is_the_run_that_it_would_be_alone_and_a_batch_is_read_once(tmp_path: Path, alone: Path) -> None:
     READS.clear()
     before = np.random.get_state()[1].tolist()  # type: ignore[index, union-attr]
@@ -150,11 +160,8 @@ def test_limits_evaluations_and_stops_are_each_ones_own(tmp_path: Path) -> None:
             trainer(folder / "c", Scaled(0.1), streams={"train": data}, max_epoch=6, max_step=9),
         ]
 
-    for each in together(tmp_path / "alone"):
-        each.run_training()
-    endings = everstep.trainer.MultiRun(together(tmp_path / "together")).run_training()
+    endings = assert_as_alone(tmp_path, together)
     assert endings[0].step == 8 and endings[2].step == 9
-    assert_same(tmp_path / "together", tmp_path / "alone")
 
 
 @pytest.mark.campaign("long")
@@ -174,11 +181,8 @@ def test_one_that_goes_back_comes_to_the_others_again(tmp_path: Path) -> None:
             for name, task in tasks.items()
         ]
 
-    for each in together(tmp_path / "alone"):
-        each.run_training()
-    endings = everstep.trainer.MultiRun(together(tmp_path / "together")).run_training()
+    endings = assert_as_alone(tmp_path, together)
     assert [ending.step for ending in endings] == [12, 9, 12]
-    assert_same(tmp_path / "together", tmp_path / "alone")
 
 
 @pytest.mark.campaign("long")
@@ -212,10 +216,7 @@ def test_torch_models_with_dropout_and_a_loader_of_augmented_samples(tmp_path: P
             for name, width in (("a", 4), ("b", 6), ("c", 4))
         ]
 
-    for each in together(tmp_path / "alone"):
-        each.run_training()
-    everstep.trainer.MultiRun(together(tmp_path / "together")).run_training()
-    assert_same(tmp_path / "together", tmp_path / "alone")
+    assert_as_alone(tmp_path, together)
 
 
 def numbers(**arguments: Any) -> Any:
