@@ -159,13 +159,14 @@ def trials(
         grid: "PATH=[VALUE, ...]" each, in YAML; all combinations of the values are trained.
         draws: "PATH=[VALUE, ...]" or "PATH={low: 1e-4, high: 1e-1, log: true}" each, to draw from.
     """
-    axes, drawn = spaces(grid, "--grid", ranges=False), spaces(draws, "--random")
+    axes: dict[str, Any] = spaces(grid, "--grid", ranges=False)
+    drawn = spaces(draws, "--random")
     for path in axes.keys() & drawn.keys():
         raise ConfigError(f"{path} varies twice; give all of its values in one option")
     if not axes and not drawn:
         raise ConfigError("nothing varies; give --grid PATH=[VALUE, ...] or --random PATH=[VALUE, ...]")
-    first = {path: values[0] for path, values in axes.items() if not isinstance(values, Between)}
-    drawn = fitting(base, dict(sorted(drawn.items())), first)  # sorted: each takes the next random numbers
+    # Sorted, because each draw takes the next random numbers.
+    drawn = fitting(base, dict(sorted(drawn.items())), {path: values[0] for path, values in axes.items()})
     source, found = random.Random(seed), []
     for _ in range(count if drawn else 1):
         draw = {
