@@ -282,10 +282,10 @@ def schedule(value: Any) -> Schedule:
             return schedule(others) | schedule(last)
         case {"at": steps, **more} if not more:
             return At(*steps) if isinstance(steps, list) else At(steps)
-        case {"auto": {**options}, **more} if not more:
-            return Auto(**options)
-        case {**options} if "auto" not in options:
-            return Every(**options)
+        case {"auto": dict(), **more} if not more:
+            return Auto(**value["auto"])
+        case dict() if "auto" not in value:
+            return Every(**value)
     raise ConfigError(
         f"{value!r} is not a schedule; give {{steps: 100}}, {{epochs: 1}}, {{seconds: 60}}, "
         "{at: [10, 20]}, auto, {auto: {share: 0.02, lose_at_most: 600}}, never, or a list of them"

@@ -65,11 +65,14 @@ def write(path: Path, predictions: Iterable[Any]) -> int:
             )
     if path.suffix == ".npy" and len(arrays) > 1:
         raise DataError(f"there are predictions named {', '.join(arrays)}; give a .npz or .jsonl file")
-    buffer = io.BytesIO()
     if path.suffix == ".npy":
-        np.lib.format.write_array(buffer, *arrays.values(), allow_pickle=False)
-    contents = {".npy": buffer.getvalue, ".npz": lambda: npz(arrays), ".jsonl": lambda: _lines(arrays)}
-    write_whole(path, contents[path.suffix](), "predictions")
+        buffer = io.BytesIO()
+        ((_, array),) = arrays.items()
+        np.lib.format.write_array(buffer, array, allow_pickle=False)
+        contents = buffer.getvalue()
+    else:
+        contents = npz(arrays) if path.suffix == ".npz" else _lines(arrays)
+    write_whole(path, contents, "predictions")
     return samples
 
 

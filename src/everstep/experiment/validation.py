@@ -83,13 +83,13 @@ def validated(
 
 
 _WORDS = {
-    "a valid integer": "an integer",
-    "a valid boolean": "true or false",
-    "a valid array": "a list",
+    "a integer": "an integer",
+    "a boolean": "true or false",
+    "a array": "a list",
     "an object": "a mapping",
-    "a valid dictionary": "a mapping",
+    "a dictionary": "a mapping",
     "callable": "a function",
-    "a valid pattern": "a regular expression",
+    "a pattern": "a regular expression",
 }
 """Words of pydantic for a type -> ours; the others stay as they are."""
 
@@ -101,11 +101,12 @@ def problems_of(error: ValidationError, value: Any, schema: Any) -> list[Problem
     for each in error.errors():
         place, kind = _place(each["loc"], value), each["type"]
         is_word = each["msg"].startswith("Input should be ")
-        words = re.sub("^Input should be |(, got|, unable| or instance).*", "", each["msg"])
-        words = _WORDS.get(words, words.replace("a valid ", "a ").replace("greater", "a number greater"))
+        word = re.sub("^Input should be |(, got|, unable| or instance).*", "", each["msg"])
+        word = word.replace("a valid ", "a ").replace("greater", "a number greater")
+        word = _WORDS.get(word, word)
         if each["loc"][-1:] == ("[key]",) and is_word:
             key = each["input"]
-            others.append(Problem(place[:-1], f"the key {key!r} is {kind_of(key)}; give {words}"))
+            others.append(Problem(place[:-1], f"the key {key!r} is {kind_of(key)}; give {word}"))
         elif kind == "value_error":
             cause = each["ctx"]["error"]
             with others.at(*place[: -1 if "[key]" in each["loc"] else None]):
@@ -116,9 +117,9 @@ def problems_of(error: ValidationError, value: Any, schema: Any) -> list[Problem
         elif kind.startswith("missing"):
             others.append(Problem(place, f"{each['loc'][-1]!r} is missing; give it"))
         elif is_word:
-            wanted.setdefault(place, []).append(words)
+            wanted.setdefault(place, []).append(word)
         elif kind != "needs_python_object":  # no config can hold an object of this type
-            others.append(Problem(place, f"{reduce(getitem, place, value)!r}: {words}; correct it"))
+            others.append(Problem(place, f"{reduce(getitem, place, value)!r}: {word}; correct it"))
     found = []
     for place, words in wanted.items():
         if any(other[: len(place)] == place != other for other in wanted):
