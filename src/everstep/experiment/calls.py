@@ -133,7 +133,7 @@ def converted(
         supplied: number of positional arguments that come from elsewhere.
         do: makes what stands for a call inside an argument, at its place.
     """
-    problems, found = Problems(), {}
+    problems, values = Problems(), {}
     wrong = dict(misfits(function, arguments, supplied))
     for name, fault in wrong.items():
         with problems.at(*[name] * (name in arguments)):
@@ -144,12 +144,12 @@ def converted(
         if name in wrong or (name in defaults and _json(value) == defaults[name]):
             continue
         if _has_calls(value):
-            found[name] = _with_calls(value, (name,), problems, do)
+            values[name] = _with_calls(value, (name,), problems, do)
         else:
             with problems.at(name):
-                found[name] = _as_type(annotations.get(name, Any), value)
+                values[name] = _as_type(annotations.get(name, Any), value)
     problems.stop()
-    return found
+    return values
 
 
 def misfits(

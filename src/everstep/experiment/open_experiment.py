@@ -97,7 +97,7 @@ class Configured(Experiment):
             # Permission comes first, because `resolve` imports the code that the stored config names.
             admit(there, stored, "" if trust else distrust_config(there, stored), trust, {})
             self._message = _message("kept as stored", changes)
-            return resolve(ExperimentConfig, base=_kept(stored, resolved.tree)), run_dir
+            return resolve(ExperimentConfig, base=_with_stored(stored, resolved.tree)), run_dir
         fork = Fork(run_dir, checkpoint, resolved.tree, _digest(resolved.tree))
         folder, is_there = fork.place()
         if is_there:
@@ -314,7 +314,7 @@ def _controls(service: Any) -> bool:
     return ":" in call.name or bool(getattr(imported(call.call), "controller", True))
 
 
-def _kept(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _with_stored(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Take the stored config, with the given values of keys that touch no step."""
     top = {path: given[path] for path in FREE if "." not in path}
     if _controllers(stored) != _controllers(given):

@@ -167,44 +167,44 @@ def trials(
         raise ConfigError("nothing varies; give --grid PATH=[VALUE, ...] or --random PATH=[VALUE, ...]")
     # Sorted, because each draw takes the next random numbers.
     drawn = fitting(base, dict(sorted(drawn.items())), {path: values[0] for path, values in axes.items()})
-    source, found = random.Random(seed), []
+    source, made = random.Random(seed), []
     for _ in range(count if drawn else 1):
         draw = {
             path: space.draw(source) if isinstance(space, Between) else source.choice(space)
             for path, space in drawn.items()
         }
         for values in itertools.product(*axes.values()):
-            found.append(base.trial(dict(zip(axes, values, strict=True)) | draw))
-    return found
+            made.append(base.trial(dict(zip(axes, values, strict=True)) | draw))
+    return made
 
 
-def distinct(found: Iterable[Trial]) -> list[Trial]:
+def distinct(trials: Iterable[Trial]) -> list[Trial]:
     """Leave out repeated trials: settings that are drawn twice are trained once."""
-    return list({trial.run_dir: trial for trial in found}.values())
+    return list({trial.run_dir: trial for trial in trials}.values())
 
 
 def spaces(texts: Iterable[str], option: str = "--optuna", ranges: bool = True) -> dict[str, Space]:
     """Read what varies: "PATH=[VALUE, ...]", or "PATH={low: A, high: B, log: true}" with `ranges`."""
-    found: dict[str, Space] = {}
+    spaces: dict[str, Space] = {}
     for text in texts:
         keys, value = assignment(text, f"{option} {text!r}")
-        if (path := dotted(keys)) in found:
+        if (path := dotted(keys)) in spaces:
             raise ConfigError(f"{path} varies twice; give all of its values in one option")
         if isinstance(value.tree, list) and value.tree:
-            found[path] = value.tree
+            spaces[path] = value.tree
         elif ranges and isinstance(value.tree, dict):
-            found[path] = _range(f"{option} {text!r}", value.tree)
+            spaces[path] = _range(f"{option} {text!r}", value.tree)
         else:
             raise ConfigError(f"{option} {text!r}: {value.tree!r} is not a list of values; give [VALUE, ...]")
-    return found
+    return spaces
 
 
-def _range(what: str, given: Mapping[str, Any]) -> Between:
+def _range(what: str, ends: Mapping[str, Any]) -> Between:
     known = ("low", "high", "log")
-    for name in given:
+    for name in ends:
         if name not in known:
             raise ConfigError(f"{what}: a range has no {name!r}; {nearest(name, known)}")
-    low, high, log = (given.get(name, False) for name in known)
+    low, high, log = (ends.get(name, False) for name in known)
     if any(isinstance(end, bool) or not isinstance(end, int | float) for end in (low, high)):
         raise ConfigError(f"{what}: give a range as {{low: 1e-4, high: 1e-1, log: true}}")
     if not isinstance(log, bool) or not -math.inf < low < high < math.inf or (log and low <= 0):
@@ -215,14 +215,14 @@ def _range(what: str, given: Mapping[str, Any]) -> Between:
 def fitting(base: Base, spaces: Mapping[str, Space], others: Mapping[str, Any]) -> dict[str, Space]:
     """Turn ranges of integers into ranges of floats where the config's type is a float."""
     first = {path: space.low if isinstance(space, Between) else space[0] for path, space in spaces.items()}
-    found = dict(spaces)
+    fitted = dict(spaces)
     for path, space in spaces.items():
         if isinstance(space, Between) and space.whole:
             fractions = base.takes({**others, **first, path: space.low + 0.5})
             # An argument without a type takes fractions, too, but may be a count: it keeps its integers.
             if fractions and not base.takes({**others, **first, path: "text"}):
-                found[path] = Between(float(space.low), float(space.high), space.log)
-    return found
+                fitted[path] = Between(float(space.low), float(space.high), space.log)
+    return fitted
 
 
 def _overrides(settings: Mapping[str, Any]) -> list[str]:

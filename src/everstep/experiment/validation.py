@@ -120,18 +120,18 @@ def problems_of(error: ValidationError, value: Any, schema: Any) -> list[Problem
             wanted.setdefault(place, []).append(word)
         elif kind != "needs_python_object":  # no config can hold an object of this type
             others.append(Problem(place, f"{reduce(getitem, place, value)!r}: {word}; correct it"))
-    found = []
+    of_type = []
     for place, words in wanted.items():
         if any(other[: len(place)] == place != other for other in wanted):
             continue  # a member of the union fits up to here: the mistake is further inside
         node = reduce(getitem, place, value)
         words = [word for word in words if word != "an integer" or "a number" not in words]
         give = " or ".join(dict.fromkeys(words))
-        found.append(Problem(place, f"{node!r} is {kind_of(node)}; give {give}"))
-    if not found and not others:
+        of_type.append(Problem(place, f"{node!r} is {kind_of(node)}; give {give}"))
+    if not of_type and not others:
         give = f"give {{{CALL}: module:name}} for a call that makes it"
-        found.append(Problem((), f"{value!r} is {kind_of(value)}, and {schema} is asked for; {give}"))
-    return found + others
+        of_type.append(Problem((), f"{value!r} is {kind_of(value)}, and {schema} is asked for; {give}"))
+    return of_type + others
 
 
 def _place(location: Iterable[Any], value: Any) -> Place:

@@ -198,13 +198,13 @@ _GONE = {
 _Tree = TypeVar("_Tree", bound=Tree)
 
 
-def checked(kind: type[_Tree], given: Mapping[str, Any]) -> _Tree:
+def checked(kind: type[_Tree], arguments: Mapping[str, Any]) -> _Tree:
     """Check the arguments of a program, and fill in the defaults."""
-    given = {name: value for name, value in given.items() if value is not None}
+    arguments = {name: value for name, value in arguments.items() if value is not None}
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(arguments)
     except ValidationError as error:
-        problems = problems_of(error, given, kind)
+        problems = problems_of(error, arguments, kind)
     for at, (place, text) in enumerate(problems):
         why = _GONE.get(f"{place[0]}.{place[-1]}") if text.startswith("unknown key") else None
         problems[at] = Problem(place[:-1], f"{place[-1]} is gone: {why}") if why else problems[at]
@@ -219,14 +219,14 @@ def _require_arguments(
         raise Mistakes(Problem((), f"{who}() {fault}") for fault in faults)
 
 
-def each_model(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def each_model(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the arguments of each model: lists have one dictionary for each, the others are shared."""
-    lengths = {name: len(value) for name, value in given.items() if isinstance(value, list)}
+    lengths = {name: len(value) for name, value in arguments.items() if isinstance(value, list)}
     if len(set(lengths.values())) > 1 or 0 in lengths.values():
         counts = ", ".join(f"{name} has {count}" for name, count in lengths.items())
         raise ConfigError(f"lists of parameters need one dictionary for each model: {counts}")
     for number in range(next(iter(lengths.values()), 1)):
-        yield {name: value[number] if isinstance(value, list) else value for name, value in given.items()}
+        yield {name: value[number] if isinstance(value, list) else value for name, value in arguments.items()}
 
 
 # --------------------------------------------------------------------------------------- the record

@@ -86,8 +86,8 @@ def train_from_params(
         RestoreError: a checkpoint does not fit the model; lists missing, unexpected and reshaped names.
         HiLossError: the loss was above `thres_loss`; that step is not saved.
     """
-    given = {name: value for name, value in locals().items() if name.endswith("_params")}
-    trees = [checked(TrainingTree, each) for each in each_model(given)]
+    sections = {name: value for name, value in locals().items() if name.endswith("_params")}
+    trees = [checked(TrainingTree, each) for each in each_model(sections)]
     data_params = trees[0].train_params.data_params
     if any(each.train_params.data_params != data_params for each in trees):
         raise ConfigError(
@@ -264,9 +264,9 @@ def test_from_params(
         Name of the validation to its results, which are numbers by name; for several models a list.  With
         `dont_run` the task, or a list of tasks.
     """
-    given = {name: value for name, value in locals().items() if name.endswith("_params")}
-    results = [_test(checked(TreeOfTest, each), dont_run, skip_check) for each in each_model(given)]
-    return results if any(isinstance(value, list) for value in given.values()) else results[0]
+    sections = {name: value for name, value in locals().items() if name.endswith("_params")}
+    results = [_test(checked(TreeOfTest, each), dont_run, skip_check) for each in each_model(sections)]
+    return results if any(isinstance(value, list) for value in sections.values()) else results[0]
 
 
 test_from_params.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test where it is imported
