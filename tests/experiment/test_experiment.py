@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from everstep.experiment.experiment import SCHEDULES
 from everstep.experiment.open_experiment import Configured, stored
 from everstep.experiment.predictions import write as write_predictions
 from everstep.record import RunDir, RunJournal
-from waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -63,19 +61,17 @@ def test_nothing_is_called_at_construction() -> None:
     assert not made and not Path("runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_what_cannot_be_right_is_refused_at_once() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"task": TinyTask()}, "task is .*give a function that makes it"),
         ({"train_stream_fn": [1, 2]}, r"stream 'train' is \[1, 2\]; give a function"),
         ({"max_epochs": 3}, "no argument 'max_epochs'; did you mean 'max_epoch'"),
         ({"seed": -1}, "seed=-1: give an integer"),
         ({"strict_git": True, "skip_check": True}, "contradict each other"),
-    ],
-)
-def test_what_cannot_be_right_is_refused_at_once(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        everstep.Experiment(**{"task": TinyTask, "train_stream_fn": numbers, **arguments})
+    ]
+    for arguments, said in wrong:
+        with pytest.raises(ConfigError, match=said):
+            everstep.Experiment(**{"task": TinyTask, "train_stream_fn": numbers, **arguments})
 
 
 def test_what_is_made_follows_from_the_seed() -> None:
@@ -149,38 +145,9 @@ def test_continuous_train_and_eval_goes_on_with_the_data() -> None:
     assert interrupted.trainer.task.model.tolist() == plain.trainer.task.model.tolist()
 
 
-def test_continuous_eval_follows_a_run_to_its_final_step() -> None:
-    gate = threading.Event()
-
-    class Waiting(TinyTask):
-        def train_step(self, batch: Any) -> Any:
-            if self.steps == 4:
-                assert gate.wait(PATIENCE)
-            return super().train_step(batch)
-
-    trained = everstep.Experiment(
-        Waiting, lambda: numbers(8), run_dir="runs/a", max_epoch=2, seed=7, skip_check=True
-    )
-    thread = threading.Thread(target=trained.train)
-    thread.start()
-    found = []
-    for each in experiment(max_step=8).continuously(0.0, "each", PATIENCE):
-        found.append(each.step)
-        gate.set()
-    thread.join()
-    assert found[-1] == 8 and found == sorted(set(found))
-
-
 def test_test_is_a_smoke_test_that_leaves_nothing() -> None:
     experiment().run("test")
     assert not Path("runs").exists()
-
-    class Broken(TinyTask):
-        def eval_step(self, batch: Any) -> Any:
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        everstep.Experiment(Broken, numbers, numbers, "runs/a", skip_check=True).test()
 
 
 def test_a_config_exports_the_final_the_latest_and_the_best(tmp_path: Path) -> None:
@@ -240,26 +207,6 @@ def tensors() -> Any:
     return everstep.data.arrays(torch.arange(8.0), batch_size=2)
 
 
-def test_model_optimizer_and_scheduler_may_be_the_configs(tmp_path: Path) -> None:
-    (tmp_path / "line.yaml").write_text(
-        f"""
-task: {{call: '{__name__}:Line', clip: {{call: everstep.torch:Clip, norm: 1}}, scheduler_interval: update}}
-model: {{call: torch.nn:Linear, in_features: 1, out_features: 1}}
-optimizer: {{call: torch.optim:AdamW, lr: 0.5, betas: [0.5, 0.9]}}
-scheduler: {{call: torch.optim.lr_scheduler:StepLR, step_size: 2, gamma: 0.5}}
-streams: {{train: '{__name__}:tensors', valid: '{__name__}:tensors'}}
-services: [{{Evaluate: {{stats: {{loss: [std]}}, every: {{at: [2, 4]}}}}}}]
-trainer: {{max_step: 4}}
-seed: 7
-"""
-    )
-    made = opened(tmp_path / "line.yaml")
-    assert made.train().ending.step == 4
-    (group,) = made.trainer.task.optimizer.param_groups
-    assert (group["initial_lr"], group["lr"], group["betas"]) == (0.5, 0.125, (0.5, 0.9))
-    assert RunJournal("runs/line").series("valid/loss/std", "eval/valid")[0] == [2, 4]
-
-
 class Wide(Line):
     """A task with arguments of its own, which hands on the others."""
 
@@ -278,20 +225,29 @@ class Wide(Line):
 def test_every_option_of_a_torch_task_may_be_the_configs(tmp_path: Path, task: str) -> None:
     options = (
         "device: cpu, autocast: bfloat16, accumulate: 2, clip: {global_norm: 1}, ema: 0.9, "
-        "trainable: weight, compile: {backend: eager}"
+        "trainable: weight, compile: {backend: eager}, scheduler_interval: update"
     )
     file = tmp_path / "line.yaml"
     file.write_text(
-        f"task: {{call: '{__name__}:{task}', {options}}}\n"
-        "model: {call: torch.nn:Linear, in_features: 1, out_features: 1}\n"
-        "optimizer: {call: torch.optim:SGD, lr: 0.1}\n"
-        f"streams: {{train: '{__name__}:tensors'}}\ntrainer: {{max_step: 3}}\nseed: 7\n"
+        f"""
+task: {{call: '{__name__}:{task}', {options}}}
+model: {{call: torch.nn:Linear, in_features: 1, out_features: 1}}
+optimizer: {{call: torch.optim:AdamW, lr: 0.5, betas: [0.5, 0.9]}}
+scheduler: {{call: torch.optim.lr_scheduler:StepLR, step_size: 1, gamma: 0.5}}
+streams: {{train: '{__name__}:tensors', valid: '{__name__}:tensors'}}
+services: [{{Evaluate: {{stats: {{loss: [std]}}, every: {{at: [2, 4]}}}}}}]
+trainer: {{max_step: 4}}
+seed: 7
+"""
     )
     made = opened(file)
     made.train()
-    names = {row.name for row in RunJournal("runs/line").rows()}
-    assert {"window_loss", "grad_norm"} <= names
+    journal = RunJournal("runs/line")
+    assert {"window_loss", "grad_norm"} <= {row.name for row in journal.rows()}
+    assert journal.series("valid/loss/std", "eval/valid")[0] == [2, 4]
     found = made.trainer.task
+    (group,) = found.optimizer.param_groups
+    assert (group["initial_lr"], group["lr"], group["betas"]) == (0.5, 0.125, (0.5, 0.9))
     with found.precision():
         assert found.model(torch.ones(1, 1)).dtype is torch.bfloat16
     assert not found.model.bias.requires_grad and found.device == torch.device("cpu")
@@ -352,7 +308,7 @@ class Deaf(TinyTask):
 
 
 def test_what_makes_the_optimizer_is_an_argument_of_the_tasks_build(file: Path) -> None:
-    with pytest.raises(ConfigError, match=r"optimizer: Deaf\.build\(\) has no argument"):
+    with pytest.raises(ConfigError, match=r"Deaf has no argument 'optimizer' of build\(\); leave"):
         _ = opened(file, f"task={__name__}:Deaf").trainer
     assert opened(file, f"task={__name__}:Deaf", "optimizer=null").trainer.task.optimizer.lr == 0.1
     task = opened(file, "optimizer.lr=0.3").trainer.task
@@ -360,19 +316,16 @@ def test_what_makes_the_optimizer_is_an_argument_of_the_tasks_build(file: Path) 
 
 
 def test_wrong_parts_are_told(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="scheduler: TinyTask has no build_scheduler"):
+    with pytest.raises(ConfigError, match="scheduler in the config: TinyTask has no build_scheduler"):
         _ = opened(file, "scheduler={call: tiny_experiment:numbers}").trainer
-    (tmp_path / "bad.yaml").write_text("task: tiny_experiment:TinyTask\nstreams: {trian: x:y}\n")
+    (tmp_path / "bad.yaml").write_text("task: tiny_experiment:TinyTask\nstreams: {trian: 'builtins:dict'}\n")
     with pytest.raises(ConfigError, match=r"line 2: streams: 'train'.* is missing.*did you mean 'trian'"):
         opened(tmp_path / "bad.yaml")
-    with pytest.raises(ConfigError, match=r"schedules\.trian: there is no .*; did you mean 'train'"):
+    with pytest.raises(ConfigError, match=r"schedules: there is no schedule 'trian'; did you mean 'train'"):
         opened(file, "schedules={trian: {}}")
-    for given, said in (
-        ("{min_eval_freq: 2}", r"min_eval_freq: .*has no .*did you mean 'min_eval_frequency'"),
-        ("{min_eval_frequency: often}", "min_eval_frequency: 'often' is a string; give an integer"),
-    ):
-        with pytest.raises(ConfigError, match=f"schedules.train_and_evaluate.{said}"):
-            opened(file, f"schedules={{train_and_evaluate: {given}}}")
+    made = opened(file, "schedules={train_and_evaluate: {min_eval_freq: 2}}")
+    with pytest.raises(ConfigError, match=r"no argument 'min_eval_freq'; did you mean 'min_eval_frequency'"):
+        made.run("train_and_evaluate")
     everstep.Trainer(TinyTask(), {"train": numbers()}, "runs/own", max_step=1).run_training()
     with pytest.raises(ConfigError, match="has no config of an experiment"):
         open_run("runs/own")
@@ -420,25 +373,18 @@ def test_keep_goes_on_with_the_stored_config(file: Path, capsys: pytest.CaptureF
 
 def test_override_goes_on_with_the_given_config(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = opened(file).train().ending
+    # a start without a step leaves the record as it is
+    again = opened(file, "optimizer.lr=0.2", "seed=8", on_change="override").train().ending
+    said = capsys.readouterr().out
+    assert again.digest == first.digest and "neither used nor recorded:\n" in said
+    assert "config.optimizer.lr: stored 0.1, given 0.2" in said and "used as given" not in said
+    facts = RunJournal("runs/tiny").facts()
+    assert (facts["config"]["optimizer"]["lr"], facts["config"]["seed"], facts["seed"]) == (0.1, 7, 7)
     changed = ["optimizer.lr=0.2", "trainer.max_epoch=4"]
     now = opened(file, *changed, on_change="override").train().ending
     assert "config.optimizer.lr: stored 0.1, given 0.2" in capsys.readouterr().out
     assert now.step == 16 and now.digest != first.digest
     assert opened(file, *changed).train().ending.digest == now.digest  # it is the run's now
-
-
-def test_a_start_without_a_step_leaves_the_record_as_it_is(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = opened(file).train().ending
-    again = opened(file, "optimizer.lr=0.2", "seed=8", on_change="override").train().ending
-    assert again.digest == first.digest
-    said = capsys.readouterr().out
-    assert "neither used nor recorded:\n" in said and "config.optimizer.lr: stored 0.1, given 0.2" in said
-    assert "used as given" not in said
-    facts = RunJournal("runs/tiny").facts()
-    assert (facts["config"]["optimizer"]["lr"], facts["config"]["seed"], facts["seed"]) == (0.1, 7, 7)
-    assert open_run("runs/tiny", ["trainer.max_epoch=4"], skip_check=True).train().ending.step == 16
 
 
 def test_what_a_start_changed_that_saved_nothing_is_not_the_runs(
@@ -450,9 +396,9 @@ def test_what_a_start_changed_that_saved_nothing_is_not_the_runs(
     with pytest.raises(TypeError):
         changed.train()
     assert RunJournal("runs/tiny").facts()["config"]["optimizer"]["lr"] == 0.2
-    found = open_run("runs/tiny", skip_check=True)
+    found = open_run("runs/tiny", ["trainer.max_epoch=3"], skip_check=True)
     assert "what it changed is left out: optimizer.lr: stored 0.1, given 0.2" in capsys.readouterr().err
-    assert (found.config.optimizer.arguments["lr"], found.config.project) == (0.1, "p")
+    assert (found.config.optimizer.arguments["lr"], found.config.project) == (0.1, None)
     assert found.train().ending.resumed_from is not None
     assert first.step == 4 and open_run("runs/tiny").tree == found.tree
 
@@ -490,7 +436,7 @@ def test_what_controls_the_training_is_kept_or_forked_too(
     kept = opened(file, stopper.format(6).replace("[", "[{Throughput: {samples: 2}}, "), on_change="keep")
     kept.train()
     assert "services.0.EarlyStop.patience: stored 5, given 6" in capsys.readouterr().out
-    assert [each.name for each in kept.config.services] == ["Throughput", "Evaluate", "EarlyStop"]
+    assert [each.name for each in kept.config.services] == ["Evaluate", "EarlyStop"]
     assert kept.config.services[-1].arguments["patience"] == 5
     forked = opened(file, stopper.format(6), "trainer.max_epoch=4", on_change="fork")
     assert forked.train().ending.step == 16 and str(forked.run_dir) == "runs/tiny-fork-1"
@@ -534,7 +480,7 @@ def test_the_config_is_compared_before_the_shapes_and_what_fits_nothing_is_not_f
     assert [path.name for path in Path("runs").iterdir() if path.is_dir()] == ["tiny"]
 
 
-def test_a_check_says_what_a_training_would_and_leaves_nothing(file: Path, tmp_path: Path) -> None:
+def test_a_check_says_what_a_training_would_and_leaves_nothing(file: Path) -> None:
     assert opened(file, "optimizer.lr=0.2").check("train") == "" and not Path("runs").exists()
     opened(file, "trainer.max_epoch=1").train()
     before = sorted(Path("runs").rglob("*"))
@@ -546,17 +492,10 @@ def test_a_check_says_what_a_training_would_and_leaves_nothing(file: Path, tmp_p
     assert "into runs/tiny-fork-1" in opened(file, "optimizer.lr=0.2", on_change="fork").check("train")
     assert opened(file, "optimizer.lr=0.2").check("evaluate") == ""
     assert sorted(Path("runs").rglob("*")) == before
-    (tmp_path / "line_task.py").write_text(
-        "import everstep, torch\n"
-        "class Line(everstep.torch.Task):\n"
-        "    def build_model(self): return torch.nn.Linear(1, 1)\n"
-    )
-    (tmp_path / "line.yaml").write_text(
-        "task: line_task:Line\nstreams: {train: tiny_experiment:numbers}\ntrainer: {max_step: 2}\n"
-    )
-    line = opened(tmp_path / "line.yaml")
+    model = "model={call: torch.nn:Linear, in_features: 1, out_features: 1}"
+    line = opened(file, f"task={__name__}:Line", model, "optimizer=null", run_dir="runs/line")
     for checked in (lambda: line.check("train"), line.train):
-        with pytest.raises(ConfigError, match="give the config the key `optimizer`"):
+        with pytest.raises(ConfigError, match="optimizer of Line is None"):
             checked()
     assert not Path("runs/line").exists()
 
@@ -576,52 +515,42 @@ def test_strict_git_without_git(file: Path) -> None:
 NAMES = ("file", "allow_pickle", "args", "a b")
 
 
-@pytest.mark.parametrize("kind", ["npz", "jsonl"])
-def test_predictions_of_any_name_are_read_back(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / f"found.{kind}"
+def test_predictions_of_any_name_are_read_back(tmp_path: Path) -> None:
     batches = [{name: np.arange(2.0) + at for at, name in enumerate(NAMES)} for _ in range(2)]
-    assert write_predictions(path, batches) == 4
-    found: dict[str, Any]
-    if kind == "npz":
-        with np.load(path, allow_pickle=False) as arrays:
-            found = {name: arrays[name].tolist() for name in arrays.files}
-    else:
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        found = {name: [line[name] for line in lines] for name in lines[0]}
-    assert found == {name: [at, at + 1.0] * 2 for at, name in enumerate(NAMES)}
+    for name in ("found.npz", "found.jsonl"):
+        assert write_predictions(tmp_path / name, batches) == 4
+    with np.load(tmp_path / "found.npz", allow_pickle=False) as arrays:
+        found = {name: arrays[name].tolist() for name in arrays.files}
+    lines = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    expected = {name: [at, at + 1.0] * 2 for at, name in enumerate(NAMES)}
+    assert found == {name: [line[name] for line in lines] for name in lines[0]} == expected
 
 
 def test_lines_are_strict_json(tmp_path: Path) -> None:
     write_predictions(tmp_path / "a.jsonl", [np.array([[0.1, np.nan], [np.inf, -np.inf]], np.float32)])
-
-    def refused(constant: str) -> None:
-        raise AssertionError(constant)
-
-    lines = (tmp_path / "a.jsonl").read_text().splitlines()
-    first, second = (json.loads(line, parse_constant=refused) for line in lines)
-    assert first == [float(np.float32(0.1)), "nan"] and second == ["inf", "-inf"]
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert lines == [[float(np.float32(0.1)), "nan"], ["inf", "-inf"]]
 
 
 OBJECTS = np.array([{}, None], object)
 
 
-@pytest.mark.parametrize(
-    ("name", "batches", "said"),
-    [
-        ("a.npz", [], "no batch"),
-        ("a.npz", [{"a": [1]}, {"a": [1], "b": [1]}], "the first batch has no prediction 'b'"),
-        ("a.npz", [{"a": [1], "b": [1]}, {"a": [1]}], "batch 2 has no prediction 'b'"),
-        ("a.npz", [{"a": [1], "b": [1, 2]}], "different numbers of samples: a has 1, b has 2"),
-        ("a.jsonl", [{"a": [1], "b": [1, 2]}], "different numbers of samples"),
-        ("a.npz", [[[1]], [1]], "do not fit together"),
-        ("a.npy", [{"a": [1], "b": [1]}], "named a, b; give a .npz or .jsonl"),
-        ("a.npz", [OBJECTS], "'predictions' holds Python objects"),
-        ("a.npy", [OBJECTS], "'predictions' holds Python objects"),
-        ("a.jsonl", [OBJECTS], "'predictions' is object, which JSON lacks"),
-        ("a.jsonl", [np.array([1j])], "'predictions' is complex128, which JSON lacks"),
-    ],
-)
-def test_what_a_file_cannot_hold_is_said(tmp_path: Path, name: str, batches: list[Any], said: str) -> None:
-    with pytest.raises(DataError, match=said):
-        write_predictions(tmp_path / name, batches)
+WRONG: list[tuple[str, list[Any], str]] = [
+    ("a.npz", [], "no batch"),
+    ("a.npz", [{"a": [1]}, {"a": [1], "b": [1]}], r"batch 2 has the predictions \['a', 'b'\]"),
+    ("a.npz", [{"a": [1], "b": [1]}, {"a": [1]}], r"batch 2 .* and the first batch \['a', 'b'\]"),
+    ("a.npz", [{"a": [1], "b": [1, 2]}], "do not fit together"),
+    ("a.jsonl", [{"a": [1], "b": [1, 2]}], "do not fit together"),
+    ("a.npz", [[[1]], [1]], "do not fit together"),
+    ("a.npy", [{"a": [1], "b": [1]}], "named a, b; give a .npz or .jsonl"),
+    ("a.npz", [OBJECTS], "'predictions' is object, which a .npz file lacks"),
+    ("a.npy", [OBJECTS], "'predictions' is object"),
+    ("a.jsonl", [np.array([1j])], "'predictions' is complex128, which a .jsonl file lacks"),
+]
+
+
+def test_what_a_file_cannot_hold_is_said(tmp_path: Path) -> None:
+    for name, batches, said in WRONG:
+        with pytest.raises(DataError, match=said):
+            write_predictions(tmp_path / name, batches)
     assert not list(tmp_path.iterdir())

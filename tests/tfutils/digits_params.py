@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import everstep
-from everstep.compat.tfutils.task import Named
+from everstep.trainer.named_streams import TrainInputs
 from tiny_runs import Boom
 
 ImageSet = dict[str, Any]
@@ -156,7 +156,8 @@ def counted(batch_size: int) -> Any:
 
     found = digits("train")
     data = everstep.data.arrays(found["images"], found["labels"], batch_size=batch_size, shuffle=True, seed=0)
-    return Counted(Named(("images", "labels"), data), lambda batch: READS.append(int(batch["labels"][0])))
+    named = TrainInputs(data, lambda batches: dict(zip(found, next(batches), strict=True)))
+    return Counted(named, lambda batch: READS.append(int(batch["labels"][0])))
 
 
 def only_conv(names: list[str]) -> list[str]:

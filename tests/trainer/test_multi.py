@@ -85,6 +85,16 @@ def assert_same(folder: Path, alone: Path) -> None:
         assert compare_runs(folder / name, alone / name) == []
 
 
+def assert_as_alone(
+    folder: Path, together: Callable[[Path], list[everstep.Trainer]]
+) -> list[everstep.supervisor.Ending]:
+    for each in together(folder / "alone"):
+        each.run_training()
+    endings = everstep.trainer.MultiRun(together(folder / "together")).run_training()
+    assert_same(folder / "together", folder / "alone")
+    return endings
+
+
 def test_each_is_the_run_that_it_would_be_alone_and_a_batch_is_read_once(tmp_path: Path, alone: Path) -> None:
     READS.clear()
     before = np.random.get_state()[1].tolist()  # type: ignore[index, union-attr]
@@ -150,11 +160,8 @@ def test_limits_evaluations_and_stops_are_each_ones_own(tmp_path: Path) -> None:
             trainer(folder / "c", Scaled(0.1), streams={"train": data}, max_epoch=6, max_step=9),
         ]
 
-    for each in together(tmp_path / "alone"):
-        each.run_training()
-    endings = everstep.trainer.MultiRun(together(tmp_path / "together")).run_training()
+    endings = assert_as_alone(tmp_path, together)
     assert endings[0].step == 8 and endings[2].step == 9
-    assert_same(tmp_path / "together", tmp_path / "alone")
 
 
 @pytest.mark.campaign("long")
@@ -174,11 +181,8 @@ def test_one_that_goes_back_comes_to_the_others_again(tmp_path: Path) -> None:
             for name, task in tasks.items()
         ]
 
-    for each in together(tmp_path / "alone"):
-        each.run_training()
-    endings = everstep.trainer.MultiRun(together(tmp_path / "together")).run_training()
+    endings = assert_as_alone(tmp_path, together)
     assert [ending.step for ending in endings] == [12, 9, 12]
-    assert_same(tmp_path / "together", tmp_path / "alone")
 
 
 @pytest.mark.campaign("long")
@@ -212,10 +216,7 @@ def test_torch_models_with_dropout_and_a_loader_of_augmented_samples(tmp_path: P
             for name, width in (("a", 4), ("b", 6), ("c", 4))
         ]
 
-    for each in together(tmp_path / "alone"):
-        each.run_training()
-    everstep.trainer.MultiRun(together(tmp_path / "together")).run_training()
-    assert_same(tmp_path / "together", tmp_path / "alone")
+    assert_as_alone(tmp_path, together)
 
 
 def numbers(**arguments: Any) -> Any:
@@ -224,33 +225,28 @@ def numbers(**arguments: Any) -> Any:
 
 def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     def several(data: Any, *seeds: int | None) -> list[everstep.Trainer]:
-        places = [tmp_path / str(number) for number in range(len(seeds))]
         return [
-            everstep.Trainer(TinyTask(), {"train": data()}, place, seed=seed, max_step=3)
-            for place, seed in zip(places, seeds, strict=True)
+            everstep.Trainer(TinyTask(), {"train": data()}, tmp_path / str(number), seed=seed, max_step=3)
+            for number, seed in enumerate(seeds)
         ]
 
     shared, own = numbers(), numbers(seed=0)
-    everstep.trainer.MultiRun(several(lambda: own, 1, 2, None))
-    with pytest.raises(ConfigError, match=r"runs have the seeds \[1, 2\]; give all Trainers one seed"):
-        everstep.trainer.MultiRun(several(lambda: shared, 1, 2))
-    with pytest.raises(ConfigError, match="give all Trainers one seed"):
-        everstep.trainer.MultiRun(several(lambda: shared, None, None))
-    with pytest.raises(ConfigError, match='give each of them the same object as "train"'):
-        everstep.trainer.MultiRun(several(numbers, 1, 1))
     loader = torch.utils.data.DataLoader(torch.arange(8), batch_size=2, shuffle=True)
-    with pytest.raises(ConfigError, match="give each of them the same object"):  # a stream for each run
-        everstep.trainer.MultiRun(several(lambda: loader, 1, 1))
-    wrapped = everstep.data.as_stream(loader)
-    with pytest.raises(ConfigError, match="several runs cannot share it"):
-        everstep.trainer.MultiRun(several(lambda: wrapped, 1, 1))
-    batches = [np.arange(4.0)] * 3
-    ready = everstep.data.as_stream(batches)
+    wrapped, ready = everstep.data.as_stream(loader), everstep.data.as_stream([np.arange(4.0)] * 3)
+    everstep.trainer.MultiRun(several(lambda: own, 1, 2, None))
     everstep.trainer.MultiRun(several(lambda: ready, 1, 1))
-    with pytest.raises(ConfigError, match="give Trainers"):
-        everstep.trainer.MultiRun([])
-    with pytest.raises(ConfigError, match="give Trainers"):
-        everstep.trainer.MultiRun([TinyTask()])  # type: ignore[list-item]
+    wrong: list[tuple[list[Any], str]] = [
+        (several(lambda: shared, 1, 2), r"runs have the seeds \[1, 2\]; give all Trainers one seed"),
+        (several(lambda: shared, None, None), "give all Trainers one seed"),
+        (several(numbers, 1, 1), 'give each of them the same object as "train"'),
+        (several(lambda: loader, 1, 1), "give each of them the same object"),  # a stream for each run
+        (several(lambda: wrapped, 1, 1), "several runs cannot share"),
+        ([], "give Trainers"),
+        ([TinyTask()], "give Trainers"),
+    ]
+    for trainers, said in wrong:
+        with pytest.raises(ConfigError, match=said):
+            everstep.trainer.MultiRun(trainers)
 
 
 def test_a_copy_has_its_own_memory_and_the_strides() -> None:

@@ -11,14 +11,10 @@ resolved.config.width
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import inspect
-import typing
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -28,7 +24,7 @@ from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call
 from everstep.experiment.config_layers import Layers, Place, as_yaml, dotted, layered
-from everstep.experiment.validation import Problem, kind_of, members, told, validated
+from everstep.experiment.validation import Mistakes, validated
 
 T = TypeVar("T")
 
@@ -51,13 +47,6 @@ class Resolved(Generic[T]):
     defaults: tuple[str, ...] = ()
 
 
-@typing.runtime_checkable
-class HasMistakes(typing.Protocol):
-    """Schema that looks for mistakes by itself, once every value has its type."""
-
-    def mistakes(self) -> list[Problem]: ...
-
-
 def resolve(
     schema: type[T],
     files: Iterable[str | Path] = (),
@@ -70,8 +59,7 @@ def resolve(
     """Lay files over the schema's defaults, and overrides over the files.
 
     Args:
-        schema: a dataclass; its fields may be dataclasses, lists and dictionaries of them, and `Call`.  Its
-            method `mistakes`, if there is one, lists what the types cannot tell.
+        schema: a dataclass; its fields may be dataclasses, lists and dictionaries of them, and `Call`.
         files: YAML; a later file wins over an earlier one.  Mappings are merged, lists replaced.
         overrides: PATH=VALUE each, VALUE in YAML: "optimizer.lr=1e-3", "layers=[64, 64]", "layers.0=32".
         base: `tree` of another config, laid below the files.
@@ -81,93 +69,45 @@ def resolve(
     Raises:
         ConfigError: lists every mistake with its place: file and line, key, value.
     """
-    layers = layered(files, overrides)
-    if base is not None:
-        below = Layers(dict(base), {(): "the stored config"})
-        below.lay(layers)
-        layers = below
+    layers = layered(files, overrides, copy.deepcopy(base))
     if profile is not None:
-        layers = _with_profile(layers, profile)
-    problems: list[Problem] = []
+        _lay_profile(layers, profile)
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(schema)
-        config = validated(adapter, layers.tree, schema, (), problems)
-        if isinstance(config, HasMistakes):
-            problems += config.mistakes()
+        config = validated(adapter, layers.tree, schema, {"imports": imports})
+    except Mistakes as mistakes:
+        raise Mistakes(mistakes.problems, layers.origin) from None
     except (PydanticUserError, PydanticUndefinedAnnotation) as error:
         what = str(error).partition("\n")[0]
         raise ConfigError(
             f"{schema!r} is not a schema: {what}; give a dataclass whose types are those of JSON, "
             "dataclasses and Call, in a module that imports them at run time"
         ) from error
-    # A wrong config is searched as written, so that mistakes in its calls are listed, too.
-    tree = layers.tree if config is None else adapter.dump_python(config, mode="json")
-    called = list(calls(schema, tree)) if imports else []
-    for place, call, supplied in called:
-        call.checked(place, problems, supplied)
-    if problems:
-        raise ConfigError(told(problems, layers.origin))
-    at_default = list[Place]()
-    for place, call, supplied in called:
-        *above, last = place
-        reduce(getitem, above, tree)[last] = call.completed(place, at_default, supplied)
-    # Validated a second time, so that `config` holds the completed calls.
-    config = adapter.validate_python(tree)
-    tree = adapter.dump_python(config, mode="json")
-    return Resolved(config, tree, tuple(map(dotted, at_default)))
+    at_default = [dotted((*place, *each)) for place, call in _calls(config) for each in call.at_default]
+    return Resolved(config, adapter.dump_python(config, mode="json"), tuple(at_default))
 
 
-def _with_profile(layers: Layers, name: str) -> Layers:
-    found = _mapping(layers, ("profiles",), layers.tree.get("profiles") or {})
-    if name not in found:
-        raise ConfigError(f"the config has no profile {name!r}; {nearest(name, found)}")
-    place = ("profiles", name)
-    _mapping(layers, place, found[name])
-    origins = {p[2:]: o for p, o in layers.origins.items() if p[:2] == place}
-    layers.lay(Layers(found[name], origins))
-    return layers
+def _lay_profile(layers: Layers, name: str) -> None:
+    profiles = layers.tree.get("profiles", {})
+    if not isinstance(profiles, Mapping):
+        return  # the validation says so, with the place
+    if name not in profiles:
+        raise ConfigError(f"the config has no profile {name!r}; {nearest(name, profiles)}")
+    if isinstance(values := profiles[name], Mapping):
+        origins = {p[2:]: o for p, o in layers.origins.items() if p[:2] == ("profiles", name)}
+        layers.lay(Layers(values, origins))
 
 
-def _mapping(layers: Layers, place: Place, value: Any) -> Mapping[str, Any]:
-    if isinstance(value, Mapping):
-        return value
-    what = "there is no value" if value is None else f"{value!r} is {kind_of(value)}"
-    text = f"{what}; give a mapping of keys to values"
-    raise ConfigError(told([Problem(place, text)], layers.origin))
-
-
-def calls(schema: Any, tree: Any, place: Place = (), supplied: int = 0) -> Iterator[tuple[Place, Call, int]]:
-    """Yield each call in a tree where a schema has one: its place, the call, how many arguments are supplied.
-
-    Supplied arguments are positional ones that come from elsewhere.  What does not fit the schema is passed
-    over.
-    """
-    for each in members(schema):
-        inner = typing.get_args(each)
-        if inspect.isclass(each) and issubclass(each, Call):
-            # Validation has listed a value that is not a call.
-            with suppress(ConfigError):
-                yield place, each.of(tree), supplied
-        elif dataclasses.is_dataclass(each) and isinstance(tree, Mapping):
-            hints = typing.get_type_hints(each)
-            for one in dataclasses.fields(each):
-                found = tree.get(one.name)
-                yield from calls(hints[one.name], found, (*place, one.name), one.metadata.get("supplied", 0))
-        elif isinstance(tree, Mapping) and len(inner) == 2:
-            for key, value in tree.items():
-                yield from calls(inner[1], value, (*place, key), supplied)
-        elif isinstance(tree, list) and inner:
-            for at, value in enumerate(tree):
-                yield from calls(inner[0], value, (*place, at), supplied)
-
-
-def free(schema: Any, place: Place = ()) -> list[str]:
-    """Dotted paths of the fields that are marked as touching no step of the training."""
-    hints = typing.get_type_hints(schema)
-    found = []
-    for each in dataclasses.fields(schema):
-        if each.metadata.get("free"):
-            found.append(dotted((*place, each.name)))
-        elif dataclasses.is_dataclass(hints[each.name]):
-            found += free(hints[each.name], (*place, each.name))
-    return found
+def _calls(value: Any, place: Place = ()) -> Iterator[tuple[Place, Call]]:
+    """Yield each call in a config, with its place."""
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Call):
+        yield place, value
+    elif dataclasses.is_dataclass(value):
+        parts = ((each.name, getattr(value, each.name)) for each in dataclasses.fields(value))
+    elif isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, list | tuple):
+        parts = enumerate(value)
+    for key, part in parts:
+        yield from _calls(part, (*place, key))

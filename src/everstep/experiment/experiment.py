@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
@@ -39,12 +39,7 @@ SCHEDULES = (
 
 
 class RunResult(NamedTuple):
-    """Result of a schedule.
-
-    Attributes:
-        ending: ending of the training; None if the schedule does not train.
-        metrics: the newest evaluated metrics, with the prefix of each stream.
-    """
+    """Result of a schedule: how its training ended, if it trains, and the newest evaluated metrics."""
 
     ending: Ending | None
     metrics: dict[str, float]
@@ -56,8 +51,8 @@ class Experiment:
         experiment = Experiment(Digits, train_data, valid_data, "runs/digits", max_epoch=20, seed=7)
         experiment.train_and_evaluate()
 
-    Most experiments are config files: `everstep.experiment.open_config`, `everstep train`.
-    Carries on TensorFlow's Experiment and learn_runner, Model Garden's ExperimentConfig, and emloop's.
+    Most experiments are config files: `everstep.experiment.open_config`, `everstep train`.  After
+    TensorFlow's Experiment and learn_runner, Model Garden's ExperimentConfig, and emloop.
 
     Args:
         task: makes the `Task`: its class, or a function.  This and the next two may be import paths.
@@ -74,10 +69,6 @@ class Experiment:
 
     Attributes:
         run_dir, seed: as given.
-
-    Raises:
-        ConfigError: a maker of an object is not a function; or both strict_git and skip_check are
-            given.
     """
 
     @checked_keywords
@@ -114,8 +105,6 @@ class Experiment:
         """Further arguments of the Trainer."""
         self._trainer: Trainer | None = None
 
-    # ------------------------------------------------------------------------------------- its parts
-
     @property
     def trainer(self) -> Trainer:
         """Trainer of the experiment; made at the first access."""
@@ -129,11 +118,7 @@ class Experiment:
         return self._trainer
 
     def stream(self, name: str) -> Any:
-        """Make the data of a stream.
-
-        Raises:
-            ConfigError: no stream has that name.
-        """
+        """Make the data of a stream."""
         if name not in self._streams:
             raise ConfigError(f"no stream is named {name!r}; {nearest(name, self._streams)}")
         seed = None if self.seed is None else pass_key("made", self.seed, name, 0) % 2**32
@@ -152,37 +137,19 @@ class Experiment:
     def _code_folder(self) -> Path:
         return code_folder(sys.argv)
 
-    # ------------------------------------------------------------------------------------- schedules
-
     def run(self, schedule: str, **arguments: Any) -> RunResult:
-        """Run a schedule by its name.
-
-        Args:
-            arguments: arguments of the schedule's method.
-
-        Raises:
-            ConfigError: there is no such schedule, or it has no such argument; names the nearest.
-        """
+        """Run a schedule by its name, with arguments of its method."""
         if schedule not in SCHEDULES:
             raise ConfigError(f"there is no schedule {schedule!r}; {nearest(schedule, SCHEDULES)}")
         result: RunResult = checked_keywords(getattr(self, schedule))(**arguments)
         return result
 
     def train(self, evaluate: bool = True) -> RunResult:
-        """Train with the services as they are given; a run that has checkpoints is resumed.
-
-        Args:
-            evaluate: False to leave out every `Evaluate`, when another process evaluates (`continuous_eval`).
-        """
+        """Train, or resume; False leaves out every `Evaluate`, as where another process evaluates."""
         return RunResult(self._to_train().run_training(evaluate=evaluate), {})
 
     def evaluate(self, weights: str | Path | None = None) -> RunResult:
-        """Evaluate the streams of the `Evaluate` services, else "valid".
-
-        Args:
-            weights: "best", "best/METRIC", the name of a checkpoint, or a path, as for `Trainer.evaluate`;
-                None: the newest checkpoint.
-        """
+        """Evaluate the streams of the `Evaluate` services, else "valid", with the newest or other weights."""
         return RunResult(None, self.trainer.evaluate_all(newest=weights is None, weights=weights))
 
     def train_and_evaluate(self, min_eval_frequency: int | None = None) -> RunResult:
@@ -217,29 +184,21 @@ class Experiment:
         """
         time.sleep(number("delay_secs", delay_secs, of="seconds", zero=True))
         metrics: dict[str, float] = {}
-        for found in self.continuously(throttle_secs, every, timeout):
-            print(found, flush=True)
-            metrics |= found.metrics
+        trainer = self.trainer
+        watch = trainer.watch(every=every, throttle=throttle_secs, timeout=timeout, max_step=trainer.max_step)
+        for evaluation in watch:
+            print(evaluation, flush=True)
+            metrics |= evaluation.metrics
         return RunResult(None, metrics)
 
-    def continuously(self, throttle_secs: float, every: Which, timeout: float | None) -> Iterator[Any]:
-        """Yield each `Evaluation` that `continuous_eval` makes."""
-        limit = self.trainer.max_step
-        return self.trainer.watch(every=every, throttle=throttle_secs, timeout=timeout, max_step=limit)
-
     def continuous_train_and_eval(self, train_steps_per_iteration: int | None = None) -> RunResult:
-        """Train and evaluate in turns; the data continues from turn to turn.
-
-        Args:
-            train_steps_per_iteration: steps of a turn; None: a tenth of max_step, 1000 without a max_step.
-        """
-        steps = integer(
-            "train_steps_per_iteration", train_steps_per_iteration, none="for a tenth of max_step"
-        )
+        """Train and evaluate in turns of n steps; None: a tenth of max_step, 1000 without a max_step."""
+        name = "train_steps_per_iteration"
+        steps = integer(name, train_steps_per_iteration, none="for a tenth of max_step")
         return self.train_and_evaluate(steps or max((self._options.get("max_step") or 10_000) // 10, 1))
 
     def test(self) -> RunResult:
-        """Run a smoke test: a step, a batch of each evaluation, a save and a restore; nothing is left."""
+        """Make a step, a batch of each evaluation, a save and a restore; nothing is left on the disk."""
         self.trainer.smoke_test()
         return RunResult(None, {})
 
@@ -252,7 +211,17 @@ class Experiment:
 def note_uncommitted(folder: Path, *, strict: bool = False) -> None:
     """Print which code of a folder git could not restore; outside a repository, nothing unless `strict`."""
     git = git_facts(folder)
-    missing = _uncommitted(folder, git)
+    faults = []
+    if git is None:
+        faults.append(f"{folder} is in no git repository")
+    elif "problem" in git:
+        faults.append(f"git cannot tell about {folder}: {git['problem']}")
+    else:
+        if git["dirty"] or git["commit"] is None:
+            faults.append(f"{folder} has changes that are not committed")
+        if git["commit"] is not None and not git["pushed"]:
+            faults.append(f"commit {git['commit'][:10]} is on no remote")
+    missing = " and ".join(faults)
     if strict and missing:
         raise UsageError(
             f"strict_git: {missing}, so that this run could not be made again; commit and push first, or "
@@ -262,26 +231,12 @@ def note_uncommitted(folder: Path, *, strict: bool = False) -> None:
         print(f"note: {missing}; commit and push, and the run can be made again", file=sys.stderr)
 
 
-def _uncommitted(folder: Path, git: dict[str, Any] | None) -> str:
-    """Describe the code that is not committed or pushed; "" if git could restore all of it."""
-    if git is None:
-        return f"{folder} is in no git repository"
-    if "problem" in git:
-        return f"git cannot tell about {folder}: {git['problem']}"
-    faults = []
-    if git["dirty"] or git["commit"] is None:
-        faults.append(f"{folder} has changes that are not committed")
-    if git["commit"] is not None and not git["pushed"]:
-        faults.append(f"commit {git['commit'][:10]} is on no remote")
-    return " and ".join(faults)
-
-
-def _maker(what: str, given: Any) -> Callable[[], Any]:
-    if isinstance(given, str):
-        return lambda: imported(given)()
-    if isinstance(given, Task) or not callable(given):
+def _maker(what: str, maker: Any) -> Callable[[], Any]:
+    if isinstance(maker, str):
+        return lambda: imported(maker)()
+    if isinstance(maker, Task) or not callable(maker):
         raise ConfigError(
-            f"{what} is {given!r}; give a function that makes it (a class is one), or an import path"
+            f"{what} is {maker!r}; give a function that makes it (a class is one), or an import path"
         )
-    make: Callable[[], Any] = given
+    make: Callable[[], Any] = maker
     return make

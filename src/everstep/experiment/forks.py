@@ -11,7 +11,6 @@ from typing import Any
 
 from everstep.checkpoint import Checkpoint, CheckpointName, Store, names_inside
 from everstep.durable import discard, discard_leftovers, fsync_folder, rename, temporary
-from everstep.errors import CheckpointError, RunDirError
 from everstep.record import RunDir, located, new_id
 from everstep.supervisor.saving.state_tree import reading, saved_tree
 from everstep.supervisor.saving.user_state import UserState
@@ -19,45 +18,34 @@ from everstep.supervisor.saving.user_state import UserState
 
 @dataclass(frozen=True)
 class Fork:
-    """A run that begins with a checkpoint of another run and has another config.
-
-    Attributes:
-        run_dir: directory of the other run.
-        checkpoint: checkpoint of the other run with which the fork begins.
-        tree: the fork's config.
-        digest: digest of the part of the config that touches the training.
-    """
+    """A run with a config of its own that begins with a checkpoint of the run in `run_dir`."""
 
     run_dir: Path
     checkpoint: Checkpoint
     tree: dict[str, Any]
     digest: str
+    """Digest of the part of the config that touches the training."""
 
     def place(self) -> tuple[Path, bool]:
         """Return the fork's directory, RUN-fork-N, and whether the fork was begun there before."""
         run = RunDir.open(self.run_dir, create=False).id
         for number in itertools.count(1):
             folder = self.run_dir.with_name(f"{self.run_dir.name}-fork-{number}")
-            facts = facts_of(folder)
+            facts = _facts(folder)
             is_there = facts.get("parent", {}).get("run") == run and facts.get("config") == self.digest
             if is_there or not facts:
                 break
         return folder, is_there
 
     def begin(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Make the fork's directory, whole or not at all.
+        """Make the fork's directory, whole or not at all; not for a state that the checkpoint does not fit.
 
         The checkpoint is copied at once: the other run may delete it before the fork has saved a checkpoint.
-
-        Args:
-            state: the program's objects; a checkpoint that does not fit them leaves no folder behind.
         """
         user = UserState(state)
-        with ExitStack() as stack:
+        with ExitStack() as stack, reading(self.checkpoint.path, "user"):
             user.open(stack)
-            saved = saved_tree(self.checkpoint, ("user",))["user"]
-            with reading(self.checkpoint.path, "user"):
-                user.check(saved, f"checkpoint {self.checkpoint.path}")
+            user.check(saved_tree(self.checkpoint, ("user",))["user"], f"checkpoint {self.checkpoint.path}")
         folder = located(folder).absolute()
         new = temporary(folder)
         try:
@@ -65,51 +53,31 @@ class Fork:
             self._write(new, new_id(folder))
             rename(new, folder, "fork")
             fsync_folder(folder.parent, "fork")
-        except OSError as error:
-            if isinstance(error, RunDirError):
-                raise
-            raise RunDirError(
-                error.errno,
-                f"the fork cannot be made: {error.strerror}; check its folder, and start again",
-                str(folder),
-            ) from error
         finally:
             discard(new, "fork")
 
     def _write(self, new: Path, run: str) -> None:
         origin = RunDir.open(self.run_dir, create=False)
-        parent = {
-            "run": origin.id,
-            "path": str(self.checkpoint.path.absolute()),
-            "checkpoint": str(self.checkpoint.name),
-        }
+        path, name = self.checkpoint.path, self.checkpoint.name
+        parent = {"run": origin.id, "path": str(path.absolute()), "checkpoint": str(name)}
         about = {"id": run, "parent": parent, "config": self.digest}
         store = Store(RunDir.open(new, seed=origin.seed, about=about).path, 0, print, run)
-        for checkpoint in (*self._inside(), self.checkpoint):
+        # Of an epoch that a limit cut short also the checkpoints inside, from which a resume completes it.
+        there = Store(path.parent.parent, say=print)
+        inside = set(names_inside(name)) & set(there.names()) if self.checkpoint.partial else ()
+        for checkpoint in (*map(there.read, sorted(inside)), self.checkpoint):
             store.adopt(checkpoint, journal=None, config=self.tree)
 
-    def _inside(self) -> list[Checkpoint]:
-        """Checkpoints inside the last epoch, from which a resume with a raised limit may complete it."""
-        if not self.checkpoint.partial:
-            return []
-        there = Store(self.checkpoint.path.parent.parent, say=print)
-        checkpoints = []
-        for name in names_inside(self.checkpoint.name):
-            if name in there.names():
-                try:
-                    checkpoints.append(there.read(name))
-                except CheckpointError:
-                    continue
-        return checkpoints
 
-
-def facts_of(run_dir: Path) -> dict[str, Any]:
-    """Return the facts in a run's `run.json`; empty if there is no run."""
-    folder = located(run_dir)
-    return RunDir.open(folder, create=False).facts if (folder / "run.json").exists() else {}
-
-
-def is_as_begun(run_dir: Path, facts: Mapping[str, Any]) -> bool:
-    """Whether a fork has no checkpoint yet except the copy of its parent's."""
+def is_unsaved_fork(run_dir: Path, digest: str) -> bool:
+    """Whether a run is the fork with this config, and has no checkpoint yet but the copy of its parent's."""
+    facts = _facts(run_dir)
+    if facts.get("parent") is None or facts.get("config") != digest:
+        return False
     names = Store(located(run_dir)).names()
     return not names or names[-1] <= CheckpointName.parse(facts["parent"]["checkpoint"])
+
+
+def _facts(run_dir: Path) -> dict[str, Any]:
+    folder = located(run_dir)
+    return RunDir.open(folder, create=False).facts if (folder / "run.json").exists() else {}

@@ -2,49 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import xxhash
 
 from everstep.checkpoint import Store, find_checkpoint
 from everstep.contracts.tasks import Task
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call, misfits
-from everstep.experiment.code_trust import admit, code_of
+from everstep.experiment.code_trust import admit, findable
 from everstep.experiment.config import Resolved, resolve
-from everstep.experiment.config_choice import (
-    OnChange,
-    choose,
-    configuration,
-    kept_tree,
-    require_unchanged,
-    touching,
-)
 from everstep.experiment.experiment import SCHEDULES, Experiment, RunResult
-from everstep.experiment.experiment_config import ExperimentConfig
-from everstep.record import RunDir, RunJournal, to_read
+from everstep.experiment.experiment_config import FREE, ExperimentConfig, ServiceCall
+from everstep.experiment.forks import Fork, is_unsaved_fork
+from everstep.experiment.import_paths import imported
+from everstep.record import RunJournal, located, to_read
 from everstep.record.trust import distrust, distrust_config
 from everstep.redaction import without_credentials
 from everstep.supervisor import InitFrom
-from everstep.supervisor.opening.configuration import told
+from everstep.supervisor.opening.configuration import Configuration, Difference, refusal, told
 from everstep.trainer import Trainer
+
+OnChange = Literal["error", "keep", "override", "fork"]
 
 
 class Configured(Experiment):
-    """The experiment that a config describes.
+    """The experiment that a config describes; `config` and `tree` are the config that is used.
 
     Args:
-        resolved: the config.
-        run_dir: the run's directory.
         code: folders of the config files.
         on_change, trust: as for `open_config`.
         checks: strict_git and skip_check, as for `Experiment`.
-
-    Attributes:
-        config, tree: the config that is used, as an object and as JSON values.
     """
 
     def __init__(
@@ -56,92 +49,120 @@ class Configured(Experiment):
         trust: bool,
         **checks: Any,
     ) -> None:
-        # Chosen first: the config that counts may be the stored one.
-        chosen = choose(resolved, run_dir, on_change, trust=trust)
-        self.config: ExperimentConfig = chosen.resolved.config
-        self.tree = chosen.resolved.tree
-        self._chosen, self._on_change = chosen, on_change
-        self._code = code
-        config = self.config
-        settings = {name: value for name, value in vars(config.trainer).items() if value is not None}
+        self._on_change, self._code = on_change, code
+        self._fork: Fork | None = None
+        """The fork to begin before the training."""
+        self._message = ""
+        """What the training prints of the choice."""
+        resolved, run_dir = self._choose(resolved, run_dir, trust)
+        config = self.config = resolved.config
+        self.tree, self._resolved = resolved.tree, resolved
+        options = {name: value for name, value in vars(config.trainer).items() if value is not None}
         if isinstance(config.trainer.init_from, dict):
-            settings["init_from"] = InitFrom(**config.trainer.init_from)
+            options["init_from"] = InitFrom(**config.trainer.init_from)
+        # A fork's objects differ on purpose from the checkpoint of its parent with which it begins.
+        forks = self._fork is not None or is_unsaved_fork(run_dir, _digest(resolved.tree))
+        if forks or on_change == "override":
+            options["on_change"] = "override"
         super().__init__(
             config.task,
             config.streams["train"],
             {name: call for name, call in config.streams.items() if name != "train"},
-            chosen.run_dir,
+            run_dir,
             services=config.services,
             seed=config.seed,
-            config=configuration(chosen.resolved, code),
-            **chosen.options,
-            **settings,
+            config=_configuration(resolved, code),
+            **options,
             **checks,
         )
+
+    def _choose(
+        self, resolved: Resolved[ExperimentConfig], run_dir: Path, trust: bool
+    ) -> tuple[Resolved[ExperimentConfig], Path]:
+        """Choose between the given config and that of the run's newest checkpoint, and the run directory.
+
+        Nothing is written.  With "error" and "override" the run itself compares the configs, at its entry.
+        """
+        if self._on_change not in ("error", "keep", "override", "fork"):
+            raise ConfigError(f'on_change={self._on_change!r}: give "error", "keep", "override" or "fork"')
+        if self._on_change in ("error", "override"):
+            return resolved, run_dir
+        there = located(run_dir)
+        checkpoint = find_checkpoint(there, print)
+        stored = _config_in(checkpoint)
+        changes = touching(stored, resolved) if stored else []
+        if not changes or checkpoint is None:
+            return resolved, run_dir
+        if self._on_change == "keep":
+            # Permission comes first, because `resolve` imports the code that the stored config names.
+            admit(there, stored, "" if trust else distrust_config(there, stored), trust, {})
+            self._message = _message("kept as stored", changes)
+            return resolve(ExperimentConfig, base=_with_stored(stored, resolved.tree)), run_dir
+        fork = Fork(run_dir, checkpoint, resolved.tree, _digest(resolved.tree))
+        folder, is_there = fork.place()
+        if is_there:
+            self._message = f"resuming the fork {folder}"
+        else:
+            self._fork = fork
+            self._message = _message(f"forked from {checkpoint.path} into {folder}", changes)
+        return resolved, folder
 
     def _build(self, task: Any) -> None:
         """Give the task the config's makers of its model, optimizer and scheduler, if there are any."""
         config = self.config
         optimizer = None if config.optimizer is None else partial(_parameters_first, config.optimizer)
         parts = {"model": config.model, "optimizer": optimizer, "scheduler": config.scheduler}
-        given = {name: make for name, make in parts.items() if make is not None}
-        if not given or not isinstance(task, Task):
+        makers = {name: make for name, make in parts.items() if make is not None}
+        if not makers or not isinstance(task, Task):
             return
-        kind = type(task).__name__
-        for name in given:
-            if not hasattr(task, f"build_{name}"):
-                raise ConfigError(f"{name}: {kind} has no build_{name}; leave {name} out of the config")
-        for name, _ in misfits(task.build, [*given]):
+        lacks = [f"build_{name}" for name in makers if not hasattr(task, f"build_{name}")]
+        lacks += [f"argument {name!r} of build()" for name, _ in misfits(task.build, [*makers])]
+        if lacks:
             raise ConfigError(
-                f"{name}: {kind}.build() has no argument {name!r}; add the argument, and pass it to "
-                "super().build()"
+                f"{', '.join(makers)} in the config: {type(task).__name__} has no {' and no '.join(lacks)}; "
+                "leave that out of the config, or let build() take it and pass it to super().build()"
             )
-        task.build(**given)
+        task.build(**makers)
         task.is_built = True
 
     def run(self, schedule: str, **arguments: Any) -> RunResult:
-        """Run a schedule by its name.
-
-        Args:
-            arguments: arguments of the schedule's method; they win over those of the config's `schedules`.
-        """
+        """Run a schedule by its name; the arguments win over those of the config's `schedules`."""
         return super().run(schedule, **{**self.config.schedules.get(schedule, {}), **arguments})
 
     def _to_train(self) -> Trainer:
         trainer = super()._to_train()
-        self._require_optimizer()  # before a fork is made on the disk
-        if self._chosen.fork is not None:
-            self._chosen.fork.begin(self._chosen.run_dir, trainer.task.state())
-        if self._chosen.says:
-            print(self._chosen.says)
-        self._chosen = replace(self._chosen, says="", fork=None)
+        _require_optimizer(trainer.task)  # before a fork is made on the disk
+        if self._fork is not None:
+            self._fork.begin(Path(self.run_dir), trainer.task.state())
+        if self._message:
+            print(self._message)
+        self._fork, self._message = None, ""
         return trainer
 
     def check(self, schedule: str) -> str:
-        """Make everything that a schedule needs; return its message about a changed config."""
+        """Make everything that a schedule needs; return what its training would print of a changed config."""
         if schedule not in SCHEDULES:
             raise ConfigError(f"there is no schedule {schedule!r}; {nearest(schedule, SCHEDULES)}")
         _ = self.trainer
         if "train" not in schedule:
             return ""
-        self._require_optimizer()
-        return require_unchanged(self._chosen, self._on_change)
-
-    def _require_optimizer(self) -> None:
-        """Refuse a task that steps an optimizer, as torch tasks do, and has none."""
-        required = getattr(self.trainer.task, "require_optimizer", lambda: None)
-        try:
-            required()
-        except ConfigError as error:
-            if self.config.optimizer is not None:
-                raise
-            raise ConfigError(
-                f"{error}; or give the config the key `optimizer`, as in "
-                "optimizer: {call: torch.optim:AdamW, lr: 1e-3}"
-            ) from error
+        _require_optimizer(self.trainer.task)
+        stored = _config_in(find_checkpoint(located(self.run_dir), print))
+        if not stored:
+            return self._message
+        changes = touching(stored, self._resolved)
+        if changes and self._on_change == "error" and "on_change" not in self._options:
+            raise refusal(Path(self.run_dir), _of_config(changes))
+        shown = _of_config(_configuration(self._resolved).changes(stored))
+        used = _message("changed since the checkpoint, and used as given", shown) if shown else ""
+        return "\n".join(filter(None, (self._message, used)))
 
     def _code_folder(self) -> Path:
         return self._code[0] if self._code else super()._code_folder()
+
+
+def _require_optimizer(task: Any) -> None:
+    getattr(task, "require_optimizer", lambda: None)()  # torch tasks step one
 
 
 def _parameters_first(call: Call, model: Any) -> Any:
@@ -166,32 +187,30 @@ def open_config(
 
     Args:
         files: one path, or several; a later file is laid over the earlier ones.
-        overrides: PATH=VALUE each, as in `resolve`.
+        overrides, profile: as for `resolve`.
         run_dir: run directory, instead of the config's.
         on_change: what to do if the config of the run in that directory differs in keys that change training:
             "error": show both and refuse; "keep": resume with the stored config; "override": resume with the
             given config; "fork": leave the run alone, and train from its newest checkpoint in a new run
             directory, RUN-fork-1, which the same call resumes.
-        profile: name of a profile in the config, laid over the rest.
         strict_git, skip_check: as for `Experiment`.
         trust: let "keep" import and call the code that the run names, even if the run is not marked as this
-        user's.
-
-    Raises:
-        TrustError: "keep" would do so, and `trust` is not given.
-        ConfigError: the config has mistakes: file, line, key, value, and the remedy of each.
+            user's; a `TrustError` otherwise.
     """
     paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
     if not paths:
         raise ConfigError("no config file is given; give one or more YAML files")
     code = tuple(dict.fromkeys(path.absolute().parent for path in paths))
-    # The config's modules lie beside its files, and `resolve` imports them.
-    findable(code)
+    findable(code)  # before `resolve`, which imports the config's modules
     resolved = resolve(ExperimentConfig, paths, overrides, profile=profile)
-    config = resolved.config
-    folder = run_dir or config.run_dir or f"runs/{config.name or paths[-1].stem}"
+    folder = Path(run_dir or default_run_dir(resolved.config, paths))
     checks = {"strict_git": strict_git, "skip_check": skip_check}
-    return Configured(resolved, Path(folder), code, on_change, trust, **checks)
+    return Configured(resolved, folder, code, on_change, trust, **checks)
+
+
+def default_run_dir(config: ExperimentConfig, files: Sequence[str | Path]) -> Path:
+    """Return the run directory of a config."""
+    return Path(config.run_dir or f"runs/{config.name or Path(files[-1]).stem}")
 
 
 def open_run(
@@ -210,12 +229,8 @@ def open_run(
     Args:
         overrides, on_change, profile, strict_git, skip_check: as for `open_config`.
         default_profile: used if `profile` is not given and the config has a profile of this name.
-        trust: import and call the code that the run names, even if the run is not marked as this user's: see
-            docs/guide/trust.md.
-
-    Raises:
-        TrustError: the run does not count as this user's, and `trust` is not given.
-        ConfigError: the run has no config: it was not made by an experiment.
+        trust: import and call the code that the run names, even if the run is not marked as this user's
+            (docs/guide/trust.md); a `TrustError` otherwise.
     """
     tree, code = stored(run_dir, trust)
     if profile is None and default_profile in (tree.get("profiles") or {}):
@@ -223,23 +238,15 @@ def open_run(
     resolved = resolve(ExperimentConfig, (), overrides, base=tree, profile=profile)
     checks = {"strict_git": strict_git, "skip_check": skip_check}
     # Trusted by now: `stored` has refused all other runs.
-    return Configured(resolved, Path(run_dir), code, on_change, True, **checks)
+    return Configured(resolved, Path(run_dir), code, on_change, trust=True, **checks)
 
 
 def stored(run_dir: str | Path, trust: bool = False) -> tuple[dict[str, Any], tuple[Path, ...]]:
-    """Return the config of a run's newest start and its code folders, in which Python now finds modules.
-
-    If that start has saved nothing, its changes count only where they touch no step: the newest checkpoint
-    was trained with the config stored there.
-    """
+    """Return the config of a run and its code folders, in which Python now finds modules."""
     run_dir = to_read(run_dir)
-    recorded, tree, saved = _recorded(run_dir)
-    # Nothing of the run is imported before `admit`; `_trained` may import it.
-    code = code_of(recorded, run_dir)
-    why = distrust(run_dir, recorded) or ("" if saved is None else distrust_config(run_dir, saved))
-    admit(run_dir, RunDir.open(run_dir, create=False).id, [tree, saved], code, why, trust)
-    findable(code)
-    return _trained(tree, saved, run_dir), code
+    facts, tree = _recorded(run_dir)
+    code = admit(run_dir, tree, distrust(run_dir, facts) or distrust_config(run_dir, tree), trust, facts)
+    return tree, code
 
 
 def look(run_dir: str | Path, overrides: Iterable[str] = (), *, profile: str | None = None) -> dict[str, Any]:
@@ -247,54 +254,85 @@ def look(run_dir: str | Path, overrides: Iterable[str] = (), *, profile: str | N
 
     Arguments of calls, also of those in overrides, are therefore neither checked nor completed.
     """
-    run_dir = to_read(run_dir)
-    _, tree, saved = _recorded(run_dir)
-    tree = _trained(tree, saved, run_dir, imports=False)
+    _, tree = _recorded(to_read(run_dir))
     return resolve(ExperimentConfig, (), overrides, base=tree, profile=profile, imports=False).tree
 
 
-def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
-    """Return the facts of the newest start, the config in them, and the newest checkpoint's config.
+def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the facts of the newest start, and its config; if it has saved nothing, the checkpoint's config.
 
-    The checkpoint's config is None if that start itself has saved the newest checkpoint.
+    So what a start changed that saved nothing is left out.
     """
     start = RunJournal(run_dir).newest_start()
-    recorded: dict[str, Any] = {} if start is None else start.data.get("facts", {})
-    tree: dict[str, Any] = without_credentials(recorded.get("config") or {})
+    facts: dict[str, Any] = {} if start is None else start.data.get("facts", {})
+    tree: dict[str, Any] = without_credentials(facts.get("config") or {})
     if start is None or not isinstance(tree, dict) or not {"task", "streams"} <= tree.keys():
         raise ConfigError(
             f"the run in {run_dir} has no config of an experiment; start it by its own program, or from "
             "its config file: everstep train FILE"
         )
     newest = Store(run_dir).facts()[-1:]
-    # If the newest start has saved, its own config is the trained one.
-    if not newest or newest[0].segment == start.segment:
-        return recorded, tree, None
-    checkpoint = find_checkpoint(run_dir, lambda _: None)
-    meta: Any = None if checkpoint is None else checkpoint.meta
-    return recorded, tree, (meta or {}).get("config") or None
+    if newest and newest[0].segment != start.segment:
+        saved = _config_in(find_checkpoint(run_dir, lambda _: None)) or tree
+        if changes := touching(saved, Resolved(None, tree)):
+            note = _message("the newest start saved nothing, and what it changed is left out", changes)
+            print(f"note: {note}", file=sys.stderr)
+        tree = saved
+    return facts, tree
 
 
-def _trained(
-    tree: dict[str, Any], saved: dict[str, Any] | None, run_dir: Path, *, imports: bool = True
-) -> dict[str, Any]:
-    """Return the newest start's config, with the newest checkpoint's values of keys that change training."""
-    if saved is None:
-        return tree
-    given = resolve(ExperimentConfig, base=tree, imports=imports)
-    changes = touching(saved, given, imports=imports)
-    if not changes:
-        return tree
-    print(
-        f"note: the newest start of {run_dir} saved nothing, and what it changed is left out:"
-        f"{told(changes).rstrip('. ')}",
-        file=sys.stderr,
-    )
-    return kept_tree(saved, tree, imports=imports)
+# ------------------------------------------------------------------------------- changes of a config
 
 
-def findable(folders: Iterable[Path]) -> None:
-    """Let Python find modules in some folders, as it finds those beside a script."""
-    for folder in folders:
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
+def _config_in(checkpoint: Any) -> dict[str, Any]:
+    """Return the config in a checkpoint; empty without one."""
+    return {} if checkpoint is None else checkpoint.meta.get("config") or {}
+
+
+def _configuration(resolved: Resolved[Any], code: tuple[Path, ...] = ()) -> Configuration:
+    """Make the form of a config that runs record and compare."""
+    return Configuration(resolved.tree, FREE, code, resolved.defaults, sections=("trainer",))
+
+
+def touching(stored: Mapping[str, Any], given: Resolved[Any]) -> list[Difference]:
+    """List the differences that can change the training; of the services only controllers count."""
+    tree = {**given.tree, "services": _controllers(given.tree)}
+    free = tuple(path for path in FREE if path != "services")
+    defaults = tuple(path for path in given.defaults if not path.startswith("services."))
+    config = Configuration(tree, free, (), defaults, sections=("trainer",))
+    changes = config.changes({**stored, "services": _controllers(stored)})
+    return [each for each in changes if not config.is_free(each.path)]
+
+
+def _controllers(tree: Mapping[str, Any]) -> list[Any]:
+    return [each for each in tree.get("services") or () if _controls(each)]
+
+
+def _controls(service: Any) -> bool:
+    """Whether a service is a controller; one that is not everstep's counts as one, and is not imported."""
+    call = ServiceCall.of(service)
+    return ":" in call.name or bool(getattr(imported(call.call), "controller", True))
+
+
+def _with_stored(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Take the stored config, with the given values of keys that touch no step."""
+    top = {path: given[path] for path in FREE if "." not in path}
+    if _controllers(stored) != _controllers(given):
+        del top["services"]
+    inside = [path.removeprefix("trainer.") for path in FREE if path.startswith("trainer.")]
+    trainer = {**stored["trainer"], **{name: given["trainer"][name] for name in inside}}
+    return {**stored, **top, "trainer": trainer}
+
+
+def _digest(tree: dict[str, Any]) -> str:
+    """Digest of the part of a config that touches the training."""
+    leaves = [[each.path, each.given] for each in touching({}, Resolved(None, tree))]
+    return xxhash.xxh3_64_hexdigest(json.dumps(leaves, sort_keys=True, default=str).encode())
+
+
+def _of_config(changes: list[Difference]) -> list[Difference]:
+    return [each._replace(path=f"config.{each.path}") for each in changes]
+
+
+def _message(what: str, changes: list[Difference]) -> str:
+    return what + ":" + told(changes).rstrip(". \n")

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -37,30 +37,43 @@ def write(path: Path, predictions: Iterable[Any]) -> int:
         predictions: for each batch an array or tensor, or name to array, of shape (samples, ...).
     """
     parts: dict[str, list[Any]] = {}
-    for number, batch in enumerate(predictions):
-        named = _named(batch)
-        for name in parts.keys() ^ named.keys() if number else ():
-            which = "the first batch" if name in named else f"batch {number + 1}"
-            raise DataError(f"{which} has no prediction {name!r}; return the same names for each batch")
+    for number, batch in enumerate(predictions, 1):
+        named = batch if isinstance(batch, Mapping) else {"predictions": batch}
+        named = {str(name): np.atleast_1d(as_array(value)) for name, value in named.items()}
+        if number > 1 and parts.keys() != named.keys():
+            raise DataError(
+                f"batch {number} has the predictions {[*named]}, and the first batch {[*parts]}; return the "
+                "same names for each batch"
+            )
         for name, array in named.items():
             parts.setdefault(name, []).append(array)
     if not parts:
         raise DataError("the stream gave no batch to predict; give it data")
     try:
         arrays = {name: np.concatenate(pieces) for name, pieces in parts.items()}
+        (samples,) = {len(array) for array in arrays.values()}
     except ValueError as error:
+        shapes = {name: [piece.shape for piece in pieces[:3]] for name, pieces in parts.items()}
         raise DataError(
-            f"the predictions of the batches do not fit together ({error}); return arrays of shape "
-            "(samples, ...) from inference_step"
+            f"the predictions do not fit together: {shapes}; return arrays of shape (samples, ...) from "
+            "inference_step, with one row per sample"
         ) from error
-    lengths = {name: len(array) for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise DataError(
-            f"the predictions are of different numbers of samples: {told}; return one row per sample"
-        )
-    write_whole(path, _bytes(path, arrays), "predictions")
-    return next(iter(lengths.values()))
+    for name, array in arrays.items():
+        if array.dtype.hasobject or (path.suffix == ".jsonl" and array.dtype.kind not in "biufU"):
+            raise DataError(
+                f"{name!r} is {array.dtype}, which a {path.suffix} file lacks; return numbers or strings"
+            )
+    if path.suffix == ".npy" and len(arrays) > 1:
+        raise DataError(f"there are predictions named {', '.join(arrays)}; give a .npz or .jsonl file")
+    if path.suffix == ".npy":
+        buffer = io.BytesIO()
+        ((_, array),) = arrays.items()
+        np.lib.format.write_array(buffer, array, allow_pickle=False)
+        contents = buffer.getvalue()
+    else:
+        contents = npz(arrays) if path.suffix == ".npz" else _lines(arrays)
+    write_whole(path, contents, "predictions")
+    return samples
 
 
 def npz(arrays: Mapping[str, Any]) -> bytes:
@@ -70,22 +83,12 @@ def npz(arrays: Mapping[str, Any]) -> bytes:
         for name, array in arrays.items():
             member = zipfile.ZipInfo(f"{name}.npy")  # without the time of day: equal arrays give equal bytes
             with archive.open(member, "w", force_zip64=True) as file:
-                _save(file, name, array)
+                np.lib.format.write_array(file, array, allow_pickle=False)
     return buffer.getvalue()
 
 
-def _save(file: IO[bytes], name: str, array: Any) -> None:
-    if array.dtype.hasobject:
-        raise DataError(f"{name!r} holds Python objects ({array.dtype}); return numbers or strings")
-    np.lib.format.write_array(file, array, allow_pickle=False)
-
-
-def _named(batch: Any) -> dict[str, Any]:
-    given = batch if isinstance(batch, Mapping) else {"predictions": batch}
-    return {str(name): np.atleast_1d(_array(value)) for name, value in given.items()}
-
-
-def _array(value: Any) -> Any:
+def as_array(value: Any) -> Any:
+    """Convert a number, array or tensor to a NumPy array."""
     if hasattr(value, "detach"):  # a tensor, on whatever device
         value = value.detach().cpu()
         # NumPy has no bfloat16.
@@ -93,33 +96,16 @@ def _array(value: Any) -> Any:
     return np.asarray(value)
 
 
-def _bytes(path: Path, arrays: dict[str, Any]) -> bytes:
-    if path.suffix == ".jsonl":
-        return "".join(f"{json.dumps(line, allow_nan=False)}\n" for line in _lines(arrays)).encode()
-    if path.suffix == ".npz":
-        return npz(arrays)
-    if len(arrays) > 1:
-        raise DataError(f"there are predictions named {', '.join(arrays)}; give a .npz or .jsonl file")
-    ((name, array),) = arrays.items()
-    buffer = io.BytesIO()
-    _save(buffer, name, array)
-    return buffer.getvalue()
-
-
-def _lines(arrays: dict[str, Any]) -> Iterator[Any]:
-    for name, array in arrays.items():
-        if array.dtype.kind not in "biufU":
-            raise DataError(f"{name!r} is {array.dtype}, which JSON lacks; return numbers or strings")
-    for values in zip(*(_listed(array) for array in arrays.values()), strict=True):
-        line = dict(zip(arrays, values, strict=True))
-        yield line["predictions"] if arrays.keys() == {"predictions"} else line
-
-
-def _listed(array: Any) -> Any:
-    """Convert an array to lists; nan, inf and -inf become strings, as in the output of `--json`."""
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        array = np.where(np.isfinite(array), array.astype(object), array.astype(str))
-    return array.tolist()
+def _lines(arrays: dict[str, Any]) -> bytes:
+    """Write a line of JSON for each sample; nan, inf and -inf become strings, as in output of `--json`."""
+    columns = []
+    for array in arrays.values():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            array = np.where(np.isfinite(array), array.astype(object), array.astype(str))
+        columns.append(array.tolist())
+    rows = (dict(zip(arrays, values, strict=True)) for values in zip(*columns, strict=True))
+    lines = (row["predictions"] if row.keys() == {"predictions"} else row for row in rows)
+    return "".join(f"{json.dumps(line, allow_nan=False)}\n" for line in lines).encode()
 
 
 # ------------------------------------------------------------------------------- batches to look at
@@ -143,16 +129,11 @@ def described(batch: Any, name: str = "") -> Iterator[str]:
     elif isinstance(batch, tuple | list) and batch and not isinstance(batch[0], int | float | str):
         for at, part in enumerate(batch):
             yield from described(part, f"{name}[{at}]")
+    elif hasattr(batch, "shape") and hasattr(batch, "dtype"):
+        shape = ", ".join(map(str, batch.shape))
+        values = batch.reshape(-1)[:_SHOWN].tolist()
+        first = ", ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values)
+        more = ", …" if len(values) == _SHOWN else ""
+        yield f"{name or 'batch'}: {batch.dtype} ({shape})  {first}{more}"
     else:
-        yield f"{name or 'batch'}: {_told(batch)}"
-
-
-def _told(part: Any) -> str:
-    if not (hasattr(part, "shape") and hasattr(part, "dtype")):
-        text = repr(part)
-        return f"{type(part).__name__} {text if len(text) <= 60 else text[:59] + '…'}"
-    shape = ", ".join(map(str, part.shape))
-    values = part.reshape(-1)[:_SHOWN].tolist()
-    first = ", ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values)
-    more = ", …" if len(values) == _SHOWN else ""
-    return f"{part.dtype} ({shape})  {first}{more}"
+        yield f"{name or 'batch'}: {type(batch).__name__} {repr(batch)[:60]}"

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import xxhash
 
 from everstep.errors import ConfigError, EverstepError, nearest
+from everstep.experiment.code_trust import findable
 from everstep.experiment.config import resolve
 from everstep.experiment.config_layers import Place, assignment, dotted, layered
 from everstep.experiment.experiment_config import ExperimentConfig
-from everstep.experiment.open_experiment import findable
+from everstep.experiment.open_experiment import default_run_dir
 from everstep.record import RunJournal, located
 from everstep.record.provenance import as_json
 from everstep.redaction import without_credentials
@@ -56,8 +57,8 @@ class Trial:
 
     @property
     def overrides(self) -> list[str]:
-        """The settings as `resolve` takes them: a number is read as a number, a string as a string."""
-        return [_override(path, value) for path, value in self.settings.items()]
+        """The settings as `resolve` takes them."""
+        return _overrides(self.settings)
 
 
 @dataclass(frozen=True)
@@ -75,24 +76,31 @@ class Base:
 
     def trial(self, settings: dict[str, Any]) -> Trial:
         """Make the trial of some settings; a ConfigError if the config with them would be wrong."""
-        given = [*self.overrides, *(_override(path, value) for path, value in settings.items())]
-        resolved = resolve(ExperimentConfig, self.files, given, profile=self.profile)
-        config = resolved.config
-        base = self.run_dir or Path(config.run_dir or f"runs/{config.name or Path(self.files[-1]).stem}")
+        overrides = [*self.overrides, *_overrides(settings)]
+        resolved = resolve(ExperimentConfig, self.files, overrides, profile=self.profile)
+        base = self.run_dir or default_run_dir(resolved.config, self.files)
         # Sorted: the same settings are the same trial, whatever the order of the options was.
-        sorted_settings = dict(sorted(settings.items()))
-        name = _name(sorted_settings, self._words(sorted_settings))
-        # `.` and `..` have no name to extend: the run directory lies inside.
-        if base.name in ("", ".."):
+        name = self._name(dict(sorted(settings.items())))
+        if base.name in ("", ".."):  # no name to extend: the run directory lies inside
             return Trial(settings, base / name, base.resolve().name, resolved.tree)
         return Trial(settings, base.parent / f"{base.name}-{name}", base.name, resolved.tree)
 
-    def _words(self, settings: Iterable[str]) -> list[str]:
-        """Words for the settings in a name: the last key if the config has it only once, else the path."""
+    def _name(self, settings: Mapping[str, Any]) -> str:
+        """Name the settings for a folder; with a digest if the name alone would be ambiguous."""
         last = Counter(place[-1] for place in self._places)
-        last.update(field.name for field in dataclasses.fields(ExperimentConfig))
-        keys = [tuple(path.split(".")) for path in settings]
-        return [key[-1] if key in self._places and last[key[-1]] == 1 else dotted(key) for key in keys]
+        last.update(each.name for each in dataclasses.fields(ExperimentConfig))
+        words = []
+        for path in settings:  # the last key if the config has it only once, else the path
+            keys = tuple(path.split("."))
+            words.append(keys[-1] if keys in self._places and last[keys[-1]] == 1 else path)
+        written = "-".join(f"{word}-{value}" for word, value in zip(words, settings.values(), strict=True))
+        plain = re.sub(r"[^\w.+-]+", "_", written)
+        strings = [value for value in settings.values() if isinstance(value, str)]
+        # whether the string form of each value belongs to no other value
+        clear = all(value.isalpha() and value not in ("True", "False", "None") for value in strings)
+        if plain == written and len(plain) <= _LONGEST and clear:
+            return plain
+        return f"{plain[:_LONGEST]}-{xxhash.xxh3_64_hexdigest(_json(settings).encode())[:6]}"
 
     @cached_property
     def _places(self) -> set[Place]:
@@ -121,6 +129,7 @@ class Between:
 
     @property
     def whole(self) -> bool:
+        """Whether integers are drawn."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def draw(self, source: random.Random) -> float:
@@ -139,125 +148,90 @@ Space: TypeAlias = "Sequence[Any] | Between"
 
 
 def trials(
-    base: Base,
-    *,
-    grid: Iterable[str] = (),
-    draws: Iterable[str] = (),
-    count: int = 10,
-    seed: int = 0,
+    base: Base, *, grid: Iterable[str] = (), draws: Iterable[str] = (), count: int = 10, seed: int = 0
 ) -> list[Trial]:
     """List a sweep's trials, one for each draw and combination; every config is checked.
 
-    The same arguments, in any order, give the same trials: a run directory is named by its settings, so
-    that a sweep that was interrupted, or has got more values, continues with the trials that are missing.
-    Some trials may be equal: see `distinct`.
+    The same arguments, in any order, give the same trials, and a run directory is named by its settings: so
+    an interrupted sweep continues with the trials that are missing.  Draws may be equal: see `distinct`.
 
     Args:
         grid: "PATH=[VALUE, ...]" each, in YAML; all combinations of the values are trained.
         draws: "PATH=[VALUE, ...]" or "PATH={low: 1e-4, high: 1e-1, log: true}" each, to draw from.
-        count: number of draws; each draw is combined with every combination.
-        seed: seed of the draws.
     """
-    listed = [_axis("--grid", text) for text in grid]
-    drawn = [_space("--random", text) for text in draws]
-    _require_once([*listed, *drawn])
-    axes, spaces = dict(listed), dict(sorted(drawn))  # sorted, as each draw takes the next random numbers
-    if not axes and not spaces:
+    axes: dict[str, Any] = spaces(grid, "--grid", ranges=False)
+    drawn = spaces(draws, "--random")
+    for path in axes.keys() & drawn.keys():
+        raise ConfigError(f"{path} varies twice; give all of its values in one option")
+    if not axes and not drawn:
         raise ConfigError("nothing varies; give --grid PATH=[VALUE, ...] or --random PATH=[VALUE, ...]")
-    spaces = fitting(base, spaces, {path: values[0] for path, values in axes.items()})
-    source, found = random.Random(seed), []
-    for _ in range(count if spaces else 1):
+    # Sorted, because each draw takes the next random numbers.
+    drawn = fitting(base, dict(sorted(drawn.items())), {path: values[0] for path, values in axes.items()})
+    source, made = random.Random(seed), []
+    for _ in range(count if drawn else 1):
         draw = {
             path: space.draw(source) if isinstance(space, Between) else source.choice(space)
-            for path, space in spaces.items()
+            for path, space in drawn.items()
         }
         for values in itertools.product(*axes.values()):
-            found.append(base.trial(dict(zip(axes, values, strict=True)) | draw))
-    return found
+            made.append(base.trial(dict(zip(axes, values, strict=True)) | draw))
+    return made
 
 
-def distinct(found: Iterable[Trial]) -> list[Trial]:
+def distinct(trials: Iterable[Trial]) -> list[Trial]:
     """Leave out repeated trials: settings that are drawn twice are trained once."""
-    return list({trial.run_dir: trial for trial in found}.values())
+    return list({trial.run_dir: trial for trial in trials}.values())
 
 
-def spaces(texts: Iterable[str]) -> dict[str, Space]:
-    """Read the spaces of `--optuna`: "PATH=[VALUE, ...]" or "PATH={low: A, high: B, log: true}" each."""
-    given = [_space("--optuna", text) for text in texts]
-    _require_once(given)
-    return dict(sorted(given))
-
-
-def _require_once(given: Sequence[tuple[str, Any]]) -> None:
-    for path, count in Counter(path for path, _ in given).items():
-        if count > 1:
+def spaces(texts: Iterable[str], option: str = "--optuna", ranges: bool = True) -> dict[str, Space]:
+    """Read what varies: "PATH=[VALUE, ...]", or "PATH={low: A, high: B, log: true}" with `ranges`."""
+    spaces: dict[str, Space] = {}
+    for text in texts:
+        keys, value = assignment(text, f"{option} {text!r}")
+        if (path := dotted(keys)) in spaces:
             raise ConfigError(f"{path} varies twice; give all of its values in one option")
+        if isinstance(value.tree, list) and value.tree:
+            spaces[path] = value.tree
+        elif ranges and isinstance(value.tree, dict):
+            spaces[path] = _range(f"{option} {text!r}", value.tree)
+        else:
+            raise ConfigError(f"{option} {text!r}: {value.tree!r} is not a list of values; give [VALUE, ...]")
+    return spaces
 
 
-def fitting(
-    base: Base, spaces: Mapping[str, Space], others: Mapping[str, Any] | None = None
-) -> dict[str, Space]:
-    """Turn ranges of integers into ranges of floats where the config's type is a float."""
-    first = dict(others or {}) | {
-        path: space.low if isinstance(space, Between) else space[0] for path, space in spaces.items()
-    }
-
-    def fitted(path: str, space: Space) -> Space:
-        if not isinstance(space, Between) or not space.whole:
-            return space
-        fractions = base.takes({**first, path: space.low + 0.5})
-        # An argument without a type takes fractions, too, but may be a count: it keeps its integers.
-        anything = base.takes({**first, path: "text"})
-        return Between(float(space.low), float(space.high), space.log) if fractions > anything else space
-
-    return {path: fitted(path, space) for path, space in spaces.items()}
-
-
-def _axis(option: str, text: str) -> tuple[str, list[Any]]:
-    keys, given = assignment(text, f"{option} {text!r}")
-    if not isinstance(given.tree, list) or not given.tree:
-        raise ConfigError(f"{option} {text!r}: {given.tree!r} is not a list of values; give [VALUE, ...]")
-    return dotted(keys), given.tree
-
-
-def _space(option: str, text: str) -> tuple[str, Space]:
-    keys, given = assignment(text, f"{option} {text!r}")
-    if not isinstance(given.tree, dict):
-        return _axis(option, text)
+def _range(what: str, ends: Mapping[str, Any]) -> Between:
     known = ("low", "high", "log")
-    for name in given.tree:
+    for name in ends:
         if name not in known:
-            raise ConfigError(f"{option} {text!r}: a range has no {name!r}; {nearest(name, known)}")
-    low, high, log = (given.tree.get(name, False) for name in known)
+            raise ConfigError(f"{what}: a range has no {name!r}; {nearest(name, known)}")
+    low, high, log = (ends.get(name, False) for name in known)
     if any(isinstance(end, bool) or not isinstance(end, int | float) for end in (low, high)):
-        raise ConfigError(f"{option} {text!r}: give a range as {{low: 1e-4, high: 1e-1, log: true}}")
+        raise ConfigError(f"{what}: give a range as {{low: 1e-4, high: 1e-1, log: true}}")
     if not isinstance(log, bool) or not -math.inf < low < high < math.inf or (log and low <= 0):
-        raise ConfigError(f"{option} {text!r}: give numbers with low < high, and low > 0 with log: true")
-    return dotted(keys), Between(low, high, log)
+        raise ConfigError(f"{what}: give numbers with low < high, and low > 0 with log: true")
+    return Between(low, high, log)
 
 
-def _override(path: str, value: Any) -> str:
-    return f"{path}={_json(value)}"
+def fitting(base: Base, spaces: Mapping[str, Space], others: Mapping[str, Any]) -> dict[str, Space]:
+    """Turn ranges of integers into ranges of floats where the config's type is a float."""
+    first = {path: space.low if isinstance(space, Between) else space[0] for path, space in spaces.items()}
+    fitted = dict(spaces)
+    for path, space in spaces.items():
+        if isinstance(space, Between) and space.whole:
+            fractions = base.takes({**others, **first, path: space.low + 0.5})
+            # An argument without a type takes fractions, too, but may be a count: it keeps its integers.
+            if fractions and not base.takes({**others, **first, path: "text"}):
+                fitted[path] = Between(float(space.low), float(space.high), space.log)
+    return fitted
+
+
+def _overrides(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{path}={_json(value)}" for path, value in settings.items()]
 
 
 def _json(value: Any) -> str:
     """Write a value so that YAML reads back the same value of the same type."""
     return json.dumps(value, ensure_ascii=False)
-
-
-def _name(settings: Mapping[str, Any], words: Sequence[str]) -> str:
-    """Name the settings for a folder; with a digest if the name alone would be ambiguous."""
-    told = "-".join(f"{word}-{value}" for word, value in zip(words, settings.values(), strict=True))
-    plain = re.sub(r"[^\w.+-]+", "_", told)
-    # whether the string form of each value belongs to no other value
-    clear = all(
-        not isinstance(value, str) or (value.isalpha() and value not in ("True", "False", "None"))
-        for value in settings.values()
-    )
-    if plain == told and len(told) <= _LONGEST and clear:
-        return plain
-    exact = _json(dict(sorted(settings.items())))
-    return f"{plain[:_LONGEST]}-{xxhash.xxh3_64_hexdigest(exact.encode())[:6]}"
 
 
 # ----------------------------------------------------------------------------------------- Optuna
@@ -267,12 +241,8 @@ class Search:
     """Trials whose settings are chosen by the results of the trials before.
 
     The same arguments and the same earlier results choose the same settings: a search that is started again
-    repeats the choices of the trained trials, and continues after them.
-
-    Args:
-        spaces: dotted path to the space of its values; at least one.
-        metric: metric whose last value is a trial's result.
-        maximize: whether the largest result is the best; else the smallest.
+    repeats the choices of the trained trials, and continues after them.  A trial's result is the last value
+    of `metric`.
     """
 
     def __init__(
@@ -280,58 +250,39 @@ class Search:
     ) -> None:
         if not spaces:
             raise ConfigError("nothing varies; give --optuna PATH=[VALUE, ...]")
-        # Optuna is an extra, imported only when it is used.
         try:
-            import optuna
+            import optuna  # an extra, imported only when it is used
         except ImportError as error:
             raise ConfigError(f"{error}; pip install 'everstep[optuna]'") from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._base, self._spaces, self.metric = base, fitting(base, spaces), metric
+        self._base, self._spaces, self.metric = base, fitting(base, dict(sorted(spaces.items())), {}), metric
         self._study = optuna.create_study(
             direction="maximize" if maximize else "minimize",
             # Trials that train at the same time are kept apart.
             sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
         )
-        self._distributions = {path: _distribution(space) for path, space in self._spaces.items()}
         self._asked: list[tuple[optuna.Trial, Trial]] = []
 
     def ask(self, count: int) -> list[Trial]:
-        """Choose the next trials; some of them may be equal.
-
-        Args:
-            count: number of trials to train before the next ones are chosen.
-        """
-        asked = [self._study.ask(self._distributions) for _ in range(count)]
-        self._asked = [(each, self._base.trial(self._settings(each.params))) for each in asked]
+        """Choose the next trials, which are trained before the next ones are chosen; some may be equal."""
+        self._asked = []
+        for _ in range(count):
+            asked = self._study.ask()
+            settings = {path: _suggested(asked, path, space) for path, space in self._spaces.items()}
+            self._asked.append((asked, self._base.trial(settings)))
         return [trial for _, trial in self._asked]
 
-    def _settings(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            path: chosen[path] if isinstance(space, Between) else space[chosen[path]]
-            for path, space in self._spaces.items()
-        }
-
-    def tell(self, finished: Mapping[str, bool]) -> dict[str, float]:
-        """Report the results of the trials that `ask` chose last; a failure or nan does not count.
-
-        Args:
-            finished: run directory to whether its training ended well.
-
-        Returns:
-            Run directory to the result; nan for a failed trial.
-        """
+    def tell(self, finished: Mapping[str, bool]) -> None:
+        """Report the trials that `ask` chose last: run directory to whether its training ended well."""
         import optuna
 
-        found = {}
         for asked, trial in self._asked:
             path = str(trial.run_dir)
             value = last_value(path, self.metric) if finished[path] else math.nan
-            found[path] = value
             if math.isnan(value):
                 self._study.tell(asked, state=optuna.trial.TrialState.FAIL)
             else:
                 self._study.tell(asked, value)
-        return found
 
 
 def last_value(run_dir: str, metric: str) -> float:
@@ -339,12 +290,10 @@ def last_value(run_dir: str, metric: str) -> float:
     return RunJournal(run_dir).series(metric)[1][-1]
 
 
-def _distribution(space: Space) -> optuna.distributions.BaseDistribution:
-    from optuna import distributions
-
+def _suggested(asked: optuna.Trial, path: str, space: Space) -> Any:
     # Values are chosen by their indices: they may be lists, and 1 differs from True.
     if not isinstance(space, Between):
-        return distributions.CategoricalDistribution(range(len(space)))
+        return space[asked.suggest_categorical(path, range(len(space)))]
     if space.whole:
-        return distributions.IntDistribution(int(space.low), int(space.high), log=space.log)
-    return distributions.FloatDistribution(space.low, space.high, log=space.log)
+        return asked.suggest_int(path, int(space.low), int(space.high), log=space.log)
+    return asked.suggest_float(path, space.low, space.high, log=space.log)

@@ -8,20 +8,17 @@ from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from everstep.contracts.data import Cursor, Share, Stream
 from everstep.contracts.services import Interrupt
 from everstep.data.adapt import describe
 from everstep.data.wrappers import StreamWrapper
-from everstep.errors import ConfigError, DataError, Interrupted
+from everstep.errors import ConfigError, Interrupted
 from everstep.state import capture, isolated, restore
 from everstep.supervisor import Ending
 from everstep.trainer.eval_ranks import refuse_several
 from everstep.trainer.trainer import Trainer
 from everstep.trainer.trainer_loop import TrainerLoop
-
-_END = object()
 
 
 class MultiRun:
@@ -38,77 +35,61 @@ class MultiRun:
     Args:
         trainers: one or more, with the same object as stream "train": everstep's own, or a `Stream`; its
             order must be the same for all (a single seed for all, or a seed of its own).
-
-    Raises:
-        ConfigError: the Trainers cannot read together.
     """
 
     def __init__(self, trainers: Iterable[Trainer]) -> None:
         self.trainers: Sequence[Trainer] = list(trainers)
         if not self.trainers or not all(isinstance(each, Trainer) for each in self.trainers):
             raise ConfigError(f"MultiRun({list(self.trainers)!r}): give Trainers")
-        self._stream = _shared_by(self.trainers)
+        stream = self.trainers[0].streams.get("train")
+        if stream is None or any(each.streams.get("train") is not stream for each in self.trainers):
+            raise ConfigError(
+                'the Trainers of a MultiRun read one stream; give each of them the same object as "train", '
+                "such as everstep.data.arrays(...) or loader(...)"
+            )
+        if not stream.shareable:
+            raise ConfigError(
+                f"several runs cannot share {stream!r:.80}, which keeps its own place or draws from a run's "
+                "random state; give everstep.data.arrays(...), loader(...) or another Stream"
+            )
+        seeds = [trainer.seed for trainer in self.trainers]
+        described = [None if seed is None else stream.describe(seed) for seed in (*seeds, 0, 1)]
+        own_seed = described[-1] is not None and all(each in (None, described[-1]) for each in described)
+        if not own_seed and (None in seeds or len(set(seeds)) > 1):
+            raise ConfigError(
+                f"the data is ordered by the seed of the run, and the runs have the seeds {seeds}; give all "
+                "Trainers one seed, or the stream a seed of its own"
+            )
+        self._stream = stream
 
     def run_training(self) -> list[Ending]:
         """Train all of them, or continue their training, each until its own limit or stop.
 
         Raises:
-            UsageError: this is one of several processes that train together.
             Interrupted: a signal, or a time budget; all of them are saved.
             Exception: the first failure of a run, raised after the others have ended.
         """
         refuse_several("a MultiRun", "train each model by a Trainer of its own")
         with isolated(), closing(SharedStream(self._stream)) as reading:
-            runs = [_Turns(trainer, Tap(reading)) for trainer in self.trainers]
+            runs = [_Training(trainer, Tap(reading)) for trainer in self.trainers]
             try:
                 while going := [run for run in runs if not run.over]:
                     # the run that is farthest behind in the data: only the last batch has to be kept
                     behind = min(going, key=lambda run: run.tap.place)
-                    behind.take()
+                    behind.step()
                     if isinstance(behind.error, Interrupted):
                         for run in going:
                             run.interrupt(behind.error)
             finally:
                 for run in runs:
                     run.close()
-        failed = [(run.error, run.trainer.run_dir) for run in runs if run.error is not None]
-        failed.sort(key=lambda each: isinstance(each[0], Interrupted))
-        for error, run_dir in failed:
-            if error is failed[0][0]:
-                error.add_note(f"in {run_dir}")
-            elif not isinstance(error, Interrupted):
-                failed[0][0].add_note(f"and in {run_dir}: {type(error).__name__}: {error}")
-        if failed:
-            raise failed[0][0]
+        if errors := [run.error for run in runs if run.error is not None]:
+            raise min(errors, key=lambda error: isinstance(error, Interrupted))
         return [run.ending for run in runs if run.ending is not None]
 
 
-def _shared_by(trainers: Sequence[Trainer]) -> Stream:
-    """Return the stream that all Trainers train on, each in the same order."""
-    stream = trainers[0].streams.get("train")
-    if stream is None or any(each.streams.get("train") is not stream for each in trainers):
-        raise ConfigError(
-            'the Trainers of a MultiRun read one stream; give each of them the same object as "train": '
-            "everstep.data.arrays(...), loader(...) or as_stream(batches)"
-        )
-    if not stream.shareable:
-        raise ConfigError(
-            f"{stream!r:.80} keeps its own place, or draws from the random state of the run that reads it: "
-            "several runs cannot share it; give everstep.data.arrays(...), loader(...) or another Stream"
-        )
-    seeds = [trainer.seed for trainer in trainers]
-    described = [None if seed is None else stream.describe(seed) for seed in (*seeds, 0, 1)]
-    own_seed = described[-1] is not None and all(each in (None, described[-1]) for each in described)
-    if not own_seed and (None in seeds or len(set(seeds)) > 1):
-        raise ConfigError(
-            f"the order of the data follows from the seed of the run, and the runs have the seeds {seeds}; "
-            "give all Trainers one seed, or the stream a seed of its own"
-        )
-    return stream
-
-
-class _Turns:
-    """The training of one Trainer, a step at a time; `ending` or `error` is set when it is `over`."""
+class _Training:
+    """The training of one Trainer, a step at a time, with a random state of its own."""
 
     def __init__(self, trainer: Trainer, tap: Tap) -> None:
         self.trainer, self.tap = trainer, tap
@@ -116,14 +97,13 @@ class _Turns:
         self.ending: Ending | None = None
         self.error: BaseException | None = None
         self._loop: TrainerLoop | None = None
-        self._program = trainer.in_turns(tap)
+        self._steps = trainer.in_turns(tap)
         self._random = capture()
 
-    def take(self) -> None:
-        """Train to the end of the next step, with the random state of this run."""
+    def step(self) -> None:
         restore(self._random)
         try:
-            self._loop = next(self._program)
+            self._loop = next(self._steps)
         except StopIteration as ended:
             self.over, self.ending = True, ended.value
         except KeyboardInterrupt:
@@ -131,6 +111,7 @@ class _Turns:
         except BaseException as error:
             self.over, self.error = True, error
             if not isinstance(error, Interrupted):
+                error.add_note(f"in {self.trainer.run_dir}")
                 print(f"{self.trainer.run_dir} failed: {type(error).__name__}: {error}", flush=True)
         finally:
             self._random = capture()
@@ -145,19 +126,14 @@ class _Turns:
 
     def close(self) -> None:
         """Leave a training that has not come to its end, as by an exception."""
-        if not self.over:
-            restore(self._random)
-            self._program.close()
-
-
-# ------------------------------------------------------------------------------------- one reading
+        restore(self._random)
+        self._steps.close()
 
 
 class _Place(NamedTuple):
-    """Place in the data, and what the cursor tells there."""
+    """Place in the data (purpose, pass, position in the pass or None), and what the cursor tells there."""
 
     at: tuple[str, int, Any]
-    """Purpose, pass, and position in the pass: None at its start."""
     done: int | None
     left: int | None
     passed_over: Sequence[int] = ()
@@ -172,16 +148,16 @@ class SharedStream:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.cursor: Cursor | None = None
+        self._batch: Any = None
         self._before: _Place | None = None
         """Place before the batch read last."""
-        self._batch: Any = _END
         self._here: _Place | None = None
         """Place of the cursor."""
-        self._end: _Place | None = None
+        self._end: tuple[str, int, Any] | None = None
         """Place at which a pass was found to end."""
 
-    def open(self, at: tuple[str, int, Any], seed: int) -> _Place:
-        """Return a place by its purpose, pass and position; the cursor goes there unless it is known."""
+    def go_to(self, at: tuple[str, int, Any], seed: int) -> _Place:
+        """Return a place; the cursor goes there unless the place is known."""
         for known in (self._before, self._here):
             if known is not None and known.at == at:
                 return known
@@ -190,20 +166,21 @@ class SharedStream:
         self._here = _Place(at, self.cursor.done, self.cursor.remaining())
         return self._here
 
-    def after(self, place: _Place, seed: int) -> tuple[Any, _Place]:
-        """Return the batch after a place, or `_END`, and the place after the batch."""
-        if self._end is not None and self._end.at == place.at:
-            return _END, self._end
+    def after(self, place: _Place, seed: int) -> tuple[Any, _Place] | None:
+        """Return the batch after a place, and the place after the batch; None at the end of the pass."""
+        if self._end == place.at:
+            return None
         if self._before is None or self._before.at != place.at:
-            if self._here is None or self._here.at != place.at:
-                self.open(place.at, seed)
-            cursor, self._here = self.cursor, None
+            self.go_to(place.at, seed)
+            cursor, self._here = self.cursor, None  # not known if the next line fails
             assert cursor is not None
-            if (batch := next(cursor, _END)) is _END:
-                self._end = self._here = place._replace(left=0)
-                return _END, place
-            self._before, self._batch = place, batch
+            try:
+                self._batch = next(cursor)
+            except StopIteration:
+                self._end, self._here = place.at, place._replace(left=0)
+                return None
             at = (*place.at[:2], cursor.position())
+            self._before = place
             self._here = _Place(at, cursor.done, cursor.remaining(), cursor.passed_over())
         assert self._here is not None
         return self._batch, self._here
@@ -216,24 +193,22 @@ class SharedStream:
 
 
 class Tap(StreamWrapper):
-    """The shared stream, as one run reads it."""
+    """The shared stream, as one run reads it.
+
+    Attributes:
+        place: pass, and number of batches taken from it: how far this run has come.
+    """
 
     def __init__(self, reading: SharedStream) -> None:
         super().__init__(reading.stream)
         self._reading = reading
         self.place = (0, 0)
-        """Pass, and number of batches taken from it: how far this run has come."""
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         return _TapCursor(self, self._reading, (purpose, pass_index, position), seed)
 
     def split(self, share: Share) -> Stream:
-        if share.size == 1:
-            return self
-        raise DataError(
-            f"{self.stream!r} is read once for several models, and such a stream cannot be split among "
-            f"{share.size} ranks; train each model by a Trainer of its own"
-        )
+        return self  # a MultiRun refuses several ranks
 
     def describe(self, seed: int) -> dict[str, Any]:
         """Describe the shared stream, which the run would read itself if it were alone."""
@@ -241,26 +216,25 @@ class Tap(StreamWrapper):
 
 
 class _TapCursor(Cursor):
-    """A run's pass over a shared stream."""
-
     def __init__(self, tap: Tap, reading: SharedStream, at: tuple[str, int, Any], seed: int) -> None:
         self._tap, self._reading, self._seed = tap, reading, seed
         self._passed_over: list[int] = []
-        self._go(reading.open(at, seed), 0)
+        self._move(reading.go_to(at, seed), 0)
         assert reading.cursor is not None
         self.sample_numbers = reading.cursor.sample_numbers  # type: ignore[method-assign]
 
-    def _go(self, place: _Place, count: int) -> None:
+    def _move(self, place: _Place, count: int) -> None:
         self._place, self.done = place, place.done
         self._tap.place = place.at[1], count if place.done is None else place.done
 
     def __next__(self) -> Any:
-        batch, after = (_END, self._place) if self.ended else self._reading.after(self._place, self._seed)
-        if batch is _END:
+        following = None if self.ended else self._reading.after(self._place, self._seed)
+        if following is None:
             self.ended = True
             raise StopIteration
-        self._passed_over += after.passed_over
-        self._go(after, self._tap.place[1] + 1)
+        batch, place = following
+        self._passed_over += place.passed_over
+        self._move(place, self._tap.place[1] + 1)
         return copied(batch)  # the step of one run may change its batch in place
 
     def passed_over(self) -> list[int]:
@@ -278,20 +252,16 @@ def copied(batch: Any) -> Any:
     """Copy a batch into memory of its own; arrays keep their strides, because bits can depend on them."""
     kind = type(batch)
     if kind is np.ndarray and batch.size and not batch.dtype.hasobject:
-        return _copied_array(batch)
-    if kind in (tuple, list):
-        return kind(map(copied, batch))
+        spans = [(count - 1) * stride for count, stride in zip(batch.shape, batch.strides, strict=True)]
+        begin = -sum(span for span in spans if span < 0)
+        memory = np.empty(begin + sum(span for span in spans if span > 0) + batch.itemsize, np.uint8)
+        array: Any = np.ndarray(batch.shape, batch.dtype, memory, begin, batch.strides)
+        np.copyto(array, batch)
+        return array
     if isinstance(batch, tuple) and hasattr(batch, "_make"):
         return kind._make(map(copied, batch))
+    if kind in (tuple, list):
+        return kind(map(copied, batch))
     if kind is dict:
         return {name: copied(part) for name, part in batch.items()}
     return copy.deepcopy(batch)
-
-
-def _copied_array(array: NDArray[Any]) -> NDArray[Any]:
-    spans = [(count - 1) * stride for count, stride in zip(array.shape, array.strides, strict=True)]
-    begin = -sum(span for span in spans if span < 0)
-    memory = np.empty(begin + sum(span for span in spans if span > 0) + array.itemsize, np.uint8)
-    made: NDArray[Any] = np.ndarray(array.shape, array.dtype, memory, begin, array.strides)
-    np.copyto(made, array)
-    return made

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.checkpoint import Store, find_checkpoint
-from everstep.compat.tfutils.params import Params
+from everstep.compat.tfutils.params import Load, Place
 from everstep.errors import ConfigError, NoCheckpointError, nearest
 from everstep.record import located, to_read
 from everstep.supervisor import InitFrom
@@ -16,77 +16,73 @@ from everstep.supervisor.opening.init_from import names_in
 
 _COUNTER = "global_step"
 """State entry that is restored with the counters, not by the names that are chosen."""
-_PARTS = ("host", "port", "dbname", "collname", "exp_id", "cache_dir")
 
 
-def folder_of(params: Params, *names: str) -> Path:
-    """Return CACHE_DIR/DBNAME/COLLNAME, and below it the folder of some keys, such as "exp_id"."""
-    parts = [part for name in ("dbname", "collname", *names) if (part := params[name]) is not None]
+def folder_of(place: Place, exp_id: str | None = None) -> Path:
+    """Return CACHE_DIR/DBNAME/COLLNAME, and below it the folder of a run."""
+    parts = [part for part in (place.dbname, place.collname, exp_id) if part is not None]
     for part in parts:
         if "/" in part or part in (".", ".."):
             raise ConfigError(f"{part!r} names a folder; give a string that has no '/'")
-    return Path(params["cache_dir"] or "runs", *parts)
+    return Path(place.cache_dir or "runs", *parts)
 
 
-def run_dir_of(params: Params) -> Path:
+def run_dir_of(place: Place) -> Path:
     """Return the run directory: CACHE_DIR/DBNAME/COLLNAME/EXP_ID."""
-    if params["exp_id"] is None:
+    if place.exp_id is None:
         raise ConfigError("save_params.exp_id is missing; give the run a name, or do_save=False")
-    return folder_of(params, "exp_id")
+    return folder_of(place, place.exp_id)
 
 
-def index_of(params: Params, place: str) -> str | None:
+def index_of(place: Place, section: str) -> str | None:
     """Return the URL of the database that `host` and `port` name; None for the file beside the runs."""
-    host, port = params["host"], params["port"]
+    host, port = place.host, place.port
     if host is None and port is None:
         return None
-    if host is None or ("://" in host and port is not None):
+    if host is None or port == 27017 or ("://" in host and port is not None):
         raise ConfigError(
-            f"{place}: port={port} with host={host!r}; give the host of a PostgreSQL beside the port, or a "
-            "URL as host without it, or neither"
-        )
-    if port == 27017:
-        raise ConfigError(
-            f"{place}: port 27017 is that of MongoDB, which is not used; give host and port of a "
-            "PostgreSQL, or leave both out: then the index is a file beside the runs"
+            f"{section}: port={port} with host={host!r}; give a PostgreSQL's host beside its port (27017 "
+            "is MongoDB's), or a URL as host, or neither: then the index is a file beside the runs"
         )
     return host if "://" in host else f"postgresql://{host}:{port or 5432}/everstep"
 
 
-def source(load: Params, save: Params | None) -> Path | None:
+def source(load: Load, save: Place | None) -> Path | None:
     """Return the checkpoint, or the run, that `load_params` name; None if they name the run itself.
 
     Args:
         save: gives the parts of the place that `load` lacks, except the run's name.
     """
-    if load["from_ckpt"] is not None:
-        return Path(load["from_ckpt"])
-    place = {name: (save or {}).get(name) if load[name] is None else load[name] for name in _PARTS}
-    place["exp_id"] = load["exp_id"]
-    own = None if save is None or save["exp_id"] is None else run_dir_of(save)
-    there = None if load["exp_id"] is None else run_dir_of(place)
-    if load["query"] is None:
+    if load.from_ckpt is not None:
+        return Path(load.from_ckpt)
+    place, own = load, None
+    if save is not None:
+        lacking = {n for n in Place.model_fields if n != "exp_id" and getattr(load, n) is None}
+        place = load.model_copy(update={name: getattr(save, name) for name in lacking})
+        own = None if save.exp_id is None else run_dir_of(save)
+    there = None if load.exp_id is None else run_dir_of(place)
+    if load.query is None:
         return None if there == own else there
     if own is not None and there == own:
         raise ConfigError(
             f"loading pointlessly: load_params.query asks for {there}, where this run saves, and from "
             "where it resumes by itself; leave the query out, or save elsewhere"
         )
-    return _queried(load["query"], place)
+    return _queried(place)
 
 
-def _queried(query: Params, place: Params) -> Path:
+def _queried(place: Load) -> Path:
     """Return the newest run that a query finds, or its newest checkpoint if the query asks for a step."""
     from everstep.index.query import query as ask
     from everstep.index.readers import id_at
 
-    folder = folder_of(place)
-    index = index_of(place, "load_params") or located(folder)
+    query = place.query or {}
+    index = index_of(place, "load_params") or located(folder_of(place))
     where = {name: value for name, value in query.items() if name != "step"}
     for run in reversed(ask("runs", where, index=index)):
         path = Path(str(run["path"]))
         # The index may name a folder in which another run lies by now.
-        if place["exp_id"] not in (None, path.name) or id_at(path) != run["name"]:
+        if place.exp_id not in (None, path.name) or id_at(path) != run["name"]:
             continue
         if "step" not in query:
             if Store(path).names():
@@ -94,15 +90,15 @@ def _queried(query: Params, place: Params) -> Path:
             continue
         at = {"run": run["name"], "step": query["step"]}
         for checkpoint in reversed(ask("checkpoints", at, index=index)):
-            if (found := path / "checkpoints" / str(checkpoint["name"])).is_dir():
-                return found
+            if (folder := path / "checkpoints" / str(checkpoint["name"])).is_dir():
+                return folder
     raise NoCheckpointError(
-        f"load_params.query {dict(query)!r} finds no checkpoint in {folder}; "
-        "change it; everstep runs --where tries one"
+        f"load_params.query {query!r} finds no checkpoint in {folder_of(place)}; change it; everstep runs "
+        "--where tries one"
     )
 
 
-def chosen(path: Path, load: Params, *, entry: str | None = None) -> tuple[InitFrom, int]:
+def chosen(path: Path, load: Load, *, entry: str | None = None) -> tuple[InitFrom, int]:
     """Choose the parts of a checkpoint to load; returns the choice and the checkpoint's step.
 
     Args:
@@ -112,29 +108,24 @@ def chosen(path: Path, load: Params, *, entry: str | None = None) -> tuple[InitF
     if checkpoint is None:
         raise NoCheckpointError(f"{path} has no checkpoint to load; check load_params")
     known = [name for name in names_in(checkpoint) if name != _COUNTER]
-    if entry is not None:
-        known = [name for name in known if name.partition("/")[0] == entry]
-    include = exclude = wanted = None
+    known = [name for name in known if entry in (None, name.partition("/")[0])]
+    include, exclude = (None, f"^{_COUNTER}$") if entry is None else (f"^{re.escape(entry)}(?:/|$)", None)
+    wanted = None
     rename: dict[str, str] = {}
-    if load["load_param_dict"] is not None:
-        pairs = {}
-        for old, new in load["load_param_dict"].items():
+    if load.load_param_dict is not None:
+        wanted = []
+        for old, new in load.load_param_dict.items():
             old = _complete(old, known)
             top, slash, _ = old.partition("/")  # a new name without an entry gets the old one's
-            pairs[old] = f"{top}/{new}" if slash and not new.startswith(f"{top}/") else new
-        rename = {f"^{re.escape(old)}$": new.replace("\\", r"\\") for old, new in pairs.items()}
-        wanted = list(pairs.values())
-    elif load["to_restore"] is not None:
-        wanted = _matching(load["to_restore"], known)
+            wanted.append(f"{top}/{new}" if slash and not new.startswith(f"{top}/") else new)
+            rename[f"^{re.escape(old)}$"] = wanted[-1].replace("\\", r"\\")
+    elif load.to_restore is not None:
+        wanted = _matching(load.to_restore, known)
         if not wanted:
             raise ConfigError(f"load_params.to_restore chooses nothing of {path}; known: {', '.join(known)}")
     if wanted is not None:
-        include = f"^(?:{'|'.join(map(re.escape, wanted))})$"
-    elif entry is not None:
-        include = f"^{re.escape(entry)}(?:/|$)"
-    else:
-        exclude = f"^{_COUNTER}$"
-    reset = () if load["restore_global_step"] else ("step",)
+        include, exclude = f"^(?:{'|'.join(map(re.escape, wanted))})$", None
+    reset = () if load.restore_global_step else ("step",)
     return InitFrom(path, include=include, exclude=exclude, rename=rename, reset=reset), checkpoint.step
 
 
