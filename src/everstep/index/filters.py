@@ -3,9 +3,8 @@
     {"config.optimizer.lr": {"$lt": 0.01}, "status": "finished"}
     valid_loss<0.3 status=finished
 
-Both become one tree of conditions.  Over runs `matcher` decides in Python, the same for both databases; over
-rows of metrics, of which there may be millions, `sql_condition` in SQL.  docs/guide/queries.md describes what
-the operators mean.
+Both become one tree of conditions, and `matcher` decides, in Python, the same for both databases.
+docs/guide/queries.md describes what the operators mean.
 """
 
 from __future__ import annotations
@@ -15,12 +14,9 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from everstep.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement
 
 _ORDERS: dict[str, Callable[[Any, Any], Any]] = {
     "$gt": operator.gt,
@@ -81,6 +77,15 @@ def leaves(node: Node) -> Iterator[Leaf]:
             yield from leaves(part)
 
 
+def required(node: Node) -> Iterator[Leaf]:
+    """Yield the conditions without which the whole does not hold."""
+    if isinstance(node, Leaf):
+        yield node
+    elif isinstance(node, Group) and node.every:
+        for part in node.parts:
+            yield from required(part)
+
+
 # ---------------------------------------------------------------------------------- JSON
 
 
@@ -112,10 +117,11 @@ def _filter(where: Any) -> Node:
             raise ConfigError(f"the name of a field is a string that is not empty; change {key!r}")
         if not key.startswith("$"):
             parts.append(_conditions(key, value))
-        elif key in COMPARISONS:
-            raise ConfigError(f"{key} belongs to a field; give its name first: {{'step': {{'{key}': ...}}}}")
         elif key not in GROUPS:
-            raise ConfigError(f"no operator {key}; {nearest(key, (*GROUPS, *COMPARISONS))}")
+            raise ConfigError(
+                f"no operator {key} between filters; {nearest(key, GROUPS)}; one on a field stands inside it, "
+                "as in {'step': {'$gt': 1}}"
+            )
         elif not isinstance(value, list | tuple) or not value:
             raise ConfigError(f"{key} takes a list of one or more filters; change {value!r}")
         else:
@@ -135,42 +141,45 @@ def _conditions(path: str, value: Any) -> Node:
 def _condition(path: str, sign: str, value: Any) -> Node:
     if sign not in COMPARISONS:
         raise ConfigError(f"{path}: no operator {sign}; {nearest(str(sign), COMPARISONS)}")
+    types, what = _TAKES.get(sign, (object, ""))
+    if not isinstance(value, types):
+        raise ConfigError(f"{path}: {sign} takes {what}; change {value!r}")
     if sign == "$not":
-        if not isinstance(value, Mapping) or not value or not all(str(key).startswith("$") for key in value):
-            raise ConfigError(
-                f"{path}: $not takes operators, as in {{'$not': {{'$gt': 1}}}}; change {value!r}"
-            )
+        if not value or not all(str(key).startswith("$") for key in value):
+            raise ConfigError(f"{path}: $not takes {what}; change {value!r}")
         return Not(_conditions(path, value))
-    if sign == "$ne":
-        return Not(Leaf(path, "$eq", _json(path, value)))
-    if sign == "$in" and not isinstance(value, list | tuple):
-        raise ConfigError(f"{path}: $in takes a list; change {value!r}")
-    if sign == "$exists" and not isinstance(value, bool):
-        raise ConfigError(f"{path}: $exists takes true or false; change {value!r}")
-    if sign in _ORDERS and not isinstance(value, bool | int | float | str):
-        raise ConfigError(f"{path}: {sign} compares numbers, strings, true and false; change {value!r}")
-    return Leaf(path, sign, _json(path, value))
+    leaf = Leaf(path, "$eq" if sign == "$ne" else sign, _json(path, value))
+    return Not(leaf) if sign == "$ne" else leaf
+
+
+_TAKES: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(_ORDERS, (bool | int | float | str, "a number, a string, true or false")),
+    "$in": (list | tuple, "a list"),
+    "$exists": (bool, "true or false"),
+    "$not": (Mapping, "operators, as in {'$not': {'$gt': 1}}"),
+}
 
 
 def _json(path: str, value: Any) -> Any:
-    """Convert a value to JSON's types: lists, and dictionaries with string keys."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple):
-        return [_json(path, item) for item in value]
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _json(path, item) for key, item in value.items()}
-    raise ConfigError(
-        f"{path}: {value!r} is not a JSON value; give null, true, false, numbers, strings, lists or objects"
-    )
+    """Convert a value to JSON's types."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{path}: {value!r} is not a JSON value; give null, true, false, numbers, strings, lists or objects"
+        ) from None
 
 
 # ---------------------------------------------------------------------------------- words
 
-_COMPARISON = re.compile(r"\s*([^\s<>=!]+)\s*(<=|>=|!=|==|=|<|>)\s*(\"[^\"]*\"|'[^']*'|[^\s,<>=!]+)")
-_WORD = re.compile(r"\s*((?=[^\s,]*\w)[^\s,<>=!\"']+)(?![^\s,]|\s*[<>=!])")
-"""A bare word, with a letter or digit: "&" is somebody's "and"; `_COMPARISON` is tried before it."""
-_SEPARATOR = re.compile(r"\s*,\s*|\s+and\s+|\s*")
+_PART = re.compile(
+    r"""\s*(?:
+        (?P<name>[^\s<>=!]+)\s*(?P<sign><=|>=|!=|==|=|<|>)\s*(?P<value>"[^"]*"|'[^']*'|[^\s,<>=!]+)
+        |(?P<word>(?=[^\s,]*\w)[^\s,<>=!"']+)(?![^\s,]|\s*[<>=!])
+    )(?:\s*,\s*|\s+and\s+|\s*)""",
+    re.VERBOSE,
+)
+"""A comparison, or a bare word with a letter or digit ("&" is somebody's "and"); and what separates it."""
 _SIGNS = {"<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte"}
 
 
@@ -182,39 +191,40 @@ def parse_words(text: str) -> Group:
     parts: list[Node] = []
     at = 0
     while text[at:].strip(" ,"):
-        if (match := _COMPARISON.match(text, at)) is not None:
-            parts.append(_comparison(*match.groups()))
-        elif (match := _WORD.match(text, at)) is not None:
-            parts.append(Leaf("name", CONTAINS, match[1]))
-        else:
+        match = _PART.match(text, at)
+        if match is None:
             raise ConfigError(
                 f"{text[at:].strip()!r} is not a comparison; give NAME<VALUE with one of "
                 "< <= = != >= >, as in 'valid_loss<0.3 status=finished', or a part of a run's name"
             )
-        separator = _SEPARATOR.match(text, match.end())
-        at = len(text) if separator is None else separator.end()
+        word = match["word"]
+        parts.append(
+            Leaf("name", CONTAINS, word) if word else _comparison(*match.group("name", "sign", "value"))
+        )
+        at = match.end()
     return Group(True, tuple(parts))
 
 
 def _comparison(name: str, sign: str, text: str) -> Node:
-    value: Any = text[1:-1] if text[0] in "\"'" else text
-    if name != "name" and text[0] not in "\"'":
+    is_quoted = text[0] in "\"'"
+    value: Any = text[1:-1] if is_quoted else text
+    if name != "name" and not is_quoted:
         with contextlib.suppress(ValueError):
             value = float(text)
     if sign in _SIGNS:
         return Leaf(name, _SIGNS[sign], value)
-    truth = {"true": [True], "false": [False]}.get(value, []) if isinstance(value, str) else []
+    truth = [value == "true"] if value in ("true", "false") else []
     equal = Leaf(name, "$in", [value, *truth])
     return Not(equal) if sign == "!=" else equal
 
 
 def why_none(conditions: Group) -> str:
     """Say what conditions on names may have meant, for an empty answer; "" where that is clear."""
-    for leaf in conditions.parts:
-        if isinstance(leaf, Leaf) and leaf.path == "name" and leaf.operator == "$in":
+    for leaf in required(conditions):
+        if leaf.path == "name" and leaf.operator == "$in":
             name = leaf.value[0]
             return f"name={name} asks for a whole name; {name} alone finds the names that contain it"
-        if isinstance(leaf, Leaf) and leaf.operator == CONTAINS:
+        if leaf.operator == CONTAINS:
             return f"no name contains {leaf.value!r}; to ask for a value, compare it, as in status=failed"
     return ""
 
@@ -303,44 +313,9 @@ def ordered(rows: Iterable[Row], name: str, descending: bool) -> list[Row]:
     for row in rows:
         value = row.get(name)
         (lack if value is None or value != value else have).append(row)
-    return sorted(have, key=lambda row: _sort_key(row[name]), reverse=descending) + lack
 
+    def key(row: Row) -> tuple[bool, Any]:
+        value = row[name]
+        return (False, value) if isinstance(value, int | float) else (True, str(value))
 
-def _sort_key(value: Any) -> tuple[bool, Any]:
-    return (False, value) if isinstance(value, int | float) else (True, str(value))
-
-
-def sql_condition(node: Node, column: Callable[[str], tuple[ColumnElement[Any], str]]) -> ColumnElement[bool]:
-    """Turn a filter over the rows of tables into an expression, which is never NULL, so that NOT negates it.
-
-    Args:
-        column: returns the column of a name, and its kind; NULL in a column of numbers is NaN.
-    """
-    from sqlalchemy import Float, and_, cast, false, literal, not_, or_, true
-
-    if isinstance(node, Not):
-        return not_(sql_condition(node.part, column))
-    if isinstance(node, Group):
-        parts = [sql_condition(part, column) for part in node.parts]
-        return and_(true(), *parts) if node.every else or_(false(), *parts)
-    source, kind = column(node.path)
-    if node.operator == "$exists":
-        return true() if node.value else false()
-    if kind == "number":
-        source = cast(source, Float)
-    typed: dict[str, Callable[[Any], Any]] = {"number": as_number, "bool": int}
-    wanted = [typed.get(kind, str)(value) for value in node.values if kind_of(value) == kind]
-    there = [value for value in wanted if value == value]
-    if node.operator in ("$eq", "$in"):
-        nan = source.is_(None) if len(there) < len(wanted) else false()
-        return or_(nan, and_(source.is_not(None), source.in_(there)))
-    order = _ORDERS[node.operator]
-    return or_(false(), *(and_(source.is_not(None), order(source, literal(value))) for value in there))
-
-
-def as_number(value: int | float) -> float:
-    """Convert a number to a float; one that is too large becomes infinite."""
-    try:
-        return float(value)
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")
+    return sorted(have, key=key, reverse=descending) + lack

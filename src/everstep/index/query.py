@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.arguments import integer
 from everstep.display.cells import flat
 from everstep.errors import ConfigError, RunIndexError, alike, nearest
-from everstep.index.filters import Group, Leaf, Node, leaves, ordered, parse, sql_condition
+from everstep.index.filters import Node, leaves, matcher, ordered, parse, required
 from everstep.index.location import FILE, Location, as_location, index_from_here, runs_of
 from everstep.index.run_facts import FACTS, SHOWN, IndexBusyError, UnwritableIndexError
 
@@ -21,9 +23,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from everstep.index.database import Database
-
-MOST = (1 << 63) - 1
-"""Largest limit of documents that a database accepts."""
 
 MOST_METRICS = 8
 """Most metrics in a table of runs."""
@@ -111,22 +110,16 @@ def query(
     asked = Asked(
         parse({} if where is None else where),
         _names("sort", [sort] if isinstance(sort, str) else sort),
-        _limit(limit),
+        integer("limit", limit, 0, none="for all"),
         _names("fields", fields),
     )
-    place = None if index is None else os.fspath(index)
-    found, problems = _answer(collection, asked, place)
+    database, problems = open_index(None if index is None else os.fspath(index))
+    found = ask(database, collection, asked)
     for problem in problems:
         warnings.warn(problem, RuntimeWarning, stacklevel=2)
-    columns = asked.fields or _columns(collection, asked.names, found)
-    return Documents(found, columns, metric=_only_metric(asked.where))
-
-
-def _only_metric(where: Node) -> str | None:
-    """Return the metric of which a filter asks for all rows; None if there may be several."""
-    parts = where.parts if isinstance(where, Group) and where.every else (where,)
-    named = [part.value for part in parts if isinstance(part, Leaf) and part[:2] == ("name", "$eq")]
-    return named[0] if named and isinstance(named[0], str) else None
+    named = [leaf.value for leaf in required(asked.where) if leaf[:2] == ("name", "$eq")]
+    metric = named[0] if named and isinstance(named[0], str) else None
+    return Documents(found, asked.fields or _columns(collection, asked.names, found), metric)
 
 
 def _columns(collection: str, asked: Sequence[str], found: Sequence[dict[str, Any]]) -> Sequence[str]:
@@ -136,20 +129,6 @@ def _columns(collection: str, asked: Sequence[str], found: Sequence[dict[str, An
     numbers = (name for run in found for name, value in run.items() if isinstance(value, float))
     metrics = [name for name in dict.fromkeys(numbers) if name not in FACTS]
     return (*SHOWN, *asked, *metrics[:MOST_METRICS])
-
-
-def _answer(collection: str, asked: Asked, index: str | None) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the documents, and descriptions of faults in the journals."""
-    from everstep.index.shipping import gone_runs
-
-    database, problems = open_index(index)
-    with database.read() as connection:
-        return ask(connection, collection, asked, gone_runs(database, connection)), problems
-
-
-def _limit(limit: int | None) -> int | None:
-    limit = integer("limit", limit, 0, none="for all")
-    return limit and min(limit, MOST)
 
 
 def _names(what: str, names: Sequence[str]) -> Sequence[str]:
@@ -192,27 +171,61 @@ class Asked(NamedTuple):
         return [*(leaf.path for leaf in leaves(self.where)), *(name for name, _ in self.order), *self.fields]
 
 
-def ask(
-    connection: Connection, collection: str, asked: Asked, gone: Iterable[int] = ()
-) -> list[dict[str, Any]]:
-    """Return the documents of a collection that a query asks for.
-
-    Args:
-        gone: keys of runs whose directories do not exist any more.
-    """
+def ask(database: Database, collection: str, asked: Asked) -> list[dict[str, Any]]:
+    """Return the documents of a collection that a query asks for."""
     if collection == "runs":
-        return _ask_runs(connection, asked, set(gone))
+        return _ask_runs(database, asked)
     if collection not in _FIELDS:
         raise ConfigError(f"no collection {collection!r}; {nearest(collection, COLLECTIONS)}")
-    return _ask_rows(connection, collection, asked)
+    for name in asked.names:
+        if name not in _FIELDS[collection]:
+            raise ConfigError(f"{collection} have no field {name!r}; {nearest(name, _FIELDS[collection])}")
+    holds = matcher(asked.where)
+    fields, limit = asked.fields or _FIELDS[collection], asked.limit and min(asked.limit, sys.maxsize)
+    with database.read() as connection:
+        rows = _rows(connection, collection, asked)
+        found: Iterable[dict[str, Any]] = (row for row in rows if holds(lambda name, row=row: [row[name]]))  # type: ignore[misc]
+        for name, descending in reversed(asked.order):
+            found = ordered(found, name, descending)
+        return [{name: row[name] for name in fields} for row in islice(found, limit)]
 
 
-def _ask_runs(connection: Connection, asked: Asked, gone: set[int]) -> list[dict[str, Any]]:
+def _rows(connection: Connection, collection: str, asked: Asked) -> Iterator[dict[str, Any]]:
+    """Yield the documents of a collection as they were written, those that the database can leave out not."""
+    from sqlalchemy import select
+
+    from everstep.index.run_queries import clean
+    from everstep.index.sql_tables import checkpoints, runs, valid_metrics
+
+    v, c = valid_metrics.c, checkpoints.c
+    if collection == "checkpoints":
+        columns = {name: c[name] for name in _FIELDS[collection] if name != "run"} | {"run": runs.c.name}
+        chosen = select(*(columns[name].label(name) for name in _FIELDS[collection]))
+        chosen = chosen.join_from(checkpoints, runs).order_by(runs.c.name, c.segment, c.offset)
+    else:
+        columns = {name: v[name] for name in _ROW}
+        chosen = select(*columns.values())
+        chosen = chosen.order_by(*(v[name] for name in ("run", "phase", "name", "segment", "offset", "row")))
+    if collection == "evaluations":
+        chosen = chosen.where(v.phase.not_in(("head", "step")))
+    for leaf in required(asked.where):
+        texts = [value for value in leaf.values if isinstance(value, str) and value == clean(value)]
+        if leaf.operator in ("$eq", "$in") and leaf.path in ("run", "phase", "name"):
+            if len(texts) == len(leaf.values):
+                chosen = chosen.where(columns[leaf.path].in_(texts))
+    for found in connection.execute(chosen, execution_options={"yield_per": 10_000}).mappings():
+        row = dict(found)
+        if "value" in row:
+            row |= {"wall": bool(row["wall"]), "value": math.nan if row["value"] is None else row["value"]}
+        yield row
+
+
+def _ask_runs(database: Database, asked: Asked) -> list[dict[str, Any]]:
     """Return facts, record and last values of runs."""
-    from everstep.index.columns import RunColumns, last_values_of
-    from everstep.index.run_queries import newest_facts
+    from everstep.index.columns import RunColumns
+    from everstep.index.run_queries import last_values_of, newest_facts
 
-    columns = RunColumns(connection, gone)
+    columns = RunColumns(database)
     columns.require(leaves(asked.where), [name for name, _ in asked.order] + list(asked.fields))
     rows = columns.find(asked.where)
     for name, descending in reversed(asked.order):
@@ -220,57 +233,24 @@ def _ask_runs(connection: Connection, asked: Asked, gone: set[int]) -> list[dict
         rows = ordered(rows, name, descending)
     rows = rows[: asked.limit]
     keys = [row["id"] for row in rows]
-    recorded = newest_facts(connection, keys)
-    last = {} if asked.fields else last_values_of(connection, keys)
+    with database.read() as connection:
+        recorded = newest_facts(connection, keys)
+        last = {} if asked.fields else last_values_of(connection, keys)
     documents = [
         {
-            **recorded.get(row["id"], {}),
             # reversed: the phase that a bare name means comes first
             **{name: value for (_, name), value in reversed(last.get(row["id"], {}).items())},
+            **recorded.get(row["id"], {}),
             **{fact: row[fact] for fact in FACTS},
         }
         for row in rows
     ]
-    tops = {*FACTS, "run", *(name for tree in recorded.values() for name in tree)}
     for name in asked.fields:
-        if name.partition(".")[0] not in tops:  # a metric, or what is computed
-            values = columns.first(name)
-            for key, document in zip(keys, documents, strict=True):
-                document.update({name: values[key]} if key in values else {})
+        values = columns.first(name)
+        for key, document in zip(keys, documents, strict=True):
+            if name.partition(".")[0] not in document and key in values:  # a metric
+                document[name] = values[key]
     return [project(document, asked.fields) for document in documents] if asked.fields else documents
-
-
-def _ask_rows(connection: Connection, collection: str, asked: Asked) -> list[dict[str, Any]]:
-    from sqlalchemy import select, true
-
-    from everstep.index.sql_tables import checkpoints, runs, valid_metrics
-
-    source: Any = valid_metrics
-    columns = {name: valid_metrics.c[name] for name in _ROW}
-    written = tuple(valid_metrics.c[name] for name in ("run", "phase", "name", "segment", "offset", "row"))
-    if collection == "checkpoints":
-        source = checkpoints.join(runs, runs.c.id == checkpoints.c.run)
-        columns = {name: checkpoints.c[name] for name in _FIELDS[collection]} | {"run": runs.c.name}
-        written = runs.c.name, checkpoints.c.segment, checkpoints.c.offset
-    for name in asked.names:
-        if name not in columns:
-            raise ConfigError(f"{collection} have no field {name!r}; {nearest(name, columns)}")
-    kinds = dict.fromkeys(("run", "phase", "name"), "text") | {"wall": "bool"}
-    chosen = select(*(columns[name].label(name) for name in dict.fromkeys(asked.fields or columns)))
-    chosen = chosen.select_from(source).where(
-        columns["phase"].not_in(("head", "step")) if collection == "evaluations" else true(),
-        sql_condition(asked.where, lambda name: (columns[name], kinds.get(name, "number"))),
-    )
-    # A missing value, such as NaN, comes last either way.
-    order = (columns[name].desc() if down else columns[name].asc() for name, down in asked.order)
-    chosen = chosen.order_by(*(one.nulls_last() for one in order), *written).limit(asked.limit)
-    found = [dict(row) for row in connection.execute(chosen).mappings()]
-    for row in found:
-        if "wall" in row:
-            row["wall"] = bool(row["wall"])
-        if "value" in row and row["value"] is None:
-            row["value"] = math.nan
-    return found
 
 
 def project(document: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -318,11 +298,11 @@ def open_index(index: str | None) -> tuple[Database, list[str]]:
     from everstep.index.database import Database
     from everstep.index.shipping import run_dirs, sync
 
-    found = index_place(index)
-    folder = runs_of(found)
-    if isinstance(found, Path) and not found.exists() and not (folder.is_dir() and run_dirs(folder)):
+    place = index_place(index)
+    folder = runs_of(place)
+    if isinstance(place, Path) and not place.exists() and not (folder.is_dir() and run_dirs(folder)):
         raise RunIndexError(f"there are no runs in {folder}: change to a folder with runs, or pass --index")
-    database, folders = Database(found), [folder] if folder.is_dir() else []
+    database, folders = Database(place), [folder] if folder.is_dir() else []
     try:
         problems = sync(database, folders, named=False).problems
         if not database.exists():  # no run could be shipped: an empty list, and the problems
@@ -330,18 +310,12 @@ def open_index(index: str | None) -> tuple[Database, list[str]]:
                 pass
         return database, problems
     except (IndexBusyError, UnwritableIndexError) as error:
-        if _readable(database):
-            return database, [f"the index may lack the newest rows: {error}"]
-        if database.shared:
-            raise
+        try:
+            with database.read():
+                return database, [f"the index may lack the newest rows: {error}"]
+        except RunIndexError:
+            if database.shared:
+                raise error from None
         alone = Database(None)
         problems = [f"{error}; the journals in {folder} are read instead"]
         return alone, problems + sync(alone, folders, named=False).problems
-
-
-def _readable(database: Database) -> bool:
-    try:
-        with database.read():
-            return True
-    except RunIndexError:
-        return False

@@ -16,7 +16,6 @@ from sqlalchemy import Connection, select
 
 from everstep.display.cells import finite
 from everstep.index.database import Database
-from everstep.index.run_queries import one_of
 from everstep.index.sql_tables import UnknownContentError, blocks, segments, series
 from everstep.record.journal_format import block_columns, is_block
 from everstep.record.segment_file import StoredBlock
@@ -77,7 +76,7 @@ def curves(database: Database, runs: Sequence[Mapping[str, Any]], options: Curve
 
 def read_rows(connection: Connection, runs: Sequence[int], phase: str, name: str) -> dict[int, Rows]:
     """Return run -> rows of a metric, for the keys of some runs; empty for a run without the metric."""
-    mine = one_of(connection, series.c.run, runs) & (series.c.phase == phase) & (series.c.name == name)
+    mine = series.c.run.in_(runs) & (series.c.phase == phase) & (series.c.name == name)
     chosen = (
         select(
             *(series.c.run, blocks.c.segment, blocks.c.offset, blocks.c.packed),

@@ -13,11 +13,10 @@ from sqlalchemy import func, select
 
 from everstep.index import query
 from everstep.index.database import Database
-from everstep.index.location import Location, runs_of
-from everstep.index.readers import is_run
+from everstep.index.location import Location, is_run, runs_of
 from everstep.index.run_facts import IndexBusyError, UnwritableIndexError
-from everstep.index.run_queries import newest_facts, one_of, run_rows
-from everstep.index.shipping import gone_runs, is_here, sync
+from everstep.index.run_queries import newest_facts, run_rows
+from everstep.index.shipping import is_here, sync
 from everstep.index.sql_tables import segments
 from everstep.labels import NAMES as LABELS
 from everstep.ui.runs_table import RunsTable, run_id
@@ -100,7 +99,7 @@ class FollowedIndex:
         runs = {run["id"]: run for run in self.table.chosen(ids)}
         sized = select(segments.c.run, func.sum(segments.c.size)).group_by(segments.c.run)
         with self.database.read() as connection:
-            found = connection.execute(sized.where(one_of(connection, segments.c.run, runs)))
+            found = connection.execute(sized.where(segments.c.run.in_(runs)))
             return {run_id(runs[run]): int(size) for run, size in found}
 
     def _ship(self, only: Collection[Path] | None = None) -> None:
@@ -116,10 +115,9 @@ class FollowedIndex:
         except (IndexBusyError, UnwritableIndexError) as error:
             trouble = [f"the page may lack the newest rows: {error}"]
         with self.database.read() as connection:
-            gone = gone_runs(self.database, connection)
-            state = run_rows(connection, gone), newest_facts(connection, names=LABELS)
+            state = run_rows(connection), newest_facts(connection, names=LABELS)
         if state != self._state:
-            self.table = RunsTable(self.database, gone)
+            self.table = RunsTable(self.database)
             self.version, self._state = self.version + 1, state
         self._trouble = trouble
 

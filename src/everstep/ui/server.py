@@ -30,8 +30,7 @@ from everstep.ui import STATIC
 from everstep.ui.access import Access
 from everstep.ui.curves import MOST_POINTS, CurveOptions, curves
 from everstep.ui.followed_index import FollowedIndex
-from everstep.ui.one_run import one_run
-from everstep.ui.run_files import MissingError, content_of, last_lines, summaries_of
+from everstep.ui.one_run import MissingError, content_of, last_lines, one_run, summaries_of
 from everstep.ui.runs_table import ListOptions, RunsTable, run_id
 
 LONGEST = 10_000

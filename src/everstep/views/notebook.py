@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from everstep.display.cells import cell, in_line
@@ -49,10 +49,11 @@ class ShownRun:
         )
 
     def _repr_html_(self) -> str:
-        facts = [{"": name, "value": cell(name, self.facts[name])} for name in _FACTS]
-        parts = (("starts", self.starts), ("metrics", self.metrics), ("checkpoints", self.checkpoints))
-        tables = [(title, rows, rows.columns) for title, rows in parts]
-        return notebook_html(repr(self), self._charts, [("", facts, ("", "value")), *tables])
+        facts = Documents([{"": n, "value": cell(n, self.facts[n])} for n in _FACTS], ("", "value"))
+        tables = {"": facts, "starts": self.starts, "metrics": self.metrics, "checkpoints": self.checkpoints}
+        return notebook_html(
+            repr(self), self._charts, [(title, rows, rows.columns) for title, rows in tables.items()]
+        )
 
 
 class Comparison:
@@ -125,10 +126,11 @@ def compare(*runs: str | os.PathLike[str], index: str | os.PathLike[str] | None 
     return Comparison(compared, _charts(compared.runs, found))
 
 
-def _find(runs: Iterable[str | os.PathLike[str]], index: str | os.PathLike[str] | None) -> list[Found]:
-    place = None if index is None else os.fspath(index)
+def _find(runs: Sequence[str | os.PathLike[str]], index: str | os.PathLike[str] | None) -> list[Found]:
     problems: list[str] = []
-    found = find_all([os.fspath(run) for run in runs], place, problems.extend)
+    found = find_all(
+        [os.fspath(run) for run in runs], None if index is None else os.fspath(index), problems.extend
+    )
     for problem in problems:
         warnings.warn(problem, RuntimeWarning, stacklevel=3)
     return found
@@ -137,16 +139,13 @@ def _find(runs: Iterable[str | os.PathLike[str]], index: str | os.PathLike[str] 
 def _charts(titles: Sequence[str], runs: Sequence[Found]) -> list[Chart]:
     """Draw the metrics that most of the runs have, those measured outside steps first."""
     having: Counter[tuple[str, str]] = Counter()
-    rows: list[dict[str, Any]] = []
-    for run in runs:
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for title, run in zip(titles, runs, strict=True):
         with run.database.read() as connection:
-            having.update(metric_names(connection, run.id))
+            for phase, name in metric_names(connection, run.id):
+                having[phase, name] += 1
+                values = metric_rows(connection, run.id, name, phase)
+                rows.setdefault((phase, name), []).extend({**row._asdict(), "run": title} for row in values)
     late = ("epoch", "step", "head")
-    ranked = sorted(having, key=lambda key: (-having[key], late.index(key[0]) if key[0] in late else -1, key))
-    for phase, name in ranked[:_MOST_CHARTS]:
-        for title, run in zip(titles, runs, strict=True):
-            with run.database.read() as connection:
-                if (phase, name) in metric_names(connection, run.id):
-                    values = metric_rows(connection, run.id, name, phase)
-                    rows += [{**row._asdict(), "run": title} for row in values]
-    return charts_of(rows)
+    ranked = sorted(having, key=lambda key: (-having[key], key[0] in late and late.index(key[0]) + 1, key))
+    return charts_of([row for key in ranked[:_MOST_CHARTS] for row in rows[key]])
