@@ -147,7 +147,7 @@ class Database:
         return bool(version == VERSION)
 
     def _make_file(self) -> None:
-        """Make a file without tables that nobody else may read: a run may be private, and its values are here.
+        """Make a file without tables, which nobody else can read: it gets the values of private runs.
 
         It is in WAL mode from the beginning: SQLite writes a rollback journal where it changes the mode.
         """
@@ -199,8 +199,8 @@ class Database:
         kind = UnwritableIndexError if code.startswith(_DISK) else RunIndexError
         remedy = "the server" if self.shared else "the disk"
         return kind(
-            f"the index {self.name} cannot be used ({message}); check {remedy} and your rights there, and run "
-            "everstep sync"
+            f"the index {self.name} cannot be used ({message}); check {remedy} and your rights there, and "
+            "run everstep sync"
         )
 
     def _malformed(self, why: str) -> RunIndexError:
@@ -258,9 +258,9 @@ def _require_own_files(path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # the last connection of another process deletes them
             if not stat.S_ISREG(os.lstat(index + end).st_mode) or end == "-journal":
                 raise UnwritableIndexError(
-                    f"the index {path} is not opened: {index}{end} is not a file of everstep, and SQLite would "
-                    "change and delete files by what it says. Move both files away and run everstep sync: "
-                    "the index is made again from the journals"
+                    f"the index {path} is not opened: {index}{end} is not of everstep, and SQLite would change "
+                    "and delete files by what it says. Move both files away and run everstep sync: the index "
+                    "is made again from the journals"
                 )
 
 

@@ -24,7 +24,14 @@ _ORDERS: dict[str, Callable[[Any, Any], Any]] = {
     "$lt": operator.lt,
     "$lte": operator.le,
 }
-COMPARISONS = ("$eq", "$ne", *_ORDERS, "$in", "$not", "$exists")
+_TAKES: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(("$eq", "$ne"), (object, "")),
+    **dict.fromkeys(_ORDERS, (bool | int | float | str, "a number, a string, true or false")),
+    "$in": (list | tuple, "a list"),
+    "$exists": (bool, "true or false"),
+    "$not": (Mapping, "operators, as in {'$not': {'$gt': 1}}"),
+}
+"""Operator on a field -> types of what it takes, and these in words."""
 GROUPS = ("$and", "$or")
 CONTAINS = "contains"
 """Operator of a bare word among comparisons: a part of a run's name."""
@@ -68,22 +75,13 @@ Values: TypeAlias = Callable[[str], Sequence[Any]]
 """Returns the values at a path of a document."""
 
 
-def leaves(node: Node) -> Iterator[Leaf]:
-    """Yield all conditions, in their order."""
+def leaves(node: Node, required: bool = False) -> Iterator[Leaf]:
+    """Yield all conditions in their order, or only those without which the whole does not hold."""
     if isinstance(node, Leaf):
         yield node
-    else:
+    elif not required or (isinstance(node, Group) and node.every):
         for part in [node.part] if isinstance(node, Not) else node.parts:
-            yield from leaves(part)
-
-
-def required(node: Node) -> Iterator[Leaf]:
-    """Yield the conditions without which the whole does not hold."""
-    if isinstance(node, Leaf):
-        yield node
-    elif isinstance(node, Group) and node.every:
-        for part in node.parts:
-            yield from required(part)
+            yield from leaves(part, required)
 
 
 # ---------------------------------------------------------------------------------- JSON
@@ -119,8 +117,8 @@ def _filter(where: Any) -> Node:
             parts.append(_conditions(key, value))
         elif key not in GROUPS:
             raise ConfigError(
-                f"no operator {key} between filters; {nearest(key, GROUPS)}; one on a field stands inside it, "
-                "as in {'step': {'$gt': 1}}"
+                f"no operator {key} between filters; {nearest(key, GROUPS)}; those on a field stand inside "
+                "it, as in {'step': {'$gt': 1}}"
             )
         elif not isinstance(value, list | tuple) or not value:
             raise ConfigError(f"{key} takes a list of one or more filters; change {value!r}")
@@ -133,41 +131,29 @@ def _conditions(path: str, value: Any) -> Node:
     """Read the conditions on a field: a value to equal, or operators."""
     if isinstance(value, Mapping) and any(str(key).startswith("$") for key in value):
         return Group(True, tuple(_condition(path, key, item) for key, item in value.items()))
-    if isinstance(value, Mapping) and value and all(f"${key}" in COMPARISONS for key in value):
+    if isinstance(value, Mapping) and value and all(f"${key}" in _TAKES for key in value):
         raise ConfigError(f"{path}: operators begin with $; change {value!r}, or ask for {{'$eq': ...}}")
-    return Leaf(path, "$eq", _json(path, value))
+    return _condition(path, "$eq", value)
 
 
 def _condition(path: str, sign: str, value: Any) -> Node:
-    if sign not in COMPARISONS:
-        raise ConfigError(f"{path}: no operator {sign}; {nearest(str(sign), COMPARISONS)}")
-    types, what = _TAKES.get(sign, (object, ""))
-    if not isinstance(value, types):
+    if sign not in _TAKES:
+        raise ConfigError(f"{path}: no operator {sign}; {nearest(str(sign), _TAKES)}")
+    types, what = _TAKES[sign]
+    fits = isinstance(value, types)
+    if fits and sign == "$not":
+        fits = bool(value) and all(str(key).startswith("$") for key in value)
+    if not fits:
         raise ConfigError(f"{path}: {sign} takes {what}; change {value!r}")
     if sign == "$not":
-        if not value or not all(str(key).startswith("$") for key in value):
-            raise ConfigError(f"{path}: $not takes {what}; change {value!r}")
         return Not(_conditions(path, value))
-    leaf = Leaf(path, "$eq" if sign == "$ne" else sign, _json(path, value))
-    return Not(leaf) if sign == "$ne" else leaf
-
-
-_TAKES: dict[str, tuple[Any, str]] = {
-    **dict.fromkeys(_ORDERS, (bool | int | float | str, "a number, a string, true or false")),
-    "$in": (list | tuple, "a list"),
-    "$exists": (bool, "true or false"),
-    "$not": (Mapping, "operators, as in {'$not': {'$gt': 1}}"),
-}
-
-
-def _json(path: str, value: Any) -> Any:
-    """Convert a value to JSON's types."""
     try:
-        return json.loads(json.dumps(value))
+        value = json.loads(json.dumps(value))
     except (TypeError, ValueError):
         raise ConfigError(
-            f"{path}: {value!r} is not a JSON value; give null, true, false, numbers, strings, lists or objects"
+            f"{path}: {value!r} is not a JSON value; give null, true, false, numbers, strings, lists, objects"
         ) from None
+    return Not(Leaf(path, "$eq", value)) if sign == "$ne" else Leaf(path, sign, value)
 
 
 # ---------------------------------------------------------------------------------- words
@@ -198,9 +184,7 @@ def parse_words(text: str) -> Group:
                 "< <= = != >= >, as in 'valid_loss<0.3 status=finished', or a part of a run's name"
             )
         word = match["word"]
-        parts.append(
-            Leaf("name", CONTAINS, word) if word else _comparison(*match.group("name", "sign", "value"))
-        )
+        parts.append(Leaf("name", CONTAINS, word) if word else _comparison(*match.group(1, 2, 3)))
         at = match.end()
     return Group(True, tuple(parts))
 
@@ -213,14 +197,13 @@ def _comparison(name: str, sign: str, text: str) -> Node:
             value = float(text)
     if sign in _SIGNS:
         return Leaf(name, _SIGNS[sign], value)
-    truth = [value == "true"] if value in ("true", "false") else []
-    equal = Leaf(name, "$in", [value, *truth])
+    equal = Leaf(name, "$in", [value, value == "true"] if value in ("true", "false") else [value])
     return Not(equal) if sign == "!=" else equal
 
 
 def why_none(conditions: Group) -> str:
     """Say what conditions on names may have meant, for an empty answer; "" where that is clear."""
-    for leaf in required(conditions):
+    for leaf in leaves(conditions, required=True):
         if leaf.path == "name" and leaf.operator == "$in":
             name = leaf.value[0]
             return f"name={name} asks for a whole name; {name} alone finds the names that contain it"
@@ -254,31 +237,22 @@ def _test(leaf: Leaf) -> Callable[[Any], bool]:
     if leaf.operator in ("$eq", "$in"):
         keys = {_key(value) for value in leaf.values}
         return lambda value: _key(value) in keys
-    kind, order = kind_of(wanted), _ORDERS[leaf.operator]
-    return lambda value: kind_of(value) == kind and bool(order(value, wanted))
+    kind, order = _kind_of(wanted), _ORDERS[leaf.operator]
+    return lambda value: _kind_of(value) == kind and bool(order(value, wanted))
 
 
-def kind_of(value: Any) -> str:
+def _kind_of(value: Any) -> type:
     """Return the kind of a JSON value: values of one kind are compared."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, int | float):
-        return "number"
-    return "text" if isinstance(value, str) else "list" if isinstance(value, list) else "object"
+    return float if isinstance(value, int) and not isinstance(value, bool) else type(value)
 
 
-def _key(value: Any) -> tuple[str, Any]:
+def _key(value: Any) -> tuple[Any, Any]:
     """Return what is equal for equal values: 1 equals 1.0, true is not 1, NaN equals itself."""
-    kind = kind_of(value)
-    if kind == "number" and value != value:
-        return kind, "nan"
-    if kind == "list":
-        return kind, tuple(map(_key, value))
-    if kind == "object":
-        return kind, frozenset((name, _key(item)) for name, item in value.items())
-    return kind, value
+    if isinstance(value, list):
+        return list, tuple(map(_key, value))
+    if isinstance(value, dict):
+        return dict, frozenset((name, _key(item)) for name, item in value.items())
+    return _kind_of(value), value if value == value else "nan"
 
 
 def values_at(tree: Mapping[str, Any], path: str) -> list[Any]:

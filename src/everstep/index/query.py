@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from everstep.arguments import integer
 from everstep.display.cells import flat
 from everstep.errors import ConfigError, RunIndexError, alike, nearest
-from everstep.index.filters import Node, leaves, matcher, ordered, parse, required
+from everstep.index.filters import Node, leaves, matcher, ordered, parse
 from everstep.index.location import FILE, Location, as_location, index_from_here, runs_of
 from everstep.index.run_facts import FACTS, SHOWN, IndexBusyError, UnwritableIndexError
 
@@ -24,8 +24,18 @@ if TYPE_CHECKING:
 
     from everstep.index.database import Database
 
-MOST_METRICS = 8
+_MOST_METRICS = 8
 """Most metrics in a table of runs."""
+
+_ROW = ("run", "phase", "name", "epoch", "step", "seq", "value", "count", "wall", "segment")
+_FIELDS = {
+    "metrics": _ROW,
+    "evaluations": _ROW,
+    "checkpoints": ("run", "name", "step", "segment", "bytes", "time"),
+}
+"""Fields of the documents of a collection; those of runs differ."""
+
+COLLECTIONS = ("runs", *_FIELDS)
 
 
 class Documents(list[dict[str, Any]]):
@@ -34,15 +44,11 @@ class Documents(list[dict[str, Any]]):
     Args:
         rows: the documents.
         columns: the fields that a table shows, and the first columns of a frame.
-        metric: the metric whose values the documents have, where they do not name it.
     """
 
-    def __init__(
-        self, rows: Iterable[dict[str, Any]] = (), columns: Sequence[str] = (), metric: str | None = None
-    ) -> None:
+    def __init__(self, rows: Iterable[dict[str, Any]] = (), columns: Sequence[str] = ()) -> None:
         super().__init__(rows)
         self.columns = tuple(dict.fromkeys(columns))
-        self.metric = metric
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a frame with a row per document, and a column per value.
@@ -67,9 +73,26 @@ class Documents(list[dict[str, Any]]):
     def _repr_html_(self) -> str:
         from everstep.display.html import charts_of, notebook_html
 
-        if not self:
-            return "<p>no documents</p>"
-        return notebook_html("", charts_of(self, self.metric), [("", self, self.columns)])
+        return notebook_html("" if self else "no documents", charts_of(self), [("", self, self.columns)])
+
+
+class Asked(NamedTuple):
+    """Query: filter, names to sort by ("-NAME": the largest first), most documents, fields."""
+
+    where: Node
+    sort: Sequence[str] = ()
+    limit: int | None = None
+    fields: Sequence[str] = ()
+
+    @property
+    def order(self) -> list[tuple[str, bool]]:
+        """Names to sort by, each with whether the largest comes first; the last is sorted by first."""
+        return [(name.removeprefix("-"), name.startswith("-")) for name in reversed(self.sort)]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all fields in the query."""
+        return [*(leaf.path for leaf in leaves(self.where)), *(name for name, _ in self.order), *self.fields]
 
 
 def query(
@@ -117,18 +140,12 @@ def query(
     found = ask(database, collection, asked)
     for problem in problems:
         warnings.warn(problem, RuntimeWarning, stacklevel=2)
-    named = [leaf.value for leaf in required(asked.where) if leaf[:2] == ("name", "$eq")]
-    metric = named[0] if named and isinstance(named[0], str) else None
-    return Documents(found, asked.fields or _columns(collection, asked.names, found), metric)
-
-
-def _columns(collection: str, asked: Sequence[str], found: Sequence[dict[str, Any]]) -> Sequence[str]:
-    """List the fields that a table shows: of runs those of `everstep runs`, those asked for, and metrics."""
-    if collection != "runs":
-        return _FIELDS.get(collection, ())
-    numbers = (name for run in found for name, value in run.items() if isinstance(value, float))
-    metrics = [name for name in dict.fromkeys(numbers) if name not in FACTS]
-    return (*SHOWN, *asked, *metrics[:MOST_METRICS])
+    columns = fields or _FIELDS.get(collection, ())
+    if not columns:  # of runs those of `everstep runs`, those in the query, and metrics
+        numbers = (name for run in found for name, value in run.items() if isinstance(value, float))
+        metrics = [name for name in dict.fromkeys(numbers) if name not in FACTS]
+        columns = (*SHOWN, *asked.names, *metrics[:_MOST_METRICS])
+    return Documents(found, columns)
 
 
 def _names(what: str, names: Sequence[str]) -> Sequence[str]:
@@ -139,36 +156,6 @@ def _names(what: str, names: Sequence[str]) -> Sequence[str]:
 
 
 # ------------------------------------------------------------------------------ documents
-
-_ROW = ("run", "phase", "name", "epoch", "step", "seq", "value", "count", "wall", "segment")
-_FIELDS = {
-    "metrics": _ROW,
-    "evaluations": _ROW,
-    "checkpoints": ("run", "name", "step", "segment", "bytes", "time"),
-}
-"""Fields of the documents of a collection; those of runs differ."""
-
-COLLECTIONS = ("runs", *_FIELDS)
-"""Names of the collections."""
-
-
-class Asked(NamedTuple):
-    """Query: filter, names to sort by ("-NAME": the largest first), most documents, fields."""
-
-    where: Node
-    sort: Sequence[str] = ()
-    limit: int | None = None
-    fields: Sequence[str] = ()
-
-    @property
-    def order(self) -> list[tuple[str, bool]]:
-        """Names to sort by, each with whether the largest comes first."""
-        return [(name.removeprefix("-"), name.startswith("-")) for name in self.sort]
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all fields in the query."""
-        return [*(leaf.path for leaf in leaves(self.where)), *(name for name, _ in self.order), *self.fields]
 
 
 def ask(database: Database, collection: str, asked: Asked) -> list[dict[str, Any]]:
@@ -185,34 +172,36 @@ def ask(database: Database, collection: str, asked: Asked) -> list[dict[str, Any
     with database.read() as connection:
         rows = _rows(connection, collection, asked)
         found: Iterable[dict[str, Any]] = (row for row in rows if holds(lambda name, row=row: [row[name]]))  # type: ignore[misc]
-        for name, descending in reversed(asked.order):
+        for name, descending in asked.order:
             found = ordered(found, name, descending)
         return [{name: row[name] for name in fields} for row in islice(found, limit)]
 
 
 def _rows(connection: Connection, collection: str, asked: Asked) -> Iterator[dict[str, Any]]:
-    """Yield the documents of a collection as they were written, those that the database can leave out not."""
+    """Yield documents as they were written; the database leaves out those of other runs, phases and names."""
     from sqlalchemy import select
 
     from everstep.index.run_queries import clean
     from everstep.index.sql_tables import checkpoints, runs, valid_metrics
 
-    v, c = valid_metrics.c, checkpoints.c
+    source, of_run, written = checkpoints, runs.c.name, ("segment", "offset")
+    if collection != "checkpoints":
+        source, of_run, written = (
+            valid_metrics,
+            valid_metrics.c.run,
+            ("phase", "name", "segment", "offset", "row"),
+        )
+    columns = {name: source.c[name] for name in _FIELDS[collection]} | {"run": of_run}
+    chosen = select(*(column.label(name) for name, column in columns.items()))
+    chosen = chosen.order_by(of_run, *(source.c[name] for name in written))
     if collection == "checkpoints":
-        columns = {name: c[name] for name in _FIELDS[collection] if name != "run"} | {"run": runs.c.name}
-        chosen = select(*(columns[name].label(name) for name in _FIELDS[collection]))
-        chosen = chosen.join_from(checkpoints, runs).order_by(runs.c.name, c.segment, c.offset)
-    else:
-        columns = {name: v[name] for name in _ROW}
-        chosen = select(*columns.values())
-        chosen = chosen.order_by(*(v[name] for name in ("run", "phase", "name", "segment", "offset", "row")))
-    if collection == "evaluations":
-        chosen = chosen.where(v.phase.not_in(("head", "step")))
-    for leaf in required(asked.where):
-        texts = [value for value in leaf.values if isinstance(value, str) and value == clean(value)]
+        chosen = chosen.where(runs.c.id == checkpoints.c.run)
+    elif collection == "evaluations":
+        chosen = chosen.where(valid_metrics.c.phase.not_in(("head", "step")))
+    for leaf in leaves(asked.where, required=True):
         if leaf.operator in ("$eq", "$in") and leaf.path in ("run", "phase", "name"):
-            if len(texts) == len(leaf.values):
-                chosen = chosen.where(columns[leaf.path].in_(texts))
+            if all(isinstance(value, str) and value == clean(value) for value in leaf.values):
+                chosen = chosen.where(columns[leaf.path].in_(leaf.values))
     for found in connection.execute(chosen, execution_options={"yield_per": 10_000}).mappings():
         row = dict(found)
         if "value" in row:
@@ -228,7 +217,7 @@ def _ask_runs(database: Database, asked: Asked) -> list[dict[str, Any]]:
     columns = RunColumns(database)
     columns.require(leaves(asked.where), [name for name, _ in asked.order] + list(asked.fields))
     rows = columns.find(asked.where)
-    for name, descending in reversed(asked.order):
+    for name, descending in asked.order:
         columns.add(rows, [name])
         rows = ordered(rows, name, descending)
     rows = rows[: asked.limit]
@@ -236,21 +225,20 @@ def _ask_runs(database: Database, asked: Asked) -> list[dict[str, Any]]:
     with database.read() as connection:
         recorded = newest_facts(connection, keys)
         last = {} if asked.fields else last_values_of(connection, keys)
-    documents = [
-        {
-            # reversed: the phase that a bare name means comes first
-            **{name: value for (_, name), value in reversed(last.get(row["id"], {}).items())},
-            **recorded.get(row["id"], {}),
-            **{fact: row[fact] for fact in FACTS},
-        }
-        for row in rows
-    ]
+    documents = []
+    for row in rows:
+        # reversed: the phase that a bare name means comes first, and counts
+        metrics = {name: value for (_, name), value in reversed(last.get(row["id"], {}).items())}
+        facts = {name: row[name] for name in FACTS}
+        documents.append({**metrics, **recorded.get(row["id"], {}), **facts})
+    if not asked.fields:
+        return documents
     for name in asked.fields:
         values = columns.first(name)
         for key, document in zip(keys, documents, strict=True):
             if name.partition(".")[0] not in document and key in values:  # a metric
                 document[name] = values[key]
-    return [project(document, asked.fields) for document in documents] if asked.fields else documents
+    return [project(document, asked.fields) for document in documents]
 
 
 def project(document: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -279,11 +267,9 @@ def index_place(index: str | None) -> Location:
     if index is None:
         return index_from_here()
     found = as_location(index)
-    if not isinstance(found, Path) or found.is_file():
-        return found
-    if found.is_dir():
+    if isinstance(found, Path) and found.is_dir():
         return found / FILE
-    if found.suffix == Path(FILE).suffix:
+    if not isinstance(found, Path) or found.is_file() or found.suffix == Path(FILE).suffix:
         return found
     beside = found.parent.iterdir() if found.parent.is_dir() else ()
     near = alike(found.name, (path.name for path in beside if path.is_dir()), cutoff=0.5)

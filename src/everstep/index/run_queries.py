@@ -55,7 +55,7 @@ def run_names(connection: Connection) -> list[str]:
 def find_run(
     connection: Connection, text: str, *, exactly: bool = False, place: str = "that was read"
 ) -> dict[str, Any]:
-    """Find the row of a run by its name, with or without the six digits, its directory's name, or a beginning.
+    """Find a run's row by its name, with or without the six digits, its directory's name, or a beginning.
 
     A run whose directory is gone is found only if no other run is.
 
@@ -199,7 +199,7 @@ def _measures_a_run() -> ColumnElement[bool]:
 def last_values_of(
     connection: Connection, of: Collection[int] | None = None, metric: str | None = None
 ) -> ByMetric:
-    """Return the last values of metrics: of all runs or some, of all metrics or one ("NAME" or "PHASE/NAME")."""
+    """Return last values: of all runs or some, of all metrics or one ("NAME" or "PHASE/NAME")."""
     last = _last(metrics.c.step).label("step"), _last(metrics.c.value).label("value")
     chosen = _of(select(series.c.run, series.c.phase, series.c.name, *last), series.c.run, of)
     if metric is not None:
@@ -229,7 +229,7 @@ def best_of(connection: Connection, metric: str) -> dict[int, float]:
 
 
 def summaries(connection: Connection, run: int, *, steps: bool = True) -> list[Summary]:
-    """Summarise the metrics of a run, those measured outside steps first, with `steps` those of steps, too."""
+    """Summarise the metrics of a run, those measured outside steps first, or these alone."""
     m = valid_metrics.c
     extremes = func.min(m.value).filter(_finite()), func.max(m.value).filter(_finite())
     chosen = select(series.c.id, series.c.phase, series.c.name, func.count(m.step))

@@ -345,7 +345,6 @@ def _forget(connection: Connection, run: int) -> None:
         connection.execute(delete(table).where(table.c.series.in_(mine)))
     for table in (series, facts, checkpoints, events, segments):
         connection.execute(delete(table).where(table.c.run == run))
-    connection.execute(update(runs).where(runs.c.id == run).values(started=None))
 
 
 # ----------------------------------------------------------------------------------- one segment
@@ -368,26 +367,25 @@ def _read_on(
     start["torn"] = found.torn or None
     start["problems"] = json.dumps(stored(start["problems"], list) + problems)
     start["size"], start["begun"] = found.size, max(int(found.started), start["begun"])
-    start["end"] = max(start["end"], found.end)
     if found.parent is not None:
         start["parent"], start["parent_offset"] = found.parent
     times = [event.time for event in found.events] + [block.time for block in found.blocks]
     start["last"] = max([start["last"] or 0.0, *times]) or None
     for event in found.events:
         _note(start, event)
-    kept = [event for event in found.events if event.kind not in ("segment", "progress")]  # `start` has them
-    columns = ((e.segment, e.offset, _text(e.kind), e.time, int(e.wall), json.dumps(e.data)) for e in kept)
-    _insert(connection, events, [(run, *column) for column in columns])
-    saves = (event for event in kept if event.kind == "checkpoint")
-    places = ((e.segment, e.offset, e.data["name"], e.data["bytes"], e.time, e.completed[0]) for e in saves)
-    _insert(connection, checkpoints, [(run, *place) for place in places])
+    new = [(e, (run, number, e.offset)) for e in found.events if e.kind not in ("segment", "progress")]
+    rows = [(*at, clean(e.kind), e.time, int(e.wall), json.dumps(e.data)) for e, at in new]
+    _insert(connection, events, rows)
+    saves = [(e, at) for e, at in new if e.kind == "checkpoint"]
+    rows = [(*at, e.data["name"], e.data["bytes"], e.time, e.completed[0]) for e, at in saves]
+    _insert(connection, checkpoints, rows)
     return start, _ship_blocks(connection, run, start, found.blocks)
 
 
 _NEW: dict[str, Any] = {
     **dict.fromkeys(("parent", "parent_offset", "started", "last", "said", "status", "reason", "torn")),
     **dict.fromkeys(("badge", "how", "diverged_at", "again")),
-    **dict.fromkeys(("size", "end", "begun", "valid_to", "step", "epoch"), 0),
+    **dict.fromkeys(("size", "begun", "valid_to", "step", "epoch"), 0),
     "facts": "{}",
     "problems": "[]",
 }
@@ -482,7 +480,8 @@ def _conclude(
     seen = [start["last"] for start in begun if start["last"] is not None]
     beat = time.time() if alive else max([row["heartbeat"] or 0.0, *seen]) or None
     recorded = stored(newest["facts"])
-    known = {name: value for name, value in recorded.items() if name not in LABELS} | labels(run_dir).told()
+    known = {clean(name): value for name, value in recorded.items() if name not in LABELS}
+    known |= labels(run_dir).told()
     status = newest["said"]
     if status is None:
         alive = held or _is_held(run_dir)
@@ -500,11 +499,9 @@ def _conclude(
         "step": newest["step"],
         "problems": json.dumps(problems := _problems(starts, status)),
     }
-    if newest["started"] != row["started"] or known != recorded:
-        newest["facts"] = json.dumps(known)
+    if known != newest_facts(connection, [row["id"]]).get(row["id"], {}):
         connection.execute(delete(facts).where(facts.c.run == row["id"]))
-        named = [(clean(name), row["id"], json.dumps(value)) for name, value in known.items()]
-        _insert(connection, facts, named)
+        _insert(connection, facts, [(name, row["id"], json.dumps(value)) for name, value in known.items()])
     if any(row[name] != value for name, value in values.items()):  # or the file would change at each look
         connection.execute(update(runs).where(runs.c.id == row["id"]).values(**values))
     return problems

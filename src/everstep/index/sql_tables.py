@@ -89,7 +89,7 @@ segments = Table(
     Column("number", Integer, primary_key=True),
     Column("parent", Integer),
     Column("parent_offset", _Big),
-    *_columns(_Big, "valid_to", "size", "end"),  # `size` bytes of the file are here, up to offset `end`
+    *_columns(_Big, "valid_to", "size"),  # `size`: bytes of the file that are here
     Column("begun", Integer, nullable=False),  # 0: killed before its start was written
     *_columns(Float, "started", "last", nullable=True),  # `last`: the newest time in it
     *_columns(_Words, "said", "status", "reason", nullable=True),  # `said`: how it ended, by its own words

@@ -24,9 +24,6 @@ from everstep.ui.runs_table import RunsTable, run_id
 _PAUSE, _SHARE = 0.5, 4
 """Least seconds between two looks at all journals; a look that takes long pauses `_SHARE` times as long."""
 
-_WATCHED = 5.0
-"""Seconds for which a run stays watched after its page has asked."""
-
 _MOST_PROBLEMS = 20
 """Most descriptions of faults that are kept."""
 
@@ -54,8 +51,6 @@ class FollowedIndex:
         """Why the newest look has failed."""
         self._lock = threading.Lock()
         self._due = 0.0
-        self._asked: dict[str, float] = {}
-        """Id of a run whose charts are open -> when its page asked last."""
         self._state: object = None
         """Rows and labels of all runs, as the table has them."""
         self.version = 0
@@ -88,11 +83,10 @@ class FollowedIndex:
 
         Their journals are shipped first.
         """
+        if not ids:
+            return {}
         with self._lock:
-            now = time.monotonic()
-            self._asked = {one: at for one, at in self._asked.items() if now - at < _WATCHED}
-            self._asked |= dict.fromkeys(ids, now)
-            watched = (run for run in self.table.chosen(self._asked) if run["status"] == "running")
+            watched = (run for run in self.table.chosen(ids) if run["status"] == "running")
             here = [Path(run["path"]) for run in watched if is_here(self.database, run["host"])]
             with suppress(IndexBusyError, UnwritableIndexError):  # the next look tells that
                 self._ship(here)

@@ -83,7 +83,7 @@ def one_run(database: Database, run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_there(database: Database, run: Mapping[str, Any]) -> bool:
-    """Whether the run's directory is on this machine: that of another machine's run may be another run here."""
+    """Whether the run's directory is here: at the path of another machine's run there may be another run."""
     return is_here(database, run["host"]) and id_at(run["path"]) == run["name"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ BEST = ("metric", "rank", "value", "step", "epoch", "path")
 """Columns of a table of best weights."""
 
 
-def store_of(run_dir: Path) -> Store:
+def store_of(run_dir: Path, say: Callable[[str], None] = lambda text: None) -> Store:
     """Return the checkpoints of a run, for reading: no folder is made."""
-    return Store(run_dir, say=lambda text: None)
+    return Store(run_dir, say=say)
 
 
 def checkpoints_of(run_dir: Path) -> list[dict[str, Any]]:

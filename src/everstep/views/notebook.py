@@ -139,13 +139,16 @@ def _find(runs: Sequence[str | os.PathLike[str]], index: str | os.PathLike[str] 
 def _charts(titles: Sequence[str], runs: Sequence[Found]) -> list[Chart]:
     """Draw the metrics that most of the runs have, those measured outside steps first."""
     having: Counter[tuple[str, str]] = Counter()
-    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for title, run in zip(titles, runs, strict=True):
+    rows: list[dict[str, Any]] = []
+    for run in runs:
         with run.database.read() as connection:
-            for phase, name in metric_names(connection, run.id):
-                having[phase, name] += 1
-                values = metric_rows(connection, run.id, name, phase)
-                rows.setdefault((phase, name), []).extend({**row._asdict(), "run": title} for row in values)
+            having.update(metric_names(connection, run.id))
     late = ("epoch", "step", "head")
-    ranked = sorted(having, key=lambda key: (-having[key], key[0] in late and late.index(key[0]) + 1, key))
-    return charts_of([row for key in ranked[:_MOST_CHARTS] for row in rows[key]])
+    ranked = sorted(having, key=lambda key: (-having[key], late.index(key[0]) if key[0] in late else -1, key))
+    for phase, name in ranked[:_MOST_CHARTS]:
+        for title, run in zip(titles, runs, strict=True):
+            with run.database.read() as connection:
+                if (phase, name) in metric_names(connection, run.id):
+                    values = metric_rows(connection, run.id, name, phase)
+                    rows += [{**row._asdict(), "run": title} for row in values]
+    return charts_of(rows)

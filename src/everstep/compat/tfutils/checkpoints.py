@@ -77,8 +77,8 @@ def source(load: Params, save: Params | None) -> Path | None:
 
 def _queried(query: Params, place: Params) -> Path:
     """Return the newest run that a query finds, or its newest checkpoint if the query asks for a step."""
+    from everstep.index.location import id_at
     from everstep.index.query import query as ask
-    from everstep.index.readers import id_at
 
     folder = folder_of(place)
     index = index_of(place, "load_params") or located(folder)
