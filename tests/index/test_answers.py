@@ -123,16 +123,6 @@ def test_a_notebook_shows_metrics_as_charts_and_a_table(folder: Path) -> None:
     assert "more rows" in page.text
 
 
-def test_a_chart_of_rows_without_names_is_of_the_metric_that_was_asked_for(folder: Path) -> None:
-    asked = {"phase": "step"}
-    (chart,) = Page(
-        query(folder, "metrics", {"name": "loss", **asked}, fields=["step", "value"])._repr_html_()
-    ).pictures()
-    assert "".join(chart.itertext()).startswith("loss")
-    mixed = query(folder, "metrics", asked, fields=["step", "value"])
-    assert Page(mixed._repr_html_()).pictures() == []
-
-
 def test_names_are_data_never_markup(folder: Path) -> None:
     for collection in ("runs", "metrics", "evaluations", "checkpoints"):
         text = query(folder, collection)._repr_html_()

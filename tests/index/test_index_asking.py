@@ -113,7 +113,6 @@ def test_a_run_whose_directory_is_gone_is_found_by_that(tmp_path: Path) -> None:
         ({"collection": "run"}, "no collection 'run'; did you mean 'runs'"),
         ({"collection": "runs", "where": {"valid_los": 1}}, "did you mean 'valid_loss'"),
         ({"collection": "runs", "sort": "stpe"}, "did you mean 'step'"),
-        ({"collection": "runs", "where": {"config.optimizer.lr": {"$gt": "0"}}}, "lr is a number"),
         ({"collection": "runs", "where": {"status": "finnished"}}, "did you mean 'finished'"),
         ({"collection": "runs", "fields": ["stpe"]}, "did you mean 'step'"),
         ({"collection": "metrics", "where": {"vale": 1}}, "did you mean 'value'"),

@@ -16,7 +16,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Table, delete, insert, select, update
+from sqlalchemy import Connection, Table, bindparam, delete, insert, select, update
 
 from everstep.durable import TMP
 from everstep.errors import EverstepError, RunDirError, RunIndexError
@@ -124,12 +124,11 @@ def sync(
             total.problems.append(str(error))
         except Exception as error:  # a run directory may hold anything, and must not stop the others
             total.problems.append(f"{path} is not in the index: its journal holds unknown data ({error!r})")
-    if only is None and database.exists():
-        for row in _gone(database):
-            with database.write(row["name"]) as connection:
-                connection.execute(update(runs).where(runs.c.id == row["id"]).values(status=GONE))
-                lost = (segments.c.run == row["id"]) & (segments.c.status == "running")
-                connection.execute(update(segments).where(lost).values(status="killed"))
+    if only is None and database.exists() and (gone := [{"key": row["id"]} for row in _gone(database)]):
+        lost = (segments.c.run == bindparam("key")) & (segments.c.status == "running")
+        with database.write() as connection:
+            connection.execute(update(runs).where(runs.c.id == bindparam("key")).values(status=GONE), gone)
+            connection.execute(update(segments).where(lost).values(status="killed"), gone)
     return total
 
 

@@ -150,22 +150,21 @@ def _thinned(
         value of all rows there.  NaN counts as a value only where there is no other.  times: of the last
         rows, if `times` are given.
     """
-    if len(x) > 1 and (np.diff(x) < 0).any():
-        order = np.argsort(x, kind="stable")
-        x, values = x[order], values[order]
-        times = None if times is None else times[order]
-    if len(x) <= points:
-        last = np.arange(len(x))
-        least = most = _numbers(values)
-    else:
+    order = np.argsort(x, kind="stable")
+    x, values = x[order], values[order]
+    first = np.arange(len(x))
+    if len(x) > points:
         # Places of equal width: a chart's columns.  Those without a row are left out.
         edges = np.linspace(float(x[0]), float(x[-1]), points + 1)[:-1]
         first = np.unique(np.searchsorted(x, edges, "left"))
-        last = np.append(first[1:], len(x)) - 1
-        least = _numbers(np.fmin.reduceat(values, first))
-        most = _numbers(np.fmax.reduceat(values, first))
-    thin = {"x": x[last], "min": least, "max": most, "last": _numbers(values[last])}
-    return thin if times is None else {**thin, "times": times[last]}
+    last = np.append(first[1:], len(x))[: len(first)] - 1
+    thin = {
+        "x": x[last],
+        "min": _numbers(np.fmin.reduceat(values, first) if len(first) else values),
+        "max": _numbers(np.fmax.reduceat(values, first) if len(first) else values),
+        "last": _numbers(values[last]),
+    }
+    return thin if times is None else {**thin, "times": times[order][last]}
 
 
 def _numbers(values: Floats) -> Any:

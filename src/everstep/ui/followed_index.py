@@ -67,15 +67,14 @@ class FollowedIndex:
         """Bring index and table up to date, if the last look is a while ago and no other thread does so."""
         if time.monotonic() < self._due or not self._lock.acquire(blocking=False):
             return
+        begun = time.monotonic()
         try:
-            begun = time.monotonic()
-            try:
-                self._look()
-            except Exception as error:  # a server that is away for a while: the page shows what it has
-                self._trouble = [f"the page shows old data: {error}"]
+            self._look()
+        except Exception as error:  # a server that is away for a while: the page shows what it has
+            self._trouble = [f"the page shows old data: {error}"]
+        finally:
             now = time.monotonic()
             self._due = now + max(_PAUSE, _SHARE * (now - begun))
-        finally:
             self._lock.release()
 
     def sizes(self, ids: Collection[str]) -> dict[str, int]:
@@ -83,17 +82,15 @@ class FollowedIndex:
 
         Their journals are shipped first.
         """
-        if not ids:
-            return {}
-        with self._lock:
-            watched = (run for run in self.table.chosen(ids) if run["status"] == "running")
-            here = [Path(run["path"]) for run in watched if is_here(self.database, run["host"])]
-            with suppress(IndexBusyError, UnwritableIndexError):  # the next look tells that
-                self._ship(here)
         runs = {run["id"]: run for run in self.table.chosen(ids)}
-        sized = select(segments.c.run, func.sum(segments.c.size)).group_by(segments.c.run)
+        watched = [run for run in runs.values() if run["status"] == "running"]
+        here = [Path(run["path"]) for run in watched if is_here(self.database, run["host"])]
+        if here:
+            with self._lock, suppress(IndexBusyError, UnwritableIndexError):  # the next look tells that
+                self._ship(here)
+        sized = select(segments.c.run, func.sum(segments.c.size)).where(segments.c.run.in_(runs))
         with self.database.read() as connection:
-            found = connection.execute(sized.where(segments.c.run.in_(runs)))
+            found = connection.execute(sized.group_by(segments.c.run))
             return {run_id(runs[run]): int(size) for run, size in found}
 
     def _ship(self, only: Collection[Path] | None = None) -> None:

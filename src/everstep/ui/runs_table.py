@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from everstep.contracts.metrics import better_when
 from everstep.display.cells import TIMES, finite, flat
 from everstep.index.columns import BEST, RunColumns
-from everstep.index.database import Database
 from everstep.index.filters import Group, leaves, ordered, parse_json, parse_words, why_none
 from everstep.index.run_facts import FACTS, TEXTS
 from everstep.index.run_queries import metric_names, newest_facts
@@ -40,9 +39,9 @@ class ListOptions(NamedTuple):
 class RunsTable(RunColumns):
     """Columns of all runs, as the index was when this was made."""
 
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
-        self._by_id = {run_id(row): row for row in self.rows.values()}
+    @cached_property
+    def _by_id(self) -> dict[str, dict[str, Any]]:
+        return {run_id(row): row for row in self.rows.values()}
 
     def chosen(self, ids: Iterable[str]) -> list[dict[str, Any]]:
         """List the rows of the runs with these ids, in their order; unknown ids are left out."""

@@ -38,7 +38,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         connection.execute(
             insert(segments),
             [
-                {"run": i, "number": 1, "valid_to": 1 << 40, "size": 1, "end": 1, "begun": 1, "started": i}
+                {"run": i, "number": 1, "valid_to": 1 << 40, "size": 1, "begun": 1, "started": i}
                 | {
                     "last": i,
                     "status": "finished",
