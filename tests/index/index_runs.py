@@ -156,10 +156,10 @@ def journal_rows(run_dir: Path) -> list[tuple[Any, ...]]:
 def everything(place: Location) -> dict[str, list[tuple[Any, ...]]]:
     """All that is in an index, but for the numbers that it gave to runs and series."""
     names = {
-        "runs": "name, path, created, seed, status, reason, started, step, epoch, host, starts, kills, verified",
+        "runs": "name, path, created, seed, status, reason, started, step, epoch, host, kills, verified",
         "facts": "r.name, f.name, f.value",
         "evaluations": "*",
-        "segments": "r.name, number, parent, parent_offset, valid_to, size, g.step, g.status, badge, facts, torn",
+        "segments": "r.name, number, parent, parent_offset, valid_to, size, g.step, badge, facts, torn",
         "events": "r.name, segment, e.offset, kind, time, wall, data",
         "checkpoints": "r.name, segment, c.offset, c.name, bytes, time, c.step",
         "metrics": "r.name, s.phase, s.name, segment, m.offset, m.row, m.epoch, m.step, seq, count, value, "

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from index_runs import everything, indexed, written
@@ -143,7 +142,9 @@ def test_a_file_beside_the_index_deletes_nothing(tmp_path: Path, through_a_link:
         index = index.rename(tmp_path / "elsewhere.db")
         (folder / "everstep.db").symlink_to(index)
     Path(f"{index}-journal").write_bytes(rollback_file(index, victim))
-    with pytest.warns(RuntimeWarning, match=r"-journal is not of everstep.*Move both files away and run everstep sync"):
+    with pytest.warns(
+        RuntimeWarning, match=r"-journal is not of everstep.*Move both files away and run everstep sync"
+    ):
         assert [run["step"] for run in everstep.query("runs", index=folder)] == [3]
     with pytest.raises(UnwritableIndexError, match="-journal is not of everstep"):
         sync(Database(folder / "everstep.db"), [folder])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ import everstep
 from everstep.errors import ConfigError, RunIndexError
 from everstep.index.database import SCHEMA, Database
 from everstep.index.location import as_location
-from everstep.index.query import COLLECTIONS, project
+from everstep.index.query import COLLECTIONS
 from everstep.index.shipping import sync
 from everstep.index.sql_tables import VERSION
 from everstep.record import Block, Journal, RunDir
@@ -137,14 +136,13 @@ def test_a_slip_in_the_place_of_an_index_makes_no_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*")] == ["runs"]
 
 
-def test_a_part_of_a_document() -> None:
-    tree = {"a": {"b": {"c": 1, "d": 2}, "e": 3}, "l": [{"x": 1, "y": 2}, 5, {"x": 3}], "n": None}
-    before = copy.deepcopy(tree)
-    assert project(tree, ["a.b.c", "a.e"]) == {"a": {"b": {"c": 1}, "e": 3}}
-    assert project(tree, ["l.x", "a.b.c", "a.b", "a.b.d"]) == {"l": tree["l"], "a": {"b": tree["a"]["b"]}}
-    assert project(tree, ["a", "a.e"]) == project(tree, ["a.e", "a"]) == {"a": tree["a"]}
-    assert project(tree, ["n", "q", "a.q.r"]) == {"n": None, "a": {}}
-    assert tree == before
+def test_a_field_is_the_value_at_its_path(tmp_path: Path) -> None:
+    layers = [{"width": 3}, {"width": 5}]
+    written(tmp_path / "run", config={"lr": 0.1, "betas": [0.9, 0.99], "layers": layers})
+    fields = ["step", "config.lr", "config.betas", "config.layers", "config.layers.width", "loss", "reason"]
+    (found,) = everstep.query("runs", fields=fields, index=tmp_path)
+    assert list(found.values()) == [3, "done", 0.1, [0.9, 0.99], layers, [3, 5], 0.5]
+    assert found.keys() == set(fields)
 
 
 @pytest.mark.parametrize("other", [VERSION - 1, VERSION + 1])

@@ -53,7 +53,7 @@ class RunColumns:
 
     def values(self, name: str) -> Mapping[int, list[Any]]:
         """Return run -> values of a name, of those runs that have any: a metric hides no setting."""
-        if name in ("name", "run"):
+        if name == "name":
             return {run: names_of(row["name"]) for run, row in self.rows.items()}
         if name in FACTS:
             return {run: [row[name]] for run, row in self.rows.items()}

@@ -32,8 +32,7 @@ BUSY_SECONDS = 30.0
 SCHEMA = f"everstep_{VERSION}"
 """Schema of the tables in PostgreSQL."""
 
-_MAKING = 0x6576657273746570
-"""Advisory lock under which the tables are made; the locks of runs are hashes of their names."""
+_MAKING = 0x6576657273746570  # advisory lock; the locks of runs are hashes of their names
 _BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY_DBMOVED", "55P03")  # lock_not_available
 _DISK = (
     *("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_FULL", "SQLITE_PERM"),
@@ -85,9 +84,6 @@ class Database:
             found = os.stat(self._file)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError as error:
-            what = f"the index cannot be reached: {error.strerror}"
-            raise RunIndexError(error.errno, what, self.name) from error
         if not stat.S_ISREG(found.st_mode):
             raise RunIndexError(f"{self.name} is not a file, so it cannot be an index; give another path")
         return found.st_size > 0
@@ -154,7 +150,11 @@ class Database:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with open(os.open(self._file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-                file.write(_empty_file())
+                with contextlib.closing(sqlite3.connect(":memory:")) as empty:
+                    empty.execute("PRAGMA user_version = 0")  # so that there is a first page
+                    page = bytearray(empty.serialize())
+                page[18:20] = b"\2\2"  # the versions of the format that mean WAL
+                file.write(page)
         except FileExistsError:
             return  # another process was first
         except OSError as error:
@@ -243,14 +243,6 @@ def _sqlite(path: Path, patience: float) -> Engine:
     return engine
 
 
-def _empty_file() -> bytes:
-    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
-        connection.execute("PRAGMA user_version = 0")  # so that there is a first page
-        page = bytearray(connection.serialize())
-    page[18:20] = b"\2\2"  # the versions of the format that mean WAL
-    return bytes(page)
-
-
 def _require_own_files(path: Path) -> None:
     """Refuse files beside the index that everstep does not make: SQLite acts on what they say."""
     index = os.path.realpath(path)  # SQLite looks beside the file, not beside a link to the file
@@ -258,8 +250,8 @@ def _require_own_files(path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # the last connection of another process deletes them
             if not stat.S_ISREG(os.lstat(index + end).st_mode) or end == "-journal":
                 raise UnwritableIndexError(
-                    f"the index {path} is not opened: {index}{end} is not of everstep, and SQLite would change "
-                    "and delete files by what it says. Move both files away and run everstep sync: the index "
+                    f"the index {path} is not opened: {index}{end} is not of everstep, and SQLite changes "
+                    "and deletes files by what it says. Move both files away and run everstep sync: the index "
                     "is made again from the journals"
                 )
 

@@ -222,41 +222,27 @@ def _ask_runs(database: Database, asked: Asked) -> list[dict[str, Any]]:
         rows = ordered(rows, name, descending)
     rows = rows[: asked.limit]
     keys = [row["id"] for row in rows]
+    if asked.fields:
+        read = {name: columns.values(name) for name in asked.fields if name not in FACTS}
+        return [
+            {name: row[name] for name in asked.fields if name in FACTS}
+            | {name: _whole(values[row["id"]]) for name, values in read.items() if row["id"] in values}
+            for row in rows
+        ]
     with database.read() as connection:
-        recorded = newest_facts(connection, keys)
-        last = {} if asked.fields else last_values_of(connection, keys)
+        recorded, last = newest_facts(connection, keys), last_values_of(connection, keys)
     documents = []
     for row in rows:
         # reversed: the phase that a bare name means comes first, and counts
         metrics = {name: value for (_, name), value in reversed(last.get(row["id"], {}).items())}
         facts = {name: row[name] for name in FACTS}
         documents.append({**metrics, **recorded.get(row["id"], {}), **facts})
-    if not asked.fields:
-        return documents
-    for name in asked.fields:
-        values = columns.first(name)
-        for key, document in zip(keys, documents, strict=True):
-            if name.partition(".")[0] not in document and key in values:  # a metric
-                document[name] = values[key]
-    return [project(document, asked.fields) for document in documents]
+    return documents
 
 
-def project(document: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return some fields of a document; "a.b" gives the part of `a` that has `b`, or a list on the way."""
-    found: dict[str, Any] = {}
-    for name in names:
-        parts = [name] if name in document else name.split(".")
-        value: Any = document
-        into = found
-        for part in parts:
-            if part not in value or into.get(part, value) is value[part]:
-                break  # missing; or the whole field above is asked for, too
-            value = value[part]
-            if part is parts[-1] or not isinstance(value, dict):
-                into[part] = value
-                break
-            into = into.setdefault(part, {})
-    return found
+def _whole(values: list[Any]) -> Any:
+    """Return the value at a path; a list of them where the path goes through a list of objects."""
+    return values[0] if len(values) == 1 or isinstance(values[0], list) else values
 
 
 # ------------------------------------------------------------------------------ the index

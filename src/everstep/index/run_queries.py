@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import ColumnElement, Connection, Select, func, select, tuple_
 
@@ -141,27 +141,6 @@ def rollbacks(connection: Connection, run: int) -> list[Rollback]:
 
 # ------------------------------------------------------------------------------------ metrics
 
-ByMetric = dict[int, dict[tuple[str, str], float]]
-"""Run -> (phase, name) -> value; the phase that a bare name means comes first."""
-
-
-class Summary(NamedTuple):
-    """Summary of a metric in a phase: the number of valid rows, the last value and its step, the extremes.
-
-    The extremes are those of the finite values; None without finite values.  The best is one of them if the
-    metric's name says which direction is better; metrics of single steps have none: they measure no run.
-    """
-
-    phase: str
-    name: str
-    rows: int
-    step: int
-    last: float
-    smallest: float | None
-    largest: float | None
-    best: float | None = None
-    best_step: int | None = None
-
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
@@ -198,13 +177,16 @@ def _measures_a_run() -> ColumnElement[bool]:
 
 def last_values_of(
     connection: Connection, of: Collection[int] | None = None, metric: str | None = None
-) -> ByMetric:
-    """Return last values: of all runs or some, of all metrics or one ("NAME" or "PHASE/NAME")."""
+) -> dict[int, dict[tuple[str, str], float]]:
+    """Return run -> (phase, name) -> last value, of all metrics or one ("NAME" or "PHASE/NAME").
+
+    The phase that a bare name means comes first.
+    """
     last = _last(metrics.c.step).label("step"), _last(metrics.c.value).label("value")
     chosen = _of(select(series.c.run, series.c.phase, series.c.name, *last), series.c.run, of)
     if metric is not None:
         chosen = chosen.where(_named(metric))
-    found: ByMetric = {}
+    found: dict[int, dict[tuple[str, str], float]] = {}
     for run, phase, name, step, value in sorted(connection.execute(chosen), key=lambda row: by_phase(row[1])):
         if step is not None:
             found.setdefault(run, {})[phase, name] = _number(value)
@@ -228,8 +210,13 @@ def best_of(connection: Connection, metric: str) -> dict[int, float]:
     return {run: best for run, _, best in rows if best is not None}
 
 
-def summaries(connection: Connection, run: int, *, steps: bool = True) -> list[Summary]:
-    """Summarise the metrics of a run, those measured outside steps first, or these alone."""
+def summaries(connection: Connection, run: int, *, steps: bool = True) -> list[dict[str, Any]]:
+    """Summarise the metrics of a run, those measured outside steps first, or these alone.
+
+    `rows`, `step` and `last` are the number of valid values, and the step and value of the last; `smallest`
+    and `largest` the finite extremes, or None.  `best` and `best_step` tell which of them is better by the
+    metric's name, if that says it; metrics of single steps have no best: they measure no run.
+    """
     m = valid_metrics.c
     extremes = func.min(m.value).filter(_finite()), func.max(m.value).filter(_finite())
     chosen = select(series.c.id, series.c.phase, series.c.name, func.count(m.step))
@@ -238,16 +225,17 @@ def summaries(connection: Connection, run: int, *, steps: bool = True) -> list[S
     if not steps:
         chosen = chosen.where(_measures_a_run())
     found = []
-    for key, *row in connection.execute(chosen.group_by(series.c.id)).all():
-        one = Summary._make([*row[:4], _number(row[4]), *row[5:], None, None])
-        better = better_when(one.name) if one.phase not in ("step", "head") else None
-        best = {"min": one.smallest, "max": one.largest}.get(str(better))
-        if best is not None:
-            first = select(m.step).where(m.series == key, m.value == best)
-            first = first.order_by(m.segment, m.offset, m.row).limit(1)
-            one = one._replace(best=best, best_step=connection.execute(first).scalar())
+    for key, phase, name, rows, step, last, smallest, largest in connection.execute(
+        chosen.group_by(series.c.id)
+    ).all():
+        better = None if phase in ("step", "head") else better_when(name)
+        best = {"min": smallest, "max": largest}.get(str(better))
+        first = select(m.step).where(m.series == key, m.value == best).order_by(m.segment, m.offset, m.row)
+        best_step = None if best is None else connection.execute(first.limit(1)).scalar()
+        one = {"phase": phase, "name": name, "rows": rows, "step": step, "last": _number(last)}
+        one |= {"smallest": smallest, "largest": largest, "best": best, "best_step": best_step}
         found.append(one)
-    return sorted(found, key=lambda one: (by_phase(one.phase), one.name))
+    return sorted(found, key=lambda one: (by_phase(one["phase"]), one["name"]))
 
 
 def metric_names(connection: Connection, run: int) -> list[tuple[str, str]]:

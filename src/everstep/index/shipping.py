@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from everstep.record import Event, RunDir
     from everstep.record.segment_file import StoredBlock
 
-ALIVE_SECONDS = 120.0
+_ALIVE_SECONDS = 120.0
 """Seconds after its last sign of life for which a run still counts as running, if no lock decides that."""
 
 _SEGMENT = re.compile(r"segment-(?!0000)([0-9]{4}|[1-9][0-9]{4,8})\.evj")
@@ -60,13 +60,7 @@ _Starts = dict[int, dict[str, Any]]
 
 @dataclass
 class Shipped:
-    """Result of shipping.
-
-    Attributes:
-        runs: number of runs that were looked at.
-        rows: number of metric rows that are new in the index.
-        problems: descriptions of torn, damaged and conflicting runs.
-    """
+    """Result of shipping: runs that were looked at, metric rows that are new, faults of runs in words."""
 
     runs: int = 0
     rows: int = 0
@@ -87,8 +81,7 @@ def sync(
 
     Args:
         folders: run directories, or folders that hold run directories.
-        named: whether a person has named the folders.  Otherwise a run is new only in an index that nobody
-            else can read.
+        named: whether a person has named them; otherwise only an index that nobody else can read gets runs.
         only: the run directories to look at; None for all.
     """
     folders, known = [folder.absolute() for folder in folders], _known(database)
@@ -99,7 +92,9 @@ def sync(
         paths = dict.fromkeys([*(run for folder in folders for run in run_dirs(folder)), *elsewhere])
     total = Shipped(runs=len(paths))
     changed = [path for path in paths if is_run(path) and not _unchanged(path, known)]
-    for path in sorted(changed, key=_is_strangers):  # of two copies one's own counts
+    for path in sorted(
+        changed, key=lambda path: os.stat(path).st_uid != os.geteuid()
+    ):  # own runs count first
         inside = any(folder in (path, *path.parents) for folder in folders)
         try:
             if _is_planted(path):
@@ -145,10 +140,9 @@ def forget_gone(database: Database, folders: Iterable[Path]) -> dict[str, str]:
 
 
 def _gone(database: Database, noted: bool = False) -> list[dict[str, Any]]:
-    """Return the runs of this machine whose directories do not exist any more, or have another run.
+    """Return the runs here whose directories do not exist any more, or have another run.
 
-    Args:
-        noted: whether to return those, too, of which the index says so.
+    With `noted` those, too, of which the index says so.
     """
     with database.read() as connection:
         rows = [row for row in run_rows(connection).values() if is_here(database, row["host"])]
@@ -224,10 +218,6 @@ def _is_planted(path: Path) -> bool:
     return stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), os.stat(path).st_uid)
 
 
-def _is_strangers(path: Path) -> bool:
-    return os.path.exists(path) and os.stat(path).st_uid != os.geteuid()
-
-
 def _seed(seed: Any) -> int | None:
     """Return a seed as an index has it: None if it is too large for a database."""
     return seed if isinstance(seed, int) and abs(seed) < 1 << 63 else None
@@ -264,13 +254,10 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
     """Ship the part of a run's journal that the index lacks.
 
     Any number of processes may do so at once: the place up to which a file was shipped is read and
-    written in the same transaction as its rows.
-
-    Args:
-        run_dir: the run directory.
-        alive: whether the caller is the process that trains the run.
+    written in the same transaction as its rows.  `alive`: the caller is the process that trains the run.
     """
-    from everstep.record import RunDir
+    from everstep.record import Position, RunDir
+    from everstep.record.journal_reader import chain_to
 
     run = RunDir.open(run_dir, create=False)
     if (name := clean(str(run.path))) != str(run.path):
@@ -303,7 +290,14 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
             starts[number], rows = _read_on(connection, row["id"], run, number, starts.get(number))
             shipped.rows += rows
         starts = dict(sorted(starts.items()))
-        _link(starts)
+        parents = {
+            number: None if start["parent"] is None else Position(start["parent"], start["parent_offset"])
+            for number, start in starts.items()
+        }
+        newest = max((number for number, start in starts.items() if start["begun"]), default=0)
+        valid = chain_to(parents, Position(newest, _FOREVER))
+        for number, start in starts.items():
+            start["valid_to"] = valid.get(number, 0)
         problems = _conclude(connection, row, run.path, starts, alive, held)
         for number, start in starts.items():
             if start != before.get(number):
@@ -322,8 +316,7 @@ def _copied_from(
 ) -> str:
     """Note where a run is now; or say of which directory this one is a copy.
 
-    Args:
-        went_on: whether the journal here has all that the index has, and more.
+    `went_on`: the journal here has all that the index has, and more.
     """
     here, other = is_here(database, row["host"]), row["path"]
     if str(run.path) == other or (os.path.exists(other) and os.path.samefile(run.path, other)):
@@ -455,21 +448,6 @@ def _text(text: Any) -> str | None:
 # ------------------------------------------------------------------------- what it adds up to
 
 
-def _link(starts: _Starts) -> None:
-    """Note up to where each segment is valid."""
-    from everstep.record import Position
-    from everstep.record.journal_reader import chain_to
-
-    parents = {
-        number: None if start["parent"] is None else Position(start["parent"], start["parent_offset"])
-        for number, start in starts.items()
-    }
-    newest = max((number for number, start in starts.items() if start["begun"]), default=0)
-    valid = chain_to(parents, Position(newest, _FOREVER))
-    for number, start in starts.items():
-        start["valid_to"] = valid.get(number, 0)
-
-
 def _conclude(
     connection: Connection, row: dict[str, Any], run_dir: Path, starts: _Starts, alive: bool, held: bool
 ) -> list[str]:
@@ -560,12 +538,10 @@ def _is_held(run_dir: Path) -> bool:
 def _status_of_silent(run_dir: Path, heartbeat: float | None, locked: bool) -> str:
     """Return the status of a start that nobody holds and that did not record its end.
 
-    That is killed, or failed before it could record anything; without a lock perhaps running.
-
-    Args:
-        locked: whether the start took the lock; the lock's files may be those of an earlier start.
+    That is killed, or failed before it could record anything; without a lock (the lock's files may be those
+    of an earlier start) perhaps running.
     """
-    recent = heartbeat is not None and time.time() - heartbeat < ALIVE_SECONDS
+    recent = heartbeat is not None and time.time() - heartbeat < _ALIVE_SECONDS
     if not (locked and (run_dir / "lock").exists()):
         return "running" if recent else "killed"
     return "killed" if (run_dir / "lock.json").exists() else "failed"

@@ -18,6 +18,7 @@ The tables are the same in SQLite and in PostgreSQL, where they lie in a schema 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -175,10 +176,7 @@ class UnknownContentError(ValueError):
 
 def stored(text: str, kind: type = dict) -> Any:
     """Parse the JSON of a row, whose value must be of a type."""
-    try:
-        value = json.loads(text)
-    except (ValueError, TypeError) as error:
-        raise UnknownContentError(f"a row has {str(text)[:40]!r} for JSON") from error
-    if not isinstance(value, kind):
-        raise UnknownContentError(f"a row has {str(text)[:40]!r} for a {kind.__name__}")
-    return value
+    with contextlib.suppress(ValueError, TypeError):
+        if isinstance(value := json.loads(text), kind):
+            return value
+    raise UnknownContentError(f"a row has {str(text)[:40]!r} for the JSON of a {kind.__name__}")

@@ -67,9 +67,9 @@ def _told(run: Found) -> tuple[dict[str, Any], dict[str, Any]]:
     facts = {**_flat({**recorded, **options}), **facts}
     metrics = {}
     for one in measured:
-        metrics[f"{one.phase}/{one.name} last"] = one.last
-        if one.best is not None:
-            metrics[f"{one.phase}/{one.name} best"] = one.best
+        for what in ("last", "best"):
+            if one[what] is not None:
+                metrics[f"{one['phase']}/{one['name']} {what}"] = one[what]
     return {name: value for name, value in facts.items() if name not in _NOT_COMPARED}, metrics
 
 

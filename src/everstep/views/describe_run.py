@@ -53,5 +53,5 @@ def describe(connection: Connection, found: Found, *, steps: bool = True) -> dic
         "evaluations": [one._asdict() for one in evaluations(found.path)] if there else [],
         "failures": [one._asdict() for one in failures(found.path)] if there else [],
         "problems": problems,
-        "metrics": [one._asdict() for one in summaries(connection, found.id, steps=steps)],
+        "metrics": summaries(connection, found.id, steps=steps),
     }

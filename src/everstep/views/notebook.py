@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from everstep.display.cells import cell, in_line
-from everstep.display.html import Chart, charts_of, notebook_html
+from everstep.display.html import notebook_html
 from everstep.errors import ConfigError
 from everstep.index.query import Documents
-from everstep.index.run_queries import metric_names, metric_rows
 from everstep.views.compare_runs import Compared, SideBySide
 from everstep.views.compare_runs import compare as side_by_side
 from everstep.views.describe_run import describe
 from everstep.views.find_run import Found, find_all
 
-_MOST_CHARTS = 6
 _FACTS = ("reason", "step", "epoch", "created", "heartbeat", "seed", "digest", "path")
 _STARTS = ("number", "started", "from", "status", "step", "verified", "reason")
 _METRICS = ("phase", "name", "rows", "last", "step", "smallest", "largest", "best", "best_step")
@@ -26,19 +23,18 @@ _CHECKPOINTS = ("name", "bytes", "created", "pinned", "next")
 
 
 class ShownRun:
-    """Everything about a run, as `everstep show` prints it; a notebook shows tables and charts.
+    """Everything about a run, as `everstep show` prints it; a notebook shows tables.
 
     Attributes:
         facts: the content of `everstep show RUN --json`.
         starts, metrics, checkpoints: parts of it, as results of a query: lists that become frames.
     """
 
-    def __init__(self, facts: dict[str, Any], charts: Sequence[Chart]) -> None:
+    def __init__(self, facts: dict[str, Any]) -> None:
         self.facts = facts
         self.starts = Documents(facts["segments"], _STARTS)
         self.metrics = Documents(facts["metrics"], _METRICS)
         self.checkpoints = Documents(facts["checkpoints"], _CHECKPOINTS)
-        self._charts = charts
 
     def __repr__(self) -> str:
         facts, count = self.facts, len(self.starts)
@@ -51,13 +47,11 @@ class ShownRun:
     def _repr_html_(self) -> str:
         facts = Documents([{"": n, "value": cell(n, self.facts[n])} for n in _FACTS], ("", "value"))
         tables = {"": facts, "starts": self.starts, "metrics": self.metrics, "checkpoints": self.checkpoints}
-        return notebook_html(
-            repr(self), self._charts, [(title, rows, rows.columns) for title, rows in tables.items()]
-        )
+        return notebook_html(repr(self), (), [(title, rows, rows.columns) for title, rows in tables.items()])
 
 
 class Comparison:
-    """Runs side by side, as `everstep compare` prints them; a notebook shows tables and charts.
+    """Runs side by side, as `everstep compare` prints them; a notebook shows tables.
 
     Attributes:
         runs: the titles of the runs, which are columns of the tables.
@@ -66,11 +60,10 @@ class Comparison:
         verdict: whether the newest checkpoints are equal to the bit; None where nothing can be said.
     """
 
-    def __init__(self, compared: Compared, charts: Sequence[Chart]) -> None:
+    def __init__(self, compared: Compared) -> None:
         self.runs, self.verdict = compared.runs, compared.verdict()
         self.facts = _documents("fact", self.runs, compared.differing())
         self.metrics = _documents("metric", self.runs, compared.metrics)
-        self._charts = charts
 
     def __repr__(self) -> str:
         return f"<{', '.join(map(in_line, self.runs))}: {len(self.facts)} facts differ>"
@@ -81,7 +74,7 @@ class Comparison:
             ("facts that differ", facts, self.facts.columns),
             ("metrics", self.metrics, self.metrics.columns),
         )
-        return notebook_html(self.verdict or repr(self), self._charts, tables)
+        return notebook_html(self.verdict or repr(self), (), tables)
 
 
 def _documents(what: str, runs: Sequence[str], values: SideBySide) -> Documents:
@@ -105,8 +98,7 @@ def show(run: str | os.PathLike[str], *, index: str | os.PathLike[str] | None = 
     """
     (found,) = _find([run], index)
     with found.database.read() as connection:
-        facts = describe(connection, found)
-    return ShownRun(facts, _charts([str(facts["name"])], [found]))
+        return ShownRun(describe(connection, found))
 
 
 def compare(*runs: str | os.PathLike[str], index: str | os.PathLike[str] | None = None) -> Comparison:
@@ -121,9 +113,7 @@ def compare(*runs: str | os.PathLike[str], index: str | os.PathLike[str] | None 
     """
     if len(runs) < 2:
         raise ConfigError(f"compare needs two runs or more, not {len(runs)}; give their directories or names")
-    found = _find(runs, index)
-    compared = side_by_side([os.fspath(run) for run in runs], found)
-    return Comparison(compared, _charts(compared.runs, found))
+    return Comparison(side_by_side([os.fspath(run) for run in runs], _find(runs, index)))
 
 
 def _find(runs: Sequence[str | os.PathLike[str]], index: str | os.PathLike[str] | None) -> list[Found]:
@@ -134,21 +124,3 @@ def _find(runs: Sequence[str | os.PathLike[str]], index: str | os.PathLike[str] 
     for problem in problems:
         warnings.warn(problem, RuntimeWarning, stacklevel=3)
     return found
-
-
-def _charts(titles: Sequence[str], runs: Sequence[Found]) -> list[Chart]:
-    """Draw the metrics that most of the runs have, those measured outside steps first."""
-    having: Counter[tuple[str, str]] = Counter()
-    rows: list[dict[str, Any]] = []
-    for run in runs:
-        with run.database.read() as connection:
-            having.update(metric_names(connection, run.id))
-    late = ("epoch", "step", "head")
-    ranked = sorted(having, key=lambda key: (-having[key], late.index(key[0]) if key[0] in late else -1, key))
-    for phase, name in ranked[:_MOST_CHARTS]:
-        for title, run in zip(titles, runs, strict=True):
-            with run.database.read() as connection:
-                if (phase, name) in metric_names(connection, run.id):
-                    values = metric_rows(connection, run.id, name, phase)
-                    rows += [{**row._asdict(), "run": title} for row in values]
-    return charts_of(rows)
