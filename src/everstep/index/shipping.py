@@ -491,10 +491,10 @@ def _judged(connection: Connection, run: int, run_dir: Path, starts: _Starts) ->
     from everstep.record.journal_reader import is_accepted
     from everstep.record.segment_file import step_of
 
-    told = select(events.c.segment, events.c.offset, events.c.kind, events.c.data).where(
-        events.c.run == run, events.c.kind.in_((DIVERGED, "verified", "decision"))
-    )
-    found = [(*row[:3], stored(row[3])) for row in connection.execute(told.order_by(*told.columns[:2]))]
+    told = select(events.c["segment", "offset", "kind", "data"]).where(events.c.run == run)
+    told = told.where(events.c.kind.in_((DIVERGED, "verified", "decision")))
+    told = told.order_by(events.c.segment, events.c.offset)
+    found = [(*row[:3], stored(row[3])) for row in connection.execute(told)]
     trained = [s for s in starts.values() if s["begun"] and s["started"] and s["said"] != "accepted"]
     if trained and trained[-1]["said"] is None:  # a killed process wrote its last steps to its trail alone
         trained[-1]["step"] = max(trained[-1]["step"], newest_step(run_dir, trained[-1]["number"]))

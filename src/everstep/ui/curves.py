@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 class CurveOptions(NamedTuple):
-    """Options of curves: the metric, its phase, the axis ("step" or "time"), the part of it, the points.
+    """Metric, its phase, the axis ("step" or "time"), the part of it, the points.
 
     `superseded`: also the values that later starts replaced.  `timed`: also when each point was measured.
     """
@@ -47,14 +47,9 @@ class CurveOptions(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of one metric in one phase, as they were written, superseded rows included.
+    """Rows of one metric in one phase, as they were written; `valid`: of the run as it is now.
 
-    Attributes:
-        steps: the step of each row.
-        values: float64.
-        times: seconds since 1970 at which each row was measured, interpolated between the times at which
-            blocks were written.
-        valid: whether the row belongs to the run as it is now.
+    `times` are seconds since 1970, interpolated between the times at which blocks were written.
     """
 
     steps: NDArray[np.int64]

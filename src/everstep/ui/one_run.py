@@ -58,6 +58,7 @@ def one_run(database: Database, run: Mapping[str, Any]) -> dict[str, Any]:
     found = Found(database, {**run, "status": run["status"] if _is_there(database, run) else GONE})
     with database.read() as connection:
         facts = describe(connection, found, steps=False)
+        begun = facts.pop("segments")
         streams = streams_of(metric_names(connection, run["id"]))
         config, parent = facts["facts"].get("config"), facts["facts"].get("parent")
         name = str(parent.get("run")) if isinstance(parent, dict) else ""
@@ -73,7 +74,7 @@ def one_run(database: Database, run: Mapping[str, Any]) -> dict[str, Any]:
         "host": run["host"],
         "parent": None if forked is None else run_id(dict(forked)),
         "config_changed": differing(trees) if len(trees) > 1 else [],
-        "starts": [start for start in facts.pop("segments") if start["badge"] is not None],
+        "starts": [start for start in begun if start["badge"] is not None],
         "streams": streams,
         "summaries": [
             {"name": name, "kind": kind, "steps": list(steps)}

@@ -59,7 +59,8 @@ def application(index: FollowedIndex) -> Starlette:
 
     def changes(request: Request) -> Response:
         index.refresh()
-        sizes = index.sizes(_parameters(request, "runs")["runs"] or [])
+        ids = _parameters(request, "runs")["runs"]
+        sizes = index.sizes(ids) if ids else {}
         return Json({"version": index.version, "sizes": sizes, "problems": [*map(_problem, index.problems)]})
 
     def runs(request: Request) -> Response:
