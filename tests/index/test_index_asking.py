@@ -13,9 +13,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 from index_runs import index_rows, journal_rows, written
 
 import everstep
+from everstep.cli.sql import sql_command
 from everstep.errors import ConfigError, RunIndexError
 from everstep.index.database import SCHEMA, Database
 from everstep.index.location import as_location
@@ -201,3 +203,26 @@ except Exception as error:
     )
     assert done.stdout.startswith(RunIndexError.__name__)
     assert "pip install 'everstep[postgres]'" in done.stdout
+
+
+@pytest.mark.campaign("machine", gate=1)
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_sql_is_answered_and_changes_nothing(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = "everstep.db" if kind == "sqlite" else request.getfixturevalue("server").database()
+    sync(Database(as_location(place)), [written(tmp_path / "run")])
+
+    def sql(*asked: str) -> str:
+        answer = CliRunner().invoke(sql_command, [*asked, "--index", place], catch_exceptions=False)
+        return answer.stdout
+
+    values = "select run, step, value from valid_metrics where step > 1 order by step"
+    assert [row["value"] for row in json.loads(sql(values, "--json"))] == [0.5, 0.5]
+    assert sql('select status, kills as "100%" from runs').split() == ["status", "100%", "finished", "0"]
+    assert "bytes" in sql("select packed from blocks")
+    for wrong in ("delete from runs", "select nothing from runs", "selekt 1", "set x = 1", ""):
+        with pytest.raises(ConfigError, match=r"does not take this statement|returns no rows; give a SELECT"):
+            sql(wrong)
+    assert len(everstep.query("runs", index=place)) == 1

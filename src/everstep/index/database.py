@@ -250,9 +250,9 @@ def _require_own_files(path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # the last connection of another process deletes them
             if not stat.S_ISREG(os.lstat(index + end).st_mode) or end == "-journal":
                 raise UnwritableIndexError(
-                    f"the index {path} is not opened: {index}{end} is not of everstep, and SQLite changes "
-                    "and deletes files by what it says. Move both files away and run everstep sync: the index "
-                    "is made again from the journals"
+                    f"the index {path} is not opened: {index}{end} is not of everstep, SQLite changes "
+                    "and deletes files by what it says. Move both files away and run everstep sync: the "
+                    "index is made again from the journals"
                 )
 
 

@@ -199,9 +199,9 @@ def _rows(connection: Connection, collection: str, asked: Asked) -> Iterator[dic
     elif collection == "evaluations":
         chosen = chosen.where(valid_metrics.c.phase.not_in(("head", "step")))
     for leaf in leaves(asked.where, required=True):
-        if leaf.operator in ("$eq", "$in") and leaf.path in ("run", "phase", "name"):
-            if all(isinstance(value, str) and value == clean(value) for value in leaf.values):
-                chosen = chosen.where(columns[leaf.path].in_(leaf.values))
+        is_text = all(isinstance(value, str) and value == clean(value) for value in leaf.values)
+        if is_text and leaf.operator in ("$eq", "$in") and leaf.path in ("run", "phase", "name"):
+            chosen = chosen.where(columns[leaf.path].in_(leaf.values))
     for found in connection.execute(chosen, execution_options={"yield_per": 10_000}).mappings():
         row = dict(found)
         if "value" in row:
