@@ -26,7 +26,7 @@ from everstep.index.filters import (
     parse_words,
     values_at,
 )
-from everstep.index.query import Asked, ask
+from everstep.index.query import ask
 from everstep.index.shipping import sync
 from everstep.record import Block, Journal, RunDir
 
@@ -225,13 +225,13 @@ def test_rows_are_found_in_sql_as_they_are_in_python(
     databases: list[Database], where: Any, sort: list[str]
 ) -> None:
     for database in databases:
-        right = ask(database, "metrics", Asked(parse({})))
+        right = ask(database, "metrics", parse({}))
         assert len(right) == 11
         holds = matcher(parse(where))
         right = [row for row in right if holds(lambda name, row=row: [row[name]])]  # type: ignore[misc]
         for name in reversed(sort):
             right = ordered(right, name.removeprefix("-"), name.startswith("-"))
-        assert repr(ask(database, "metrics", Asked(parse(where), sort, 7))) == repr(right[:7])
+        assert repr(ask(database, "metrics", parse(where), sort, 7)) == repr(right[:7])
 
 
 @pytest.mark.parametrize("attack", ["'; DROP TABLE runs; --", "%(a)s :a ? $1 {0}", "a' UNION SELECT 1 --"])
@@ -240,10 +240,10 @@ def test_no_text_becomes_sql(tmp_path: Path, attack: str) -> None:
     database = Database(indexed(tmp_path / "more") / "everstep.db")
     sync(database, [tmp_path])
     for where in ({"config.a": attack}, {f"config.{attack}": {"$in": [1, attack]}}):
-        assert len(ask(database, "runs", Asked(parse(where), [f"config.{attack}"]))) == 1
+        assert len(ask(database, "runs", parse(where), [f"config.{attack}"])) == 1
     for sign in ("$eq", "$gt", "$lte"):
-        ask(database, "checkpoints", Asked(parse({"name": {sign: attack}, "run": {"$ne": attack}})))
+        ask(database, "checkpoints", parse({"name": {sign: attack}, "run": {"$ne": attack}}))
     for collection in ("runs", "metrics", attack):
         with pytest.raises(ConfigError):
-            ask(database, collection, Asked(parse({attack: 1}), [attack], 1, [attack]))
-    assert len(ask(database, "runs", Asked(parse({})))) == 2
+            ask(database, collection, parse({attack: 1}), [attack], 1, [attack])
+    assert len(ask(database, "runs", parse({}))) == 2

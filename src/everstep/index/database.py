@@ -34,10 +34,6 @@ SCHEMA = f"everstep_{VERSION}"
 
 _MAKING = 0x6576657273746570  # advisory lock; the locks of runs are hashes of their names
 _BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY_DBMOVED", "55P03")  # lock_not_available
-_DISK = (
-    *("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_FULL", "SQLITE_PERM"),
-    *("42501", "25006"),  # insufficient_privilege, read_only_sql_transaction
-)
 _MALFORMED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
 """Errors of a damaged file; rows are shipped once, so a row that exists is of another database's pages."""
 
@@ -196,9 +192,8 @@ class Database:
                 f"another process writes the index {self.name}, or has moved it ({message}); run everstep "
                 "sync later"
             )
-        kind = UnwritableIndexError if code.startswith(_DISK) else RunIndexError
         remedy = "the server" if self.shared else "the disk"
-        return kind(
+        return UnwritableIndexError(
             f"the index {self.name} cannot be used ({message}); check {remedy} and your rights there, and "
             "run everstep sync"
         )

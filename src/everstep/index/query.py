@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from everstep.arguments import integer
 from everstep.display.cells import flat
@@ -76,25 +76,6 @@ class Documents(list[dict[str, Any]]):
         return notebook_html("" if self else "no documents", charts_of(self), [("", self, self.columns)])
 
 
-class Asked(NamedTuple):
-    """Query: filter, names to sort by ("-NAME": the largest first), most documents, fields."""
-
-    where: Node
-    sort: Sequence[str] = ()
-    limit: int | None = None
-    fields: Sequence[str] = ()
-
-    @property
-    def order(self) -> list[tuple[str, bool]]:
-        """Names to sort by, each with whether the largest comes first; the last is sorted by first."""
-        return [(name.removeprefix("-"), name.startswith("-")) for name in reversed(self.sort)]
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all fields in the query."""
-        return [*(leaf.path for leaf in leaves(self.where)), *(name for name, _ in self.order), *self.fields]
-
-
 def query(
     collection: str,
     where: Mapping[str, Any] | None = None,
@@ -130,21 +111,19 @@ def query(
     Warns:
         RuntimeWarning: a journal is damaged or the index could not be brought up to date.
     """
-    asked = Asked(
-        parse({} if where is None else where),
-        _names("sort", [sort] if isinstance(sort, str) else sort),
-        integer("limit", limit, 0, none="for all"),
-        _names("fields", fields),
-    )
+    node = parse({} if where is None else where)
+    sort = _names("sort", [sort] if isinstance(sort, str) else sort)
+    limit, fields = integer("limit", limit, 0, none="for all"), _names("fields", fields)
     database, problems = open_index(None if index is None else os.fspath(index))
-    found = ask(database, collection, asked)
+    found = ask(database, collection, node, sort, limit, fields)
     for problem in problems:
         warnings.warn(problem, RuntimeWarning, stacklevel=2)
     columns = fields or _FIELDS.get(collection, ())
     if not columns:  # of runs those of `everstep runs`, those in the query, and metrics
+        asked = [*(leaf.path for leaf in leaves(node)), *(name.removeprefix("-") for name in sort)]
         numbers = (name for run in found for name, value in run.items() if isinstance(value, float))
         metrics = [name for name in dict.fromkeys(numbers) if name not in FACTS]
-        columns = (*SHOWN, *asked.names, *metrics[:_MOST_METRICS])
+        columns = (*SHOWN, *asked, *metrics[:_MOST_METRICS])
     return Documents(found, columns)
 
 
@@ -158,26 +137,36 @@ def _names(what: str, names: Sequence[str]) -> Sequence[str]:
 # ------------------------------------------------------------------------------ documents
 
 
-def ask(database: Database, collection: str, asked: Asked) -> list[dict[str, Any]]:
-    """Return the documents of a collection that a query asks for."""
+def ask(
+    database: Database,
+    collection: str,
+    where: Node,
+    sort: Sequence[str] = (),
+    limit: int | None = None,
+    fields: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """Return the documents of a collection that a query asks for: see `query`."""
+    # the first name counts most: documents are sorted by it last
+    order = [(name.removeprefix("-"), name.startswith("-")) for name in reversed(sort)]
     if collection == "runs":
-        return _ask_runs(database, asked)
-    if collection not in _FIELDS:
+        return _ask_runs(database, where, order, limit, fields)
+    known = _FIELDS.get(collection)
+    if known is None:
         raise ConfigError(f"no collection {collection!r}; {nearest(collection, COLLECTIONS)}")
-    for name in asked.names:
-        if name not in _FIELDS[collection]:
-            raise ConfigError(f"{collection} have no field {name!r}; {nearest(name, _FIELDS[collection])}")
-    holds = matcher(asked.where)
-    fields, limit = asked.fields or _FIELDS[collection], asked.limit and min(asked.limit, sys.maxsize)
+    for name in [*(leaf.path for leaf in leaves(where)), *(name for name, _ in order), *fields]:
+        if name not in known:
+            raise ConfigError(f"{collection} have no field {name!r}; {nearest(name, known)}")
+    holds = matcher(where)
     with database.read() as connection:
-        rows = _rows(connection, collection, asked)
+        rows = _rows(connection, collection, where)
         found: Iterable[dict[str, Any]] = (row for row in rows if holds(lambda name, row=row: [row[name]]))  # type: ignore[misc]
-        for name, descending in asked.order:
+        for name, descending in order:
             found = ordered(found, name, descending)
-        return [{name: row[name] for name in fields} for row in islice(found, limit)]
+        most = limit and min(limit, sys.maxsize)
+        return [{name: row[name] for name in fields or known} for row in islice(found, most)]
 
 
-def _rows(connection: Connection, collection: str, asked: Asked) -> Iterator[dict[str, Any]]:
+def _rows(connection: Connection, collection: str, where: Node) -> Iterator[dict[str, Any]]:
     """Yield documents as they were written; the database leaves out those of other runs, phases and names."""
     from sqlalchemy import select
 
@@ -198,7 +187,7 @@ def _rows(connection: Connection, collection: str, asked: Asked) -> Iterator[dic
         chosen = chosen.where(runs.c.id == checkpoints.c.run)
     elif collection == "evaluations":
         chosen = chosen.where(valid_metrics.c.phase.not_in(("head", "step")))
-    for leaf in leaves(asked.where, required=True):
+    for leaf in leaves(where, required=True):
         is_text = all(isinstance(value, str) and value == clean(value) for value in leaf.values)
         if is_text and leaf.operator in ("$eq", "$in") and leaf.path in ("run", "phase", "name"):
             chosen = chosen.where(columns[leaf.path].in_(leaf.values))
@@ -209,26 +198,32 @@ def _rows(connection: Connection, collection: str, asked: Asked) -> Iterator[dic
         yield row
 
 
-def _ask_runs(database: Database, asked: Asked) -> list[dict[str, Any]]:
+def _ask_runs(
+    database: Database,
+    where: Node,
+    order: Sequence[tuple[str, bool]],
+    limit: int | None,
+    fields: Sequence[str],
+) -> list[dict[str, Any]]:
     """Return facts, record and last values of runs."""
     from everstep.index.columns import RunColumns
     from everstep.index.run_queries import last_values_of, newest_facts
 
     columns = RunColumns(database)
-    columns.require(leaves(asked.where), [name for name, _ in asked.order] + list(asked.fields))
-    rows = columns.find(asked.where)
-    for name, descending in asked.order:
+    columns.require(leaves(where), [*(name for name, _ in order), *fields])
+    rows = columns.find(where)
+    for name, descending in order:
         columns.add(rows, [name])
         rows = ordered(rows, name, descending)
-    rows = rows[: asked.limit]
-    keys = [row["id"] for row in rows]
-    if asked.fields:
-        read = {name: columns.values(name) for name in asked.fields if name not in FACTS}
+    rows = rows[:limit]
+    if fields:
+        read = {name: columns.values(name) for name in fields if name not in FACTS}
         return [
-            {name: row[name] for name in asked.fields if name in FACTS}
+            {name: row[name] for name in fields if name in FACTS}
             | {name: _whole(values[row["id"]]) for name, values in read.items() if row["id"] in values}
             for row in rows
         ]
+    keys = [row["id"] for row in rows]
     with database.read() as connection:
         recorded, last = newest_facts(connection, keys), last_values_of(connection, keys)
     documents = []
