@@ -496,10 +496,10 @@ def _judged(connection: Connection, run: int, run_dir: Path, starts: _Starts) ->
     told = told.order_by(events.c.segment, events.c.offset)
     found = [(*row[:3], stored(row[3])) for row in connection.execute(told)]
     trained = [s for s in starts.values() if s["begun"] and s["started"] and s["said"] != "accepted"]
-    if trained and trained[-1]["said"] is None:  # a killed process wrote its last steps to its trail alone
-        trained[-1]["step"] = max(trained[-1]["step"], newest_step(run_dir, trained[-1]["number"]))
     of = []
     for start in trained:
+        if start["said"] is None:  # a killed process wrote its last steps to its trail alone
+            start["step"] = max(start["step"], newest_step(run_dir, start["number"]))
         came = stored(start["facts"]).get("resumed_from")
         began = None if came is None else step_of(came)
         of.append(Start(start["number"], began, start["step"], start["status"] == "running"))
