@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from everstep.display.cells import flat
+from everstep.display.cells import cell, flat, in_line
+from everstep.display.html import notebook_html
 from everstep.index.run_facts import FACTS
 from everstep.index.run_queries import newest_facts, summaries
 from everstep.record.trust import MARK
@@ -21,7 +22,10 @@ SideBySide: TypeAlias = dict[str, dict[str, Any]]
 
 
 class Compared(NamedTuple):
-    """Runs side by side: their titles, facts (`config.optimizer.lr`), and last and best metrics."""
+    """Runs side by side: their titles, facts (`config.optimizer.lr`), and last and best metrics.
+
+    `pandas.DataFrame(compared.metrics)` has a column for each metric and a row for each run.
+    """
 
     runs: list[str]
     facts: SideBySide
@@ -41,6 +45,21 @@ class Compared(NamedTuple):
         if len(digests) > 1 and len(seeds) > 1:
             return "the runs have different seeds: give both the same seed= to compare them to the bit"
         return None
+
+    def __repr__(self) -> str:
+        return f"<{', '.join(map(in_line, self.runs))}: {len(self.differing())} facts differ>"
+
+    def _repr_html_(self) -> str:
+        tables = {"facts that differ": self.differing(), "metrics": self.metrics}
+        rows = {
+            title: [
+                {"": name, **{run: cell(name, value) for run, value in values.items()}}
+                for name, values in each.items()
+            ]
+            for title, each in tables.items()
+        }
+        shown = [(title, each, ("", *self.runs)) for title, each in rows.items()]
+        return notebook_html(self.verdict() or repr(self), (), shown)
 
 
 def compare(given: Sequence[str], found: list[Found]) -> Compared:
