@@ -143,13 +143,13 @@ class Database:
 
         It is in WAL mode from the beginning: SQLite writes a rollback journal where it changes the mode.
         """
+        with contextlib.closing(sqlite3.connect(":memory:")) as empty:
+            empty.execute("PRAGMA user_version = 0")  # so that there is a first page
+            page = bytearray(empty.serialize())
+        page[18:20] = b"\2\2"  # the versions of the format that mean WAL
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with open(os.open(self._file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-                with contextlib.closing(sqlite3.connect(":memory:")) as empty:
-                    empty.execute("PRAGMA user_version = 0")  # so that there is a first page
-                    page = bytearray(empty.serialize())
-                page[18:20] = b"\2\2"  # the versions of the format that mean WAL
                 file.write(page)
         except FileExistsError:
             return  # another process was first
