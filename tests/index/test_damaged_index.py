@@ -69,16 +69,20 @@ def test_a_malformed_index_is_left_as_it_is_and_the_error_says_what_to_do(
     malformed = path.read_bytes()
     with pytest.raises(RunIndexError, match=r"is malformed.*delete it.*run everstep sync"):
         everstep.query("metrics", index=folder)
-    said: list[str] = []
-    writer = IndexWriter(path, folder / "a", lambda: True, said.append)
-    writer._ship(0.0)
-    writer.close()
-    (line,) = said
-    assert line.startswith("warning: the index") and "delete it" in line and "The training continues" in line
     assert path.read_bytes() == malformed
     path.unlink()
     assert len(everstep.query("metrics", index=folder)) == 3 * 600
     assert everything(path) == before
+
+
+def test_a_training_with_a_malformed_index_warns_once(folder: Path) -> None:
+    damage(folder / "everstep.db")
+    said: list[str] = []
+    writer = IndexWriter(folder / "everstep.db", folder / "a", lambda: True, said.append)
+    writer._ship(0.0)
+    writer.close()
+    (line,) = said
+    assert line.startswith("warning: the index") and "delete it" in line and "The training continues" in line
 
 
 def test_a_fifo_in_the_place_of_an_index_is_no_index(folder: Path) -> None:

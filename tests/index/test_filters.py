@@ -139,7 +139,7 @@ def test_what_is_no_comparison_is_an_error_that_shows_one(text: str) -> None:
     ("where", "words"),
     [
         ({"step": {"$gtt": 1}}, r"no operator \$gtt; did you mean '\$gt'"),
-        ({"$nor": []}, r"no operator \$nor; did you mean '\$or'"),
+        ({"$nor": []}, r"no operator \$nor between filters; did you mean '\$or'"),
         ({"$gt": 1}, "those on a field stand inside"),
         ({"step": {"$gt": 1, "x": 2}}, "no operator x"),
         ({"valid/loss": {"gt": 0.8, "lt": 1}}, r"begin with \$"),

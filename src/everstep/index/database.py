@@ -94,14 +94,13 @@ class Database:
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
         """Open a transaction that only reads the database as it is at one instant."""
+        if not self.exists():
+            raise RunIndexError(f"there is no index {self.name}; run everstep sync to make it")
         with self._explained():
-            if self.exists():
-                with self._begun(writes=False) as connection:
-                    if self._has_tables(connection):
-                        yield connection
-                        return
-            if not self.shared:
-                raise RunIndexError(f"there is no index {self.name}; run everstep sync to make it")
+            with self._begun(writes=False) as connection:
+                if self._has_tables(connection):
+                    yield connection
+                    return
             with self.write():
                 pass
             with self._begun(writes=False) as connection:

@@ -173,20 +173,17 @@ def _rows(connection: Connection, collection: str, where: Node) -> Iterator[dict
     from everstep.index.run_queries import clean
     from everstep.index.sql_tables import checkpoints, runs, valid_metrics
 
-    source, of_run, written = checkpoints, runs.c.name, ("segment", "offset")
-    if collection != "checkpoints":
-        source, of_run, written = (
-            valid_metrics,
-            valid_metrics.c.run,
-            ("phase", "name", "segment", "offset", "row"),
-        )
-    columns = {name: source.c[name] for name in _FIELDS[collection]} | {"run": of_run}
+    is_save, v, c = collection == "checkpoints", valid_metrics.c, checkpoints.c
+    columns: dict[str, Any] = {name: (c if is_save else v)[name] for name in _FIELDS[collection]}
+    written: tuple[Any, ...] = v.phase, v.name, v.segment, v.offset, v.row
+    if is_save:
+        columns["run"], written = runs.c.name, (c.segment, c.offset)
     chosen = select(*(column.label(name) for name, column in columns.items()))
-    chosen = chosen.order_by(of_run, *(source.c[name] for name in written))
-    if collection == "checkpoints":
+    chosen = chosen.order_by(columns["run"], *written)
+    if is_save:
         chosen = chosen.where(runs.c.id == checkpoints.c.run)
     elif collection == "evaluations":
-        chosen = chosen.where(valid_metrics.c.phase.not_in(("head", "step")))
+        chosen = chosen.where(v.phase.not_in(("head", "step")))
     for leaf in leaves(where, required=True):
         is_text = all(isinstance(value, str) and value == clean(value) for value in leaf.values)
         if is_text and leaf.operator in ("$eq", "$in") and leaf.path in ("run", "phase", "name"):

@@ -182,7 +182,7 @@ def _known(database: Database) -> dict[str, dict[str, Any]]:
         labelled, rows = newest_facts(connection, names=LABELS), run_rows(connection)
         for key, row in rows.items():
             row |= {"sizes": {}, "labels": labelled.get(key, {})}
-        for run, number, size in connection.execute(select(segments.c["run", "number", "size"])):
+        for run, number, size in connection.execute(select(*segments.c["run", "number", "size"])):
             rows[run]["sizes"][number] = size
     return {row["name"]: row for row in rows.values()}
 
@@ -366,6 +366,7 @@ def _read_on(
     for event in found.events:
         _note(start, event)
     new = [(e, (run, number, e.offset)) for e in found.events if e.kind not in ("segment", "progress")]
+    rows: list[tuple[Any, ...]]
     rows = [(*at, clean(e.kind), e.time, int(e.wall), json.dumps(e.data)) for e, at in new]
     _insert(connection, events, rows)
     saves = [(e, at) for e, at in new if e.kind == "checkpoint"]
@@ -491,7 +492,7 @@ def _judged(connection: Connection, run: int, run_dir: Path, starts: _Starts) ->
     from everstep.record.journal_reader import is_accepted
     from everstep.record.segment_file import step_of
 
-    told = select(events.c["segment", "offset", "kind", "data"]).where(events.c.run == run)
+    told = select(*events.c["segment", "offset", "kind", "data"]).where(events.c.run == run)
     told = told.where(events.c.kind.in_((DIVERGED, "verified", "decision")))
     told = told.order_by(events.c.segment, events.c.offset)
     found = [(*row[:3], stored(row[3])) for row in connection.execute(told)]

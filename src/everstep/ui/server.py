@@ -86,10 +86,10 @@ def application(index: FollowedIndex) -> Starlette:
 
     def series(request: Request) -> Response:
         names = ("runs", "stream", "metric", "x", "from", "to", "points", "superseded")
-        runs, stream, metric, axis, *rest, points, superseded = _parameters(request, *names).values()
+        runs, stream, metric, axis, begin, end, points, superseded = _parameters(request, *names).values()
         if not stream or not metric:
             raise ConfigError("a curve needs a stream and a metric; give both, as in stream=step&metric=loss")
-        options = CurveOptions(stream, metric, axis or "step", *rest, points, superseded == "1")
+        options = CurveOptions(stream, metric, axis or "step", begin, end, points, superseded == "1")
         return Json(curves(index.database, _chosen(index, runs), options))
 
     def compare(request: Request) -> Response:
