@@ -19,7 +19,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.pool import NullPool
 
-from everstep.errors import ConfigError, RunIndexError
+from everstep.errors import ConfigError, EverstepError, RunIndexError
 from everstep.index.location import FILE, Location, lacks_credential
 from everstep.index.run_facts import IndexBusyError, RefusedError, UnwritableIndexError
 from everstep.index.sql_tables import VERSION, UnknownContentError, metadata
@@ -178,14 +178,14 @@ class Database:
         except UnknownContentError as error:
             raise self._malformed(str(error)) from error
 
-    def _fault(self, error: Exception) -> RunIndexError:
+    def _fault(self, error: Exception) -> EverstepError:
         driver = getattr(error, "orig", error)
         code = str(getattr(driver, "sqlite_errorname", None) or getattr(driver, "sqlstate", None) or "")
         message = without_credentials(" ".join(str(driver).split()))
         if code.startswith(_MALFORMED) or (not self.shared and message.startswith("no such ")):
             return self._malformed(message)
         if isinstance(error, DataError | IntegrityError) or code == "54000":  # program_limit_exceeded
-            return RefusedError(f"the index {self.name} does not take it ({message})")
+            return RefusedError(f"the index {self.name} does not take a value of the run ({message})")
         if code.startswith(_BUSY):
             return IndexBusyError(
                 f"another process writes the index {self.name}, or has moved it ({message}); run everstep "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everstep.errors import RunIndexError
+from everstep.errors import EverstepError, RunIndexError
 
 GONE = "gone"
 """Status of a run whose directory was moved or deleted."""
@@ -33,5 +33,5 @@ class UnwritableIndexError(RunIndexError):
     """The index cannot be written here, for its permissions or the disk; reading may work."""
 
 
-class RefusedError(RunIndexError):
-    """A value is too long or too large for the database; the index itself is sound."""
+class RefusedError(EverstepError):
+    """A run has a value that is too long or too large for the database; the index itself is sound."""

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Table, bindparam, delete, insert, select, update
 
 from everstep.durable import TMP
-from everstep.errors import EverstepError, RunDirError, RunIndexError
+from everstep.errors import JournalError, RunDirError, RunIndexError
 from everstep.index.database import Database
 from everstep.index.location import facts_at, id_at, is_run
-from everstep.index.run_facts import GONE, RefusedError
+from everstep.index.run_facts import GONE
 from everstep.index.run_queries import clean, newest_facts, run_rows
 from everstep.index.sql_tables import (
     blocks,
@@ -111,14 +111,11 @@ def sync(
                     f"{path} is not in the index {database.name}, which others can read; "
                     f"everstep sync {path} puts it there even so"
                 )
-        except RunIndexError as error:
-            if not isinstance(error, RefusedError):
-                raise
-            total.problems.append(f"{path} is not in the index: {error}")
-        except (EverstepError, OSError) as error:
-            total.problems.append(str(error))
+        except RunIndexError:
+            raise
         except Exception as error:  # a run directory may hold anything, and must not stop the others
-            total.problems.append(f"{path} is not in the index: its journal holds unknown data ({error!r})")
+            says_where = isinstance(error, RunDirError | JournalError | OSError)
+            total.problems.append(str(error) if says_where else f"{path} is not in the index: {error!r}")
     if only is None and database.exists() and (gone := [{"key": row["id"]} for row in _gone(database)]):
         lost = (segments.c.run == bindparam("key")) & (segments.c.status == "running")
         with database.write() as connection:

@@ -33,20 +33,13 @@ from everstep.ui.followed_index import FollowedIndex
 from everstep.ui.one_run import MissingError, content_of, last_lines, one_run, summaries_of
 from everstep.ui.runs_table import ListOptions, RunsTable, run_id
 
-LONGEST = 10_000
-"""Most characters of a filter."""
+LONGEST_FILTER, _LONGEST_PROBLEM = 10_000, 1000
+"""Most characters of a filter, and of a fault: names of a hostile run may be long."""
 
-MOST = 10_000
-"""Most runs in a list."""
+MOST_LISTED, MOST_COMPARED = 10_000, 1000
+"""Most runs in a list; in a chart or a comparison."""
 
-MOST_RUNS = 1000
-"""Most runs of a chart or a comparison."""
-
-MOST_CONNECTIONS = 64
-"""Most connections at once: a process may have only 256 open files, and the journals need some."""
-
-_LONGEST_PROBLEM = 1000
-"""Most characters of a fault: names of a hostile run may be long."""
+_MOST_CONNECTIONS = 64  # a process may have only 256 open files, and the journals need some
 
 Answer = Callable[[Request], Response]
 
@@ -118,9 +111,8 @@ def _answered(answer: Answer, index: FollowedIndex) -> Answer:
         try:
             response = answer(request)
         except EverstepError as error:
-            status = (
-                404 if isinstance(error, MissingError) else 400 if isinstance(error, ConfigError) else 503
-            )
+            status = 400 if isinstance(error, ConfigError) else 503
+            status = 404 if isinstance(error, MissingError) else status
             response = Json({"error": _problem(str(error))}, status)
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
@@ -157,7 +149,7 @@ def serve(index: FollowedIndex, port: int, hosts: Sequence[str], started: Callab
     config = uvicorn.Config(
         access,
         http="h11",  # httptools reads heads of any size into memory
-        limit_concurrency=MOST_CONNECTIONS,
+        limit_concurrency=_MOST_CONNECTIONS,
         log_level="critical",
         access_log=False,
         ws="none",
@@ -176,9 +168,6 @@ class Json(Response):
 
     media_type = "application/json"
 
-    def __init__(self, content: Any, status_code: int = 200, headers: dict[str, str] | None = None) -> None:
-        super().__init__(content, status_code, headers)
-
     def render(self, content: Any) -> bytes:
         options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
         try:
@@ -190,8 +179,7 @@ class Json(Response):
 def _writable(value: Any) -> Any:
     if isinstance(value, str):
         return clean(value)
-    is_long = isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1 << 63
-    return str(value) if is_long else value
+    return str(value) if isinstance(value, int) and abs(value) >= 1 << 63 else value
 
 
 # ------------------------------------------------------------------------------------- parameters
@@ -242,15 +230,15 @@ def _parameters(request: Request, *names: str) -> dict[str, Any]:
 
 
 def _filter(text: str) -> str:
-    if len(text) > LONGEST:
-        raise ValueError(f"a filter of at most {LONGEST} characters")
+    if len(text) > LONGEST_FILTER:
+        raise ValueError(f"a filter of at most {LONGEST_FILTER} characters")
     return text
 
 
 def _ids(text: str) -> list[str]:
     ids = list(dict.fromkeys(part for part in text.split(",") if part))
-    if len(ids) > MOST_RUNS:
-        raise ValueError(f"a list of at most {MOST_RUNS} runs")
+    if len(ids) > MOST_COMPARED:
+        raise ValueError(f"a list of at most {MOST_COMPARED} runs")
     return ids
 
 
@@ -286,7 +274,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "x": _one_of("step", "time"),
     **dict.fromkeys(("from", "to"), _number),
     **dict.fromkeys(("offset", "step"), _integer(0, 1 << 62)),
-    "limit": _integer(1, MOST),
+    "limit": _integer(1, MOST_LISTED),
     "points": _integer(1, MOST_POINTS),
 }
 """Parameter -> function that reads it, and whose ValueError says what it is; others are texts."""
