@@ -49,7 +49,7 @@ def test_help_lists_every_command_and_says_what_the_exit_status_means(tmp_path: 
 
 
 def test_the_shell_completes_commands_and_their_options(tmp_path: Path) -> None:
-    assert completed(tmp_path, "s") == ["sweep", "show", "sync"]
+    assert completed(tmp_path, "s") == ["sweep", "show", "sql", "sync"]
     assert "--on-change" in completed(tmp_path, "train", "--o")
     assert completed(tmp_path, "train", "--on-change", "k") == ["keep"]
     assert "everstep_completion" in everstep(cwd=tmp_path, _EVERSTEP_COMPLETE="zsh_source")[0]

@@ -21,7 +21,7 @@ from everstep.record import RunJournal
 from postgres_server import Server
 
 SECRET = "hunter2"
-PASSWORD = f"{SECRET}@{SECRET}"
+PASSWORD = f"{SECRET}%40{SECRET}"
 TOKEN = f"https://{SECRET}@example.org/a.git?access_token={SECRET}"
 
 

@@ -132,6 +132,7 @@ LOOKING: dict[str, list[tuple[str, ...]]] = {
     "note": [("RUN", "seen"), ("RUN",)],
     "accept": [("RUN", "--divergence", "1")],
     "audit": [("RUN",), ("RUN", "--json")],
+    "sql": [("select value from facts",)],
     "sync": [("RUN",)],
     "prune": [("RUN",)],
 }

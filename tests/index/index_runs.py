@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection
-
 import warm
 from everstep.index.columns import RunColumns
 from everstep.index.database import Database
@@ -127,9 +125,9 @@ def indexed(folder: Path) -> Path:
     return folder
 
 
-def all_runs(connection: Connection, wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
+def all_runs(database: Database, wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Every run, the newest start last, with the first values of some names."""
-    columns = RunColumns(connection)
+    columns = RunColumns(database)
     columns.require([], wanted)
     columns.add(columns.rows.values(), wanted)
     return list(columns.rows.values())
@@ -158,10 +156,10 @@ def journal_rows(run_dir: Path) -> list[tuple[Any, ...]]:
 def everything(place: Location) -> dict[str, list[tuple[Any, ...]]]:
     """All that is in an index, but for the numbers that it gave to runs and series."""
     names = {
-        "runs": "name, path, created, seed, status, reason, started, step, epoch, host",
+        "runs": "name, path, created, seed, status, reason, started, step, epoch, host, kills, verified",
         "facts": "r.name, f.name, f.value",
         "evaluations": "*",
-        "segments": 'r.name, number, parent, parent_offset, valid_to, size, "end", g.step, facts, torn',
+        "segments": "r.name, number, parent, parent_offset, valid_to, size, g.step, badge, facts, torn",
         "events": "r.name, segment, e.offset, kind, time, wall, data",
         "checkpoints": "r.name, segment, c.offset, c.name, bytes, time, c.step",
         "metrics": "r.name, s.phase, s.name, segment, m.offset, m.row, m.epoch, m.step, seq, count, value, "

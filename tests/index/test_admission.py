@@ -53,8 +53,7 @@ def insert(folder: Path, path: Path, name: str, status: str) -> None:
 
 
 def names(place: Location) -> list[str]:
-    with Database(place).read() as connection:
-        return sorted(run["name"] for run in all_runs(connection))
+    return sorted(run["name"] for run in all_runs(Database(place)))
 
 
 def steps(folder: Path) -> int:
@@ -87,9 +86,7 @@ def test_a_row_in_a_database_ships_no_run_and_the_page_sends_none(
     monkeypatch.chdir(tmp_path)
     database, problems = query.open_index(url)
     assert (names(url), problems) == (["sent-1"], [])
-    with database.read() as connection:
-        rows = all_runs(connection)
-    assert [run["step"] for run in rows] == [2]
+    assert [run["step"] for run in all_runs(database)] == [2]
     sync(database, [tmp_path / "runs"])  # a person has named the folder
     assert names(url) == ["own-1", "sent-1"]
 
@@ -124,41 +121,19 @@ def test_no_part_of_a_run_is_read_through_a_link(tmp_path: Path, part: str) -> N
     assert len(names(shared / "everstep.db")) == 1
 
 
-def test_a_new_index_is_as_private_as_its_runs(everywhere: Path) -> None:
+def test_only_its_maker_can_read_an_index(everywhere: Path) -> None:
     folder = everywhere / "runs"
     written(folder / "open")
     sync(Database(folder / "everstep.db"), [folder])
-    index = folder / "everstep.db"
-    assert stat.S_IMODE(index.stat().st_mode) == 0o644
-    written(folder / "closed").chmod(0o700)
-    assert len(everstep.query("runs", index=folder)) == 2
-    assert stat.S_IMODE(index.stat().st_mode) == 0o600
-    index.unlink()
-    assert len(everstep.query("runs", index=folder)) == 2
-    assert stat.S_IMODE(index.stat().st_mode) == 0o600
-
-
-def test_an_index_that_others_write_gets_a_private_run_only_by_name(everywhere: Path) -> None:
-    folder = indexed(everywhere / "team")
-    (folder / "everstep.db").chmod(0o666)
-    run = written(folder / "closed")
-    run.chmod(0o700)
-    with pytest.warns(RuntimeWarning, match="others may read the index who may not read the run"):
+    assert stat.S_IMODE((folder / "everstep.db").stat().st_mode) == 0o600
+    (folder / "everstep.db").chmod(0o644)
+    written(folder / "second")
+    with pytest.warns(RuntimeWarning, match="which others can read; everstep sync .*second puts it there"):
         assert len(everstep.query("runs", index=folder)) == 1
-    assert sync(Database(folder / "everstep.db"), [run]).problems == []
-    written(run, steps=5)
+    assert sync(Database(folder / "everstep.db"), [folder / "second"]).problems == []
+    written(folder / "second", steps=5)
     assert sorted(found["step"] for found in everstep.query("runs", index=folder)) == [3, 5]
-    assert stat.S_IMODE((folder / "everstep.db").stat().st_mode) == 0o666
-
-
-def test_of_two_that_claim_to_be_a_run_ones_own_counts(tmp_path: Path) -> None:
-    written(tmp_path / "z-mine", id="run-1", steps=20)
-    written(tmp_path / "a-sent", id="run-1", steps=3)
-    for path in (tmp_path / "a-sent").rglob("*"):
-        os.chown(path, NOBODY, NOBODY)
-    os.chown(tmp_path / "a-sent", NOBODY, NOBODY)
-    with pytest.warns(RuntimeWarning, match="is a copy of .*z-mine"):
-        assert [run["step"] for run in everstep.query("runs", index=tmp_path)] == [20]
+    assert stat.S_IMODE((folder / "everstep.db").stat().st_mode) == 0o644
 
 
 def test_runs_in_a_folder_that_is_a_run_itself_are_found(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from everstep.index.filters import (
     parse_words,
     values_at,
 )
-from everstep.index.query import Asked, ask
+from everstep.index.query import ask
 from everstep.index.shipping import sync
 from everstep.record import Block, Journal, RunDir
 
@@ -139,19 +139,18 @@ def test_what_is_no_comparison_is_an_error_that_shows_one(text: str) -> None:
     ("where", "words"),
     [
         ({"step": {"$gtt": 1}}, r"no operator \$gtt; did you mean '\$gt'"),
-        ({"$nor": []}, r"no operator \$nor; did you mean '\$or'"),
-        ({"$gt": 1}, "belongs to a field"),
+        ({"$nor": []}, r"no operator \$nor between filters; did you mean '\$or'"),
+        ({"$gt": 1}, "those on a field stand inside"),
         ({"step": {"$gt": 1, "x": 2}}, "no operator x"),
         ({"valid/loss": {"gt": 0.8, "lt": 1}}, r"begin with \$"),
-        ({"step": {"$gt": [1]}}, r"\$gt compares numbers, strings"),
-        ({"step": {"$lt": None}}, r"\$lt compares numbers, strings"),
+        ({"step": {"$gt": [1]}}, r"\$gt takes a number, a string"),
+        ({"step": {"$lt": None}}, r"\$lt takes a number, a string"),
         ({"step": {"$in": 1}}, "takes a list"),
         ({"step": {"$exists": 1}}, "true or false"),
         ({"step": {"$not": {}}}, "takes operators"),
         ({"$and": []}, "one or more filters"),
         ({"$or": [1]}, "a filter is an object"),
         ({"step": {1, 2}}, "not a JSON value"),
-        ({"step": {1: 2}}, "not a JSON value"),
         ({1: 2}, "the name of a field"),
         ({"": 2}, "the name of a field"),
         ([], "a filter is an object"),
@@ -226,14 +225,13 @@ def test_rows_are_found_in_sql_as_they_are_in_python(
     databases: list[Database], where: Any, sort: list[str]
 ) -> None:
     for database in databases:
-        with database.read() as connection:
-            right = ask(connection, "metrics", Asked(parse({})))
-            assert len(right) == 11
-            holds = matcher(parse(where))
-            right = [row for row in right if holds(lambda name, row=row: [row[name]])]  # type: ignore[misc]
-            for name in reversed(sort):
-                right = ordered(right, name.removeprefix("-"), name.startswith("-"))
-            assert repr(ask(connection, "metrics", Asked(parse(where), sort, 7))) == repr(right[:7])
+        right = ask(database, "metrics", parse({}))
+        assert len(right) == 11
+        holds = matcher(parse(where))
+        right = [row for row in right if holds(lambda name, row=row: [row[name]])]  # type: ignore[misc]
+        for name in reversed(sort):
+            right = ordered(right, name.removeprefix("-"), name.startswith("-"))
+        assert repr(ask(database, "metrics", parse(where), sort, 7)) == repr(right[:7])
 
 
 @pytest.mark.parametrize("attack", ["'; DROP TABLE runs; --", "%(a)s :a ? $1 {0}", "a' UNION SELECT 1 --"])
@@ -241,12 +239,11 @@ def test_no_text_becomes_sql(tmp_path: Path, attack: str) -> None:
     written(tmp_path / "run", config={"a": attack, attack: 1})
     database = Database(indexed(tmp_path / "more") / "everstep.db")
     sync(database, [tmp_path])
-    with database.read() as connection:
-        for where in ({"config.a": attack}, {f"config.{attack}": {"$in": [1, attack]}}):
-            assert len(ask(connection, "runs", Asked(parse(where), [f"config.{attack}"]))) == 1
-        for sign in ("$eq", "$gt", "$lte"):
-            ask(connection, "checkpoints", Asked(parse({"name": {sign: attack}, "run": {"$ne": attack}})))
-        for collection in ("runs", "metrics", attack):
-            with pytest.raises(ConfigError):
-                ask(connection, collection, Asked(parse({attack: 1}), [attack], 1, [attack]))
-        assert len(ask(connection, "runs", Asked(parse({})))) == 2
+    for where in ({"config.a": attack}, {f"config.{attack}": {"$in": [1, attack]}}):
+        assert len(ask(database, "runs", parse(where), [f"config.{attack}"])) == 1
+    for sign in ("$eq", "$gt", "$lte"):
+        ask(database, "checkpoints", parse({"name": {sign: attack}, "run": {"$ne": attack}}))
+    for collection in ("runs", "metrics", attack):
+        with pytest.raises(ConfigError):
+            ask(database, collection, parse({attack: 1}), [attack], 1, [attack])
+    assert len(ask(database, "runs", parse({}))) == 2

@@ -145,7 +145,7 @@ def test_who_may_only_read_gets_his_list_with_a_note(
     reading = make_url(url).set(username="reader").render_as_string(hide_password=False)
     for address in (reading, f"{url}&options=-c%20default_transaction_read_only%3Don"):
         with pytest.warns(
-            RuntimeWarning, match="may lack the newest rows.*this user may not write the index"
+            RuntimeWarning, match="may lack the newest rows.*cannot be used.*your rights there"
         ):
             found = everstep.query("runs", index=address)
         assert [run["name"].partition("-")[0] for run in found] == ["first"]

@@ -29,7 +29,6 @@ def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert names == {name.removeprefix("src/") for name in tracked("src")}
     assert "everstep/py.typed" in names
-    assert "everstep/index/migrations/to_2.py" in names
 
 
 def test_the_sdist_has_every_file_of_the_repository(dist: Path) -> None:

@@ -58,4 +58,4 @@ def test_a_training_has_one_live_line_in_its_cell_and_a_query_is_a_table(tmp_pat
     assert "\x1b" not in printed and "Step 4" not in printed, "progress is in the live line alone"
     (shown,) = [content["data"] for kind, content in table if kind == "execute_result"]
     assert shown["text/plain"].startswith("[{'run': 'run-")
-    assert "<table>" in shown["text/html"]
+    assert shown["text/html"].count("<img") == 2 and "<table>" in shown["text/html"]

@@ -22,8 +22,7 @@ from everstep.index.shipping import sync
 from everstep.index.sql_tables import runs
 from everstep.record import RunDir
 from everstep.record.rundir import _encode
-from everstep.ui.one_run import one_run
-from everstep.ui.run_files import LONGEST_TEXT, MissingError, content_of, summaries_of
+from everstep.ui.one_run import LONGEST_TEXT, MissingError, content_of, one_run, summaries_of
 from everstep.ui.runs_table import ListOptions, RunsTable
 from everstep.ui.server import Json
 from everstep.untrusted_files import LONGEST_ID
@@ -101,7 +100,7 @@ def test_a_metric_hides_no_setting_of_other_runs(tmp_path: Path) -> None:
     written(tmp_path / "hostile", wrote(*odd))
     database = shipped(tmp_path)
     table = RunsTable(database)
-    assert sorted(table.first("config.lr").values()) == [0.1, 0.2]
+    assert sorted(table.first("config.lr").values()) == [0.1, 0.2, 5.0], "its own alone"
     found = table.listed(ListOptions(filter="config.lr<0.15", columns=["config.lr", "sweep"]))
     assert [row["values"] for row in found["rows"]] == [{"config.lr": 0.1, "sweep": "s1"}]
     by_path = sorted(table.rows.values(), key=lambda row: row["path"])

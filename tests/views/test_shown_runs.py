@@ -13,6 +13,7 @@ from everstep.record import Journal, RunDir
 from tiny_runs import Tiny
 
 HOSTILE = "</td><script>alert(1)</script>\u202e"
+TAGS = {"p", "b", "table", "thead", "tbody", "tr", "th", "td", "img"}
 
 
 @pytest.fixture(scope="module")
@@ -42,38 +43,22 @@ def test_a_run_shows_its_starts_metrics_and_checkpoints(folder: Path) -> None:
 def test_runs_side_by_side_show_where_they_differ(folder: Path) -> None:
     compared = everstep.runs.compare("a", "b", index=folder)
     a, b = compared.runs
-    differing = {row["fact"]: (row[a], row[b]) for row in compared.facts}
-    assert differing["config.lr"] == (0.1, 0.2) and differing["starts"] == (1, 2)
-    assert "seed" not in differing
-    assert {"metric": "tail/valid_loss last", a: 0.5, b: 1 / 3} in compared.metrics
-    assert compared.verdict is None and f"{len(compared.facts)} facts differ" in repr(compared)
+    differing = compared.differing()
+    assert differing["config.lr"] == {a: 0.1, b: 0.2} and differing["starts"] == {a: 1, b: 2}
+    assert "seed" not in differing and "seed" in compared.facts
+    assert compared.metrics["tail/valid_loss last"] == {a: 0.5, b: 1 / 3}
+    assert compared.verdict() is None and f"{len(differing)} facts differ" in repr(compared)
     assert a in compared._repr_html_() and b in compared._repr_html_()
+    equal = everstep.runs.compare(folder / "a", folder / "twin")
+    assert "equal to the bit" in str(equal.verdict())
+    assert "equal to the bit" in equal._repr_html_()
 
 
-def test_equal_runs_are_said_to_be_equal(folder: Path) -> None:
-    compared = everstep.runs.compare(folder / "a", folder / "twin")
-    assert compared.verdict is not None and "equal to the bit" in compared.verdict
-    assert "equal to the bit" in compared._repr_html_()
-
-
-def test_what_a_run_says_is_never_markup(folder: Path) -> None:
-    for text in (
-        everstep.runs.show(folder / "b")._repr_html_(),
-        everstep.runs.compare("a", "b", index=folder)._repr_html_(),
-    ):
-        assert set(re.findall(r"<(\w+)", text)) <= {"p", "b", "table", "thead", "tbody", "tr", "th", "td"}
-        assert "\u202e" not in text
-    assert "&lt;/td&gt;&lt;script&gt;" in text
-
-
-def test_one_run_cannot_be_compared(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="two runs or more, not 1"):
-        everstep.runs.compare("a", index=folder)
-    with pytest.raises(ConfigError, match="there is no run 'digits'"):
-        everstep.runs.show("digits", index=folder)
-
-
-def test_a_name_moves_no_cursor(tmp_path: Path) -> None:
+def test_what_a_run_says_is_never_markup_and_moves_no_cursor(folder: Path, tmp_path: Path) -> None:
+    runs = [everstep.runs.show(folder / "b"), everstep.runs.compare("a", "b", index=folder)]
+    for text in (run._repr_html_() for run in runs):
+        assert set(re.findall(r"<(\w+)", text)) <= TAGS and "\u202e" not in text
+    assert "&lt;/td&gt;&lt;script&gt;" in runs[1]._repr_html_()
     evil = "\x1b]0;x\x07\nb\u202e"
     for number in (1, 2):
         run = RunDir.open(tmp_path / str(number), about={"id": f"{evil}{number}"})
@@ -81,3 +66,10 @@ def test_a_name_moves_no_cursor(tmp_path: Path) -> None:
     shown = [everstep.runs.show(tmp_path / "1"), everstep.runs.compare(tmp_path / "1", tmp_path / "2")]
     for text in map(repr, shown):
         assert text.isprintable() and r"\x1b]0;x\x07\nb\u202e1" in text
+
+
+def test_one_run_cannot_be_compared(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="two runs or more, not 1"):
+        everstep.runs.compare("a", index=folder)
+    with pytest.raises(ConfigError, match="there is no run 'digits'"):
+        everstep.runs.show("digits", index=folder)

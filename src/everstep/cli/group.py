@@ -51,6 +51,7 @@ COMMANDS = {
     "replay": "Execute steps of a run again: look at a step, or verify a stretch.",
     "diverge": "Find where two runs, or a run and its replay, part.",
     "check": "Test whether an object comes back from what it saves.",
+    "sql": "Ask the index by SQL; nothing can be changed.",
     "sync": "Update the index from the journals, or make it.",
 }
 """Name -> help in one line."""
@@ -68,7 +69,7 @@ _ELSEWHERE = {
 }
 """Name that people look for among the commands -> what to do instead."""
 
-_LOOKING = (*_HOMES["looking"], *_HOMES["keeping"], "config", "runs", "sync")
+_LOOKING = (*_HOMES["looking"], *_HOMES["keeping"], "config", "runs", "sql", "sync")
 """Commands that only read run directories, whoever wrote them, and call no code of a user."""
 
 _SELDOM = 10_000

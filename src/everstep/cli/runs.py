@@ -53,20 +53,18 @@ def search(
     """
     from everstep.index.columns import RunColumns
     from everstep.index.filters import CONTAINS, Group, leaves, parse_json, parse_words, why_none
-    from everstep.index.shipping import gone_runs
 
     words = parse_words(" ".join(conditions))
     where = Group(True, (words, parse_json(filter_text or "{}")))
     names = [leaf.path for leaf in leaves(where) if leaf.operator != CONTAINS]
     database = open_index(index)
-    with database.read() as connection:
-        columns = RunColumns(connection, gone_runs(database, connection))
-        columns.require(leaves(where), wanted)
-        runs = columns.find(where)
-        if telling and not names and (metric := columns.telling_metric()) is not None:
-            names = [metric]
-        columns.add(runs, [*names, *wanted, "ranks"])
-        notes = columns.taken_for_metrics([*names, *wanted])
+    columns = RunColumns(database)
+    columns.require(leaves(where), wanted)
+    runs = columns.find(where)
+    if telling and not names and (metric := columns.telling_metric()) is not None:
+        names = [metric]
+    columns.add(runs, [*names, *wanted, "ranks"])
+    notes = columns.taken_for_metrics([*names, *wanted])
     return Searched(database, runs, [*names, *wanted], notes, "" if runs else why_none(words))
 
 

@@ -1,1 +1,1 @@
-"""Values as people read them: cells of tables, tables as HTML, strict JSON."""
+"""Values as people read them: cells of tables, tables as HTML, charts as SVG; as strict JSON."""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import os
-import re
-import secrets
 import shutil
 import sqlite3
 import stat
@@ -16,19 +13,15 @@ import weakref
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select, text
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.pool import NullPool
 
-from everstep.errors import ConfigError, RunIndexError
+from everstep.errors import ConfigError, EverstepError, RunIndexError
 from everstep.index.location import FILE, Location, lacks_credential
-from everstep.index.run_facts import (
-    IndexBusyError,
-    RefusedError,
-    UnwritableIndexError,
-)
+from everstep.index.run_facts import IndexBusyError, RefusedError, UnwritableIndexError
 from everstep.index.sql_tables import VERSION, UnknownContentError, metadata
 from everstep.redaction import without_credentials
 from everstep.untrusted_files import open_regular
@@ -39,22 +32,14 @@ BUSY_SECONDS = 30.0
 SCHEMA = f"everstep_{VERSION}"
 """Schema of the tables in PostgreSQL."""
 
-_MAKING = 0x6576657273746570
-"""Advisory lock under which the tables are made; the locks of runs are hashes of their names."""
-_FILES = ("", "-wal", "-shm")
-"""Endings of the names of a SQLite database's files."""
-_DISK = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_FULL", "SQLITE_PERM")
-_FORBIDDEN = ("42501", "25006")  # insufficient_privilege, read_only_sql_transaction
-_BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "55P03")  # lock_not_available
+_MAKING = 0x6576657273746570  # advisory lock; the locks of runs are hashes of their names
+_BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY_DBMOVED", "55P03")  # lock_not_available
 _MALFORMED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
 """Errors of a damaged file; rows are shipped once, so a row that exists is of another database's pages."""
 
-_COMPLEX = re.compile("Expression tree is too large|parser stack overflow|too many|at most")
-"""Messages about a question that the database does not read; they are no fault of the index."""
-
 
 class Database:
-    """Index in a database, made at the first use.
+    """Index in a database, made when it is first written.
 
     Tables of another version stay as they are: this version's lie in a file, or a schema, beside them.
 
@@ -70,22 +55,22 @@ class Database:
     """
 
     def __init__(self, place: Location | None, patience: float = BUSY_SECONDS) -> None:
-        self._patience = patience
         self.shared = isinstance(place, str)
         if isinstance(place, str):
             address = _parsed(place)
             self.place: Location = place
-            self.name = _shown(address)
+            self.name = _without_password(address)
             self._engine = _postgres(address, patience)
             weakref.finalize(self, self._engine.dispose)
-            self._is_made = False
         else:
             if place is None:
                 place = Path(tempfile.mkdtemp(prefix="everstep-index-")) / FILE
                 weakref.finalize(self, shutil.rmtree, place.parent, ignore_errors=True)
-            self.place = self._file = _file_of(place)
-            self.name = str(self._file)
-            self._engine = _sqlite(self._file, patience)
+            if _version_of(place) not in (0, VERSION):
+                place = place.with_name(f"{place.stem}-{VERSION}{place.suffix}")
+            self.place = self._file = place
+            self.name = str(place)
+            self._engine = _sqlite(place, patience)
 
     def exists(self) -> bool:
         """Whether there is an index: no empty file is one, and PostgreSQL's tables are made when used."""
@@ -95,100 +80,92 @@ class Database:
             found = os.stat(self._file)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError as error:
-            what = f"the index cannot be reached: {error.strerror}"
-            raise RunIndexError(error.errno, what, self.name) from error
         if not stat.S_ISREG(found.st_mode):
             raise RunIndexError(f"{self.name} is not a file, so it cannot be an index; give another path")
         return found.st_size > 0
+
+    def is_private(self) -> bool:
+        """Whether nobody else may read the index: a file as everstep makes it, or one that is not there."""
+        if self.shared or not self.exists():
+            return not self.shared
+        found = os.stat(self._file)
+        return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
         """Open a transaction that only reads the database as it is at one instant."""
         if not self.exists():
             raise RunIndexError(f"there is no index {self.name}; run everstep sync to make it")
-        with self._explained(), self._transaction(writes=False) as connection:
-            yield connection
+        with self._explained():
+            with self._begun(writes=False) as connection:
+                if self._has_tables(connection):
+                    yield connection
+                    return
+            with self.write():
+                pass
+            with self._begun(writes=False) as connection:
+                yield connection
 
     @contextlib.contextmanager
     def write(self, run: str | None = None) -> Iterator[Connection]:
         """Open a transaction that writes; no other process writes `run` (a name) meanwhile."""
-        with self._explained(), self._transaction(writes=True) as connection:
-            if self.shared and run is not None:
-                connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(run, 0))))
-            yield connection
-
-    @contextlib.contextmanager
-    def _transaction(self, writes: bool) -> Iterator[Connection]:
-        if self.shared and not self._is_made:
-            self._make_tables()
-        if not self.shared and writes and not self.exists():
-            self._make()
-        with self._begun(writes) as connection:
-            yield connection
+        with self._explained():
+            if not self.exists():
+                self._make_file()
+            with self._begun(writes=True) as connection:
+                if not self._has_tables(connection):
+                    self._make_tables(connection)
+                if self.shared and run is not None:
+                    connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(run, 0))))
+                yield connection
 
     @contextlib.contextmanager
     def _begun(self, writes: bool) -> Iterator[Connection]:
         with self._engine.connect() as connection:
-            if not self.shared:
-                version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-                connection.rollback()
-                if version != VERSION:
-                    raise self._malformed(f"index format {version}")
             connection.execution_options(writes=writes)
             with connection.begin():
                 yield connection
 
-    # ------------------------------------------------------------------------------ making it
+    def _has_tables(self, connection: Connection) -> bool:
+        if self.shared:
+            # The catalog is read as it is now: to_regclass() may answer from before the wait for a lock.
+            found = text("SELECT 1 FROM pg_catalog.pg_tables WHERE (schemaname, tablename) = (:at, 'runs')")
+            return connection.execute(found, {"at": SCHEMA}).scalar() is not None
+        version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+        tables = connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one()
+        if version != VERSION and (version or tables):
+            raise self._malformed(f"index format {version}")
+        return bool(version == VERSION)
 
-    def _make(self) -> None:
-        """Make the file whole under a name that nobody can foresee; delete what an earlier one has left."""
-        beside = self._file.with_name(f".{self._file.name}.{os.getpid()}-{secrets.token_hex(8)}.tmp")
+    def _make_file(self) -> None:
+        """Make a file without tables, which nobody else can read: it gets the values of private runs.
+
+        It is in WAL mode from the beginning: SQLite writes a rollback journal where it changes the mode.
+        """
+        with contextlib.closing(sqlite3.connect(":memory:")) as empty:
+            empty.execute("PRAGMA user_version = 0")  # so that there is a first page
+            page = bytearray(empty.serialize())
+        page[18:20] = b"\2\2"  # the versions of the format that mean WAL
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._alone():
-                if self.exists():
-                    return
-                for end in _FILES:
-                    self._file.with_name(self._file.name + end).unlink(missing_ok=True)
-                try:
-                    with _sqlite(beside, BUSY_SECONDS, "rwc").begin() as connection:
-                        metadata.create_all(connection)
-                        connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
-                    beside.rename(self._file)
-                finally:
-                    for end in _FILES:
-                        beside.with_name(beside.name + end).unlink(missing_ok=True)
-        except RunIndexError:
-            raise
-        except (OSError, DBAPIError) as error:
-            why = error.strerror if isinstance(error, OSError) else error.orig
+            with open(os.open(self._file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+                file.write(page)
+        except FileExistsError:
+            return  # another process was first
+        except OSError as error:
             raise UnwritableIndexError(
-                f"the index {self.name} cannot be made: {why}; check the disk"
+                f"the index {self.name} cannot be made: {error.strerror}; check the disk"
             ) from error
 
-    def _make_tables(self) -> None:
-        """Make the schema in PostgreSQL, unless it is there."""
-        with self._begun(writes=False) as connection:
-            self._is_made = _has_tables(connection)
-        if not self._is_made:
-            with self._begun(writes=True) as connection:
-                connection.execute(select(func.pg_advisory_xact_lock(_MAKING)))
-                if not _has_tables(connection):
-                    connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
-                    metadata.create_all(connection)
-            self._is_made = True
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Let no other process give the file its name, or take it away, where the file system has locks."""
-        folder = os.open(self._file.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            with contextlib.suppress(OSError):
-                fcntl.flock(folder, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(folder)
+    def _make_tables(self, connection: Connection) -> None:
+        if self.shared:
+            connection.execute(select(func.pg_advisory_xact_lock(_MAKING)))
+            if self._has_tables(connection):
+                return
+            connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
+        metadata.create_all(connection)
+        if not self.shared:
+            connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
 
     # ------------------------------------------------------------------------------ its errors
 
@@ -201,35 +178,23 @@ class Database:
         except UnknownContentError as error:
             raise self._malformed(str(error)) from error
 
-    def _fault(self, error: Exception) -> RunIndexError:
+    def _fault(self, error: Exception) -> EverstepError:
         driver = getattr(error, "orig", error)
         code = str(getattr(driver, "sqlite_errorname", None) or getattr(driver, "sqlstate", None) or "")
         message = without_credentials(" ".join(str(driver).split()))
         if code.startswith(_MALFORMED) or (not self.shared and message.startswith("no such ")):
             return self._malformed(message)
-        if _COMPLEX.search(message):
-            return RunIndexError(f"the database does not read so large a question ({message}); ask for less")
         if isinstance(error, DataError | IntegrityError) or code == "54000":  # program_limit_exceeded
-            return RefusedError(f"the index {self.name} does not take it ({message})")
+            return RefusedError(f"the index {self.name} does not take a value of the run ({message})")
         if code.startswith(_BUSY):
             return IndexBusyError(
-                f"the index {self.name} is being written by another process for more than "
-                f"{self._patience:g} s; run everstep sync later"
+                f"another process writes the index {self.name}, or has moved it ({message}); run everstep "
+                "sync later"
             )
-        if code == "SQLITE_READONLY_DBMOVED":
-            return IndexBusyError(
-                f"the index {self.name} was moved or deleted while it was used; everstep sync makes it again"
-            )
-        if code.startswith(_DISK):
-            return UnwritableIndexError(f"the index {self.name} cannot be used ({message}); check the disk")
-        if code in _FORBIDDEN:
-            return UnwritableIndexError(
-                f"this user may not write the index {self.name} ({message}); whoever may brings it up to "
-                "date with everstep sync"
-            )
-        remedy = "check the server" if self.shared else "if this error stays, move it away"
-        return RunIndexError(
-            f"the index {self.name} cannot be used ({message}); {remedy}, and run everstep sync"
+        remedy = "the server" if self.shared else "the disk"
+        return UnwritableIndexError(
+            f"the index {self.name} cannot be used ({message}); check {remedy} and your rights there, and "
+            "run everstep sync"
         )
 
     def _malformed(self, why: str) -> RunIndexError:
@@ -243,13 +208,13 @@ class Database:
 # ------------------------------------------------------------------------------------- SQLite
 
 
-def _sqlite(path: Path, patience: float, mode: str = "rw") -> Engine:
+def _sqlite(path: Path, patience: float) -> Engine:
     """Make an engine for a file, which is opened for each use and not kept open in between.
 
     Readers wait for nobody (WAL).  A writer takes the write lock at its beginning (BEGIN IMMEDIATE): what it
     reads stays true until it commits, and waiting for the lock never fails half way.
     """
-    address = f"file:{quote(os.fsencode(path))}?mode={mode}"
+    address = f"file:{quote(os.fsencode(path))}?mode=rw"
 
     def connect() -> sqlite3.Connection:
         _require_own_files(path)
@@ -264,6 +229,7 @@ def _sqlite(path: Path, patience: float, mode: str = "rw") -> Engine:
 
     def begin(connection: Connection) -> None:
         writes = connection.get_execution_options().get("writes", False)
+        connection.exec_driver_sql(f"PRAGMA query_only = {int(not writes)}")
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
@@ -274,25 +240,14 @@ def _sqlite(path: Path, patience: float, mode: str = "rw") -> Engine:
 def _require_own_files(path: Path) -> None:
     """Refuse files beside the index that everstep does not make: SQLite acts on what they say."""
     index = os.path.realpath(path)  # SQLite looks beside the file, not beside a link to the file
-    if os.path.lexists(index + "-journal"):
-        raise UnwritableIndexError(
-            f"the index {path} is not opened: {index}-journal is there, which no index of everstep has, and "
-            "by which SQLite would change and delete files; other software or somebody put it there. "
-            "Move both files away and run everstep sync: the index is made again from the journals"
-        )
-    for end in _FILES[1:]:
-        with contextlib.suppress(FileNotFoundError):  # the last connection of another process deletes both
-            if not stat.S_ISREG(os.lstat(index + end).st_mode):
+    for end in ("-journal", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):  # the last connection of another process deletes them
+            if not stat.S_ISREG(os.lstat(index + end).st_mode) or end == "-journal":
                 raise UnwritableIndexError(
-                    f"the index {path} is not opened: {index}{end} is not a file; move it away"
+                    f"the index {path} is not opened: {index}{end} is not of everstep, SQLite changes "
+                    "and deletes files by what it says. Move both files away and run everstep sync: the "
+                    "index is made again from the journals"
                 )
-
-
-def _file_of(path: Path) -> Path:
-    """Return the file for a path: a file beside it if it has the tables of another version."""
-    if _version_of(path) in (0, VERSION):
-        return path
-    return path.with_name(f"{path.stem}-{VERSION}{path.suffix}")
 
 
 def _version_of(path: Path) -> int:
@@ -338,12 +293,6 @@ def _postgres(address: URL, patience: float) -> Engine:
     return engine
 
 
-def _has_tables(connection: Connection) -> bool:
-    # The catalog is read as it is now: to_regclass() may answer from before the wait for a lock.
-    found = text("SELECT 1 FROM pg_catalog.pg_tables WHERE (schemaname, tablename) = (:schema, 'runs')")
-    return connection.execute(found, {"schema": SCHEMA}).scalar() is not None
-
-
 def _parsed(url: str) -> URL:
     if lacks_credential(url):
         raise ConfigError(
@@ -351,27 +300,18 @@ def _parsed(url: str) -> URL:
             "by --index or EVERSTEP_INDEX"
         )
     try:
-        address = make_url(_quoted(url))
+        address = make_url(url)
     except (ArgumentError, ValueError):
+        address = None
+    if address is None or "@" in (address.host or ""):  # of a password that is not encoded
         raise ConfigError(
             "the index's URL cannot be read (it is not shown: it may hold a password); give "
-            "postgresql://USER@HOST/DATABASE"
-        ) from None
+            "postgresql://USER@HOST/DATABASE, with %40 for an @ in a password"
+        )
     return address.set(drivername="postgresql+psycopg")
 
 
-def _quoted(url: str) -> str:
-    """Encode an "@" in the password of a URL: a person may have written the password as it is."""
-    scheme, _, rest = url.partition("://")
-    area = rest.partition("?")[0]
-    if area.count("@") < 2:
-        return url
-    info = area[: area.rindex("@")]
-    user, _, password = info.partition(":")
-    return f"{scheme}://{user}:{quote(unquote(password), safe='')}{rest[len(info) :]}"
-
-
-def _shown(address: URL) -> str:
+def _without_password(address: URL) -> str:
     """Return the URL without password and options."""
     host = address.query.get("host", "") if address.host is None else address.host
     port = f":{address.port}" if address.port else ""

@@ -3,9 +3,8 @@
     {"config.optimizer.lr": {"$lt": 0.01}, "status": "finished"}
     valid_loss<0.3 status=finished
 
-Both become one tree of conditions.  Over runs `matcher` decides in Python, the same for both databases; over
-rows of metrics, of which there may be millions, `sql_condition` in SQL.  docs/guide/queries.md describes what
-the operators mean.
+Both become one tree of conditions, and `matcher` decides, in Python, the same for both databases.
+docs/guide/queries.md describes what the operators mean.
 """
 
 from __future__ import annotations
@@ -15,12 +14,9 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from everstep.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement
 
 _ORDERS: dict[str, Callable[[Any, Any], Any]] = {
     "$gt": operator.gt,
@@ -28,7 +24,14 @@ _ORDERS: dict[str, Callable[[Any, Any], Any]] = {
     "$lt": operator.lt,
     "$lte": operator.le,
 }
-COMPARISONS = ("$eq", "$ne", *_ORDERS, "$in", "$not", "$exists")
+_TAKES: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(("$eq", "$ne"), (object, "")),
+    **dict.fromkeys(_ORDERS, (bool | int | float | str, "a number, a string, true or false")),
+    "$in": (list | tuple, "a list"),
+    "$exists": (bool, "true or false"),
+    "$not": (Mapping, "operators, as in {'$not': {'$gt': 1}}"),
+}
+"""Operator on a field -> types of what it takes, and these in words."""
 GROUPS = ("$and", "$or")
 CONTAINS = "contains"
 """Operator of a bare word among comparisons: a part of a run's name."""
@@ -72,13 +75,13 @@ Values: TypeAlias = Callable[[str], Sequence[Any]]
 """Returns the values at a path of a document."""
 
 
-def leaves(node: Node) -> Iterator[Leaf]:
-    """Yield all conditions, in their order."""
+def leaves(node: Node, required: bool = False) -> Iterator[Leaf]:
+    """Yield all conditions in their order, or only those without which the whole does not hold."""
     if isinstance(node, Leaf):
         yield node
-    else:
+    elif not required or (isinstance(node, Group) and node.every):
         for part in [node.part] if isinstance(node, Not) else node.parts:
-            yield from leaves(part)
+            yield from leaves(part, required)
 
 
 # ---------------------------------------------------------------------------------- JSON
@@ -112,10 +115,11 @@ def _filter(where: Any) -> Node:
             raise ConfigError(f"the name of a field is a string that is not empty; change {key!r}")
         if not key.startswith("$"):
             parts.append(_conditions(key, value))
-        elif key in COMPARISONS:
-            raise ConfigError(f"{key} belongs to a field; give its name first: {{'step': {{'{key}': ...}}}}")
         elif key not in GROUPS:
-            raise ConfigError(f"no operator {key}; {nearest(key, (*GROUPS, *COMPARISONS))}")
+            raise ConfigError(
+                f"no operator {key} between filters; {nearest(key, GROUPS)}; those on a field stand inside "
+                "it, as in {'step': {'$gt': 1}}"
+            )
         elif not isinstance(value, list | tuple) or not value:
             raise ConfigError(f"{key} takes a list of one or more filters; change {value!r}")
         else:
@@ -127,50 +131,41 @@ def _conditions(path: str, value: Any) -> Node:
     """Read the conditions on a field: a value to equal, or operators."""
     if isinstance(value, Mapping) and any(str(key).startswith("$") for key in value):
         return Group(True, tuple(_condition(path, key, item) for key, item in value.items()))
-    if isinstance(value, Mapping) and value and all(f"${key}" in COMPARISONS for key in value):
+    if isinstance(value, Mapping) and value and all(f"${key}" in _TAKES for key in value):
         raise ConfigError(f"{path}: operators begin with $; change {value!r}, or ask for {{'$eq': ...}}")
-    return Leaf(path, "$eq", _json(path, value))
+    return _condition(path, "$eq", value)
 
 
 def _condition(path: str, sign: str, value: Any) -> Node:
-    if sign not in COMPARISONS:
-        raise ConfigError(f"{path}: no operator {sign}; {nearest(str(sign), COMPARISONS)}")
+    if sign not in _TAKES:
+        raise ConfigError(f"{path}: no operator {sign}; {nearest(str(sign), _TAKES)}")
+    types, what = _TAKES[sign]
+    fits = isinstance(value, types)
+    if fits and sign == "$not":
+        fits = bool(value) and all(str(key).startswith("$") for key in value)
+    if not fits:
+        raise ConfigError(f"{path}: {sign} takes {what}; change {value!r}")
     if sign == "$not":
-        if not isinstance(value, Mapping) or not value or not all(str(key).startswith("$") for key in value):
-            raise ConfigError(
-                f"{path}: $not takes operators, as in {{'$not': {{'$gt': 1}}}}; change {value!r}"
-            )
         return Not(_conditions(path, value))
-    if sign == "$ne":
-        return Not(Leaf(path, "$eq", _json(path, value)))
-    if sign == "$in" and not isinstance(value, list | tuple):
-        raise ConfigError(f"{path}: $in takes a list; change {value!r}")
-    if sign == "$exists" and not isinstance(value, bool):
-        raise ConfigError(f"{path}: $exists takes true or false; change {value!r}")
-    if sign in _ORDERS and not isinstance(value, bool | int | float | str):
-        raise ConfigError(f"{path}: {sign} compares numbers, strings, true and false; change {value!r}")
-    return Leaf(path, sign, _json(path, value))
-
-
-def _json(path: str, value: Any) -> Any:
-    """Convert a value to JSON's types: lists, and dictionaries with string keys."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple):
-        return [_json(path, item) for item in value]
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _json(path, item) for key, item in value.items()}
-    raise ConfigError(
-        f"{path}: {value!r} is not a JSON value; give null, true, false, numbers, strings, lists or objects"
-    )
+    try:
+        value = json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{path}: {value!r} is not a JSON value; give null, true, false, numbers, strings, lists, objects"
+        ) from None
+    return Not(Leaf(path, "$eq", value)) if sign == "$ne" else Leaf(path, sign, value)
 
 
 # ---------------------------------------------------------------------------------- words
 
-_COMPARISON = re.compile(r"\s*([^\s<>=!]+)\s*(<=|>=|!=|==|=|<|>)\s*(\"[^\"]*\"|'[^']*'|[^\s,<>=!]+)")
-_WORD = re.compile(r"\s*((?=[^\s,]*\w)[^\s,<>=!\"']+)(?![^\s,]|\s*[<>=!])")
-"""A bare word, with a letter or digit: "&" is somebody's "and"; `_COMPARISON` is tried before it."""
-_SEPARATOR = re.compile(r"\s*,\s*|\s+and\s+|\s*")
+_PART = re.compile(
+    r"""\s*(?:
+        (?P<name>[^\s<>=!]+)\s*(?P<sign><=|>=|!=|==|=|<|>)\s*(?P<value>"[^"]*"|'[^']*'|[^\s,<>=!]+)
+        |(?P<word>(?=[^\s,]*\w)[^\s,<>=!"']+)(?![^\s,]|\s*[<>=!])
+    )(?:\s*,\s*|\s+and\s+|\s*)""",
+    re.VERBOSE,
+)
+"""A comparison, or a bare word with a letter or digit ("&" is somebody's "and"); and what separates it."""
 _SIGNS = {"<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte"}
 
 
@@ -182,39 +177,37 @@ def parse_words(text: str) -> Group:
     parts: list[Node] = []
     at = 0
     while text[at:].strip(" ,"):
-        if (match := _COMPARISON.match(text, at)) is not None:
-            parts.append(_comparison(*match.groups()))
-        elif (match := _WORD.match(text, at)) is not None:
-            parts.append(Leaf("name", CONTAINS, match[1]))
-        else:
+        match = _PART.match(text, at)
+        if match is None:
             raise ConfigError(
                 f"{text[at:].strip()!r} is not a comparison; give NAME<VALUE with one of "
                 "< <= = != >= >, as in 'valid_loss<0.3 status=finished', or a part of a run's name"
             )
-        separator = _SEPARATOR.match(text, match.end())
-        at = len(text) if separator is None else separator.end()
+        word = match["word"]
+        parts.append(Leaf("name", CONTAINS, word) if word else _comparison(*match.group(1, 2, 3)))
+        at = match.end()
     return Group(True, tuple(parts))
 
 
 def _comparison(name: str, sign: str, text: str) -> Node:
-    value: Any = text[1:-1] if text[0] in "\"'" else text
-    if name != "name" and text[0] not in "\"'":
+    is_quoted = text[0] in "\"'"
+    value: Any = text[1:-1] if is_quoted else text
+    if name != "name" and not is_quoted:
         with contextlib.suppress(ValueError):
             value = float(text)
     if sign in _SIGNS:
         return Leaf(name, _SIGNS[sign], value)
-    truth = {"true": [True], "false": [False]}.get(value, []) if isinstance(value, str) else []
-    equal = Leaf(name, "$in", [value, *truth])
+    equal = Leaf(name, "$in", [value, value == "true"] if value in ("true", "false") else [value])
     return Not(equal) if sign == "!=" else equal
 
 
 def why_none(conditions: Group) -> str:
     """Say what conditions on names may have meant, for an empty answer; "" where that is clear."""
-    for leaf in conditions.parts:
-        if isinstance(leaf, Leaf) and leaf.path == "name" and leaf.operator == "$in":
+    for leaf in leaves(conditions, required=True):
+        if leaf.path == "name" and leaf.operator == "$in":
             name = leaf.value[0]
             return f"name={name} asks for a whole name; {name} alone finds the names that contain it"
-        if isinstance(leaf, Leaf) and leaf.operator == CONTAINS:
+        if leaf.operator == CONTAINS:
             return f"no name contains {leaf.value!r}; to ask for a value, compare it, as in status=failed"
     return ""
 
@@ -244,31 +237,22 @@ def _test(leaf: Leaf) -> Callable[[Any], bool]:
     if leaf.operator in ("$eq", "$in"):
         keys = {_key(value) for value in leaf.values}
         return lambda value: _key(value) in keys
-    kind, order = kind_of(wanted), _ORDERS[leaf.operator]
-    return lambda value: kind_of(value) == kind and bool(order(value, wanted))
+    kind, order = _kind_of(wanted), _ORDERS[leaf.operator]
+    return lambda value: _kind_of(value) == kind and bool(order(value, wanted))
 
 
-def kind_of(value: Any) -> str:
+def _kind_of(value: Any) -> type:
     """Return the kind of a JSON value: values of one kind are compared."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, int | float):
-        return "number"
-    return "text" if isinstance(value, str) else "list" if isinstance(value, list) else "object"
+    return float if isinstance(value, int) and not isinstance(value, bool) else type(value)
 
 
-def _key(value: Any) -> tuple[str, Any]:
+def _key(value: Any) -> tuple[Any, Any]:
     """Return what is equal for equal values: 1 equals 1.0, true is not 1, NaN equals itself."""
-    kind = kind_of(value)
-    if kind == "number" and value != value:
-        return kind, "nan"
-    if kind == "list":
-        return kind, tuple(map(_key, value))
-    if kind == "object":
-        return kind, frozenset((name, _key(item)) for name, item in value.items())
-    return kind, value
+    if isinstance(value, list):
+        return list, tuple(map(_key, value))
+    if isinstance(value, dict):
+        return dict, frozenset((name, _key(item)) for name, item in value.items())
+    return _kind_of(value), value if value == value else "nan"
 
 
 def values_at(tree: Mapping[str, Any], path: str) -> list[Any]:
@@ -303,44 +287,9 @@ def ordered(rows: Iterable[Row], name: str, descending: bool) -> list[Row]:
     for row in rows:
         value = row.get(name)
         (lack if value is None or value != value else have).append(row)
-    return sorted(have, key=lambda row: _sort_key(row[name]), reverse=descending) + lack
 
+    def key(row: Row) -> tuple[bool, Any]:
+        value = row[name]
+        return (False, value) if isinstance(value, int | float) else (True, str(value))
 
-def _sort_key(value: Any) -> tuple[bool, Any]:
-    return (False, value) if isinstance(value, int | float) else (True, str(value))
-
-
-def sql_condition(node: Node, column: Callable[[str], tuple[ColumnElement[Any], str]]) -> ColumnElement[bool]:
-    """Turn a filter over the rows of tables into an expression, which is never NULL, so that NOT negates it.
-
-    Args:
-        column: returns the column of a name, and its kind; NULL in a column of numbers is NaN.
-    """
-    from sqlalchemy import Float, and_, cast, false, literal, not_, or_, true
-
-    if isinstance(node, Not):
-        return not_(sql_condition(node.part, column))
-    if isinstance(node, Group):
-        parts = [sql_condition(part, column) for part in node.parts]
-        return and_(true(), *parts) if node.every else or_(false(), *parts)
-    source, kind = column(node.path)
-    if node.operator == "$exists":
-        return true() if node.value else false()
-    if kind == "number":
-        source = cast(source, Float)
-    typed: dict[str, Callable[[Any], Any]] = {"number": as_number, "bool": int}
-    wanted = [typed.get(kind, str)(value) for value in node.values if kind_of(value) == kind]
-    there = [value for value in wanted if value == value]
-    if node.operator in ("$eq", "$in"):
-        nan = source.is_(None) if len(there) < len(wanted) else false()
-        return or_(nan, and_(source.is_not(None), source.in_(there)))
-    order = _ORDERS[node.operator]
-    return or_(false(), *(and_(source.is_not(None), order(source, literal(value))) for value in there))
-
-
-def as_number(value: int | float) -> float:
-    """Convert a number to a float; one that is too large becomes infinite."""
-    try:
-        return float(value)
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")
+    return sorted(have, key=key, reverse=descending) + lack

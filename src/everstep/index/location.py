@@ -1,14 +1,16 @@
-"""Where an index is, by the words of a person."""
+"""Where an index is, by the words of a person, and which run lies in a folder."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from everstep.errors import ConfigError
 from everstep.redaction import HIDDEN
+from everstep.untrusted_files import LONGEST_ID, facts_checksum, read_note
 
 INDEX_VARIABLE = "EVERSTEP_INDEX"
 FILE = "everstep.db"
@@ -47,10 +49,10 @@ def index_of(run_dir: Path, given: Location | None = None) -> Location | None:
 
     EVERSTEP_INDEX is a file, the URL of a PostgreSQL database, or "off" for no index (then None is returned).
     """
-    said = os.environ.get(INDEX_VARIABLE, "")
-    if said == "off":
+    value = os.environ.get(INDEX_VARIABLE, "")
+    if value == "off":
         return None
-    return as_location(said) if said else given or run_dir.absolute().parent / FILE
+    return as_location(value) if value else given or run_dir.absolute().parent / FILE
 
 
 def is_said() -> bool:
@@ -65,21 +67,41 @@ def index_from_here() -> Location:
     """
     if is_said():
         return as_location(os.environ[INDEX_VARIABLE])
-    here = Path.cwd()
-    if (here / "run.json").exists():  # inside a run directory: its index lies beside it
-        here = here.parent
-    candidates = [here / FILE, here / "runs" / FILE]
-    found = [path for path in candidates if path.exists()]
-    if found:
-        return found[0]
-    return candidates[1] if (here / "runs").is_dir() else candidates[0]
+    here, runs = _here(), _here() / "runs"
+    return here / FILE if (here / FILE).exists() or not runs.is_dir() else runs / FILE
 
 
 def runs_of(index: Location) -> Path:
     """Return the folder whose runs an index should have: its own folder; for a database ./runs, or here."""
     if isinstance(index, Path):
         return index.parent
+    here, runs = _here(), _here() / "runs"
+    return runs if here == Path.cwd() and runs.is_dir() else here
+
+
+def _here() -> Path:
+    """Return the current folder; inside a run directory the one above, where its index lies."""
     here = Path.cwd()
-    if (here / "run.json").exists():
-        return here.parent
-    return here / "runs" if (here / "runs").is_dir() else here
+    return here.parent if is_run(here) else here
+
+
+def is_run(folder: str | Path) -> bool:
+    """Whether a folder is a run directory."""
+    return os.path.exists(os.path.join(folder, "run.json"))
+
+
+def facts_at(folder: str | Path) -> Mapping[str, Any] | None:
+    """Return the facts of the run in a folder; None if there is no run, or its facts are damaged."""
+    try:
+        facts = read_note(os.path.join(folder, "run.json"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(facts, dict) or "id" not in facts or len(str(facts["id"])) > LONGEST_ID:
+        return None
+    return facts if facts.pop("checksum", None) == facts_checksum(facts) else None
+
+
+def id_at(folder: str | Path) -> str | None:
+    """Return the id of the run in a folder; None if there is no run, or it cannot be read."""
+    facts = facts_at(folder)
+    return None if facts is None else str(facts["id"])

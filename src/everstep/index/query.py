@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from everstep.arguments import integer
-from everstep.display.cells import flat, notebook_html
+from everstep.display.cells import flat
 from everstep.errors import ConfigError, RunIndexError, alike, nearest
-from everstep.index.filters import Node, leaves, ordered, parse, sql_condition
+from everstep.index.filters import Node, leaves, matcher, ordered, parse
 from everstep.index.location import FILE, Location, as_location, index_from_here, runs_of
 from everstep.index.run_facts import FACTS, SHOWN, IndexBusyError, UnwritableIndexError
 
@@ -22,11 +24,18 @@ if TYPE_CHECKING:
 
     from everstep.index.database import Database
 
-MOST = (1 << 63) - 1
-"""Largest limit of documents that a database accepts."""
-
-MOST_METRICS = 8
+_MOST_METRICS = 8
 """Most metrics in a table of runs."""
+
+_ROW = ("run", "phase", "name", "epoch", "step", "seq", "value", "count", "wall", "segment")
+_FIELDS = {
+    "metrics": _ROW,
+    "evaluations": _ROW,
+    "checkpoints": ("run", "name", "step", "segment", "bytes", "time"),
+}
+"""Fields of the documents of a collection; those of runs differ."""
+
+COLLECTIONS = ("runs", *_FIELDS)
 
 
 class Documents(list[dict[str, Any]]):
@@ -62,7 +71,9 @@ class Documents(list[dict[str, Any]]):
         )
 
     def _repr_html_(self) -> str:
-        return notebook_html("", [("", self, self.columns)]) or "<p>no documents</p>"
+        from everstep.display.html import charts_of, notebook_html
+
+        return notebook_html("" if self else "no documents", charts_of(self), [("", self, self.columns)])
 
 
 def query(
@@ -90,7 +101,7 @@ def query(
 
     Returns:
         A list with a dictionary per document, in the order of their start (runs), or as they were written.
-        A notebook shows it as a table; `to_pandas()` makes a frame.
+        A notebook shows it as a table, with charts of metrics; `to_pandas()` makes a frame.
 
     Raises:
         ConfigError: an unknown collection, operator or field, with the nearest; a field that no run has; a
@@ -100,41 +111,20 @@ def query(
     Warns:
         RuntimeWarning: a journal is damaged or the index could not be brought up to date.
     """
-    asked = Asked(
-        parse({} if where is None else where),
-        _names("sort", [sort] if isinstance(sort, str) else sort),
-        _limit(limit),
-        _names("fields", fields),
-    )
-    place = None if index is None else os.fspath(index)
-    found, problems = _answer(collection, asked, place)
+    node = parse({} if where is None else where)
+    sort = _names("sort", [sort] if isinstance(sort, str) else sort)
+    limit, fields = integer("limit", limit, 0, none="for all"), _names("fields", fields)
+    database, problems = open_index(None if index is None else os.fspath(index))
+    found = ask(database, collection, node, sort, limit, fields)
     for problem in problems:
         warnings.warn(problem, RuntimeWarning, stacklevel=2)
-    columns = asked.fields or _columns(collection, asked.names, found)
+    columns = fields or _FIELDS.get(collection, ())
+    if not columns:  # of runs those of `everstep runs`, those in the query, and metrics
+        asked = [*(leaf.path for leaf in leaves(node)), *(name.removeprefix("-") for name in sort)]
+        numbers = (name for run in found for name, value in run.items() if isinstance(value, float))
+        metrics = [name for name in dict.fromkeys(numbers) if name not in FACTS]
+        columns = (*SHOWN, *asked, *metrics[:_MOST_METRICS])
     return Documents(found, columns)
-
-
-def _columns(collection: str, asked: Sequence[str], found: Sequence[dict[str, Any]]) -> Sequence[str]:
-    """List the fields that a table shows: of runs those of `everstep runs`, those asked for, and metrics."""
-    if collection != "runs":
-        return _FIELDS.get(collection, ())
-    numbers = (name for run in found for name, value in run.items() if isinstance(value, float))
-    metrics = [name for name in dict.fromkeys(numbers) if name not in FACTS]
-    return (*SHOWN, *asked, *metrics[:MOST_METRICS])
-
-
-def _answer(collection: str, asked: Asked, index: str | None) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the documents, and descriptions of faults in the journals."""
-    from everstep.index.shipping import gone_runs
-
-    database, problems = open_index(index)
-    with database.read() as connection:
-        return ask(connection, collection, asked, gone_runs(database, connection)), problems
-
-
-def _limit(limit: int | None) -> int | None:
-    limit = integer("limit", limit, 0, none="for all")
-    return limit and min(limit, MOST)
 
 
 def _names(what: str, names: Sequence[str]) -> Sequence[str]:
@@ -146,134 +136,105 @@ def _names(what: str, names: Sequence[str]) -> Sequence[str]:
 
 # ------------------------------------------------------------------------------ documents
 
-_ROW = ("run", "phase", "name", "epoch", "step", "seq", "value", "count", "wall", "segment")
-_FIELDS = {
-    "metrics": _ROW,
-    "evaluations": _ROW,
-    "checkpoints": ("run", "name", "step", "segment", "bytes", "time"),
-}
-"""Fields of the documents of a collection; those of runs differ."""
-
-COLLECTIONS = ("runs", *_FIELDS)
-"""Names of the collections."""
-
-
-class Asked(NamedTuple):
-    """Query: filter, names to sort by ("-NAME": the largest first), most documents, fields."""
-
-    where: Node
-    sort: Sequence[str] = ()
-    limit: int | None = None
-    fields: Sequence[str] = ()
-
-    @property
-    def order(self) -> list[tuple[str, bool]]:
-        """Names to sort by, each with whether the largest comes first."""
-        return [(name.removeprefix("-"), name.startswith("-")) for name in self.sort]
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all fields in the query."""
-        return [*(leaf.path for leaf in leaves(self.where)), *(name for name, _ in self.order), *self.fields]
-
 
 def ask(
-    connection: Connection, collection: str, asked: Asked, gone: Iterable[int] = ()
+    database: Database,
+    collection: str,
+    where: Node,
+    sort: Sequence[str] = (),
+    limit: int | None = None,
+    fields: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Return the documents of a collection that a query asks for.
-
-    Args:
-        gone: keys of runs whose directories do not exist any more.
-    """
+    """Return the documents of a collection that a query asks for: see `query`."""
+    # the first name counts most: documents are sorted by it last
+    order = [(name.removeprefix("-"), name.startswith("-")) for name in reversed(sort)]
     if collection == "runs":
-        return _ask_runs(connection, asked, set(gone))
-    if collection not in _FIELDS:
+        return _ask_runs(database, where, order, limit, fields)
+    known = _FIELDS.get(collection)
+    if known is None:
         raise ConfigError(f"no collection {collection!r}; {nearest(collection, COLLECTIONS)}")
-    return _ask_rows(connection, collection, asked)
+    for name in [*(leaf.path for leaf in leaves(where)), *(name for name, _ in order), *fields]:
+        if name not in known:
+            raise ConfigError(f"{collection} have no field {name!r}; {nearest(name, known)}")
+    holds = matcher(where)
+    with database.read() as connection:
+        rows = _rows(connection, collection, where)
+        found: Iterable[dict[str, Any]] = (row for row in rows if holds(lambda name, row=row: [row[name]]))  # type: ignore[misc]
+        for name, descending in order:
+            found = ordered(found, name, descending)
+        most = limit and min(limit, sys.maxsize)
+        return [{name: row[name] for name in fields or known} for row in islice(found, most)]
 
 
-def _ask_runs(connection: Connection, asked: Asked, gone: set[int]) -> list[dict[str, Any]]:
-    """Return facts, record and last values of runs."""
-    from everstep.index.columns import RunColumns, last_values_of
-    from everstep.index.run_queries import newest_facts
+def _rows(connection: Connection, collection: str, where: Node) -> Iterator[dict[str, Any]]:
+    """Yield documents as they were written; the database leaves out those of other runs, phases and names."""
+    from sqlalchemy import select
 
-    columns = RunColumns(connection, gone)
-    columns.require(leaves(asked.where), [name for name, _ in asked.order] + list(asked.fields))
-    rows = columns.find(asked.where)
-    for name, descending in reversed(asked.order):
-        columns.add(rows, [name])
-        rows = ordered(rows, name, descending)
-    rows = rows[: asked.limit]
-    keys = [row["id"] for row in rows]
-    recorded = newest_facts(connection, keys)
-    last = {} if asked.fields else last_values_of(connection, keys)
-    documents = [
-        {
-            **recorded.get(row["id"], {}),
-            # reversed: the phase that a bare name means comes first
-            **{name: value for (_, name), value in reversed(last.get(row["id"], {}).items())},
-            **{fact: row[fact] for fact in FACTS},
-        }
-        for row in rows
-    ]
-    tops = {*FACTS, "run", *(name for tree in recorded.values() for name in tree)}
-    for name in asked.fields:
-        if name.partition(".")[0] not in tops:  # a metric, or what is computed
-            values = columns.first(name)
-            for key, document in zip(keys, documents, strict=True):
-                document.update({name: values[key]} if key in values else {})
-    return [project(document, asked.fields) for document in documents] if asked.fields else documents
-
-
-def _ask_rows(connection: Connection, collection: str, asked: Asked) -> list[dict[str, Any]]:
-    from sqlalchemy import select, true
-
+    from everstep.index.run_queries import clean
     from everstep.index.sql_tables import checkpoints, runs, valid_metrics
 
-    source: Any = valid_metrics
-    columns = {name: valid_metrics.c[name] for name in _ROW}
-    written = tuple(valid_metrics.c[name] for name in ("run", "phase", "name", "segment", "offset", "row"))
-    if collection == "checkpoints":
-        source = checkpoints.join(runs, runs.c.id == checkpoints.c.run)
-        columns = {name: checkpoints.c[name] for name in _FIELDS[collection]} | {"run": runs.c.name}
-        written = runs.c.name, checkpoints.c.segment, checkpoints.c.offset
-    for name in asked.names:
-        if name not in columns:
-            raise ConfigError(f"{collection} have no field {name!r}; {nearest(name, columns)}")
-    kinds = dict.fromkeys(("run", "phase", "name"), "text") | {"wall": "bool"}
-    chosen = select(*(columns[name].label(name) for name in dict.fromkeys(asked.fields or columns)))
-    chosen = chosen.select_from(source).where(
-        columns["phase"].not_in(("head", "step")) if collection == "evaluations" else true(),
-        sql_condition(asked.where, lambda name: (columns[name], kinds.get(name, "number"))),
-    )
-    # A missing value, such as NaN, comes last either way.
-    order = (columns[name].desc() if down else columns[name].asc() for name, down in asked.order)
-    chosen = chosen.order_by(*(one.nulls_last() for one in order), *written).limit(asked.limit)
-    found = [dict(row) for row in connection.execute(chosen).mappings()]
-    for row in found:
-        if "wall" in row:
-            row["wall"] = bool(row["wall"])
-        if "value" in row and row["value"] is None:
-            row["value"] = math.nan
-    return found
+    is_save, v, c = collection == "checkpoints", valid_metrics.c, checkpoints.c
+    columns: dict[str, Any] = {name: (c if is_save else v)[name] for name in _FIELDS[collection]}
+    written: tuple[Any, ...] = v.phase, v.name, v.segment, v.offset, v.row
+    if is_save:
+        columns["run"], written = runs.c.name, (c.segment, c.offset)
+    chosen = select(*(column.label(name) for name, column in columns.items()))
+    chosen = chosen.order_by(columns["run"], *written)
+    if is_save:
+        chosen = chosen.where(runs.c.id == checkpoints.c.run)
+    elif collection == "evaluations":
+        chosen = chosen.where(v.phase.not_in(("head", "step")))
+    for leaf in leaves(where, required=True):
+        is_text = all(isinstance(value, str) and value == clean(value) for value in leaf.values)
+        if is_text and leaf.operator in ("$eq", "$in") and leaf.path in ("run", "phase", "name"):
+            chosen = chosen.where(columns[leaf.path].in_(leaf.values))
+    for found in connection.execute(chosen, execution_options={"yield_per": 10_000}).mappings():
+        row = dict(found)
+        if "value" in row:
+            row |= {"wall": bool(row["wall"]), "value": math.nan if row["value"] is None else row["value"]}
+        yield row
 
 
-def project(document: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return some fields of a document; "a.b" gives the part of `a` that has `b`, or a list on the way."""
-    found: dict[str, Any] = {}
-    for name in names:
-        parts = [name] if name in document else name.split(".")
-        value: Any = document
-        into = found
-        for part in parts:
-            if part not in value or into.get(part, value) is value[part]:
-                break  # missing; or the whole field above is asked for, too
-            value = value[part]
-            if part is parts[-1] or not isinstance(value, dict):
-                into[part] = value
-                break
-            into = into.setdefault(part, {})
-    return found
+def _ask_runs(
+    database: Database,
+    where: Node,
+    order: Sequence[tuple[str, bool]],
+    limit: int | None,
+    fields: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Return facts, record and last values of runs."""
+    from everstep.index.columns import RunColumns
+    from everstep.index.run_queries import last_values_of, newest_facts
+
+    columns = RunColumns(database)
+    columns.require(leaves(where), [*(name for name, _ in order), *fields])
+    rows = columns.find(where)
+    for name, descending in order:
+        columns.add(rows, [name])
+        rows = ordered(rows, name, descending)
+    rows = rows[:limit]
+    if fields:
+        read = {name: columns.values(name) for name in fields if name not in FACTS}
+        return [
+            {name: row[name] for name in fields if name in FACTS}
+            | {name: _whole(values[row["id"]]) for name, values in read.items() if row["id"] in values}
+            for row in rows
+        ]
+    keys = [row["id"] for row in rows]
+    with database.read() as connection:
+        recorded, last = newest_facts(connection, keys), last_values_of(connection, keys)
+    documents = []
+    for row in rows:
+        # reversed: the phase that a bare name means comes first, and counts
+        metrics = {name: value for (_, name), value in reversed(last.get(row["id"], {}).items())}
+        facts = {name: row[name] for name in FACTS}
+        documents.append({**metrics, **recorded.get(row["id"], {}), **facts})
+    return documents
+
+
+def _whole(values: list[Any]) -> Any:
+    """Return the value at a path; a list of them where the path goes through a list of objects."""
+    return values[0] if len(values) == 1 or isinstance(values[0], list) else values
 
 
 # ------------------------------------------------------------------------------ the index
@@ -284,11 +245,9 @@ def index_place(index: str | None) -> Location:
     if index is None:
         return index_from_here()
     found = as_location(index)
-    if not isinstance(found, Path) or found.is_file():
-        return found
-    if found.is_dir():
+    if isinstance(found, Path) and found.is_dir():
         return found / FILE
-    if found.suffix == Path(FILE).suffix:
+    if not isinstance(found, Path) or found.is_file() or found.suffix == Path(FILE).suffix:
         return found
     beside = found.parent.iterdir() if found.parent.is_dir() else ()
     near = alike(found.name, (path.name for path in beside if path.is_dir()), cutoff=0.5)
@@ -303,11 +262,11 @@ def open_index(index: str | None) -> tuple[Database, list[str]]:
     from everstep.index.database import Database
     from everstep.index.shipping import run_dirs, sync
 
-    found = index_place(index)
-    folder = runs_of(found)
-    if isinstance(found, Path) and not found.exists() and not (folder.is_dir() and run_dirs(folder)):
+    place = index_place(index)
+    folder = runs_of(place)
+    if isinstance(place, Path) and not place.exists() and not (folder.is_dir() and run_dirs(folder)):
         raise RunIndexError(f"there are no runs in {folder}: change to a folder with runs, or pass --index")
-    database, folders = Database(found), [folder] if folder.is_dir() else []
+    database, folders = Database(place), [folder] if folder.is_dir() else []
     try:
         problems = sync(database, folders, named=False).problems
         if not database.exists():  # no run could be shipped: an empty list, and the problems
@@ -315,18 +274,12 @@ def open_index(index: str | None) -> tuple[Database, list[str]]:
                 pass
         return database, problems
     except (IndexBusyError, UnwritableIndexError) as error:
-        if _readable(database):
-            return database, [f"the index may lack the newest rows: {error}"]
-        if database.shared:
-            raise
+        try:
+            with database.read():
+                return database, [f"the index may lack the newest rows: {error}"]
+        except RunIndexError:
+            if database.shared:
+                raise error from None
         alone = Database(None)
         problems = [f"{error}; the journals in {folder} are read instead"]
         return alone, problems + sync(alone, folders, named=False).problems
-
-
-def _readable(database: Database) -> bool:
-    try:
-        with database.read():
-            return True
-    except RunIndexError:
-        return False

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from everstep.errors import RunIndexError
+from everstep.errors import EverstepError, RunIndexError
 
 GONE = "gone"
 """Status of a run whose directory was moved or deleted."""
 
 STATUSES = ("running", "finished", "stopped", "failed", "killed", GONE)
-"""All statuses."""
+
+COUNTS = ("starts", "kills", "verified")
+"""Facts over all starts of a run; `verified` is the worst that is known of its resumes, None without one."""
 
 FACTS = (
     *("name", "status", "reason", "step", "epoch", "created", "started", "heartbeat", "seed", "path"),
-    "diverged",
+    *("diverged", *COUNTS),
 )
 """Facts of every run; `diverged` is the step of the first divergence that nobody has accepted, or None."""
 
 SHOWN = ("name", "status", "step", "epoch", "started")
 """Facts in a list of runs, unless a person chooses others."""
 
-COUNTS = ("starts", "kills", "verified")
-"""Columns that are counted over all starts of a run: `index.columns`."""
-
-TEXTS = ("name", "status", "reason", "path")
+TEXTS = ("name", "status", "reason", "path", "verified")
 """Facts that are strings; the others are numbers."""
 
 
@@ -34,5 +33,5 @@ class UnwritableIndexError(RunIndexError):
     """The index cannot be written here, for its permissions or the disk; reading may work."""
 
 
-class RefusedError(RunIndexError):
-    """A value is too long or too large for the database; the index itself is sound."""
+class RefusedError(EverstepError):
+    """A run has a value that is too long or too large for the database; the index itself is sound."""

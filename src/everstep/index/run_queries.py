@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable
-from itertools import groupby
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, Connection, Integer, Text, cast, false, func, literal, select
+from sqlalchemy import ColumnElement, Connection, Select, func, select, tuple_
 
-from everstep.contracts.metrics import better_when
+from everstep.contracts.metrics import better_when, phases_and_names
 from everstep.errors import ConfigError, nearest
 from everstep.index.run_facts import GONE
-from everstep.index.sql_tables import (
-    events,
-    facts,
-    metrics,
-    runs,
-    segments,
-    series,
-    stored,
-    valid_metrics,
-)
-from everstep.redaction import without_credentials
+from everstep.index.sql_tables import events, facts, metrics, runs, segments, series, stored, valid_metrics
 
 if TYPE_CHECKING:
     from everstep.record import Rollback, Row  # it brings NumPy, which a list of runs does not need
-    from everstep.record.badges import Badge
 
-LONGEST_NAME = 250
-"""Most characters of a metric's name in the index: databases limit the length of a key."""
-
+_MOST_KEYS = 10_000
 _PHASES = {"tail": 0, "epoch": 1, "step": 3, "head": 4}
 """Rank of phases (evaluations: 2): a metric's bare name means its phase of lowest rank."""
 
@@ -44,60 +28,18 @@ def by_phase(phase: str) -> tuple[int, str]:
     return _PHASES.get(phase, 2), phase
 
 
-class Summary(NamedTuple):
-    """Summary of a metric in a phase: the number of valid rows, the last value and its step, the extremes.
-
-    The extremes are those of the finite values; None without finite values.
-    """
-
-    phase: str
-    name: str
-    rows: int
-    step: int
-    last: float
-    smallest: float | None
-    largest: float | None
-
-
 def clean(text: str) -> str:
     """Replace the characters that a database refuses: lone surrogates, and NUL."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def short(name: str) -> str:
-    """Shorten the name of a metric or phase to `LONGEST_NAME` characters, and a hash."""
-    name = clean(name)
-    if len(name) <= LONGEST_NAME:
-        return name
-    return f"{name[:LONGEST_NAME]}...{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+# --------------------------------------------------------------------------------------- runs
 
 
-def one_of(connection: Connection, source: ColumnElement[Any], values: Iterable[Any]) -> ColumnElement[bool]:
-    """Whether a column's value is among some numbers or strings, of which there may be any number."""
-    values = list(values)
-    if not values:
-        return false()
-    listed = literal(json.dumps(values), Text)
-    if connection.dialect.name == "postgresql":
-        from sqlalchemy.dialects.postgresql import JSONB
-
-        items = func.jsonb_array_elements_text(cast(listed, JSONB)).table_valued("value")
-    else:
-        items = func.json_each(listed).table_valued("value")
-    return source.in_(select(cast(items.c.value, Text if isinstance(values[0], str) else Integer)))
-
-
-def run_rows(connection: Connection, gone: Collection[int] = ()) -> dict[int, dict[str, Any]]:
-    """Map the key of each run to its row in the table `runs`, the newest start last.
-
-    Args:
-        gone: keys of runs whose directories do not exist any more; their status is `GONE`.
-    """
+def run_rows(connection: Connection) -> dict[int, dict[str, Any]]:
+    """Map the key of each run to its row in the table `runs`, the newest start last."""
     chosen = select(runs).order_by(runs.c.started.nulls_first(), runs.c.name)
-    found = {row["id"]: dict(row) for row in connection.execute(chosen).mappings()}
-    for run in found.keys() & set(gone):
-        found[run]["status"] = GONE
-    return found
+    return {row["id"]: dict(row) for row in connection.execute(chosen).mappings()}
 
 
 def names_of(name: str) -> list[str]:
@@ -110,68 +52,23 @@ def run_names(connection: Connection) -> list[str]:
     return list(connection.execute(select(runs.c.name)).scalars())
 
 
-def last_of_series(column: ColumnElement[Any]) -> Any:
-    """Select the last valid value of a column of `metrics`, for the series of the outer query."""
-    return (
-        select(column)
-        .join(segments, (segments.c.number == metrics.c.segment) & (metrics.c.offset < segments.c.valid_to))
-        .where(metrics.c.series == series.c.id, segments.c.run == series.c.run)
-        .order_by(metrics.c.segment.desc(), metrics.c.offset.desc(), metrics.c.row.desc())
-        .limit(1)
-        .correlate(series)
-        .scalar_subquery()
-    )
-
-
-def finite() -> ColumnElement[bool]:
-    """Whether a value of `valid_metrics` is finite; infinities are stored, NaN is NULL."""
-    return valid_metrics.c.value.between(-1.7976931348623157e308, 1.7976931348623157e308)
-
-
-def newest_facts(
-    connection: Connection, of: Collection[int] | None = None, names: Collection[str] = ()
-) -> dict[int, dict[str, Any]]:
-    """Return run -> facts of its newest start and its labels.
-
-    Args:
-        of: keys of the runs; None for all.
-        names: of the facts; all if empty.
-    """
-    chosen = select(facts.c.run, facts.c.name, facts.c.value)
-    if of is not None:
-        chosen = chosen.where(one_of(connection, facts.c.run, of))
-    if names:
-        chosen = chosen.where(facts.c.name.in_(names))
-    found: dict[int, dict[str, Any]] = {}
-    for run, name, text in connection.execute(chosen):
-        found.setdefault(run, {})[name] = stored(text, object)
-    return found
-
-
 def find_run(
-    connection: Connection,
-    text: str,
-    is_gone: Callable[[dict[str, Any]], bool] = lambda run: False,
-    *,
-    exactly: bool = False,
-    place: str = "that was read",
+    connection: Connection, text: str, *, exactly: bool = False, place: str = "that was read"
 ) -> dict[str, Any]:
-    """Find a run by its name, with or without the six digits, its directory's name, or a beginning.
+    """Find a run's row by its name, with or without the six digits, its directory's name, or a beginning.
+
+    A run whose directory is gone is found only if no other run is.
 
     Args:
-        is_gone: whether the directory of a run does not exist any more: it is found only if no other run is.
         exactly: do not accept the beginning of a name.
         place: name of the index in messages.
-
-    Returns:
-        `FACTS`, and `id`, the run's key in the index.
     """
-    found = [dict(row._mapping) for row in connection.execute(select(runs))]
+    found = list(run_rows(connection).values())
     exact = [run for run in found if text in (run["name"], run["path"])]
     named = [run for run in found if text in (*names_of(run["name"]), Path(run["path"]).name)]
     begins = [run for run in found if run["name"].startswith(text) and not exactly]
     for candidates in (exact, named, begins):
-        there = [run for run in candidates if not is_gone(run)] or candidates
+        there = [run for run in candidates if run["status"] != GONE] or candidates
         if len(there) == 1:
             return there[0]
         if there:
@@ -183,95 +80,47 @@ def find_run(
     )
 
 
-def metric_rows(connection: Connection, run: int, name: str, phase: str | None = None) -> list[Row]:
-    """Return the valid rows of a run's metric, in the order in which they were written, phase by phase.
-
-    Args:
-        name: the metric, or "PHASE/NAME" for a single phase.
-    """
-    from everstep.record import Row
-
-    known = metric_names(connection, run)
-    chosen = [one for one in known if name in (one[1], "/".join(one)) and phase in (None, one[0])]
-    if not chosen:
-        where = "" if phase is None else f" in phase {phase!r}"
-        names = {name for _, name in known} | {"/".join(one) for one in known}
-        raise ConfigError(f"the run has no metric {name!r}{where}; {nearest(name, names)}")
-    m = valid_metrics.c
-    written = m.segment, m.offset, m.row
-    columns = m.segment, m.epoch, m.step, m.phase, m.name, m.seq, m.value, m["count"], m.wall
-    rows = []
-    for one in chosen:
-        mine = (m.run_id == run) & (m.phase == one[0]) & (m.name == one[1])
-        for row in connection.execute(select(*columns).where(mine).order_by(*written)):
-            value = math.nan if row.value is None else row.value
-            rows.append(Row(*row)._replace(value=value, wall=bool(row.wall)))
-    return rows
+def _of(chosen: Select[Any], column: ColumnElement[Any], keys: Collection[int] | None) -> Select[Any]:
+    """Restrict a query to some runs; more than a database takes as parameters are no restriction."""
+    return chosen if keys is None or len(keys) > _MOST_KEYS else chosen.where(column.in_(keys))
 
 
-def best_values(connection: Connection, run: int) -> dict[tuple[str, str], tuple[float, int]]:
-    """Return (phase, name) -> best finite value and its step, if the name says which direction is better.
-
-    Metrics of single steps are left out: they do not measure a run.  Metrics of the tail come first.
-    """
-    m, best = valid_metrics.c, {}
-    for phase, name in metric_names(connection, run):
-        better = better_when(name)
-        if better is not None and phase not in ("step", "head"):
-            mine = (m.run_id == run) & (m.phase == phase) & (m.name == name) & finite()
-            order = m.value if better == "min" else m.value.desc(), m.segment, m.offset, m.row
-            row = connection.execute(select(m.value, m.step).where(mine).order_by(*order).limit(1)).first()
-            if row is not None:
-                best[phase, name] = float(row.value), int(row.step)
-    return best
-
-
-def summaries(connection: Connection, run: int) -> list[Summary]:
-    """Summarise the metrics of a run, those measured outside steps first."""
-    value = valid_metrics.c.value
-    extremes = func.min(value).filter(finite()), func.max(value).filter(finite())
-    last = last_of_series(metrics.c.step), last_of_series(metrics.c.value)
-    chosen = select(series.c.phase, series.c.name, func.count(valid_metrics.c.step), *last, *extremes)
-    chosen = chosen.join(valid_metrics, valid_metrics.c.series == series.c.id)
-    found = connection.execute(chosen.where(series.c.run == run).group_by(series.c.id))
-    rows = [Summary._make([*row[:4], math.nan if row[4] is None else row[4], *row[5:]]) for row in found]
-    return sorted(rows, key=lambda one: (by_phase(one.phase), one.name))
-
-
-def metric_names(connection: Connection, run: int) -> list[tuple[str, str]]:
-    """List (phase, name) of every metric of a run, those measured outside steps first."""
-    found = connection.execute(select(series.c.phase, series.c.name).where(series.c.run == run))
-    return sorted(((p, n) for p, n in found), key=lambda one: (by_phase(one[0]), one[1]))
+def newest_facts(
+    connection: Connection, of: Collection[int] | None = None, names: Collection[str] = ()
+) -> dict[int, dict[str, Any]]:
+    """Return run -> facts of its newest start and its labels: of all runs or some, all facts or some."""
+    chosen = _of(select(facts.c.run, facts.c.name, facts.c.value), facts.c.run, of)
+    if names:
+        chosen = chosen.where(facts.c.name.in_(names))
+    found: dict[int, dict[str, Any]] = {}
+    for run, name, text in connection.execute(chosen):
+        found.setdefault(run, {})[name] = stored(text, object)
+    return found
 
 
 def starts(connection: Connection, run: int) -> list[dict[str, Any]]:
-    """List the starts of a run, the first start first; `facts` and `problems` as Python values."""
-    asked = select(segments).where(segments.c.run == run).order_by(segments.c.number)
-    found = connection.execute(asked).all()
-    numbers = {row.number for row in found}
-    return [
-        {
-            **{name: value for name, value in row._mapping.items() if name not in ("run", "begun")},
-            "facts": without_credentials(stored(row.facts)),
-            "problems": stored(row.problems, list) + lost_parent(row.number, row.parent, numbers),
-        }
-        for row in found
-    ]
+    """List the starts of a run as JSON, the first start first.
 
-
-def lost_parent(number: int, parent: int | None, numbers: Collection[int]) -> list[str]:
-    """Say that the file is gone which a start continues: the run has fewer rows than it had.
-
-    Args:
-        parent: number of the start that it continues; None if it began from nothing.
-        numbers: the starts whose files were found.
+    A start has columns of `segments`; `badge` is None if it did not train; and
+        from, from_step: the checkpoint from which it resumed, and the checkpoint's step; None, 0 without one.
+        verified: how its resume was verified, in words; None for a start that resumed nothing.
+        ranks, ranks_before: the number of its ranks, and that of the start before where it differs.
     """
-    if parent is None or parent in numbers:
-        return []
-    return [
-        f"segment-{number:04d}.evj continues segment-{parent:04d}.evj, which is missing: its metrics are not "
-        "shown; restore the file from a copy"
-    ]
+    from everstep.record.segment_file import step_of
+
+    names = ("number", "started", "last", "status", "reason", "step", "epoch")
+    columns = segments.c[(*names, "badge", "diverged_at", "how", "again", "facts")]
+    found = []
+    rows = select(*columns).where(segments.c.run == run).order_by(segments.c.number)
+    for row in connection.execute(rows).mappings():
+        start = dict(row)
+        facts = stored(start.pop("facts"))
+        start |= {"from": facts.get("resumed_from"), "from_step": step_of(facts.get("resumed_from"))}
+        start |= {name: facts.get(name) for name in ("ranks", "ranks_before")}
+        at = "" if row["diverged_at"] is None else f" at {row['diverged_at']}"
+        start["verified"] = None if row["badge"] in (None, "first") else f"{row['badge']}{at}"
+        found.append(start)
+    return found
 
 
 def rollbacks(connection: Connection, run: int) -> list[Rollback]:
@@ -290,22 +139,130 @@ def rollbacks(connection: Connection, run: int) -> list[Rollback]:
     return Rollback.among((stored(row.data), row.segment) for row in found)
 
 
-def badges(connection: Connection, run: int) -> dict[int, Badge]:
-    """Return the badge of each start that has reported one, by the start's number."""
-    return badges_of(connection, [run]).get(run, {})
+# ------------------------------------------------------------------------------------ metrics
 
 
-def badges_of(connection: Connection, of: Collection[int] | None = None) -> dict[int, dict[int, Badge]]:
-    """Return run -> start -> badge of each start that has reported one, for all runs or some."""
-    from everstep.record.badges import badges_in
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
-    told = select(events.c.run, events.c.segment, events.c.kind, events.c.data).where(
-        events.c.kind.in_(("verified", "diverged"))
+
+def _last(column: ColumnElement[Any]) -> Any:
+    """Select the last valid value of a column of `metrics`, for the series of the outer query."""
+    return (
+        select(column)
+        .join(segments, (segments.c.number == metrics.c.segment) & (metrics.c.offset < segments.c.valid_to))
+        .where(metrics.c.series == series.c.id, segments.c.run == series.c.run)
+        .order_by(metrics.c.segment.desc(), metrics.c.offset.desc(), metrics.c.row.desc())
+        .limit(1)
+        .correlate(series)
+        .scalar_subquery()
     )
-    if of is not None:
-        told = told.where(one_of(connection, events.c.run, of))
-    rows = connection.execute(told.order_by(events.c.run, events.c.segment, events.c.offset))
-    return {
-        run: badges_in((row.segment, row.kind, stored(row.data)) for row in mine)
-        for run, mine in groupby(rows, lambda row: row.run)
-    }
+
+
+def _finite() -> ColumnElement[bool]:
+    """Whether a value of `valid_metrics` is finite; infinities are stored, NaN is NULL."""
+    return valid_metrics.c.value.between(-1.7976931348623157e308, 1.7976931348623157e308)
+
+
+def _named(name: str) -> ColumnElement[bool]:
+    """Whether a row of `series` is of a metric, or of "PHASE/NAME"."""
+    pairs = [(clean(phase), clean(bare)) for phase, bare in phases_and_names(name)]
+    named = series.c.name == clean(name)
+    return named | tuple_(series.c.phase, series.c.name).in_(pairs) if pairs else named
+
+
+def _measures_a_run() -> ColumnElement[bool]:
+    return series.c.phase.not_in(("step", "head"))
+
+
+def last_values_of(
+    connection: Connection, of: Collection[int] | None = None, metric: str | None = None
+) -> dict[int, dict[tuple[str, str], float]]:
+    """Return run -> (phase, name) -> last value, of all metrics or one ("NAME" or "PHASE/NAME").
+
+    The phase that a bare name means comes first.
+    """
+    last = _last(metrics.c.step).label("step"), _last(metrics.c.value).label("value")
+    chosen = _of(select(series.c.run, series.c.phase, series.c.name, *last), series.c.run, of)
+    if metric is not None:
+        chosen = chosen.where(_named(metric))
+    found: dict[int, dict[tuple[str, str], float]] = {}
+    for run, phase, name, step, value in sorted(connection.execute(chosen), key=lambda row: by_phase(row[1])):
+        if step is not None:
+            found.setdefault(run, {})[phase, name] = _number(value)
+    return found
+
+
+def best_of(connection: Connection, metric: str) -> dict[int, float]:
+    """Return run -> best finite value of a metric, or "PHASE/NAME"; its name tells which value is better."""
+    better, value = better_when(metric), valid_metrics.c.value
+    extreme = (func.max if better == "max" else func.min)(value).filter(_finite())
+    chosen = select(series.c.run, series.c.phase, extreme).group_by(series.c.id)
+    chosen = chosen.join(valid_metrics, valid_metrics.c.series == series.c.id)
+    chosen = chosen.where(_measures_a_run(), _named(metric))
+    rows = sorted(connection.execute(chosen), key=lambda row: by_phase(row.phase), reverse=True)
+    if rows and better is None:
+        raise ConfigError(
+            f"the name does not tell whether a smaller or a larger {metric!r} is better; "
+            f"names that end in loss, acc or accuracy do: give {metric!r} for the last value"
+        )
+    # the phase that a bare name means comes last, and counts
+    return {run: best for run, _, best in rows if best is not None}
+
+
+def summaries(connection: Connection, run: int, *, steps: bool = True) -> list[dict[str, Any]]:
+    """Summarise the metrics of a run, those measured outside steps first, or these alone.
+
+    `rows`, `step` and `last` are the number of valid values, and the step and value of the last; `smallest`
+    and `largest` the finite extremes, or None.  `best` and `best_step` tell which of them is better by the
+    metric's name, if that says it; metrics of single steps have no best: they measure no run.
+    """
+    m = valid_metrics.c
+    extremes = func.min(m.value).filter(_finite()), func.max(m.value).filter(_finite())
+    chosen = select(series.c.id, series.c.phase, series.c.name, func.count(m.step))
+    chosen = chosen.add_columns(_last(metrics.c.step), _last(metrics.c.value), *extremes)
+    chosen = chosen.join(valid_metrics, m.series == series.c.id).where(series.c.run == run)
+    if not steps:
+        chosen = chosen.where(_measures_a_run())
+    found = []
+    for key, phase, name, rows, step, last, smallest, largest in connection.execute(
+        chosen.group_by(series.c.id)
+    ).all():
+        better = None if phase in ("step", "head") else better_when(name)
+        best = {"min": smallest, "max": largest}.get(str(better))
+        first = select(m.step).where(m.series == key, m.value == best).order_by(m.segment, m.offset, m.row)
+        best_step = None if best is None else connection.execute(first.limit(1)).scalar()
+        one = {"phase": phase, "name": name, "rows": rows, "step": step, "last": _number(last)}
+        one |= {"smallest": smallest, "largest": largest, "best": best, "best_step": best_step}
+        found.append(one)
+    return sorted(found, key=lambda one: (by_phase(one["phase"]), one["name"]))
+
+
+def metric_names(connection: Connection, run: int) -> list[tuple[str, str]]:
+    """List (phase, name) of every metric of a run, those measured outside steps first."""
+    found = connection.execute(select(series.c.phase, series.c.name).where(series.c.run == run))
+    return sorted(((p, n) for p, n in found), key=lambda one: (by_phase(one[0]), one[1]))
+
+
+def metric_rows(connection: Connection, run: int, name: str, phase: str | None = None) -> list[Row]:
+    """Return the valid rows of a run's metric, in the order in which they were written, phase by phase.
+
+    Args:
+        name: the metric, or "PHASE/NAME" for a single phase.
+    """
+    from everstep.record import Row
+
+    known = metric_names(connection, run)
+    chosen = [one for one in known if name in (one[1], "/".join(one)) and phase in (None, one[0])]
+    if not chosen:
+        where = "" if phase is None else f" in phase {phase!r}"
+        names = {name for _, name in known} | {"/".join(one) for one in known}
+        raise ConfigError(f"the run has no metric {name!r}{where}; {nearest(name, names)}")
+    m = valid_metrics.c
+    columns = m.segment, m.epoch, m.step, m.phase, m.name, m.seq, m.value, m["count"], m.wall
+    rows = []
+    for one in chosen:
+        mine = select(*columns).where(m.run_id == run, m.phase == one[0], m.name == one[1])
+        for row in connection.execute(mine.order_by(m.segment, m.offset, m.row)):
+            rows.append(Row(*row)._replace(value=_number(row.value), wall=bool(row.wall)))
+    return rows

@@ -7,22 +7,23 @@ import json
 import os
 import platform
 import re
+import stat
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Table, delete, insert, select, update
+from sqlalchemy import Connection, Table, bindparam, delete, insert, select, update
 
 from everstep.durable import TMP
-from everstep.errors import EverstepError, RunDirError, RunIndexError
+from everstep.errors import JournalError, RunDirError, RunIndexError
 from everstep.index.database import Database
-from everstep.index.readers import confine, id_at, is_run, is_strangers, refusal, stored_seed
-from everstep.index.run_facts import RefusedError
-from everstep.index.run_queries import clean, lost_parent, newest_facts, short
+from everstep.index.location import facts_at, id_at, is_run
+from everstep.index.run_facts import GONE
+from everstep.index.run_queries import clean, newest_facts, run_rows
 from everstep.index.sql_tables import (
     blocks,
     checkpoints,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from everstep.record import Event, RunDir
     from everstep.record.segment_file import StoredBlock
 
-ALIVE_SECONDS = 120.0
+_ALIVE_SECONDS = 120.0
 """Seconds after its last sign of life for which a run still counts as running, if no lock decides that."""
 
 _SEGMENT = re.compile(r"segment-(?!0000)([0-9]{4}|[1-9][0-9]{4,8})\.evj")
@@ -53,16 +54,13 @@ _MOST_PROBLEMS = 3
 _FOREVER = 1 << 62
 _BATCH = 50_000
 
+_Starts = dict[int, dict[str, Any]]
+"""Number of a start -> its row in `segments`."""
+
 
 @dataclass
 class Shipped:
-    """Result of shipping.
-
-    Attributes:
-        runs: number of runs that were looked at.
-        rows: number of metric rows that are new in the index.
-        problems: descriptions of torn, damaged and conflicting runs.
-    """
+    """Result of shipping: runs that were looked at, metric rows that are new, faults of runs in words."""
 
     runs: int = 0
     rows: int = 0
@@ -76,60 +74,83 @@ def sync(
     named: bool = True,
     only: Collection[Path] | None = None,
 ) -> Shipped:
-    """Ship every run in some folders: run directories, or folders that hold run directories.
+    """Ship every run in some folders, and note which runs of this machine are gone.
 
     Runs elsewhere that the index has, and whose status is running, are looked at, too: they may have been
     killed.  A damaged run is listed as a problem, and does not stop the others.
 
     Args:
-        named: whether a person has named the folders.  Otherwise nothing is shipped to readers who may not
-            read the run (`refusal`).
+        folders: run directories, or folders that hold run directories.
+        named: whether a person has named them; otherwise only an index that nobody else can read gets runs.
         only: the run directories to look at; None for all.
     """
     folders, known = [folder.absolute() for folder in folders], _known(database)
-    if only is None:
+    paths = only
+    if paths is None:
         running = (row for row in known.values() if row["status"] == "running")
         elsewhere = (Path(row["path"]) for row in running if is_here(database, row["host"]))
-        only = dict.fromkeys([*(run for folder in folders for run in run_dirs(folder)), *elsewhere])
-    total = Shipped(runs=len(only))
-    changed = [path for path in only if is_run(path) and not _unchanged(path, known)]
-    origins = {row["name"]: (row["created"], row["seed"]) for row in known.values()}
-    for path in sorted(changed, key=is_strangers):  # of two copies one's own counts
+        paths = dict.fromkeys([*(run for folder in folders for run in run_dirs(folder)), *elsewhere])
+    total = Shipped(runs=len(paths))
+    changed = [path for path in paths if is_run(path) and not _unchanged(path, known)]
+    for path in sorted(
+        changed, key=lambda path: os.stat(path).st_uid != os.geteuid()
+    ):  # own runs count first
         inside = any(folder in (path, *path.parents) for folder in folders)
-        why = refusal(database, origins, path, inside=inside, named=named)
         try:
-            shipped = Shipped(problems=[why] if why else []) if why is not None else ship(database, path)
-        except RefusedError as error:
-            total.problems.append(f"{path} is not in the index: {error}")
+            if _is_planted(path):
+                total.problems.append(
+                    f"{path} is a link to {os.path.realpath(path)}, not made by you or that run's owner, and "
+                    "is not read; if you want the run in the index, give the run itself to everstep sync"
+                )
+            elif _is_in(known, path) or (inside and (named or database.is_private())):
+                shipped = ship(database, path)
+                total.rows += shipped.rows
+                total.problems += shipped.problems
+            elif inside and not database.shared:
+                total.problems.append(
+                    f"{path} is not in the index {database.name}, which others can read; "
+                    f"everstep sync {path} puts it there even so"
+                )
         except RunIndexError:
             raise
-        except (EverstepError, OSError) as error:
-            total.problems.append(str(error))
         except Exception as error:  # a run directory may hold anything, and must not stop the others
-            total.problems.append(f"{path} is not in the index: its journal holds unknown data ({error!r})")
-        else:
-            total.rows += shipped.rows
-            total.problems += shipped.problems
+            says_where = isinstance(error, RunDirError | JournalError | OSError)
+            total.problems.append(str(error) if says_where else f"{path} is not in the index: {error!r}")
+    if only is None and database.exists() and (gone := [{"key": row["id"]} for row in _gone(database)]):
+        lost = (segments.c.run == bindparam("key")) & (segments.c.status == "running")
+        with database.write() as connection:
+            connection.execute(update(runs).where(runs.c.id == bindparam("key")).values(status=GONE), gone)
+            connection.execute(update(segments).where(lost).values(status="killed"), gone)
     return total
 
 
 def forget_gone(database: Database, folders: Iterable[Path]) -> dict[str, str]:
-    """Forget the runs below some folders whose directories do not exist any more; returns name -> path.
-
-    Call this after `sync` of the folders, which finds runs that moved inside them.
-    """
-    if not database.exists():
-        return {}
+    """Forget the runs below some folders whose directories do not exist any more; returns name -> path."""
     above = [folder.absolute() for folder in folders]
-    with database.read() as connection:
-        rows = connection.execute(select(runs)).mappings().all()
-    below = [row for row in rows if any(Path(row["path"]).is_relative_to(folder) for folder in above)]
-    gone = [row for row in below if is_gone(database, row)]
+    rows = _gone(database, noted=True) if database.exists() else []
+    gone = [row for row in rows if any(Path(row["path"]).is_relative_to(folder) for folder in above)]
     for row in gone:
         with database.write(row["name"]) as connection:
             _forget(connection, row["id"])
             connection.execute(delete(runs).where(runs.c.id == row["id"]))
     return {row["name"]: row["path"] for row in gone}
+
+
+def _gone(database: Database, noted: bool = False) -> list[dict[str, Any]]:
+    """Return the runs here whose directories do not exist any more, or have another run.
+
+    With `noted` those, too, of which the index says so.
+    """
+    with database.read() as connection:
+        rows = [row for row in run_rows(connection).values() if is_here(database, row["host"])]
+    # Several runs of one path: one was made anew in the place of another.
+    taken = {path: id_at(path) for path, n in Counter(row["path"] for row in rows).items() if n > 1}
+    return [
+        row
+        for row in rows
+        if (noted or row["status"] != GONE)
+        and (not is_run(row["path"]) or taken.get(row["path"]) not in (None, row["name"]))
+    ]
 
 
 def run_dirs(folder: Path) -> list[Path]:
@@ -150,49 +171,25 @@ def is_here(database: Database, host: str | None) -> bool:
     return not database.shared or host in (None, platform.node())
 
 
-def is_gone(database: Database, run: Any) -> bool:
-    """Whether a run's directory does not exist any more, or has another run.
-
-    The directory of another machine's run counts as existing, and so does a damaged one.  `run` is a mapping
-    with the keys name, host and path.
-    """
-    if not is_here(database, run["host"]):
-        return False
-    there = id_at(run["path"])
-    return not is_run(run["path"]) if there is None else there != run["name"]
-
-
-def gone_runs(database: Database, connection: Connection) -> set[int]:
-    """Return the keys of the runs whose directories do not exist any more."""
-    rows = connection.execute(select(runs)).mappings().all()
-    paths = Counter(row["path"] for row in rows)  # several: one was made anew in the place of another
-    return {
-        int(row["id"])
-        for row in rows
-        if is_here(database, row["host"])
-        and (is_gone(database, row) if paths[row["path"]] > 1 else not is_run(row["path"]))
-    }
-
-
-def _known(database: Database) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return (path, name) -> row of a run, with the sizes of its journal's files, and its labels."""
+def _known(database: Database) -> dict[str, dict[str, Any]]:
+    """Return name -> row of a run, with the sizes of its journal's files, and its labels."""
     if not database.exists():
         return {}
     with database.read() as connection:
-        known = newest_facts(connection, names=LABELS)
-        rows = {row["id"]: dict(row) for row in connection.execute(select(runs)).mappings()}
-        for row in rows.values():
-            row |= {"sizes": {}, "labels": known.get(row["id"], {})}
-        sizes = select(segments.c.run, segments.c.number, segments.c.size)
-        for run, number, size in connection.execute(sizes):
+        labelled, rows = newest_facts(connection, names=LABELS), run_rows(connection)
+        for key, row in rows.items():
+            row |= {"sizes": {}, "labels": labelled.get(key, {})}
+        for run, number, size in connection.execute(select(*segments.c["run", "number", "size"])):
             rows[run]["sizes"][number] = size
-    return {(row["path"], row["name"]): row for row in rows.values()}
+    return {row["name"]: row for row in rows.values()}
 
 
-def _unchanged(run_dir: Path, known: dict[tuple[str, str], dict[str, Any]]) -> bool:
+def _unchanged(run_dir: Path, known: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether the index has a run as it is."""
-    row = known.get((str(run_dir), str(id_at(run_dir))))
-    if row is None or (row["status"] == "running" and not _is_held(run_dir)):
+    row = known.get(str(id_at(run_dir)))
+    if row is None or row["path"] != str(run_dir) or row["status"] == GONE:
+        return False
+    if row["status"] == "running" and not _is_held(run_dir):
         return False
     try:
         same = bool(row["sizes"] == journal_sizes(run_dir))
@@ -201,23 +198,45 @@ def _unchanged(run_dir: Path, known: dict[tuple[str, str], dict[str, Any]]) -> b
     return same and (not has_labels(run_dir) or row["labels"] == labels(run_dir).told())
 
 
+def _is_in(known: Mapping[str, Mapping[str, Any]], run_dir: Path) -> bool:
+    """Whether the index has this very run: it was shipped there by somebody who could read the run.
+
+    A row is not enough, since anybody who may write the index can write a row with the path of a run.  Name,
+    time and seed together are known only to those who can read the run.
+    """
+    there = facts_at(run_dir) or {"id": None}
+    row = known.get(str(there["id"]), {})
+    return bool(row) and (row["created"], row["seed"]) == (there.get("created"), _seed(there.get("seed")))
+
+
+def _is_planted(path: Path) -> bool:
+    """Whether a path is a link that another user made to something that is not that user's."""
+    link = os.lstat(path)
+    return stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), os.stat(path).st_uid)
+
+
+def _seed(seed: Any) -> int | None:
+    """Return a seed as an index has it: None if it is too large for a database."""
+    return seed if isinstance(seed, int) and abs(seed) < 1 << 63 else None
+
+
 def journal_sizes(run_dir: Path) -> dict[int, int]:
-    """Return segment number -> bytes of its file."""
+    """Return segment number -> bytes of its file; no part of a run is read through a link."""
+    journal, sizes = run_dir / "journal", {}
+    if journal.is_symlink():
+        raise RunDirError(f"{journal} is a link, and is not read; put the folder itself there")
     try:
-        with os.scandir(run_dir / "journal") as entries:
-            return {
-                int(entry.name[8:-4]): _size(entry) for entry in entries if _SEGMENT.fullmatch(entry.name)
-            }
+        with os.scandir(journal) as entries:
+            for entry in entries:
+                if _SEGMENT.fullmatch(entry.name):
+                    if not entry.is_file(follow_symlinks=False):
+                        raise OSError(errno.EINVAL, f"{entry.name} is not a regular file")
+                    sizes[int(entry.name[8:-4])] = entry.stat().st_size
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise _unreadable(error, run_dir / "journal") from error
-
-
-def _size(entry: os.DirEntry[str]) -> int:
-    if not entry.is_file(follow_symlinks=False):  # a link may lead to a run of somebody else
-        raise OSError(errno.EINVAL, f"{entry.name} is not a regular file")
-    return entry.stat().st_size
+        raise _unreadable(error, journal) from error
+    return sizes
 
 
 def _unreadable(error: OSError, path: Path) -> RunDirError:
@@ -225,68 +244,68 @@ def _unreadable(error: OSError, path: Path) -> RunDirError:
     return RunDirError(error.errno, what, str(path))
 
 
+# -------------------------------------------------------------------------------- one run
+
+
 def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
     """Ship the part of a run's journal that the index lacks.
 
     Any number of processes may do so at once: the place up to which a file was shipped is read and
-    written in the same transaction as its rows.
-
-    Args:
-        run_dir: the run directory.
-        alive: whether the caller is the process that trains the run.
+    written in the same transaction as its rows.  `alive`: the caller is the process that trains the run.
     """
-    from everstep.record import RunDir
+    from everstep.record import Position, RunDir
+    from everstep.record.journal_reader import chain_to
 
     run = RunDir.open(run_dir, create=False)
-    if (journal := run.path / "journal").is_symlink():
-        raise RunDirError(
-            f"{journal} is a link, to {os.readlink(journal)}: no part of a run is read through a link; put "
-            "the folder itself there (the run directory as a whole may be a link)"
-        )
     if (name := clean(str(run.path))) != str(run.path):
         raise RunDirError(
             f"{name} is not indexed: its name is not UTF-8; change the name and run everstep sync"
         )
     shipped = Shipped(runs=1)
     with database.write(run.id) as connection:
-        confine(database, run.path)  # before the rows: the file may be new, and readable by everybody
         # Before the journal is read, and after: a start that ends meanwhile, or begins, is not dead.
         held = alive or _is_held(run.path)
-        row, before = _enter(connection, run)
-        sizes, known = journal_sizes(run.path), {number: start["size"] for number, start in before.items()}
-        whole = all(sizes.get(number, -1) >= size for number, size in known.items())
-        if copied := _copied_from(database, connection, run, row, whole and sizes != known):
+        mine = select(runs).where(runs.c.name == run.id)
+        if connection.execute(mine).first() is None:
+            new = {"name": run.id, "path": str(run.path), "created": run.facts["created"]}
+            new |= {"seed": _seed(run.facts["seed"]), "status": "running", "step": 0, "epoch": 0}
+            connection.execute(insert(runs).values(**new))
+        row = dict(connection.execute(mine).mappings().one())
+        known = connection.execute(select(segments).where(segments.c.run == row["id"])).mappings()
+        before = {start["number"]: dict(start) for start in known}
+        sizes = journal_sizes(run.path)
+        whole = all(sizes.get(number, -1) >= start["size"] for number, start in before.items())
+        grown = {number for number, size in sizes.items() if size != before.get(number, {"size": -1})["size"]}
+        if copied := _copied_from(database, connection, run, row, whole and bool(grown)):
             shipped.problems.append(copied)
             return shipped
         if not whole:  # the journal has lost bytes or was replaced, and it is the truth
             _forget(connection, row["id"])
-            before = {}
+            before, grown = {}, set(sizes)
         starts = {number: dict(start) for number, start in before.items()}
-        for number, size in sorted(sizes.items()):
-            if number not in starts or size != starts[number]["size"]:
-                starts[number], rows = _read_on(connection, row["id"], run, number, starts.get(number))
-                shipped.rows += rows
-        _link(starts)
-        status = _conclude(connection, row, run.path, dict(sorted(starts.items())), alive, held)
+        for number in sorted(grown):
+            starts[number], rows = _read_on(connection, row["id"], run, number, starts.get(number))
+            shipped.rows += rows
+        starts = dict(sorted(starts.items()))
+        parents = {
+            number: None if start["parent"] is None else Position(start["parent"], start["parent_offset"])
+            for number, start in starts.items()
+        }
+        newest = max((number for number, start in starts.items() if start["begun"]), default=0)
+        valid = chain_to(parents, Position(newest, _FOREVER))
+        for number, start in starts.items():
+            start["valid_to"] = valid.get(number, 0)
+        problems = _conclude(connection, row, run.path, starts, alive, held)
         for number, start in starts.items():
             if start != before.get(number):
-                mine = (segments.c.run == row["id"]) & (segments.c.number == number)
-                connection.execute(delete(segments).where(mine))
+                same = (segments.c.run == row["id"]) & (segments.c.number == number)
+                connection.execute(delete(segments).where(same))
                 connection.execute(insert(segments).values(**start))
-    shipped.problems += _problems(run, starts, status)
+    if len(problems) > _MOST_PROBLEMS:
+        more = len(problems) - _MOST_PROBLEMS
+        problems[_MOST_PROBLEMS:] = [f"{more} more problems; everstep show {run.path} lists them"]
+    shipped.problems += [f"{run.id}: {problem}" for problem in problems]
     return shipped
-
-
-def _enter(connection: Connection, run: RunDir) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """Return the run's row, made if needed, and those of its segments by number."""
-    mine = select(runs).where(runs.c.name == run.id)
-    if connection.execute(mine).first() is None:
-        known = {"name": run.id, "path": str(run.path), "created": run.facts["created"]}
-        known |= {"seed": stored_seed(run.facts["seed"]), "status": "running", "step": 0, "epoch": 0}
-        connection.execute(insert(runs).values(**known))
-    row = dict(connection.execute(mine).mappings().one())
-    found = connection.execute(select(segments).where(segments.c.run == row["id"])).mappings()
-    return row, {start["number"]: dict(start) for start in found}
 
 
 def _copied_from(
@@ -294,14 +313,13 @@ def _copied_from(
 ) -> str:
     """Note where a run is now; or say of which directory this one is a copy.
 
-    Args:
-        went_on: whether the journal here has all that the index has, and more.
+    `went_on`: the journal here has all that the index has, and more.
     """
-    here = is_here(database, row["host"])
-    if str(run.path) == row["path"] or _same_place(run.path, row["path"]):
+    here, other = is_here(database, row["host"]), row["path"]
+    if str(run.path) == other or (os.path.exists(other) and os.path.samefile(run.path, other)):
         return ""
-    if id_at(row["path"]) == run.id if here else not went_on:
-        where = row["path"] if here else f"{row['host']}:{row['path']}"
+    if id_at(other) == run.id if here else not went_on:
+        where = other if here else f"{row['host']}:{other}"
         return (
             f"{run.path} is a copy of {where}, the same run {run.id}, and is not indexed beside it; "
             "move one of them elsewhere"
@@ -310,21 +328,12 @@ def _copied_from(
     return ""
 
 
-def _same_place(one: Path, other: str) -> bool:
-    """Whether two paths, perhaps through links, lead to the same directory."""
-    try:
-        return os.path.samefile(one, other)
-    except OSError:
-        return False
-
-
 def _forget(connection: Connection, run: int) -> None:
     mine = select(series.c.id).where(series.c.run == run)
     for table in (metrics, blocks):
         connection.execute(delete(table).where(table.c.series.in_(mine)))
     for table in (series, facts, checkpoints, events, segments):
         connection.execute(delete(table).where(table.c.run == run))
-    connection.execute(update(runs).where(runs.c.id == run).values(started=None))
 
 
 # ----------------------------------------------------------------------------------- one segment
@@ -347,29 +356,33 @@ def _read_on(
     start["torn"] = found.torn or None
     start["problems"] = json.dumps(stored(start["problems"], list) + problems)
     start["size"], start["begun"] = found.size, max(int(found.started), start["begun"])
-    start["end"] = max(start["end"], found.end)
     if found.parent is not None:
         start["parent"], start["parent_offset"] = found.parent
     times = [event.time for event in found.events] + [block.time for block in found.blocks]
     start["last"] = max([start["last"] or 0.0, *times]) or None
     for event in found.events:
         _note(start, event)
-    kept = [event for event in found.events if event.kind not in ("segment", "progress")]  # `start` has them
-    columns = ((e.segment, e.offset, _text(e.kind), e.time, int(e.wall), json.dumps(e.data)) for e in kept)
-    _insert(connection, events, [(run, *column) for column in columns])
-    saves = (event for event in kept if event.kind == "checkpoint")
-    places = ((e.segment, e.offset, e.data["name"], e.data["bytes"], e.time, e.completed[0]) for e in saves)
-    _insert(connection, checkpoints, [(run, *place) for place in places])
+    new = [(e, (run, number, e.offset)) for e in found.events if e.kind not in ("segment", "progress")]
+    rows: list[tuple[Any, ...]]
+    rows = [(*at, clean(e.kind), e.time, int(e.wall), json.dumps(e.data)) for e, at in new]
+    _insert(connection, events, rows)
+    saves = [(e, at) for e, at in new if e.kind == "checkpoint"]
+    rows = [(*at, e.data["name"], e.data["bytes"], e.time, e.completed[0]) for e, at in saves]
+    _insert(connection, checkpoints, rows)
     return start, _ship_blocks(connection, run, start, found.blocks)
 
 
 _NEW: dict[str, Any] = {
-    **dict.fromkeys(("parent", "parent_offset", "started", "last", "status", "reason", "torn")),
-    **dict.fromkeys(("size", "end", "begun", "valid_to", "step", "epoch"), 0),
+    **dict.fromkeys(("parent", "parent_offset", "started", "last", "said", "status", "reason", "torn")),
+    **dict.fromkeys(("badge", "how", "diverged_at", "again")),
+    **dict.fromkeys(("size", "begun", "valid_to", "step", "epoch"), 0),
     "facts": "{}",
     "problems": "[]",
 }
 """Row of a segment of which nothing is shipped."""
+
+_ENDS = {"ended": "finished", "interrupted": "stopped", "closed": ""}
+"""Event at a start's end -> the status that it means; "" where its data has the status."""
 
 
 def _note(start: dict[str, Any], event: Event) -> None:
@@ -381,15 +394,11 @@ def _note(start: dict[str, Any], event: Event) -> None:
     if event.kind == "segment":
         start["started"], start["facts"] = event.time, json.dumps(event.data.get("facts", {}))
     elif event.kind == "decision" and event.data.get("what") == ACCEPTED:
-        start["status"], start["started"] = "accepted", event.time
+        start["said"], start["started"] = "accepted", event.time
         start["reason"] = f"the divergence at step {event.data['step']}"
     elif event.kind in _ENDS:
-        start["status"] = _ENDS[event.kind] or event.data["status"]
+        start["said"] = _ENDS[event.kind] or event.data["status"]
         start["reason"] = _text(event.data.get("reason"))
-
-
-_ENDS = {"ended": "finished", "interrupted": "stopped", "closed": ""}
-"""Event at a start's end -> the status that it means; "" where its data has the status."""
 
 
 def _ship_blocks(connection: Connection, run: int, start: dict[str, Any], new: list[StoredBlock]) -> int:
@@ -400,7 +409,7 @@ def _ship_blocks(connection: Connection, run: int, start: dict[str, Any], new: l
     packed: list[tuple[Any, ...]] = []
     for found in new:
         block = found.block
-        key = (short(block.name), short(block.phase))
+        key = (clean(block.name), clean(block.phase))
         if key not in ids:
             made = connection.execute(insert(series).values(run=run, name=key[0], phase=key[1]))
             assert made.inserted_primary_key is not None
@@ -434,22 +443,84 @@ def _text(text: Any) -> str | None:
     return None if text is None else clean(str(text))
 
 
-# ------------------------------------------------------------------------------------- the run
+# ------------------------------------------------------------------------- what it adds up to
 
 
-def _link(starts: dict[int, dict[str, Any]]) -> None:
-    """Note up to where each segment is valid."""
-    from everstep.record import Position
-    from everstep.record.journal_reader import chain_to
-
-    parents = {
-        number: None if start["parent"] is None else Position(start["parent"], start["parent_offset"])
-        for number, start in starts.items()
+def _conclude(
+    connection: Connection, row: dict[str, Any], run_dir: Path, starts: _Starts, alive: bool, held: bool
+) -> list[str]:
+    """Update the run's row, its starts, and the facts of the newest with its labels; return its problems."""
+    begun = [start for start in starts.values() if start["begun"]]
+    newest = begun[-1] if begun else dict(_NEW)
+    seen = [start["last"] for start in begun if start["last"] is not None]
+    beat = time.time() if alive else max([row["heartbeat"] or 0.0, *seen]) or None
+    recorded = stored(newest["facts"])
+    known = {clean(name): value for name, value in recorded.items() if name not in LABELS}
+    known |= labels(run_dir).told()
+    status = newest["said"]
+    if status is None:
+        alive = held or _is_held(run_dir)
+        status = "running" if alive else _status_of_silent(run_dir, beat, recorded.get("lock", True))
+    for start in starts.values():
+        start["status"] = start["said"] or (status if start is newest else "killed")
+    values = {
+        "status": status,
+        "reason": newest["reason"],
+        "started": newest["started"],
+        "heartbeat": beat,
+        "epoch": next((start["epoch"] for start in reversed(begun) if start["epoch"]), 0),
+        "host": _text(recorded.get("host")),
+        **_judged(connection, row["id"], run_dir, starts),
+        "step": newest["step"],
+        "problems": json.dumps(problems := _problems(starts, status)),
     }
-    newest = max((number for number, start in starts.items() if start["begun"]), default=0)
-    valid = chain_to(parents, Position(newest, _FOREVER))
-    for number, start in starts.items():
-        start["valid_to"] = valid.get(number, 0)
+    if known != newest_facts(connection, [row["id"]]).get(row["id"], {}):
+        connection.execute(delete(facts).where(facts.c.run == row["id"]))
+        _insert(connection, facts, [(name, row["id"], json.dumps(value)) for name, value in known.items()])
+    if any(row[name] != value for name, value in values.items()):  # or the file would change at each look
+        connection.execute(update(runs).where(runs.c.id == row["id"]).values(**values))
+    return problems
+
+
+def _judged(connection: Connection, run: int, run_dir: Path, starts: _Starts) -> dict[str, Any]:
+    """Note of each start how its resume was verified; return what the starts of the run add up to."""
+    from everstep.record import ACCEPTED, DIVERGED, newest_step
+    from everstep.record.badges import Start, badges_in, judged
+    from everstep.record.journal_reader import is_accepted
+    from everstep.record.segment_file import step_of
+
+    told = select(*events.c["segment", "offset", "kind", "data"]).where(events.c.run == run)
+    told = told.where(events.c.kind.in_((DIVERGED, "verified", "decision")))
+    told = told.order_by(events.c.segment, events.c.offset)
+    found = [(*row[:3], stored(row[3])) for row in connection.execute(told)]
+    trained = [s for s in starts.values() if s["begun"] and s["started"] and s["said"] != "accepted"]
+    of = []
+    for start in trained:
+        if start["said"] is None:  # a killed process wrote its last steps to its trail alone
+            start["step"] = max(start["step"], newest_step(run_dir, start["number"]))
+        came = stored(start["facts"]).get("resumed_from")
+        began = None if came is None else step_of(came)
+        of.append(Start(start["number"], began, start["step"], start["status"] == "running"))
+    reported = badges_in((start, kind, data) for start, _, kind, data in found if kind != "decision")
+    kinds = []
+    for start, (step, badge) in zip(trained, judged(of, reported), strict=True):
+        compared = reported.get(start["number"], badge).steps
+        start |= {"step": step or 0, "badge": badge.kind, "how": badge.report, "again": compared}
+        start["diverged_at"] = badge.at
+        kinds.append(badge.kind)
+    accepted = [(start, data["step"]) for start, _, _, data in found if data.get("what") == ACCEPTED]
+    diverged = [
+        int(data["step"])
+        for start, offset, kind, data in found
+        if kind == DIVERGED and offset < starts[start]["valid_to"]
+        if not is_accepted(start, int(data["step"]), accepted)
+    ]
+    return {
+        "diverged": min(diverged, default=None),
+        "starts": len(trained),
+        "kills": sum(start["status"] == "killed" for start in trained),
+        "verified": next((kind for kind in ("diverged", "not verified", "verified") if kind in kinds), None),
+    }
 
 
 def _is_held(run_dir: Path) -> bool:
@@ -462,83 +533,27 @@ def _is_held(run_dir: Path) -> bool:
         return False
 
 
-def _conclude(
-    connection: Connection,
-    row: dict[str, Any],
-    run_dir: Path,
-    starts: dict[int, dict[str, Any]],
-    alive: bool,
-    held: bool,
-) -> str:
-    """Update the run's row, and the facts of its newest start with its labels; return its status."""
-    begun = [start for start in starts.values() if start["begun"]]
-    newest = begun[-1] if begun else dict(_NEW)
-    seen = [start["last"] for start in begun if start["last"] is not None]
-    beat = time.time() if alive else max([row["heartbeat"] or 0.0, *seen]) or None
-    recorded = stored(newest["facts"])
-    known = {name: value for name, value in recorded.items() if name not in LABELS} | labels(run_dir).told()
-    status = newest["status"]
-    if status is None:
-        alive = held or _is_held(run_dir)
-        status = "running" if alive else _status_of_silent(run_dir, beat, recorded.get("lock", True))
-    values = {
-        "status": status,
-        "reason": newest["reason"],
-        "started": newest["started"],
-        "heartbeat": beat,
-        "step": newest["step"],
-        "diverged": _diverged(connection, row["id"], starts),
-        "epoch": next((start["epoch"] for start in reversed(begun) if start["epoch"]), 0),
-        "host": _text(recorded.get("host")),
-    }
-    if newest["started"] != row["started"] or known != recorded:
-        newest["facts"] = json.dumps(known)
-        connection.execute(delete(facts).where(facts.c.run == row["id"]))
-        named = [(clean(name), row["id"], json.dumps(value)) for name, value in known.items()]
-        _insert(connection, facts, named)
-    if any(row[name] != value for name, value in values.items()):  # or the file would change at each look
-        connection.execute(update(runs).where(runs.c.id == row["id"]).values(**values))
-    return str(status)
-
-
-def _diverged(connection: Connection, run: int, starts: dict[int, dict[str, Any]]) -> int | None:
-    """Return the first step of a divergence that nobody has accepted; None if there is none."""
-    from everstep.record import ACCEPTED, DIVERGED
-    from everstep.record.journal_reader import is_accepted
-
-    chosen = select(events).where(events.c.run == run, events.c.kind.in_((DIVERGED, "decision")))
-    found = [(row, stored(row.data)) for row in connection.execute(chosen)]
-    accepted = [(row.segment, data["step"]) for row, data in found if data.get("what") == ACCEPTED]
-    steps = (
-        int(data["step"])
-        for row, data in found
-        if row.kind == DIVERGED and row.offset < starts[row.segment]["valid_to"]
-        if not is_accepted(row.segment, int(data["step"]), accepted)
-    )
-    return min(steps, default=None)
-
-
 def _status_of_silent(run_dir: Path, heartbeat: float | None, locked: bool) -> str:
     """Return the status of a start that nobody holds and that did not record its end.
 
-    That is killed, or failed before it could record anything; without a lock perhaps running.
-
-    Args:
-        locked: whether the start took the lock; the lock's files may be those of an earlier start.
+    That is killed, or failed before it could record anything; without a lock (the lock's files may be those
+    of an earlier start) perhaps running.
     """
-    recent = heartbeat is not None and time.time() - heartbeat < ALIVE_SECONDS
+    recent = heartbeat is not None and time.time() - heartbeat < _ALIVE_SECONDS
     if not (locked and (run_dir / "lock").exists()):
         return "running" if recent else "killed"
     return "killed" if (run_dir / "lock.json").exists() else "failed"
 
 
-def _problems(run: RunDir, starts: dict[int, dict[str, Any]], status: str) -> list[str]:
+def _problems(starts: _Starts, status: str) -> list[str]:
     found = []
-    for number, start in sorted(starts.items()):
-        found += stored(start["problems"], list) + lost_parent(number, start["parent"], starts)
+    for number, start in starts.items():
+        found += stored(start["problems"], list)
+        if start["parent"] is not None and start["parent"] not in starts:
+            found.append(
+                f"segment-{number:04d}.evj continues segment-{start['parent']:04d}.evj, which is missing: "
+                "its metrics are not shown; restore the file from a copy"
+            )
         if start["torn"] is not None and status != "running":  # a running start is still writing there
             found.append(start["torn"])
-    if len(found) > _MOST_PROBLEMS:
-        more = len(found) - _MOST_PROBLEMS
-        found[_MOST_PROBLEMS:] = [f"{more} more problems; everstep show {run.path} lists them"]
-    return [f"{run.id}: {problem}" for problem in found]
+    return found

@@ -26,8 +26,7 @@ class IndexWriter:
     """Writer that ships a run's journal every `SECONDS` and at its end.
 
     The thread imports SQLAlchemy at the first shipping.  A failure gives one message, and the next shipping
-    tries again: the journal has it all.  A shipping does not wait for another process that writes the index,
-    except the last shipping.
+    tries again: the journal has it all.  Only the last shipping waits for another process that writes.
 
     Args:
         place: the index.
@@ -42,8 +41,6 @@ class IndexWriter:
         self._place, self._run_dir, self._has_stepped, self._say = place, run_dir, has_stepped, say
         self._has_warned = False
         self._ending, self._ready = threading.Event(), threading.Event()
-        self._lock = threading.Lock()
-        self._is_given_up = False
         self._thread = threading.Thread(target=self._work, name="everstep-index", daemon=True)
         self._thread.start()
 
@@ -54,8 +51,7 @@ class IndexWriter:
         self._thread.join(PATIENCE + (0.0 if isinstance(self._place, str) else FILE_PATIENCE))
         if self._thread.is_alive():
             self._warn("the index did not answer in time; run everstep sync, which adds the rest of this run")
-            with self._lock:
-                self._is_given_up = True
+            self._say = lambda line: None
 
     def _work(self) -> None:
         wait = min(FIRST, SECONDS) if isinstance(self._place, str) else SECONDS
@@ -72,22 +68,16 @@ class IndexWriter:
                 from everstep.index.shipping import ship
             finally:
                 self._ready.set()
-            database = Database(self._place, patience)
-            ship(database, self._run_dir, alive=True)
-        except IndexBusyError:
-            if patience:  # only the last shipping waits for a busy index: no later one could send its rows
-                self._tell(f"the index {database.name} is busy: everstep sync will add the rest of this run")
+            ship(Database(self._place, patience), self._run_dir, alive=True)
+        except IndexBusyError as error:
+            if patience:  # no later shipping could send its rows
+                self._say(f"the rest of this run is not in the index yet: {error}")
         except Exception as error:
             self._warn(f"{error}")
 
     def _warn(self, message: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            self._tell(
+            self._say(
                 f"warning: {message}. The training continues; nothing is lost: the journal has every row"
             )
-
-    def _tell(self, line: str) -> None:
-        with self._lock:
-            if not self._is_given_up:
-                self._say(line)

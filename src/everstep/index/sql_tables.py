@@ -18,6 +18,7 @@ The tables are the same in SQLite and in PostgreSQL, where they lie in a schema 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -38,38 +39,47 @@ from sqlalchemy import (
     table,
 )
 
-VERSION = 5
+VERSION = 6
 """Version of these tables.  Another version has tables of its own, beside these; the journals fill both."""
 
 metadata = MetaData()
 
-Big = BigInteger().with_variant(Integer, "sqlite")  # every INTEGER of SQLite has 64 bits
-Words = Text().with_variant(Text(collation="C"), "postgresql")  # compared by code points, as SQLite does
+_Big = BigInteger().with_variant(Integer, "sqlite")  # every INTEGER of SQLite has 64 bits
+_Words = Text().with_variant(Text(collation="C"), "postgresql")  # compared by code points, as SQLite does
+
+
+def _columns(kind: Any, *names: str, **options: Any) -> list[Column[Any]]:
+    return [Column(name, kind, **{"nullable": False, **options}) for name in names]
+
+
+def _place(of: Column[Any]) -> list[Column[Any]]:
+    """Return the columns of a place in a journal, which are the primary key."""
+    return [of, *_columns(Integer, "segment", primary_key=True), *_columns(_Big, "offset", primary_key=True)]
+
 
 runs = Table(
     "runs",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("name", Words, nullable=False, unique=True),
-    Column("path", Words, nullable=False),
+    Column("name", _Words, nullable=False, unique=True),
+    *_columns(_Words, "path", "status"),  # running, finished, stopped, failed, killed
     Column("created", Float, nullable=False),  # seconds since 1970, as every time here
-    Column("seed", Big),
-    Column("status", Words, nullable=False),  # running, finished, stopped, failed, killed
-    Column("reason", Words),
     Column("started", Float),  # the newest start
     Column("heartbeat", Float),  # when it was last seen alive
-    Column("step", Big, nullable=False),  # the last one that the newest start is known to have completed
-    Column("epoch", Big, nullable=False),
-    Column("host", Words),  # of the newest start
-    Column("diverged", Big),  # the step at which a resume first differed, NULL if none did
+    *_columns(_Big, "step", "epoch"),  # the last ones that the newest start is known to have completed
+    *_columns(_Big, "seed", "diverged", nullable=True),  # the first step that differed, NULL if none did
+    *_columns(_Words, "reason", "host", nullable=True),  # of the newest start
+    *_columns(Integer, "starts", "kills", server_default="0"),
+    Column("verified", _Words),  # the worst of its resumes: diverged, not verified, verified
+    Column("problems", _Words, nullable=False, server_default="[]"),  # JSON: a list of sentences
 )
 
 facts = Table(
     "facts",
     metadata,
-    Column("name", Words, primary_key=True),  # first: a filter reads one name of all runs
+    Column("name", _Words, primary_key=True),  # first: a filter reads one name of all runs
     Column("run", ForeignKey("runs.id"), primary_key=True, index=True),
-    Column("value", Words, nullable=False),  # JSON
+    Column("value", _Words, nullable=False),  # JSON
     sqlite_with_rowid=False,
 )
 
@@ -79,20 +89,17 @@ segments = Table(
     Column("run", ForeignKey("runs.id"), primary_key=True),
     Column("number", Integer, primary_key=True),
     Column("parent", Integer),
-    Column("parent_offset", Big),
-    Column("valid_to", Big, nullable=False),
-    Column("size", Big, nullable=False),  # bytes of the file that are here
-    Column("end", Big, nullable=False),  # the offset after them
+    Column("parent_offset", _Big),
+    *_columns(_Big, "valid_to", "size"),  # `size`: bytes of the file that are here
     Column("begun", Integer, nullable=False),  # 0: killed before its start was written
-    Column("started", Float),
-    Column("last", Float),  # the newest time in it
-    Column("status", Words),  # how it ended, by its own words; NULL if it did not say
-    Column("reason", Words),
-    Column("step", Big, nullable=False),
-    Column("epoch", Big, nullable=False),
-    Column("facts", Words, nullable=False),  # JSON
-    Column("problems", Words, nullable=False),  # JSON: a list of sentences
-    Column("torn", Words),  # the fault of the bytes after `size`
+    *_columns(Float, "started", "last", nullable=True),  # `last`: the newest time in it
+    *_columns(_Words, "said", "status", "reason", nullable=True),  # `said`: how it ended, by its own words
+    *_columns(_Big, "step", "epoch"),
+    *_columns(_Words, "facts", "problems"),  # JSON
+    Column("torn", _Words),  # the fault of the bytes after `size`
+    *_columns(_Words, "badge", "how", nullable=True),  # how its resume was verified: a word, its report
+    Column("diverged_at", _Big),
+    Column("again", _Big),  # number of steps that it compared with an earlier execution
     sqlite_with_rowid=False,
 )
 
@@ -101,22 +108,16 @@ series = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("run", ForeignKey("runs.id"), nullable=False),
-    Column("name", Words, nullable=False),
-    Column("phase", Words, nullable=False),
+    *_columns(_Words, "name", "phase"),
     UniqueConstraint("run", "name", "phase"),
 )
 
 metrics = Table(
     "metrics",
     metadata,
-    Column("series", ForeignKey("series.id"), primary_key=True),
-    Column("segment", Integer, primary_key=True),
-    Column("offset", Big, primary_key=True),
+    *_place(Column("series", ForeignKey("series.id"), primary_key=True)),
     Column("row", Integer, primary_key=True),
-    Column("epoch", Big, nullable=False),
-    Column("step", Big, nullable=False),
-    Column("seq", Big, nullable=False),
-    Column("count", Big, nullable=False),
+    *_columns(_Big, "epoch", "step", "seq", "count"),
     Column("value", Float),
     Column("wall", Integer, nullable=False),
     sqlite_with_rowid=False,  # so a series lies together, in the order in which it was written
@@ -125,47 +126,40 @@ metrics = Table(
 blocks = Table(
     "blocks",
     metadata,
-    Column("series", ForeignKey("series.id"), primary_key=True),
-    Column("segment", Integer, primary_key=True),
-    Column("offset", Big, primary_key=True),
+    *_place(Column("series", ForeignKey("series.id"), primary_key=True)),
     Column("packed", LargeBinary, nullable=False),  # `everstep.record.journal_format.pack_block`
 )
 
 checkpoints = Table(
     "checkpoints",
     metadata,
-    Column("run", ForeignKey("runs.id"), primary_key=True),
-    Column("segment", Integer, primary_key=True),
-    Column("offset", Big, primary_key=True),
-    Column("name", Words, nullable=False),
-    Column("bytes", Big, nullable=False),
+    *_place(Column("run", ForeignKey("runs.id"), primary_key=True)),
+    Column("name", _Words, nullable=False),
+    Column("bytes", _Big, nullable=False),
     Column("time", Float, nullable=False),
-    Column("step", Big, nullable=False),
+    Column("step", _Big, nullable=False),
     sqlite_with_rowid=False,
 )
 
 events = Table(
     "events",
     metadata,
-    Column("run", ForeignKey("runs.id"), primary_key=True),
-    Column("segment", Integer, primary_key=True),
-    Column("offset", Big, primary_key=True),
-    Column("kind", Words, nullable=False),
+    *_place(Column("run", ForeignKey("runs.id"), primary_key=True)),
+    Column("kind", _Words, nullable=False),
     Column("time", Float, nullable=False),
     Column("wall", Integer, nullable=False),
-    Column("data", Words, nullable=False),  # JSON
+    Column("data", _Words, nullable=False),  # JSON
     sqlite_with_rowid=False,
 )
 
-_VIEWS = (
+for _view in (
     "CREATE VIEW valid_metrics AS SELECT r.name AS run, s.phase, s.name, m.epoch, m.step, m.seq, m.value, "
     'm."count", m.wall, m.segment, m."offset", m."row", s.run AS run_id, m.series '
     "FROM metrics m JOIN series s ON s.id = m.series JOIN runs r ON r.id = s.run "
     'JOIN segments g ON g.run = s.run AND g.number = m.segment WHERE m."offset" < g.valid_to',
     "CREATE VIEW evaluations AS SELECT run, epoch, step, phase, name, seq, value FROM valid_metrics "
     "WHERE phase NOT IN ('head', 'step')",
-)
-for _view in _VIEWS:
+):
     event.listen(metadata, "after_create", DDL(_view))  # type: ignore[no-untyped-call]
 
 valid_metrics = table(
@@ -182,10 +176,7 @@ class UnknownContentError(ValueError):
 
 def stored(text: str, kind: type = dict) -> Any:
     """Parse the JSON of a row, whose value must be of a type."""
-    try:
-        value = json.loads(text)
-    except (ValueError, TypeError) as error:
-        raise UnknownContentError(f"a row has {str(text)[:40]!r} for JSON") from error
-    if not isinstance(value, kind):
-        raise UnknownContentError(f"a row has {str(text)[:40]!r} for a {kind.__name__}")
-    return value
+    with contextlib.suppress(ValueError, TypeError):
+        if isinstance(value := json.loads(text), kind):
+            return value
+    raise UnknownContentError(f"a row has {str(text)[:40]!r} for the JSON of a {kind.__name__}")

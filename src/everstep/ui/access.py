@@ -40,8 +40,7 @@ class Access:
 
     Args:
         app: the application behind it.
-        hosts: names that a request's Host header may have, besides `HERE`, with any port; a port in them
-            is left out.
+        hosts: names that a request's Host header may have, besides `HERE`, with any port.
         used: called with the new token each time a token was exchanged for a cookie.
 
     Attributes:
@@ -60,9 +59,6 @@ class Access:
         self._lock = threading.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
         answer = self._refusal(scope) if scope["type"] == "http" else Response(status_code=403)
 
         async def protected(message: Message) -> None:
@@ -76,54 +72,49 @@ class Access:
 
     def _refusal(self, scope: Scope) -> Response | None:
         """Answer a request that may not pass, or that brings a token; None for all others."""
-        headers = Headers(scope=scope)
+        headers, path = Headers(scope=scope), scope["path"]
         if scope["method"] not in _METHODS:
             message = f"{scope['method']} changes nothing here: the page only reads; use GET"
             return _refused(headers, 405, message, Allow=", ".join(_METHODS))
         hosts = headers.getlist("host")
         if len(hosts) != 1 or _name(hosts[0]) not in self._hosts:
-            return _refused(
-                headers, 403, "this name does not belong to the page; open it as http://127.0.0.1:PORT"
-            )
+            message = "this name does not belong to the page; open it as http://127.0.0.1:PORT"
+            return _refused(headers, 403, message)
         # A page of another origin may send a request, though it could not read the answer.
         elsewhere = headers.get("sec-fetch-site", "none") in ("cross-site", "same-site")
-        opened = headers.get("sec-fetch-mode", "navigate") == "navigate" and scope["path"] == "/"
-        if elsewhere and not opened:
+        if elsewhere and not (headers.get("sec-fetch-mode", "navigate") == "navigate" and path == "/"):
             return _refused(headers, 403, "another page asked for this; open the page itself")
+        pairs = [
+            part.strip().partition("=") for each in headers.getlist("cookie") for part in each.split(";")
+        ]
+        given = [value for name, _, value in pairs if name == self._cookie]
+        is_known = any(_equal(one, known) for one in given for known in self._sessions)
         token = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True).get("token")
-        if scope["path"] == "/" and token is not None:
-            return self._exchange(token[0], scope, headers)
-        if self._is_known(headers):
-            return None
-        return _refused(
-            headers, 401, "the page is for whoever started it; open the link that everstep ui printed"
-        )
+        if path == "/" and token is not None:
+            if is_known:
+                return RedirectResponse("/", status_code=303)  # the same link once more, in the same browser
+            return self._exchange(token[0], scope["method"], headers)
+        message = "the page is for whoever started it; open the link that everstep ui printed"
+        return None if is_known else _refused(headers, 401, message)
 
-    def _exchange(self, token: str, scope: Scope, headers: Headers) -> Response:
-        answer = RedirectResponse("/", status_code=303)
-        if self._is_known(headers):
-            return answer  # the same link once more, in the same browser
+    def _exchange(self, token: str, method: str, headers: Headers) -> Response:
         with self._lock:
-            fits = scope["method"] == "GET" and secrets.compare_digest(token.encode(), self.token.encode())
+            fits = method == "GET" and _equal(token, self.token)
             if fits:
                 self.token, session = secrets.token_urlsafe(_BYTES), secrets.token_urlsafe(_BYTES)
                 self._sessions.append(session)
         if not fits:
-            return _refused(
-                headers, 401, "this link was used, or is wrong; open the newest that everstep ui printed"
-            )
+            message = "this link was used, or is wrong; open the newest that everstep ui printed"
+            return _refused(headers, 401, message)
         self._used(self.token)
+        answer = RedirectResponse("/", status_code=303)
         # lax: sent when a link elsewhere opens the page; what a page elsewhere asks for is refused above
         answer.set_cookie(self._cookie, session, httponly=True, samesite="lax", path="/")
         return answer
 
-    def _is_known(self, headers: Headers) -> bool:
-        """Whether the request has a cookie of this server."""
-        pairs = (
-            part.strip().partition("=") for line in headers.getlist("cookie") for part in line.split(";")
-        )
-        values = [value.encode() for name, _, value in pairs if name == self._cookie]
-        return any(secrets.compare_digest(one, known.encode()) for one in values for known in self._sessions)
+
+def _equal(one: str, other: str) -> bool:
+    return secrets.compare_digest(one.encode(), other.encode())
 
 
 def _name(host: str) -> str:

@@ -16,7 +16,6 @@ from sqlalchemy import Connection, select
 
 from everstep.display.cells import finite
 from everstep.index.database import Database
-from everstep.index.run_queries import one_of
 from everstep.index.sql_tables import UnknownContentError, blocks, segments, series
 from everstep.record.journal_format import block_columns, is_block
 from everstep.record.segment_file import StoredBlock
@@ -32,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 class CurveOptions(NamedTuple):
-    """Options of curves: the metric, its phase, the axis ("step" or "time"), the part of it, the points.
+    """Metric, its phase, the axis ("step" or "time"), the part of it, the points.
 
     `superseded`: also the values that later starts replaced.  `timed`: also when each point was measured.
     """
@@ -48,14 +47,9 @@ class CurveOptions(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of one metric in one phase, as they were written, superseded rows included.
+    """Rows of one metric in one phase, as they were written; `valid`: of the run as it is now.
 
-    Attributes:
-        steps: the step of each row.
-        values: float64.
-        times: seconds since 1970 at which each row was measured, interpolated between the times at which
-            blocks were written.
-        valid: whether the row belongs to the run as it is now.
+    `times` are seconds since 1970, interpolated between the times at which blocks were written.
     """
 
     steps: NDArray[np.int64]
@@ -77,7 +71,7 @@ def curves(database: Database, runs: Sequence[Mapping[str, Any]], options: Curve
 
 def read_rows(connection: Connection, runs: Sequence[int], phase: str, name: str) -> dict[int, Rows]:
     """Return run -> rows of a metric, for the keys of some runs; empty for a run without the metric."""
-    mine = one_of(connection, series.c.run, runs) & (series.c.phase == phase) & (series.c.name == name)
+    mine = series.c.run.in_(runs) & (series.c.phase == phase) & (series.c.name == name)
     chosen = (
         select(
             *(series.c.run, blocks.c.segment, blocks.c.offset, blocks.c.packed),
@@ -151,22 +145,21 @@ def _thinned(
         value of all rows there.  NaN counts as a value only where there is no other.  times: of the last
         rows, if `times` are given.
     """
-    if len(x) > 1 and (np.diff(x) < 0).any():
-        order = np.argsort(x, kind="stable")
-        x, values = x[order], values[order]
-        times = None if times is None else times[order]
-    if len(x) <= points:
-        last = np.arange(len(x))
-        least = most = _numbers(values)
-    else:
+    order = np.argsort(x, kind="stable")
+    x, values = x[order], values[order]
+    first = np.arange(len(x))
+    if len(x) > points:
         # Places of equal width: a chart's columns.  Those without a row are left out.
         edges = np.linspace(float(x[0]), float(x[-1]), points + 1)[:-1]
         first = np.unique(np.searchsorted(x, edges, "left"))
-        last = np.append(first[1:], len(x)) - 1
-        least = _numbers(np.fmin.reduceat(values, first))
-        most = _numbers(np.fmax.reduceat(values, first))
-    thin = {"x": x[last], "min": least, "max": most, "last": _numbers(values[last])}
-    return thin if times is None else {**thin, "times": times[last]}
+    last = np.append(first[1:], len(x))[: len(first)] - 1
+    thin = {
+        "x": x[last],
+        "min": _numbers(np.fmin.reduceat(values, first) if len(first) else values),
+        "max": _numbers(np.fmax.reduceat(values, first) if len(first) else values),
+        "last": _numbers(values[last]),
+    }
+    return thin if times is None else {**thin, "times": times[order][last]}
 
 
 def _numbers(values: Floats) -> Any:

@@ -13,20 +13,16 @@ from sqlalchemy import func, select
 
 from everstep.index import query
 from everstep.index.database import Database
-from everstep.index.location import Location, runs_of
-from everstep.index.readers import is_run
+from everstep.index.location import Location, is_run, runs_of
 from everstep.index.run_facts import IndexBusyError, UnwritableIndexError
-from everstep.index.run_queries import newest_facts, one_of, run_rows
-from everstep.index.shipping import gone_runs, is_here, sync
+from everstep.index.run_queries import newest_facts, run_rows
+from everstep.index.shipping import is_here, sync
 from everstep.index.sql_tables import segments
 from everstep.labels import NAMES as LABELS
 from everstep.ui.runs_table import RunsTable, run_id
 
 _PAUSE, _SHARE = 0.5, 4
 """Least seconds between two looks at all journals; a look that takes long pauses `_SHARE` times as long."""
-
-_WATCHED = 5.0
-"""Seconds for which a run stays watched after its page has asked."""
 
 _MOST_PROBLEMS = 20
 """Most descriptions of faults that are kept."""
@@ -55,8 +51,6 @@ class FollowedIndex:
         """Why the newest look has failed."""
         self._lock = threading.Lock()
         self._due = 0.0
-        self._asked: dict[str, float] = {}
-        """Id of a run whose charts are open -> when its page asked last."""
         self._state: object = None
         """Rows and labels of all runs, as the table has them."""
         self.version = 0
@@ -73,15 +67,14 @@ class FollowedIndex:
         """Bring index and table up to date, if the last look is a while ago and no other thread does so."""
         if time.monotonic() < self._due or not self._lock.acquire(blocking=False):
             return
+        begun = time.monotonic()
         try:
-            begun = time.monotonic()
-            try:
-                self._look()
-            except Exception as error:  # a server that is away for a while: the page shows what it has
-                self._trouble = [f"the page shows old data: {error}"]
+            self._look()
+        except Exception as error:  # a server that is away for a while: the page shows what it has
+            self._trouble = [f"the page shows old data: {error}"]
+        finally:
             now = time.monotonic()
             self._due = now + max(_PAUSE, _SHARE * (now - begun))
-        finally:
             self._lock.release()
 
     def sizes(self, ids: Collection[str]) -> dict[str, int]:
@@ -89,18 +82,15 @@ class FollowedIndex:
 
         Their journals are shipped first.
         """
-        with self._lock:
-            now = time.monotonic()
-            self._asked = {one: at for one, at in self._asked.items() if now - at < _WATCHED}
-            self._asked |= dict.fromkeys(ids, now)
-            watched = (run for run in self.table.chosen(self._asked) if run["status"] == "running")
-            here = [Path(run["path"]) for run in watched if is_here(self.database, run["host"])]
-            with suppress(IndexBusyError, UnwritableIndexError):  # the next look tells that
-                self._ship(here)
         runs = {run["id"]: run for run in self.table.chosen(ids)}
-        sized = select(segments.c.run, func.sum(segments.c.size)).group_by(segments.c.run)
+        watched = [run for run in runs.values() if run["status"] == "running"]
+        here = [Path(run["path"]) for run in watched if is_here(self.database, run["host"])]
+        if here:
+            with self._lock, suppress(IndexBusyError, UnwritableIndexError):  # the next look tells that
+                self._ship(here)
+        sized = select(segments.c.run, func.sum(segments.c.size)).where(segments.c.run.in_(runs))
         with self.database.read() as connection:
-            found = connection.execute(sized.where(one_of(connection, segments.c.run, runs)))
+            found = connection.execute(sized.group_by(segments.c.run))
             return {run_id(runs[run]): int(size) for run, size in found}
 
     def _ship(self, only: Collection[Path] | None = None) -> None:
@@ -116,10 +106,9 @@ class FollowedIndex:
         except (IndexBusyError, UnwritableIndexError) as error:
             trouble = [f"the page may lack the newest rows: {error}"]
         with self.database.read() as connection:
-            gone = gone_runs(self.database, connection)
-            state = run_rows(connection, gone), newest_facts(connection, names=LABELS)
+            state = run_rows(connection), newest_facts(connection, names=LABELS)
         if state != self._state:
-            self.table = RunsTable(self.database, gone)
+            self.table = RunsTable(self.database)
             self.version, self._state = self.version + 1, state
         self._trouble = trouble
 

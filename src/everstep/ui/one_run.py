@@ -1,90 +1,80 @@
-"""What the page shows of one run besides its curves: its starts, how each resume was verified."""
+"""What the page shows of one run besides its curves: all that is known of it, its log, its summaries."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
+from io import FileIO
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
-from everstep.display.cells import finite
+from everstep.errors import ConfigError
 from everstep.index.database import Database
-from everstep.index.readers import id_at
+from everstep.index.location import id_at
 from everstep.index.run_facts import GONE
-from everstep.index.run_queries import best_values, metric_names, newest_facts
+from everstep.index.run_queries import metric_names, newest_facts
 from everstep.index.shipping import is_here
-from everstep.index.sql_tables import runs
+from everstep.index.sql_tables import events, runs, segments, stored
+from everstep.record import misfit
 from everstep.record.segment_file import step_of
-from everstep.ui.run_files import summaries_of
 from everstep.ui.runs_table import differing, heading, plain, run_id, streams_of
-from everstep.views.describe_run import is_start, without_metrics
+from everstep.untrusted_files import open_below
+from everstep.views.describe_run import describe
 from everstep.views.find_run import Found
 
-_ENDS = {"stopped": "signal", "failed": "error"}
-"""Status of a start -> its end in the timeline, where that differs."""
+LOG_BYTES = 1 << 18
+"""Most bytes of a log in one answer."""
+
+LARGEST_IMAGE = 32 << 20
+"""Most bytes of a picture."""
+
+LONGEST_TEXT = 1 << 18
+"""Most characters of a text; a browser lays them all out."""
+
+_IMAGES = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF8": "image/gif",
+}
+"""First bytes of a picture -> its type.  SVG is left out: it may hold a script."""
+
+Summaries = dict[tuple[str, str], dict[int, dict[str, Any]]]
+"""(name, kind) -> step -> summary as the journal describes it; a picture and a text may share a name."""
+
+
+class MissingError(ConfigError):
+    """Nothing has the name in an address."""
 
 
 def one_run(database: Database, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the page shows of a run, as JSON.
+    """Return what the page shows of a run, as JSON: `describe`, and what the page needs beside it.
 
     Args:
-        run: a row of the table `runs`, whose status is `GONE` without its directory.
+        run: a row of the table `runs`.
     """
-    # The directory of another machine's run may be another run here.
-    there = is_here(database, run["host"]) and id_at(run["path"]) == run["name"]
-    found = Found(database, {**run, "status": run["status"] if there else GONE})
+    found = Found(database, {**run, "status": run["status"] if _is_there(database, run) else GONE})
     with database.read() as connection:
-        facts = without_metrics(connection, found)
-        measured = best_values(connection, run["id"])
-        recorded = facts["facts"]
-        parent, parent_config = _parent(connection, recorded)
+        facts = describe(connection, found, steps=False)
+        begun = facts.pop("segments")
         streams = streams_of(metric_names(connection, run["id"]))
-    best = [
-        {"metric": f"{phase}/{name}", "value": finite(value), "step": step}
-        for (phase, name), (value, step) in measured.items()
-    ]
-    config = recorded.get("config")
-    trees = (plain(tree) if isinstance(tree, dict) else {} for tree in (config, parent_config))
+        config, parent = facts["facts"].get("config"), facts["facts"].get("parent")
+        name = str(parent.get("run")) if isinstance(parent, dict) else ""
+        forked = connection.execute(select(runs).where(runs.c.name == name)).mappings().one_or_none()
+        of = {} if forked is None else newest_facts(connection, [forked["id"]], names=["config"])
+    configs = [config, *(each.get("config") for each in of.values())]
+    trees = [plain(tree) if isinstance(tree, dict) else {} for tree in configs]
+    for rollback in facts["rollbacks"]:
+        rollback["to"] = step_of(rollback["checkpoint"])
     return {
+        **facts,
         **heading(run),
-        **{name: run[name] for name in ("reason", "seed", "epoch", "host")},
-        "steps": run["step"],
-        "experiment": config.get("name") if isinstance(config, dict) else None,
-        "directory": run["path"],
-        "parent": parent,
-        "config": config,
-        "config_changed": [] if parent is None else differing([*trees]),
-        "code": {
-            name: recorded[name]
-            for name in ("git", "argv", "cwd", "packages", "services")
-            if name in recorded
-        },
-        "machine": {
-            name: recorded[name]
-            for name in ("host", "platform", "python", "fingerprint", "backends", "ranks")
-            if name in recorded
-        },
-        "checkpoints": [
-            {
-                **{name: each.get(name) for name in ("name", "step", "bytes", "pinned", "next", "whole")},
-                "problem": each.get("problem"),
-                "best": ", ".join(one["metric"] for one in best if one["step"] == each["step"]),
-            }
-            for each in facts["checkpoints"]
-        ],
-        "best": best,
-        "best_weights": facts["best"],
-        **{name: facts[name] for name in ("tags", "note", "evaluations", "failures", "problems")},
-        "starts": [_start(start) for start in facts["segments"] if is_start(start)],
-        "rollbacks": [
-            {
-                "at": one["step"],
-                "to": step_of(one["checkpoint"]),
-                "why": one["reason"],
-                "start": one["segment"],
-            }
-            for one in facts["rollbacks"]
-        ],
+        "host": run["host"],
+        "parent": None if forked is None else run_id(dict(forked)),
+        "config_changed": differing(trees) if len(trees) > 1 else [],
+        "starts": [start for start in begun if start["badge"] is not None],
         "streams": streams,
         "summaries": [
             {"name": name, "kind": kind, "steps": list(steps)}
@@ -93,24 +83,66 @@ def one_run(database: Database, run: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _start(start: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "start": start["number"],
-        "began": start["started"],
-        "ended": None if start["status"] == "running" else start["last"],
-        "to_step": start["step"],
-        "end": _ENDS.get(start["status"], start["status"]),
-        "why": start["reason"] or "",
-        **{name: start[name] for name in ("from_step", "badge", "diverged_at", "how", "ranks", "again")},
-    }
+def _is_there(database: Database, run: Mapping[str, Any]) -> bool:
+    """Whether the run's directory is here: at the path of another machine's run there may be another run."""
+    return is_here(database, run["host"]) and id_at(run["path"]) == run["name"]
 
 
-def _parent(connection: Connection, facts: Mapping[str, Any]) -> tuple[str | None, Any]:
-    """Return the id and the config of the run that a run was forked from; None if the index has none."""
-    parent = facts.get("parent")
-    name = parent.get("run") if isinstance(parent, dict) else None
-    found = connection.execute(select(runs).where(runs.c.name == str(name))).mappings().one_or_none()
-    if found is None:
-        return None, None
-    facts_of = newest_facts(connection, [found["id"]], names=["config"])
-    return run_id(dict(found)), facts_of.get(found["id"], {}).get("config")
+def summaries_of(database: Database, run: int) -> Summaries:
+    """Return the valid summaries of a run, in their order; of a step that was repeated the newest."""
+    there = (segments.c.number == events.c.segment) & (events.c.offset < segments.c.valid_to)
+    chosen = select(events.c.data).join(segments, there & (segments.c.run == events.c.run))
+    chosen = chosen.where(events.c.run == run, events.c.kind == "summary")
+    summaries: Summaries = {}
+    with database.read() as connection:
+        for text in connection.execute(chosen.order_by(events.c.segment, events.c.offset)).scalars():
+            data = stored(text)
+            kind = next((kind for kind in ("image", "text", "histogram") if kind in data), None)
+            if kind is not None and not misfit("summary", data):
+                summaries.setdefault((data["name"], kind), {})[data["step"]] = data
+    return summaries
+
+
+def content_of(database: Database, run: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[bytes, str]:
+    """Return the content of a summary that the journal describes, and its type: a picture, or plain text."""
+    if "image" not in data:
+        text = data["text"] if isinstance(data.get("text"), str) else json.dumps(data.get("histogram"))
+        if len(text) > LONGEST_TEXT:
+            text = f"{text[:LONGEST_TEXT]}\n... and {len(text) - LONGEST_TEXT:,} characters more"
+        return text.encode("utf-8", "replace"), "text/plain; charset=utf-8"
+    place = data["image"]["file"]
+    with _opened(database, run, place) as file:
+        picture = file.read(LARGEST_IMAGE + 1)
+    if len(picture) > LARGEST_IMAGE:
+        raise MissingError(f"{place} has more than {LARGEST_IMAGE:,} bytes; open the file itself")
+    media = next((media for head, media in _IMAGES.items() if picture.startswith(head)), None)
+    if media is None:
+        raise MissingError(f"{place} is not a picture; give another summary")
+    return picture, media
+
+
+def last_lines(database: Database, run: Mapping[str, Any], most: int = LOG_BYTES) -> dict[str, Any]:
+    """Return whole lines from the end of a run's log, at most `most` bytes, and whether these are not all."""
+    try:
+        with _opened(database, run, "logs/run.log") as file:
+            begin = max(0, file.seek(0, os.SEEK_END) - most)
+            file.seek(begin)
+            data = file.read(most)
+    except MissingError:
+        return {"text": "", "is_cut": False}
+    first = data.find(b"\n") + 1 if begin else 0
+    return {"text": data[first:].decode("utf-8", "replace"), "is_cut": begin > 0}
+
+
+def _opened(database: Database, run: Mapping[str, Any], place: str) -> FileIO:
+    """Open a file below a run's directory: a regular file, reached through no link."""
+    parts = Path(place).parts
+    if Path(place).is_absolute() or ".." in parts or not parts or "\0" in place:
+        raise MissingError(f"{place!r} does not lie in the run; give a file of the run")
+    if not _is_there(database, run):
+        raise MissingError(f"{place} is not a file of the run on this machine; look where the run trained")
+    try:
+        return open_below(Path(run["path"]), parts)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "its name is not one of a file"
+        raise MissingError(f"{place[:200]!r} cannot be read ({why}); check the run's files") from None

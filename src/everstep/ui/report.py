@@ -16,8 +16,7 @@ import numpy as np
 from everstep.display.cells import finite, in_line, shown, with_leaves
 from everstep.ui import STATIC
 from everstep.ui.curves import CurveOptions, curves
-from everstep.ui.one_run import one_run
-from everstep.ui.run_files import MissingError, content_of, last_lines, summaries_of
+from everstep.ui.one_run import MissingError, content_of, last_lines, one_run, summaries_of
 from everstep.ui.runs_table import differing, plain, streams_of
 from everstep.views.compare_runs import titles_of
 from everstep.views.find_run import Found
@@ -63,7 +62,7 @@ def report_data(names: Sequence[str], found: Sequence[Found], points: int = POIN
     points = max(_FEWEST_POINTS, min(points, _MOST_POINTS // max(1, len(pairs) * len(runs))))
     data = {
         "runs": runs,
-        "settings": differing([plain({"config": run["config"]}) for run in runs]),
+        "settings": differing([plain({"config": run["facts"].get("config")}) for run in runs]),
         "streams": streams_of(pairs),
         "series": {"/".join(pair): _series(found, *pair, points) for pair in sorted(pairs)},
         "summaries": [_summaries(run, one) for run, one in zip(found, runs, strict=True)],

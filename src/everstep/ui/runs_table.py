@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from everstep.contracts.metrics import better_when
 from everstep.display.cells import TIMES, finite, flat
 from everstep.index.columns import BEST, RunColumns
-from everstep.index.database import Database
 from everstep.index.filters import Group, leaves, ordered, parse_json, parse_words, why_none
 from everstep.index.run_facts import FACTS, TEXTS
 from everstep.index.run_queries import metric_names, newest_facts
@@ -40,9 +39,9 @@ class ListOptions(NamedTuple):
 class RunsTable(RunColumns):
     """Columns of all runs, as the index was when this was made."""
 
-    def __init__(self, database: Database, gone: Collection[int] = ()) -> None:
-        super().__init__(database, gone)
-        self._by_id = {run_id(row): row for row in self.rows.values()}
+    @cached_property
+    def _by_id(self) -> dict[str, dict[str, Any]]:
+        return {run_id(row): row for row in self.rows.values()}
 
     def chosen(self, ids: Iterable[str]) -> list[dict[str, Any]]:
         """List the rows of the runs with these ids, in their order; unknown ids are left out."""
@@ -57,10 +56,8 @@ class RunsTable(RunColumns):
         self.require(leaves(where), [options.sort, *options.columns])
         columns = {name: self.first(name) for name in {options.sort, *wanted}}
         by_name = sorted(self.find(where), key=lambda run: str(run["name"]))  # ties stay in this order
-        matched: list[dict[str, Any]] = [
-            {"run": run, "value": columns[options.sort].get(run["id"])} for run in by_name
-        ]
-        runs = [one["run"] for one in ordered(matched, "value", options.descending)]
+        values = [{"run": run, "value": columns[options.sort].get(run["id"])} for run in by_name]
+        runs: list[Any] = [one["run"] for one in ordered(values, "value", options.descending)]
         return {
             "total": len(self.rows),
             "matched": len(runs),
@@ -68,14 +65,7 @@ class RunsTable(RunColumns):
             "notes": self.taken_for_metrics(named),
             "why_none": "" if runs or is_json else why_none(where),
             "rows": [
-                {
-                    **heading(run),
-                    "values": {
-                        name: finite(columns[name][run["id"]])
-                        for name in wanted
-                        if columns[name].get(run["id"]) is not None
-                    },
-                }
+                heading(run) | {"values": {name: finite(columns[name].get(run["id"])) for name in wanted}}
                 for run in runs[options.offset : options.offset + options.limit]
             ],
         }
@@ -83,7 +73,7 @@ class RunsTable(RunColumns):
     def _defaults(self) -> Iterator[str]:
         """Yield the columns that tell most: facts, the best value of a metric, settings that differ."""
         yield from ("name", "status")
-        if self.values("verified"):
+        if any(row["verified"] for row in self.rows.values()):
             yield "verified"
         if (metric := self.telling_metric()) is not None:
             yield metric if better_when(metric) is None else BEST + metric
@@ -98,7 +88,7 @@ class RunsTable(RunColumns):
 
         A seed comes last, and a text that differs between all runs, such as a path: neither is tuned.
         """
-        with self._reading() as connection:
+        with self._database.read() as connection:
             trees = newest_facts(connection, names=["config"])
         columns: dict[str, list[Any]] = {}
         for tree in trees.values():
@@ -114,7 +104,7 @@ class RunsTable(RunColumns):
 
     def compared(self, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return some runs side by side: the settings in which they differ, and which metrics they have."""
-        with self._reading() as connection:
+        with self._database.read() as connection:
             trees = newest_facts(connection, [run["id"] for run in runs], names=["config"])
             streams = {pair for run in runs for pair in metric_names(connection, run["id"])}
         settings = [plain(trees.get(run["id"], {})) for run in runs]

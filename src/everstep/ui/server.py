@@ -30,24 +30,16 @@ from everstep.ui import STATIC
 from everstep.ui.access import Access
 from everstep.ui.curves import MOST_POINTS, CurveOptions, curves
 from everstep.ui.followed_index import FollowedIndex
-from everstep.ui.one_run import one_run
-from everstep.ui.run_files import MissingError, content_of, last_lines, summaries_of
+from everstep.ui.one_run import MissingError, content_of, last_lines, one_run, summaries_of
 from everstep.ui.runs_table import ListOptions, RunsTable, run_id
 
-LONGEST = 10_000
-"""Most characters of a filter."""
+LONGEST_FILTER, _LONGEST_PROBLEM = 10_000, 1000
+"""Most characters of a filter, and of a fault: names of a hostile run may be long."""
 
-MOST = 10_000
-"""Most runs in a list."""
+MOST_LISTED, MOST_COMPARED = 10_000, 1000
+"""Most runs in a list; in a chart or a comparison."""
 
-MOST_RUNS = 1000
-"""Most runs of a chart or a comparison."""
-
-MOST_CONNECTIONS = 64
-"""Most connections at once: a process may have only 256 open files, and the journals need some."""
-
-_LONGEST_PROBLEM = 1000
-"""Most characters of a fault: names of a hostile run may be long."""
+_MOST_CONNECTIONS = 64  # a process may have only 256 open files, and the journals need some
 
 Answer = Callable[[Request], Response]
 
@@ -60,13 +52,12 @@ def application(index: FollowedIndex) -> Starlette:
 
     def changes(request: Request) -> Response:
         index.refresh()
-        ids = _parameters(request, runs=_ids)["runs"] or []
-        problems = [_problem(one) for one in index.problems]
+        ids = _parameters(request, "runs")["runs"]
         sizes = index.sizes(ids) if ids else {}
-        return Json({"version": index.version, "sizes": sizes, "problems": problems})
+        return Json({"version": index.version, "sizes": sizes, "problems": [*map(_problem, index.problems)]})
 
     def runs(request: Request) -> Response:
-        table, problems = index.table, [_problem(one) for one in index.problems]
+        table, problems = index.table, [*map(_problem, index.problems)]
         return Json({**table.listed(_list_options(table, request)), "problems": problems})
 
     def run(request: Request) -> Response:
@@ -76,8 +67,8 @@ def application(index: FollowedIndex) -> Starlette:
         return Json(last_lines(index.database, _run(index, request)))
 
     def summary(request: Request) -> Response:
-        given, run = _parameters(request, name=str, step=_integer(0, 1 << 62), kind=str), _run(index, request)
-        key, step = (given["name"], given["kind"]), given["step"]
+        asked, run = _parameters(request, "name", "step", "kind"), _run(index, request)
+        key, step = (asked["name"], asked["kind"]), asked["step"]
         data = summaries_of(index.database, run["id"]).get(key, {}).get(step)
         if data is None:
             raise MissingError(
@@ -87,26 +78,15 @@ def application(index: FollowedIndex) -> Starlette:
         return Response(content, media_type=media, headers={"Content-Disposition": "inline"})
 
     def series(request: Request) -> Response:
-        given = _parameters(
-            request,
-            runs=_ids,
-            stream=str,
-            metric=str,
-            x=_axis,
-            **{"from": _number, "to": _number},
-            points=_integer(1, MOST_POINTS),
-            superseded=_flag,
-        )
-        if not given["stream"] or not given["metric"]:
+        names = ("runs", "stream", "metric", "x", "from", "to", "points", "superseded")
+        runs, stream, metric, axis, begin, end, points, superseded = _parameters(request, *names).values()
+        if not stream or not metric:
             raise ConfigError("a curve needs a stream and a metric; give both, as in stream=step&metric=loss")
-        options = CurveOptions(
-            *(given["stream"], given["metric"], given["x"] or "step", given["from"], given["to"]),
-            *(given["points"], bool(given["superseded"])),
-        )
-        return Json(curves(index.database, _chosen(index, given["runs"]), options))
+        options = CurveOptions(stream, metric, axis or "step", begin, end, points, superseded == "1")
+        return Json(curves(index.database, _chosen(index, runs), options))
 
     def compare(request: Request) -> Response:
-        return Json(index.table.compared(_chosen(index, _parameters(request, runs=_ids)["runs"])))
+        return Json(index.table.compared(_chosen(index, _parameters(request, "runs")["runs"])))
 
     answers = {
         "/": page,
@@ -128,24 +108,19 @@ def _answered(answer: Answer, index: FollowedIndex) -> Answer:
 
     @wraps(answer)
     def answered(request: Request) -> Response:
-        response = checked(request)
-        response.background = BackgroundTask(index.refresh)
-        return response
-
-    def checked(request: Request) -> Response:
         try:
-            return answer(request)
-        except MissingError as error:
-            return Json({"error": str(error)}, 404)
-        except ConfigError as error:
-            return Json({"error": _problem(str(error))}, 400)
+            response = answer(request)
         except EverstepError as error:
-            return Json({"error": _problem(str(error))}, 503)
+            status = 400 if isinstance(error, ConfigError) else 503
+            status = 404 if isinstance(error, MissingError) else status
+            response = Json({"error": _problem(str(error))}, status)
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             message = f"a file was not written by everstep, or is damaged: {type(error).__name__}: {error}"
             place = f"({Path(last.filename).name}, line {last.lineno})"
-            return Json({"error": _problem(f"{message} {place}; check the run's files")}, 500)
+            response = Json({"error": _problem(f"{message} {place}; check the run's files")}, 500)
+        response.background = BackgroundTask(index.refresh)
+        return response
 
     return answered
 
@@ -174,7 +149,7 @@ def serve(index: FollowedIndex, port: int, hosts: Sequence[str], started: Callab
     config = uvicorn.Config(
         access,
         http="h11",  # httptools reads heads of any size into memory
-        limit_concurrency=MOST_CONNECTIONS,
+        limit_concurrency=_MOST_CONNECTIONS,
         log_level="critical",
         access_log=False,
         ws="none",
@@ -193,9 +168,6 @@ class Json(Response):
 
     media_type = "application/json"
 
-    def __init__(self, content: Any, status_code: int = 200, headers: dict[str, str] | None = None) -> None:
-        super().__init__(content, status_code, headers)
-
     def render(self, content: Any) -> bytes:
         options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
         try:
@@ -207,35 +179,26 @@ class Json(Response):
 def _writable(value: Any) -> Any:
     if isinstance(value, str):
         return clean(value)
-    is_long = isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1 << 63
-    return str(value) if is_long else value
+    return str(value) if isinstance(value, int) and abs(value) >= 1 << 63 else value
 
 
 # ------------------------------------------------------------------------------------- parameters
 
 
 def _list_options(table: RunsTable, request: Request) -> ListOptions:
-    given = _parameters(
-        request,
-        where=_filter,
-        sort=str,
-        desc=_flag,
-        columns=str,
-        offset=_integer(0, 1 << 62),
-        limit=_integer(1, MOST),
-    )
+    asked = _parameters(request, "where", "sort", "desc", "columns", "offset", "limit")
     # A name may have a comma in it: it is then given alone, and is known.
     several = (
         [one] if table.values(one) else one.split(",") for one in request.query_params.getlist("columns")
     )
     default = ListOptions()
     return ListOptions(
-        given["where"] or "",
-        given["sort"] or default.sort,
-        bool(given["desc"]) if given["sort"] or given["desc"] is not None else default.descending,
+        asked["where"] or "",
+        asked["sort"] or default.sort,
+        asked["desc"] == "1" if asked["sort"] or asked["desc"] else default.descending,
         list(dict.fromkeys(name.strip() for names in several for name in names if name.strip())),
-        given["offset"] or 0,
-        given["limit"] or default.limit,
+        asked["offset"] or 0,
+        asked["limit"] or default.limit,
     )
 
 
@@ -253,29 +216,29 @@ def _chosen(index: FollowedIndex, ids: list[str] | None) -> list[dict[str, Any]]
     return runs
 
 
-def _parameters(request: Request, **readers: Callable[[str], Any]) -> dict[str, Any]:
+def _parameters(request: Request, *names: str) -> dict[str, Any]:
     """Read the parameters of a request, None for one that is not given; refuse unknown names."""
-    values: dict[str, Any] = dict.fromkeys(readers)
+    values: dict[str, Any] = dict.fromkeys(names)
     for name, text in request.query_params.items():
-        if name not in readers:
-            raise ConfigError(f"no parameter {name!r}; {nearest(name, readers)}")
+        if name not in names:
+            raise ConfigError(f"no parameter {name!r}; {nearest(name, names)}")
         try:
-            values[name] = readers[name](text) if text else None
+            values[name] = _READERS.get(name, str)(text) if text else None
         except ValueError as error:
             raise ConfigError(f"{name} is {error}; change {text[:40]!r}") from None
     return values
 
 
 def _filter(text: str) -> str:
-    if len(text) > LONGEST:
-        raise ValueError(f"a filter of at most {LONGEST} characters")
+    if len(text) > LONGEST_FILTER:
+        raise ValueError(f"a filter of at most {LONGEST_FILTER} characters")
     return text
 
 
 def _ids(text: str) -> list[str]:
     ids = list(dict.fromkeys(part for part in text.split(",") if part))
-    if len(ids) > MOST_RUNS:
-        raise ValueError(f"a list of at most {MOST_RUNS} runs")
+    if len(ids) > MOST_COMPARED:
+        raise ValueError(f"a list of at most {MOST_COMPARED} runs")
     return ids
 
 
@@ -295,16 +258,26 @@ def _integer(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
-def _flag(text: str) -> bool:
-    if text not in ("0", "1"):
-        raise ValueError("0 or 1")
-    return text == "1"
+def _one_of(*words: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in words:
+            raise ValueError(" or ".join(words))
+        return text
+
+    return read
 
 
-def _axis(text: str) -> str:
-    if text not in ("step", "time"):
-        raise ValueError("step or time")
-    return text
+_READERS: dict[str, Callable[[str], Any]] = {
+    "where": _filter,
+    "runs": _ids,
+    **dict.fromkeys(("desc", "superseded"), _one_of("0", "1")),
+    "x": _one_of("step", "time"),
+    **dict.fromkeys(("from", "to"), _number),
+    **dict.fromkeys(("offset", "step"), _integer(0, 1 << 62)),
+    "limit": _integer(1, MOST_LISTED),
+    "points": _integer(1, MOST_POINTS),
+}
+"""Parameter -> function that reads it, and whose ValueError says what it is; others are texts."""
 
 
 def _http_error(request: Request, error: Exception) -> Response:

@@ -27,13 +27,11 @@ def checkpoints_of(run_dir: Path) -> list[dict[str, Any]]:
     Tables leave out interim checkpoints ("interim" is true): only the next start needs these.
     """
     store = store_of(run_dir)
-    try:
-        pins = store.pins()
-    except CheckpointError:
-        pins = set()
-    found = [_describe(store, name, name in pins) for name in store.names()]
-    chosen = ""
+    pins, chosen = set[CheckpointName](), ""
     with contextlib.suppress(CheckpointError):  # the next start reports it
+        pins = store.pins()
+    found = [_describe(store, name, name in pins) for name in store.names()]
+    with contextlib.suppress(CheckpointError):
         chosen = store.chosen_by_hand()
     chosen = chosen or next((one["name"] for one in reversed(found) if one["whole"]), "")
     return [{**one, "next": one["name"] == chosen} for one in found]
@@ -47,25 +45,19 @@ def _describe(store: Store, name: CheckpointName, pinned: bool) -> dict[str, Any
         check_sizes(store.path(name), body)
     except CheckpointError as error:
         return found | {"whole": False, "problem": str(error)}
+    meta, created = body["meta"] or {}, None
+    with contextlib.suppress(ValueError, OverflowError):
+        created = datetime.fromisoformat(body["created"]).timestamp()
     return found | {
         "whole": True,
-        "epoch": body["epoch"],
-        "phase": body["phase"],
-        "partial": body["partial"],
+        **{key: body[key] for key in ("epoch", "phase", "partial", "digest")},
         "interim": is_interim(body),
-        "digest": body["digest"],
         "bytes": size(body),
         "ranks": len(body["ranks"]),
-        "created": _timestamp(body["created"]),
-        "metrics": (body["meta"] or {}).get("metrics", {}),
-        "one_fingerprint": (body["meta"] or {}).get("one_fingerprint", True),
+        "created": created,
+        "metrics": meta.get("metrics", {}),
+        "one_fingerprint": meta.get("one_fingerprint", True),
     }
-
-
-def _timestamp(text: str) -> float | None:
-    with contextlib.suppress(ValueError, OverflowError):
-        return datetime.fromisoformat(text).timestamp()
-    return None
 
 
 def asked_for(checkpoints: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -88,25 +80,24 @@ def best_weights(run_dir: Path) -> list[dict[str, Any]]:
 
     The rank is that in the newest checkpoint, 1 is the best; None for weights that only an older one knows.
     """
-    found = []
-    ranks = {
-        path: rank for kept in store_of(run_dir).kept_best().values() for rank, path in enumerate(kept, 1)
-    }
+    kept = store_of(run_dir).kept_best().values()
+    ranks = {path: rank for paths in kept for rank, path in enumerate(paths, 1)}
     best = run_dir / "best"
     metrics = [path for path in best.glob("*") if not (best.is_symlink() or path.is_symlink())]
     folders = [path for metric in metrics for path in metric.glob("*") if path.is_dir()]
+    found = []
     for path in sorted(folders, key=lambda path: (path.parent.name, ranks.get(path, len(folders)))):
-        told: dict[str, Any] = {"metric": path.parent.name, "rank": ranks.get(path)}
+        weights: dict[str, Any] = {"metric": path.parent.name, "rank": ranks.get(path)}
         with contextlib.suppress(CheckpointError):
             body = read_manifest(path)
-            told |= {name: value for name, value in (body["meta"] or {}).items() if name != "run"}
-            told |= {"step": body["step"], "epoch": body["epoch"]}
-        found.append({**told, "path": str(path)})
+            weights |= {name: value for name, value in (body["meta"] or {}).items() if name != "run"}
+            weights |= {"step": body["step"], "epoch": body["epoch"]}
+        found.append({**weights, "path": str(path)})
     return found
 
 
 def options_of(run_dir: Path) -> dict[str, dict[str, str]]:
-    """Options of the objects of a run, by entry of its state, from its newest checkpoint."""
+    """Return the options of a run's objects, by entry of its state, from its newest checkpoint."""
     for name in reversed(store_of(run_dir).names()):
         with contextlib.suppress(CheckpointError):
             meta = read_manifest(store_of(run_dir).path(name))["meta"] or {}

@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from everstep.display.cells import flat
+from everstep.display.cells import cell, flat, in_line
+from everstep.display.html import notebook_html
 from everstep.index.run_facts import FACTS
-from everstep.index.run_queries import best_values, starts, summaries
+from everstep.index.run_queries import newest_facts, summaries
 from everstep.record.trust import MARK
+from everstep.redaction import without_credentials
 from everstep.views.checkpoint_tables import digest_of, options_of
 from everstep.views.find_run import Found
 
-NOT_COMPARED = {"pid", "name", "created", "heartbeat", MARK}
+_NOT_COMPARED = {"pid", "name", "created", "heartbeat", MARK}
 """Facts that always differ, and tell nobody anything."""
-
 
 SideBySide: TypeAlias = dict[str, dict[str, Any]]
 """Name of a fact -> title of a run -> value; None where a run lacks the fact."""
 
 
 class Compared(NamedTuple):
-    """Runs side by side: their titles, facts (`config.optimizer.lr`), and last and best metrics."""
+    """Runs side by side: their titles, facts (`config.optimizer.lr`), and last and best metrics.
+
+    `pandas.DataFrame(compared.metrics)` has a column for each metric and a row for each run.
+    """
 
     runs: list[str]
     facts: SideBySide
@@ -36,17 +40,32 @@ class Compared(NamedTuple):
     def verdict(self) -> str | None:
         """Say whether the newest checkpoints are equal to the bit, or why they cannot be; else None."""
         digests, seeds = (set(self.facts[name].values()) for name in ("digest", "seed"))
-        if (digest := digests.pop()) is not None and not digests:
-            return f"the newest checkpoints are equal to the bit: digest {digest}"
-        if digests and len(seeds) > 1:
+        if len(digests) == 1 and None not in digests:
+            return f"the newest checkpoints are equal to the bit: digest {digests.pop()}"
+        if len(digests) > 1 and len(seeds) > 1:
             return "the runs have different seeds: give both the same seed= to compare them to the bit"
         return None
+
+    def __repr__(self) -> str:
+        return f"<{', '.join(map(in_line, self.runs))}: {len(self.differing())} facts differ>"
+
+    def _repr_html_(self) -> str:
+        tables = {"facts that differ": self.differing(), "metrics": self.metrics}
+        rows = {
+            title: [
+                {"": name, **{run: cell(name, value) for run, value in values.items()}}
+                for name, values in each.items()
+            ]
+            for title, each in tables.items()
+        }
+        shown = [(title, each, ("", *self.runs)) for title, each in rows.items()]
+        return notebook_html(self.verdict() or repr(self), (), shown)
 
 
 def compare(given: Sequence[str], found: list[Found]) -> Compared:
     """Put runs side by side."""
     titles = titles_of(given, found)
-    facts, metrics = ([tell(run) for run in found] for tell in (_facts, _metrics))
+    facts, metrics = zip(*map(_told, found), strict=True)
     return Compared(titles, _side_by_side(titles, facts), _side_by_side(titles, metrics))
 
 
@@ -56,17 +75,21 @@ def titles_of(given: Sequence[str], found: Sequence[Found]) -> list[str]:
     return names if len(set(names)) == len(names) else list(given)
 
 
-def _facts(run: Found) -> dict[str, Any]:
+def _told(run: Found) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return name -> value of a run's facts, and "PHASE/NAME last" and "PHASE/NAME best" -> value."""
     with run.database.read() as connection:
-        begun = starts(connection, run.id)
-    told = {name: run.facts[name] for name in FACTS if name not in NOT_COMPARED}
-    told["starts"] = len(begun)
-    told["digest"] = None if run.is_gone else digest_of(run.path)
+        recorded = without_credentials(newest_facts(connection, [run.id]).get(run.id, {}))
+        measured = summaries(connection, run.id)
+    facts = {name: run.facts[name] for name in FACTS}
+    facts["digest"] = None if run.is_gone else digest_of(run.path)
     options = {} if run.is_gone else options_of(run.path)
-    for name, value in _flat({**(begun[-1]["facts"] if begun else {}), **options}).items():
-        if name not in NOT_COMPARED:
-            told.setdefault(name, value)
-    return told
+    facts = {**_flat({**recorded, **options}), **facts}
+    metrics = {}
+    for one in measured:
+        for what in ("last", "best"):
+            if one[what] is not None:
+                metrics[f"{one['phase']}/{one['name']} {what}"] = one[what]
+    return {name: value for name, value in facts.items() if name not in _NOT_COMPARED}, metrics
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,18 +103,6 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _metrics(run: Found) -> dict[str, Any]:
-    """Return "PHASE/NAME last" and "PHASE/NAME best" -> value."""
-    told: dict[str, Any] = {}
-    with run.database.read() as connection:
-        best = best_values(connection, run.id)
-        for one in summaries(connection, run.id):
-            told[f"{one.phase}/{one.name} last"] = one.last
-            if (one.phase, one.name) in best:
-                told[f"{one.phase}/{one.name} best"] = best[one.phase, one.name][0]
-    return told
-
-
-def _side_by_side(titles: list[str], each: list[dict[str, Any]]) -> SideBySide:
+def _side_by_side(titles: list[str], each: Sequence[dict[str, Any]]) -> SideBySide:
     names = dict.fromkeys(name for one in each for name in one)
     return {name: {title: one.get(name) for title, one in zip(titles, each, strict=True)} for name in names}

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from everstep.errors import ConfigError
 from everstep.index import query
 from everstep.index.database import Database
-from everstep.index.readers import id_at, is_run
+from everstep.index.location import id_at, is_run
 from everstep.index.run_facts import GONE
 from everstep.index.run_queries import find_run
-from everstep.index.shipping import is_gone, ship
+from everstep.index.shipping import ship
 
 Note: TypeAlias = Callable[[list[str]], object]
 """Takes descriptions of faults in journals and index."""
 
 
 class Found(NamedTuple):
-    """A run, and the index that has it: `facts` includes its `id` there."""
+    """A run, and the index that has it: `facts` is its row in the table `runs`."""
 
     database: Database
     facts: dict[str, Any]
@@ -62,11 +61,13 @@ def find_all(texts: Sequence[str], index: str | None, note: Note, *, exactly: bo
     for text in texts:
         if database is not None and text in named:
             with database.read() as connection:
-                gone = partial(is_gone, database)
-                run = find_run(connection, text, gone, exactly=exactly, place=database.name)
-                found.append(Found(database, run | ({"status": GONE} if gone(run) else {})))
+                run = find_run(connection, text, exactly=exactly, place=database.name)
+            found.append(Found(database, run))
         else:
-            found.append(_read_alone(Path(text).absolute(), note))
+            alone = Database(None)
+            note(ship(alone, Path(text).absolute()).problems)
+            with alone.read() as connection:
+                found.append(Found(alone, find_run(connection, str(Path(text).absolute()))))
     return found
 
 
@@ -74,16 +75,6 @@ def _is_run_dir(text: str) -> bool:
     folder = Path(text)
     if folder.suffix in (".yaml", ".yml") and folder.is_file():
         raise ConfigError(f"{text} is a config file; give a run, or train it: everstep train {text}")
-    if is_run(folder):
-        return True
-    if folder.is_dir() and os.sep in text:
+    if not is_run(folder) and folder.is_dir() and os.sep in text:
         raise ConfigError(f"{text} is not a run directory: it has no run.json; give a run directory")
-    return False
-
-
-def _read_alone(run_dir: Path, note: Note) -> Found:
-    """Read a run from its journal, into an index in memory."""
-    database = Database(None)
-    note(ship(database, run_dir).problems)
-    with database.read() as connection:
-        return Found(database, find_run(connection, str(run_dir)))
+    return is_run(folder)

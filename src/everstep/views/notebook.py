@@ -1,16 +1,17 @@
-"""A run, and runs side by side, as objects that a notebook shows: `everstep.runs.show` and `.compare`."""
+"""A run, and runs side by side, as a notebook shows them: `everstep.runs.show` and `.compare`."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from everstep.display.cells import cell, in_line, notebook_html
+from everstep.display.cells import cell, in_line
+from everstep.display.html import notebook_html
 from everstep.errors import ConfigError
 from everstep.index.query import Documents
-from everstep.views.compare_runs import Compared, SideBySide
+from everstep.views.compare_runs import Compared
 from everstep.views.compare_runs import compare as side_by_side
 from everstep.views.describe_run import describe
 from everstep.views.find_run import Found, find_all
@@ -44,41 +45,9 @@ class ShownRun:
         )
 
     def _repr_html_(self) -> str:
-        facts = [{"": name, "value": cell(name, self.facts[name])} for name in _FACTS]
-        parts = (("starts", self.starts), ("metrics", self.metrics), ("checkpoints", self.checkpoints))
-        tables = [(title, rows, rows.columns) for title, rows in parts]
-        return notebook_html(repr(self), [("", facts, ("", "value")), *tables])
-
-
-class Comparison:
-    """Runs side by side, as `everstep compare` prints them; a notebook shows tables.
-
-    Attributes:
-        runs: the titles of the runs, which are columns of the tables.
-        facts: a dictionary for each fact that differs, settings included (`config.optimizer.lr`).
-        metrics: the same for the last and best value of each metric.
-        verdict: whether the newest checkpoints are equal to the bit; None where nothing can be said.
-    """
-
-    def __init__(self, compared: Compared) -> None:
-        self.runs, self.verdict = compared.runs, compared.verdict()
-        self.facts = _documents("fact", self.runs, compared.differing())
-        self.metrics = _documents("metric", self.runs, compared.metrics)
-
-    def __repr__(self) -> str:
-        return f"<{', '.join(map(in_line, self.runs))}: {len(self.facts)} facts differ>"
-
-    def _repr_html_(self) -> str:
-        facts = [{name: cell(row["fact"], value) for name, value in row.items()} for row in self.facts]
-        tables = (
-            ("facts that differ", facts, self.facts.columns),
-            ("metrics", self.metrics, self.metrics.columns),
-        )
-        return notebook_html(self.verdict or repr(self), tables)
-
-
-def _documents(what: str, runs: Sequence[str], values: SideBySide) -> Documents:
-    return Documents([{what: name, **each} for name, each in values.items()], (what, *runs))
+        facts = Documents([{"": n, "value": cell(n, self.facts[n])} for n in _FACTS], ("", "value"))
+        tables = {"": facts, "starts": self.starts, "metrics": self.metrics, "checkpoints": self.checkpoints}
+        return notebook_html(repr(self), (), [(title, rows, rows.columns) for title, rows in tables.items()])
 
 
 def show(run: str | os.PathLike[str], *, index: str | os.PathLike[str] | None = None) -> ShownRun:
@@ -98,12 +67,11 @@ def show(run: str | os.PathLike[str], *, index: str | os.PathLike[str] | None = 
     """
     (found,) = _find([run], index)
     with found.database.read() as connection:
-        facts = describe(connection, found)
-    return ShownRun(facts)
+        return ShownRun(describe(connection, found))
 
 
-def compare(*runs: str | os.PathLike[str], index: str | os.PathLike[str] | None = None) -> Comparison:
-    """Return the facts in which two or more runs differ, and their metrics.
+def compare(*runs: str | os.PathLike[str], index: str | os.PathLike[str] | None = None) -> Compared:
+    """Return the facts and metrics of two or more runs, side by side.
 
     Args:
         runs, index: as in `everstep.runs.show`.
@@ -114,13 +82,14 @@ def compare(*runs: str | os.PathLike[str], index: str | os.PathLike[str] | None 
     """
     if len(runs) < 2:
         raise ConfigError(f"compare needs two runs or more, not {len(runs)}; give their directories or names")
-    return Comparison(side_by_side([os.fspath(run) for run in runs], _find(runs, index)))
+    return side_by_side([os.fspath(run) for run in runs], _find(runs, index))
 
 
-def _find(runs: Iterable[str | os.PathLike[str]], index: str | os.PathLike[str] | None) -> list[Found]:
-    place = None if index is None else os.fspath(index)
+def _find(runs: Sequence[str | os.PathLike[str]], index: str | os.PathLike[str] | None) -> list[Found]:
     problems: list[str] = []
-    found = find_all([os.fspath(run) for run in runs], place, problems.extend)
+    found = find_all(
+        [os.fspath(run) for run in runs], None if index is None else os.fspath(index), problems.extend
+    )
     for problem in problems:
         warnings.warn(problem, RuntimeWarning, stacklevel=3)
     return found

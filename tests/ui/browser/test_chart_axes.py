@@ -59,7 +59,7 @@ def test_every_range_is_drawn(values: list[float], options: dict[str, object], b
 
 TIMELINE = """([starts, rollbacks]) => {
     const box = document.body.appendChild(document.createElement("div"));
-    drawTimeline(box, { name: "run", steps: 20, starts, rollbacks });
+    drawTimeline(box, { name: "run", step: 20, starts, rollbacks });
     return box.querySelectorAll(".timeline-row").length;
 }"""
 
@@ -67,9 +67,9 @@ TIMELINE = """([starts, rollbacks]) => {
 @pytest.mark.parametrize(
     ("start", "rollback"),
     [
-        ({"to_step": 1e308}, {"at": "Infinity", "to": 1}),
-        ({"from_step": "1", "again": "e400"}, {"at": 3, "to": None}),
-        ({"from_step": 5, "again": [1e308]}, {"at": 1e300, "to": -1e300}),
+        ({"step": 1e308}, {"step": "Infinity", "to": 1}),
+        ({"from_step": "1", "again": "e400"}, {"step": 3, "to": None}),
+        ({"from_step": 5, "again": [1e308]}, {"step": 1e300, "to": -1e300}),
     ],
 )
 def test_a_timeline_of_any_values_is_drawn(
@@ -79,7 +79,7 @@ def test_a_timeline_of_any_values_is_drawn(
     view = browser.new_page()
     view.set_content("<!doctype html><body></body>")
     view.add_script_tag(content=f"{bundle(names)}\nconst {{ drawTimeline }} = modules.timeline;")
-    first = {"start": 1, "began": 0, "ended": None, "from_step": 0, "to_step": 20, "end": "killed"}
+    first = {"number": 1, "started": 0, "last": None, "from_step": 0, "step": 20, "status": "killed"}
     starts = [{**first, "badge": "first"}, {**first, **start, "badge": "verified"}]
     view.wait_for_function(f"() => ({TIMELINE})({json.dumps([starts, [rollback]])}) === 4", timeout=5_000)
     view.close()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from chromium import Opened, expect
 from page_server import Page, running_page
-from sqlalchemy import insert
+from sqlalchemy import Table, insert, update
 
 from everstep.index.database import Database
-from everstep.index.sql_tables import facts as facts_table
-from everstep.index.sql_tables import metrics, runs, segments, series
+from everstep.index.sql_tables import facts, metrics, runs, segments, series
 
 pytestmark = pytest.mark.campaign("machine")
 
@@ -25,55 +25,26 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     """The page over an index of 10,000 runs whose directories are gone."""
     folder = tmp_path_factory.mktemp("many")
     made = range(1, N + 1)
+    shared = {"status": "finished", "step": 1, "epoch": 1}
+    rows: dict[Table, Iterator[dict[str, Any]]] = {
+        runs: (
+            {"id": i, "name": f"digits-{i:06d}", "path": str(folder / str(i)), "created": i} for i in made
+        ),
+        segments: ({"run": i, "number": 1, "valid_to": 1 << 40, "size": 1, "started": i} for i in made),
+        facts: ({"run": i, "value": json.dumps({"lr": i / N, "width": i % 7})} for i in made),
+        series: ({"id": i, "run": i, "name": "loss", "phase": "epoch"} for i in made),
+        metrics: ({"series": i, "segment": 1, "value": i * 7919 % N / N} for i in made),
+    }
+    more: dict[Table, dict[str, Any]] = {
+        runs: shared,
+        segments: {**shared, "begun": 1, "facts": "{}", "problems": "[]"},
+        facts: {"name": "config"},
+        metrics: dict.fromkeys(("offset", "row", "epoch", "step", "seq", "count", "wall"), 1),
+    }
     with Database(folder / "everstep.db").write() as connection:
-        facts = [json.dumps({"config": {"lr": i / N, "width": i % 7}}) for i in made]
-        connection.execute(
-            insert(runs),
-            [
-                {"id": i, "name": f"digits-{i:06d}", "path": str(folder / str(i)), "created": i, "started": i}
-                | {"heartbeat": i, "status": "finished", "step": i % 997, "epoch": 1}
-                for i in made
-            ],
-        )
-        connection.execute(
-            insert(segments),
-            [
-                {"run": i, "number": 1, "valid_to": 1 << 40, "size": 1, "end": 1, "begun": 1, "started": i}
-                | {
-                    "last": i,
-                    "status": "finished",
-                    "step": 1,
-                    "epoch": 1,
-                    "facts": facts[i - 1],
-                    "problems": "[]",
-                }
-                for i in made
-            ],
-        )
-        connection.execute(
-            insert(facts_table),
-            [{"run": i, "name": "config", "value": json.dumps({"lr": i / N, "width": i % 7})} for i in made],
-        )
-        connection.execute(
-            insert(series), [{"id": i, "run": i, "name": "loss", "phase": "epoch"} for i in made]
-        )
-        connection.execute(
-            insert(metrics),
-            [
-                {
-                    "series": i,
-                    "segment": 1,
-                    "offset": 0,
-                    "row": 0,
-                    "epoch": 1,
-                    "step": 1,
-                    "seq": 1,
-                    "count": 1,
-                }
-                | {"value": i * 7919 % N / N, "wall": 0}
-                for i in made
-            ],
-        )
+        for table, each in rows.items():
+            connection.execute(insert(table), [{**row, **more.get(table, {})} for row in each])
+        connection.execute(update(runs).values(started=runs.c.created, step=runs.c.id % 997))
     with running_page(folder) as page:
         yield page
 

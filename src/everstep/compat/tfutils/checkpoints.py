@@ -73,8 +73,8 @@ def source(load: Load, save: Place | None) -> Path | None:
 
 def _queried(place: Load) -> Path:
     """Return the newest run that a query finds, or its newest checkpoint if the query asks for a step."""
+    from everstep.index.location import id_at
     from everstep.index.query import query as ask
-    from everstep.index.readers import id_at
 
     query = place.query or {}
     index = index_of(place, "load_params") or located(folder_of(place))

@@ -2,6 +2,7 @@
 // server's words.
 
 import { useEffect, useState } from "./preact.js";
+import { bests } from "./words.js";
 
 const embedded = document.getElementById("data");
 
@@ -124,9 +125,9 @@ function carried(path, params) {
   }
   if (where === "compare") return { runs: report.runs, settings: report.settings, streams: report.streams };
   if (id) return part === "log" ? report.logs[id] : report.runs[id];
-  const best = [...new Set(report.runs.flatMap((run) => run.best.map((one) => one.metric)))].slice(0, 3);
-  const names = [["name", "text"], ["status", "status"], ["steps", "number"], ["created", "time"], ...best.map((name) => [`best ${name}`, "number"])];
-  const values = (run) => ({ ...run, ...Object.fromEntries(run.best.map((one) => [`best ${one.metric}`, one.value])) });
+  const best = [...new Set(report.runs.flatMap((run) => bests(run).map((one) => one.name)))].slice(0, 3);
+  const names = [["name", "text"], ["status", "status"], ["step", "number"], ["created", "time"], ...best.map((name) => [`best ${name}`, "number"])];
+  const values = (run) => ({ ...run, ...Object.fromEntries(bests(run).map((one) => [`best ${one.name}`, one.value])) });
   const rows = report.runs.map((run) => ({ ...run, values: values(run) }));
   return { total: rows.length, matched: rows.length, columns: names.map(([name, kind]) => ({ name, kind })), notes: [], rows };
 }

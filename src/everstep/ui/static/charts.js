@@ -13,7 +13,7 @@
 //       superseded: [[x, value], ...] (optional: values of steps that were executed again), n_superseded: how many there are
 //       nonfinite: [[x, value], ...] (optional: NaN and infinities, where x and last may lack some), n_nonfinite: how many there are
 //     }],
-//     marks: [{x, kind: "killed" | "stopped" | "error" | "resumed" | "rolled back" | "diverged", words}]
+//     marks: [{x, kind: "killed" | "stopped" | "failed" | "resumed" | "rolled back" | "diverged", words}]
 //   }
 //   options = {
 //     smooth: 0 to 0.99, logX, logY, superseded: show those values, height: pixels,

@@ -158,7 +158,7 @@ export function drawMarks(u, marks) {
   for (const mark of [...marks].sort((a, b) => a.x - b.x)) {
     const x = Math.round(u.valToPos(mark.x, "x", true));
     if (!(x >= bbox.left && x <= bbox.left + bbox.width)) continue;
-    const bad = mark.kind === "killed" || mark.kind === "error" || mark.kind === "diverged";
+    const bad = mark.kind === "killed" || mark.kind === "failed" || mark.kind === "diverged";
     context.save();
     context.strokeStyle = context.fillStyle = bad ? look.bad : look.text;
     context.lineWidth = devicePixelRatio;
@@ -193,7 +193,7 @@ export function markShape(context, kind, x, y, size) {
     context.moveTo(x - size / 2, y + size);
     context.lineTo(x + size / 2, y - size);
     context.stroke();
-  } else if (kind === "error") {
+  } else if (kind === "failed") {
     context.fillRect(x - size * 0.25, y - size, size * 0.5, size * 1.2); // "!", as in the timeline
     context.fillRect(x - size * 0.25, y + size * 0.5, size * 0.5, size * 0.5);
   } else {

@@ -6,7 +6,6 @@ export const ICONS = {
   running: "M5 3.5 L12.5 8 L5 12.5 Z",
   finished: "M3 8.5 L6.5 12 L13 4.5",
   stopped: "M5 3.5 V12.5 M11 3.5 V12.5",
-  signal: "M5 3.5 V12.5 M11 3.5 V12.5",
   killed: "M4 4 L12 12 M12 4 L4 12",
   failed: "M8 2.5 V9.5 M8 12.3 V13.3",
   error: "M8 2.5 V9.5 M8 12.3 V13.3",

@@ -5,7 +5,7 @@ import { runPath, summaryAddress, summaryText, useAnswer, useChanges } from "./a
 import { drawTimeline, marks, zeroOf } from "./timeline.js";
 import { link, setQuery } from "./route.js";
 import { Empty, Icon, Pairs, Problem, Status, Tabs, leaves } from "./parts.js";
-import { bytes, clock, count, format, recorded, words } from "./words.js";
+import { bests, bytes, clock, count, format, recorded, words } from "./words.js";
 import { enlarge, made } from "./dom.js";
 import { histogram } from "./histogram.js";
 import { ChartBar, ChartGrid, looks } from "./chart_view.js";
@@ -38,6 +38,11 @@ export function Run({ id, query }) {
   `;
 }
 
+/** What is recorded under some names. */
+const part = (facts, names) => Object.fromEntries(names.filter((name) => name in facts).map((name) => [name, facts[name]]));
+const CODE = ["git", "argv", "cwd", "packages", "services"];
+const MACHINE = ["host", "platform", "python", "fingerprint", "backends", "ranks"];
+
 const RESUMABLE = new Set(["failed", "killed", "stopped"]);
 
 const MOST_SETTINGS = 8;
@@ -54,14 +59,14 @@ function Facts({ run }) {
   const running = run.status === "running";
   const next = run.checkpoints.find((one) => one.next && one.whole);
   const facts = [
-    [running ? "step" : "steps", format(run.steps ?? 0)],
+    [running ? "step" : "steps", format(run.step ?? 0)],
     ["starts", run.starts.length],
     ...(run.seed === null ? [] : [["seed", String(run.seed)]]),
     ["created", clock(run.created)],
-    ...(run.experiment ? [["experiment", run.experiment]] : []),
+    ...(run.facts.config?.name ? [["experiment", String(run.facts.config.name)]] : []),
     ...(run.parent ? [["fork of", html`<a href=${link("run", run.parent)}>${run.parent}</a>`]] : []),
-    ...settings(run.config),
-    ...run.best.map((best) => [`best ${best.metric}`, `${format(best.value)} at step ${format(best.step)}`]),
+    ...settings(run.facts.config),
+    ...bests(run).map((best) => [`best ${best.name}`, `${format(best.value)} at step ${format(best.step)}`]),
   ];
   return html`
     <div class="facts">
@@ -69,7 +74,7 @@ function Facts({ run }) {
       <${Status} status=${run.status} heartbeat=${run.heartbeat} diverged=${run.diverged} />
       ${run.tags.map((tag) => html`<span class="tag" key=${tag}>${tag}</span>`)}
       <${Pairs} pairs=${facts} />
-      ${run.directory ? html`<p class="path" title="directory">${run.directory}</p>` : null}
+      <p class="path" title="directory">${run.path}</p>
       ${RESUMABLE.has(run.status) && next ? html`<p class="soft">Started again, this run resumes from step ${format(next.step)}.</p>` : null}
       ${run.note ? html`<p class="note">${run.note}</p>` : null}
       ${run.reason && run.status !== "finished" && !run.failures.some((one) => one.what === run.reason) ? html`<p class="note">${run.status}: ${run.reason}</p>` : null}
@@ -109,7 +114,7 @@ function Charts({ run, query, changed }) {
   const look = looks(query);
   const shape = JSON.stringify([run.starts, run.rollbacks]);
   const ofRun = useMemo(() => (x) => marks(run, x), [shape]);
-  const runs = useMemo(() => [{ id: run.id, label: run.name, slot: 0, zero: zeroOf(run) }], [run.id, run.name, run.starts[0]?.began]);
+  const runs = useMemo(() => [{ id: run.id, label: run.name, slot: 0, zero: zeroOf(run) }], [run.id, run.name, run.starts[0]?.started]);
   return html`
     <${ChartBar} look=${look} part=${query.find ?? ""} />
     <${ChartGrid} streams=${run.streams} find=${query.find} runs=${runs} look=${look} marks=${ofRun} changed=${changed} />
@@ -159,7 +164,7 @@ function Text({ id, one, step }) {
 
 function Config({ run }) {
   const changed = new Map(run.config_changed.map((each) => [each.name, each.values]));
-  const rows = leaves(run.config);
+  const rows = leaves(run.facts.config);
   for (const name of changed.keys()) if (!rows.some(([one]) => one === name)) rows.push([name, undefined]);
   if (!rows.length) return html`<${Empty}>This run has no config.<//>`;
   return html`
@@ -186,10 +191,11 @@ const Tree = ({ title, tree }) => html`
   </section>
 `;
 
-const Environment = ({ run }) => html`<div class="two"><${Tree} title="Code" tree=${run.code} /><${Tree} title="Machine" tree=${run.machine} /></div>`;
+const Environment = ({ run }) => html`<div class="two"><${Tree} title="Code" tree=${part(run.facts, CODE)} /><${Tree} title="Machine" tree=${part(run.facts, MACHINE)} /></div>`;
 
 function Checkpoints({ run }) {
-  if (!run.checkpoints.length && !run.best_weights.length && !run.evaluations.length) return html`<${Empty}>No checkpoints.<//>`;
+  const bestAt = (step) => bests(run).filter((best) => best.step === step).map((best) => best.name).join(", ");
+  if (!run.checkpoints.length && !run.best.length && !run.evaluations.length) return html`<${Empty}>No checkpoints.<//>`;
   return html`
     <table class="list">
       <thead><tr><th>checkpoint</th><th>state</th><th class="number">step</th><th class="number">size</th><th>kept because</th></tr></thead>
@@ -198,12 +204,12 @@ function Checkpoints({ run }) {
           (one) => html`<tr key=${one.name}>
             <th scope="row">${one.name}</th><td>${one.whole ? "whole" : html`<span class="bad"><${Icon} name="failed" /> damaged: ${one.problem}</span>`}</td>
             <td class="number">${format(one.step)}</td><td class="number">${bytes(one.bytes)}</td>
-            <td>${[one.pinned ? "pinned" : "", one.best ? `best ${one.best}` : "", one.next ? "the next start resumes from it" : ""].filter(Boolean).join(", ")}</td>
+            <td>${[one.pinned ? "pinned" : "", bestAt(one.step) ? `best ${bestAt(one.step)}` : "", one.next ? "the next start resumes from it" : ""].filter(Boolean).join(", ")}</td>
           </tr>`,
         )}
       </tbody>
     </table>
-    ${run.best_weights.length ? html`<${BestWeights} found=${run.best_weights} />` : null}
+    ${run.best.length ? html`<${BestWeights} found=${run.best} />` : null}
     ${run.evaluations.length ? html`<${Evaluations} found=${run.evaluations} />` : null}
   `;
 }

@@ -3,13 +3,13 @@
 //
 // drawTimeline(element, run) draws into the element, and may be called again with newer data.
 //   run = {
-//     name: "digits-1a2b3c", steps: 810,
-//     starts: [{start: 1, began: unix seconds, ended: unix seconds or null, from_step: 0, to_step: 812,
-//               end: "killed" | "finished" | "signal" | "error" | "running", why: "...",
+//     name: "digits-1a2b3c", step: 810,
+//     starts: [{number: 1, started: unix seconds, last: unix seconds, from_step: 0, step: 812,
+//               status: "killed" | "finished" | "stopped" | "failed" | "running", reason: "..." or null,
 //               badge: "first" | "verified" | "not verified" | "nothing to verify" | "diverged",
 //               diverged_at: null or N, how: "...",
 //               again: steps that were compared with their first execution (optional)}],
-//     rollbacks: [{at, to, why}]
+//     rollbacks: [{step, to, reason, segment: number of the start}]
 //   }
 //
 // marks(run, x): the marks for a chart, in steps (x = "step") or seconds since the first start (x = "time").
@@ -18,8 +18,7 @@ import { made } from "./dom.js";
 import { icon } from "./icons.js";
 import { clock, format } from "./words.js";
 
-const WORDS = { signal: "stopped", error: "failed" };
-const BAD = new Set(["killed", "error"]);
+const BAD = new Set(["killed", "failed"]);
 
 const number = (step) => format(Math.round(step));
 
@@ -32,8 +31,6 @@ function badgeWords(start) {
   return start.badge === "first" ? "first start" : start.badge;
 }
 
-const endWords = (start) => WORDS[start.end] ?? start.end;
-
 /**
  * The starts, with the last step of each as far as it is known: a killed start wrote its last step no more, but
  * the next one met its traces.
@@ -42,12 +39,12 @@ function known(starts) {
   return starts.map((start, i) => {
     const next = starts[i + 1];
     const met = finite(next?.again) ? finite(next.from_step) + next.again : 0;
-    return { ...start, from_step: finite(start.from_step), diverged_at: finite(start.diverged_at, null), to_step: Math.max(finite(start.to_step), met) };
+    return { ...start, from_step: finite(start.from_step), diverged_at: finite(start.diverged_at, null), step: Math.max(finite(start.step), met) };
   });
 }
 
 /** Time from which a run's time axis counts. */
-export const zeroOf = (run) => run.starts[0]?.began ?? run.created ?? 0;
+export const zeroOf = (run) => run.starts[0]?.started ?? run.created ?? 0;
 
 /** Marks for a chart of this run. */
 export function marks(run, x) {
@@ -57,17 +54,16 @@ export function marks(run, x) {
     if (i > 0) {
       const words = `resumed from step ${number(start.from_step)}: ${badgeWords(start)}`;
       const kind = start.badge === "diverged" ? "diverged" : "resumed";
-      found.push({ x: x === "time" ? start.began - zero : start.from_step, kind, words });
+      found.push({ x: x === "time" ? start.started - zero : start.from_step, kind, words });
     }
-    if (["killed", "signal", "error"].includes(start.end) && start.to_step !== null) {
-      const at = x === "time" ? (start.ended ?? start.began) - zero : start.to_step;
-      const kind = { signal: "stopped" }[start.end] ?? start.end;
-      found.push({ x: at, kind, words: `${endWords(start)} at step ${number(start.to_step)}` });
+    if (["killed", "stopped", "failed"].includes(start.status)) {
+      const at = x === "time" ? (start.last ?? start.started) - zero : start.step;
+      found.push({ x: at, kind: start.status, words: `${start.status} at step ${number(start.step)}` });
     }
   });
   if (x === "step") {
-    for (const one of (run.rollbacks ?? []).filter((each) => Number.isFinite(each.at))) {
-      found.push({ x: one.at, kind: "rolled back", words: `rolled back from step ${number(one.at)} to ${number(one.to)}` });
+    for (const one of (run.rollbacks ?? []).filter((each) => Number.isFinite(each.step))) {
+      found.push({ x: one.step, kind: "rolled back", words: `rolled back from step ${number(one.step)} to ${number(one.to)}` });
     }
   }
   return found;
@@ -81,8 +77,8 @@ export function marks(run, x) {
  */
 function drawing(run) {
   const starts = known(run.starts ?? []);
-  const left = (run.rollbacks ?? []).map((each) => ({ ...each, at: finite(each.at), to: finite(each.to) }));
-  const last = Math.max(1, finite(run.steps), ...starts.map((each) => each.to_step), ...left.map((each) => each.at));
+  const left = (run.rollbacks ?? []).map((each) => ({ ...each, step: finite(each.step), to: finite(each.to) }));
+  const last = Math.max(1, finite(run.step), ...starts.map((each) => each.step), ...left.map((each) => each.step));
   const rows = [];
   starts.forEach((start, i) => {
     rows.push(startRow(start, i, starts));
@@ -93,7 +89,7 @@ function drawing(run) {
 }
 
 const within = (rollback, start, next) =>
-  rollback.start === undefined ? rollback.at <= (start.to_step ?? Infinity) || !next : rollback.start === start.start;
+  rollback.segment === undefined ? rollback.step <= start.step || !next : rollback.segment === start.number;
 
 function ticks(last) {
   const rough = last / 5;
@@ -106,19 +102,19 @@ function ticks(last) {
 
 function startRow(start, i, starts) {
   const from = start.from_step ?? 0;
-  const to = start.to_step ?? from;
-  const bad = BAD.has(start.end);
+  const to = start.step ?? from;
+  const bad = BAD.has(start.status);
   const signs = [];
   if (i) signs.push({ step: from, icon: null });
   if (start.badge === "diverged" && start.diverged_at !== null) signs.push({ step: start.diverged_at, icon: "diverged", bad: true });
   const parts = startParts(start, from, to, starts.slice(0, i), starts.slice(i + 1));
-  signs.push({ step: to, icon: start.end, bad, isAfter: parts.some((part) => part.kind === "lost") });
+  signs.push({ step: to, icon: start.status, bad, isAfter: parts.some((part) => part.kind === "lost") });
   return {
-    title: `Start ${start.start}`,
-    words: [endWords(start), ` at ${start.end === "running" ? "step " : ""}${number(to)}`],
+    title: `Start ${start.number}`,
+    words: [start.status, ` at ${start.status === "running" ? "step " : ""}${number(to)}`],
     bad,
-    when: start.ended ? `${clock(start.began)} – ${clock(start.ended, start.began)}` : clock(start.began),
-    why: start.why,
+    when: start.last && start.status !== "running" ? `${clock(start.started)} – ${clock(start.last, start.started)}` : clock(start.started),
+    why: start.reason,
     parts,
     signs,
     badge: start.badge === "first" ? null : { kind: start.badge, words: badgeWords(start) },
@@ -131,7 +127,7 @@ const reason = (start) => (start.how ?? "").replace(/^resume (not )?verified: /,
 
 /** Steps that were executed again, steps that count, and steps that a later start has replaced. */
 function startParts(start, from, to, earlier, later) {
-  const again = Math.min(to, Math.max(0, ...earlier.map((each) => each.to_step ?? 0)));
+  const again = Math.min(to, Math.max(0, ...earlier.map((each) => each.step ?? 0)));
   const stays = Math.min(to, ...later.map((each) => each.from_step ?? Infinity));
   const begin = Math.max(again, from);
   const lost = Math.max(stays, begin);
@@ -147,12 +143,12 @@ function startParts(start, from, to, earlier, later) {
 
 const rollbackRow = (one) => ({
   title: "Rolled back",
-  words: ["", `${number(one.at)} → ${number(one.to)}`],
+  words: ["", `${number(one.step)} → ${number(one.to)}`],
   when: "",
-  parts: [{ kind: "rollback", from: one.to, to: one.at }],
-  signs: [{ step: one.to, icon: "rolled back" }, { step: one.at, icon: null }],
+  parts: [{ kind: "rollback", from: one.to, to: one.step }],
+  signs: [{ step: one.to, icon: "rolled back" }, { step: one.step, icon: null }],
   badge: null,
-  how: one.why ?? "",
+  how: one.reason ?? "",
 });
 
 // ------------------------------------------------------------------------------------ as elements
@@ -173,7 +169,7 @@ function legend(rows) {
   const bars = LEGEND.map(([kind, words]) => [parts.find((part) => part.kind === kind), words]).filter(([part]) => part);
   const told = bars.map(([part, words]) => made("span", "", made("span", "timeline-sample", bar(part)), words));
   if (signs.includes(null)) told.push(made("span", "", made("span", "timeline-from"), "resumed (a dot in charts)"));
-  for (const sign of signs.filter((one) => one && one !== "rolled back")) told.push(made("span", BAD.has(sign) || sign === "diverged" ? "timeline-bad" : "", icon(sign), WORDS[sign] ?? sign));
+  for (const sign of signs.filter((one) => one && one !== "rolled back")) told.push(made("span", BAD.has(sign) || sign === "diverged" ? "timeline-bad" : "", icon(sign), sign));
   const one = made("div", "timeline-legend", told);
   one.setAttribute("aria-hidden", "true"); // the rows say it in words
   return one;

@@ -73,3 +73,7 @@ export function words(value) {
   if (Array.isArray(value) && value.length && value.every((one) => typeof one === "string")) return value.join("\n");
   return JSON.stringify(value);
 }
+
+/** The best values of metrics whose name says which value is better: [{name, value, step}]. */
+export const bests = (run) =>
+  run.metrics.filter((one) => one.best !== null).map((one) => ({ name: `${one.phase}/${one.name}`, value: one.best, step: one.best_step }));
