@@ -10,7 +10,7 @@ import pytest
 from cli_runs import as_json, everstep
 from index_runs import start, train
 
-from everstep.cli.find_run import find
+from everstep.cli.common import find
 from everstep.errors import ConfigError, RunDirError
 from everstep.record import Journal, RunDir, remove, why_stays
 from everstep.views.describe_run import describe
