@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from everstep.display.cells import TIMES, cell, in_line, is_number_column, shown
-from everstep.errors import EverstepError, RunIndexError
+from everstep.errors import RunIndexError
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from everstep.index.database import Database
     from everstep.views.find_run import Found
 
@@ -81,23 +79,8 @@ def argument(metavar: str | None = None, **more: Any) -> Any:
     return lambda name: click.Argument([name], metavar=metavar, **more)
 
 
-def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete a run directory or a name in the index; the index is not updated for a completion."""
-    from click.shell_completion import CompletionItem
-
-    from everstep.index import query
-    from everstep.index.database import Database
-    from everstep.index.run_queries import run_names
-
-    names: list[str] = []
-    with suppress(EverstepError, OSError):  # nobody reads a message while a line is completed
-        with Database(query.index_place(ctx.params.get("index"))).read() as connection:
-            names = sorted(name for name in run_names(connection) if name.startswith(incomplete))
-    return [*map(CompletionItem, names), CompletionItem(incomplete, type="dir")]
-
-
-RUN = argument(shell_complete=complete_run)
-RUNS = argument(nargs=-1, required=True, shell_complete=complete_run)
+RUN = argument()
+RUNS = argument(nargs=-1, required=True)
 CONFIG = argument("FILE... [PATH=VALUE...]", nargs=-1)
 OVERRIDES = argument("[PATH=VALUE...]", nargs=-1)
 INDEX = option(

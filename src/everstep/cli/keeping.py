@@ -37,7 +37,7 @@ def _deleted(count: int, what: str, deleted: bool) -> str:
 
 # ------------------------------------------------------------------------------------ checkpoints
 
-_ACTIONS = ("list", "verify", "copy", "pin", "unpin", "prune")
+_ACTIONS = ("list", "verify", "pin", "unpin", "prune")
 _COLUMNS = ("name", "step", "epoch", "phase", "bytes", "created", "pinned", "next")
 
 
@@ -47,19 +47,17 @@ def checkpoints_command(
     action: str = cli.argument(type=click.Choice(_ACTIONS), default="list"),
     names: tuple[str, ...] = cli.argument(nargs=-1),
     keep_last: int = cli.option(cli.COUNT, "prune: number of newest checkpoints to keep.", default=3),
-    to: Path | None = cli.option(cli.PATH, "copy: the folder that takes the copies."),
     delete: bool = cli.flag("prune: delete; without --delete, only list what would be deleted."),
     index: str | None = cli.INDEX,
     as_json: bool = cli.JSON,
 ) -> None:
-    """List, verify, copy, pin or prune the checkpoints of RUN.
+    """List, verify, pin or prune the checkpoints of RUN.
 
     A NAME is the name of a checkpoint, a step, or "latest" for the newest undamaged checkpoint.
 
     \b
     list            list the checkpoints and the best weights; a start resumes from "next".
     verify          read every byte, of the best weights too; exit status 1 if one is damaged
-    copy NAME...    copy these checkpoints to FOLDER/NAME (--to FOLDER), each byte verified
     pin NAME...     never delete these checkpoints
     unpin NAME...   remove the pin
     prune           list the checkpoints that are not needed; --delete deletes them.  Those that
@@ -71,9 +69,8 @@ def checkpoints_command(
     run_dir = cli.find(run, index).path
     RunDir.open(run_dir, create=False)
     store, rows = store_of(run_dir, lambda text: cli.note([text])), checkpoints_of(run_dir)
-    if action in ("copy", "pin", "unpin") and (not names or (action == "copy" and to is None)):
-        needs = "a NAME and --to FOLDER" if action == "copy" else "a NAME"
-        raise ConfigError(f"{action} needs {needs}: give names that everstep checkpoints RUN lists")
+    if action in ("pin", "unpin") and not names:
+        raise ConfigError(f"{action} needs a NAME: give names that everstep checkpoints RUN lists")
     chosen = [] if action == "prune" else [chosen_name(store, text) for text in names]
     if action == "prune":
         chosen = _prune_checkpoints(store, keep_last, delete)
@@ -92,9 +89,7 @@ def checkpoints_command(
     if chosen or action == "prune":
         by_name = {row["name"]: row for row in rows}
         rows = [by_name[str(name)] for name in chosen]
-    if action == "copy" and to is not None:
-        rows = [row | {"path": str(store.copy(name, to))} for row, name in zip(rows, chosen, strict=True)]
-    elif action == "verify":
+    if action == "verify":
         rows = [_verified(row) for row in rows]
     if as_json:
         cli.print_json(rows)
@@ -208,7 +203,7 @@ _PRUNED = ("name", "status", "step", "epoch", "started", "bytes", "path")
 
 @cli.command()
 def prune_command(
-    chosen: tuple[str, ...] = cli.argument("RUN...|CONDITION...", nargs=-1, shell_complete=cli.complete_run),
+    chosen: tuple[str, ...] = cli.argument("RUN...|CONDITION...", nargs=-1),
     filter_text: str | None = cli.WHERE,
     delete: bool = cli.flag("Delete; without --delete, only list what would be deleted."),
     index: str | None = cli.INDEX,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import click
 
@@ -24,8 +23,6 @@ from everstep.display.cells import in_line
 _LONGEST_WAIT = 60.0
 """Seconds of the longest wait before a start."""
 _WAIT = click.FloatRange(0, _LONGEST_WAIT)
-_LOOK = 0.2
-"""Seconds between two looks at the process."""
 _SAVING = 600.0
 """Seconds to wait for what a command that was asked to end has left."""
 _WRONG_USAGE = (2, 126, 127)
@@ -67,7 +64,8 @@ def run_command(
     again.  If this process is killed, COMMAND gets SIGTERM (on Linux).  The exit status is that of the last
     start; if signal N killed it, 128 + N.
     """
-    with _Starts(command_line) as starts:
+    with tempfile.TemporaryDirectory(prefix="everstep-run-") as folder:  # for this user alone
+        starts = _Starts(command_line, Path(folder, "reports"))
         try:
             status = _attend(starts, max_deaths, back_off)
         except OSError as error:
@@ -82,12 +80,14 @@ def _tell(text: str) -> None:
 
 def _attend(starts: _Starts, max_deaths: int, back_off: float) -> int:
     """Start the command until it is finished, hopeless or stopped; return the exit status."""
+    from everstep.polling import wait_until
+
     furthest = rollbacks = -1
     ends: list[str] = []  # since a start got further than all before
     for number in itertools.count(1):
         end = starts.once()
         if end is None or starts.signal is not None:
-            return 128 + (starts.signal or 0) if end is None else end.status
+            break
         described = f"start {number}: {end.described()}"
         hopeless = end.hopeless()
         if end.status == 0 or hopeless:
@@ -109,9 +109,10 @@ def _attend(starts: _Starts, max_deaths: int, back_off: float) -> int:
             return end.status
         wait = min(back_off * 2 ** (len(ends) - 1), _LONGEST_WAIT) if ends else 0.0
         _tell(f"{described}; start {number + 1} in {wait:g} s")
-        if not starts.wait(wait):
-            return 128 + (starts.signal or 0)
-    raise AssertionError("unreachable")
+        if wait_until(lambda: starts.signal is not None, wait):
+            end = None
+            break
+    return 128 + (starts.signal or 0) if end is None else end.status
 
 
 class _End(NamedTuple):
@@ -120,10 +121,10 @@ class _End(NamedTuple):
     Attributes:
         status: exit status; 128 + N where signal N killed the process, as shells tell it.  Where torchrun has
             turned an interruption into 0, the status that was meant.
-        kinds: names of the classes of the errors that ended its processes; empty where they told none.
+        kinds: names of the classes of the errors that ended its processes; empty where they reported none.
         error: the first of these errors in words.
         runs: the runs that it opened, in their order, and the last step and the rollbacks of each.
-        receivers: what its `Notify` services told of those who are to be told of which events.
+        receivers: what its `Notify` services reported of those who are to be told of which events.
     """
 
     status: int
@@ -174,35 +175,19 @@ def _notify(end: _End, reason: str) -> None:
 
 
 class _Starts:
-    """Starts a command, passes signals on to it, and hears what it tells; a context, in the main thread.
+    """Starts a command, and passes signals on to it; made in the main thread.
 
     Attributes:
         signal: number of the first signal that asked this process to end; None before.
     """
 
-    def __init__(self, command_line: tuple[str, ...]) -> None:
-        self._command = command_line
+    def __init__(self, command_line: tuple[str, ...], reports: Path) -> None:
+        self._command, self._reports = command_line, reports
         self.signal: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="everstep-run-")  # for this user alone
-        self._path = os.path.join(self._folder.name, "pipe")
-        os.mkfifo(self._path, 0o600)
-        # also for writing: else reading would end when the last writer has closed it
-        self._pipe = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
         for number in cli.ASKING:
-            # an ignored signal stays ignored, as SIGHUP is under nohup
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._pass_on)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        os.close(self._pipe)
-        self._folder.cleanup()
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup
+                signal.signal(number, self._pass_on)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self.signal = self.signal or number
@@ -213,19 +198,13 @@ class _Starts:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)  # as a terminal does: a shell may stand between
 
-    def wait(self, seconds: float) -> bool:
-        """Wait, unless a signal comes; return whether none has come."""
-        from everstep.polling import wait_until
-
-        return not wait_until(lambda: self.signal is not None, seconds)
-
     def once(self) -> _End | None:
         """Start the command, and wait until it ends; None if a signal came before."""
         from everstep.drill.processes import kill_marked, with_parent
         from everstep.polling import wait_until
-        from everstep.unattended import PIPE
+        from everstep.unattended import REPORTS
 
-        words: list[dict[str, Any]] = []
+        self._reports.write_bytes(b"")
         began = time.time()
         # held back: a signal finds either no process, or the one that it is passed on to, once
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, cli.ASKING)
@@ -238,62 +217,46 @@ class _Starts:
         try:
             if self.signal is not None:
                 return None
-            self._process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 self._command,
-                env={**os.environ, PIPE: self._path},
+                env={**os.environ, REPORTS: str(self._reports)},
                 start_new_session=True,  # Ctrl-C reaches this process alone, and comes to the command once
                 preexec_fn=prepare,
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        while self._process.poll() is None:
-            select.select([self._pipe], [], [], _LOOK)
-            words += self._words()
-        words += self._words()
-        status = self._process.returncode
+        status = process.wait()
         if self.signal is not None:
             # a shell between ends at once, and what it has started may still save
-            wait_until(lambda: not self._is_any_left(), _SAVING)
+            wait_until(lambda: not _is_any_left(process.pid), _SAVING)
         elif status:
             # what a failed start has left (workers, ranks) would meet the next start
             self._send(signal.SIGKILL)
-            kill_marked(os.fsencode(f"{PIPE}={self._path}"))
+            kill_marked(os.fsencode(f"{REPORTS}={self._reports}"))
         self._process = None
-        return _end(status, words, began)
-
-    def _words(self) -> list[dict[str, Any]]:
-        """Read what was told since the last call; a line that is not a word is somebody else's."""
-        data = b""
-        with suppress(BlockingIOError):
-            while part := os.read(self._pipe, 1 << 16):
-                data += part
-        words = []
-        for line in data.splitlines():
-            with suppress(ValueError):
-                words.append(json.loads(line))
-        return [word for word in words if isinstance(word, dict)]
-
-    def _is_any_left(self) -> bool:
-        """Whether a process lives that the command has started, and that is in its group."""
-        assert self._process is not None
-        with suppress(ChildProcessError):  # orphans are ours where this is the first process of a container
-            os.waitpid(-self._process.pid, os.WNOHANG)
-        try:
-            os.killpg(self._process.pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
+        return _end(status, [json.loads(line) for line in self._reports.read_bytes().splitlines()], began)
 
 
-def _end(status: int, words: list[dict[str, Any]], began: float) -> _End:
-    """Make the end of a start of what it told, and of how far its runs came by their journals and trails."""
+def _is_any_left(group: int) -> bool:
+    """Whether a process of a group lives."""
+    with suppress(ChildProcessError):  # orphans are ours where this is the first process of a container
+        os.waitpid(-group, os.WNOHANG)
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _end(status: int, reports: list[dict[str, Any]], began: float) -> _End:
+    """Make the end of a start of its reports, and of how far its runs came by their journals and trails."""
     from everstep.errors import EverstepError
     from everstep.record import RunJournal, newest_step
 
-    errors = [word for word in words if word.get("word") == "error"]
+    errors = [report for report in reports if report["word"] == "error"]
     runs: dict[Path, tuple[int, int]] = {}
     status = 128 - status if status < 0 else status
-    for path in [Path(str(word["path"])) for word in words if word.get("word") == "run" and "path" in word]:
+    for path in [Path(report["path"]) for report in reports if report["word"] == "run"]:
         with suppress(EverstepError, OSError):
             journal = RunJournal(path)
             newest = max((segment.number for segment in journal.segments()), default=0)
@@ -303,6 +266,6 @@ def _end(status: int, words: list[dict[str, Any]], began: float) -> _End:
                 # torchrun takes 0 alone for an end without a failure
                 if status == 0 and event.time >= began and isinstance(event.data.get("status"), int):
                     status = int(event.data["status"])
-    kinds = {str(kind) for error in errors for kind in error.get("kinds", ())}
-    error = str(errors[0].get("what", "")) if errors else ""
-    return _End(status, kinds, error, runs, [word for word in words if word.get("word") == "notify"])
+    kinds = {kind for error in errors for kind in error["kinds"]}
+    error = errors[0]["what"] if errors else ""
+    return _End(status, kinds, error, runs, [report for report in reports if report["word"] == "notify"])

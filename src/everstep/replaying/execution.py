@@ -23,7 +23,7 @@ from everstep.replaying.run_copy import RunCopy, copy_run
 from everstep.services.replayed import VARIABLE, ReplayLeft, ReplayPlan
 from everstep.services.witness import FILE
 from everstep.state import restore
-from everstep.unattended import PIPE
+from everstep.unattended import REPORTS
 
 FOLDER = "everstep-replay-"
 """Beginning of the names of temporary folders with copies."""
@@ -100,7 +100,7 @@ def execute(
     log, seen = copy.root.parent / "output.log", copy.root.parent / "witness.jsonl"
     variables, out = environment(copy, last, **more)
     env = {**os.environ, **program.environment, **variables}
-    for name in ("EVERSTEP_HAZARD", FILE, PIPE):  # of drills and of `everstep run`
+    for name in ("EVERSTEP_HAZARD", FILE, REPORTS):  # of drills and of `everstep run`
         env.pop(name, None)
     if witness:
         env[FILE] = str(seen)
