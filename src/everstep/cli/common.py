@@ -21,13 +21,10 @@ if TYPE_CHECKING:
     from everstep.index.database import Database
     from everstep.views.find_run import Found
 
-Declared = Callable[[str], click.Parameter]
-"""Makes an option or argument of the name of a parameter."""
-
 # ------------------------------------------------------------------------------------------ options
 
 COUNT = click.IntRange(min=1)
-PATH: click.Path = click.Path(path_type=Path)
+PATH = click.Path(path_type=Path)
 
 
 def command(interspersed: bool = True, **more: Any) -> Callable[[Callable[..., None]], click.Command]:
@@ -44,10 +41,10 @@ def command(interspersed: bool = True, **more: Any) -> Callable[[Callable[..., N
         declared = {each.name: each.default for each in parameters if each.kind != each.VAR_KEYWORD} | more
         return click.Command(
             function.__name__.removesuffix("_command"),
-            {"allow_interspersed_args": interspersed},
-            function,
-            [make_parameter(name) for name, make_parameter in declared.items()],
+            callback=function,
+            params=[make_parameter(name) for name, make_parameter in declared.items()],
             help=inspect.getdoc(function),
+            context_settings={"allow_interspersed_args": interspersed},
         )
 
     return make

@@ -172,7 +172,8 @@ class _Trainings:
                         self._ended(trial, 0, "finished, before this sweep")
                     else:
                         running.append(self._start(trial))
-                wait_until(lambda: any(process.poll() is not None for _, process, _ in running), 60.0)
+                if running:
+                    wait_until(lambda: any(process.poll() is not None for _, process, _ in running), 60.0)
                 for each in [each for each in running if each[1].poll() is not None]:
                     running.remove(each)
                     self._collect(each)
@@ -192,6 +193,7 @@ class _Trainings:
         return [_row(trial, statuses.get(trial.run_dir, _WAITS)) for trial in self._trials]
 
     def _start(self, trial: Trial) -> _Training:
+        from everstep.drill.processes import with_parent
         from everstep.record.provenance import SWEEP_VARIABLE
 
         # the child looks for modules where this process does
@@ -205,6 +207,7 @@ class _Trainings:
             stderr=subprocess.STDOUT,
             env={**os.environ, SWEEP_VARIABLE: trial.sweep},
             start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
+            preexec_fn=with_parent(signal.SIGTERM),
         )
         return trial, process, output
 

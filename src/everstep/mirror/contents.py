@@ -60,13 +60,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Holder:
-    """Start that has taken the mirror over.
-
-    Attributes:
-        token: a random string, different for each start.
-        host, pid, directory: where the start runs, for messages.
-        ended: whether it has said that it ended.
-    """
+    """Start that has taken the mirror over: a random token, where it runs, whether it said that it ended."""
 
     token: str
     host: str
@@ -114,11 +108,7 @@ def number_of(key: str) -> int | None:
 
 
 def parse(data: bytes, where: str) -> Contents | None:
-    """Read a list of contents; None if it is torn or damaged.
-
-    Args:
-        where: name of the mirror, for messages.
-    """
+    """Read a list of contents of the mirror `where`; None if it is torn or damaged."""
     match = _LIST.fullmatch(data)
     if match is None or xxhash.xxh3_128_hexdigest(match[2]).encode() != match[1]:
         return None

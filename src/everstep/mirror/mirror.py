@@ -38,13 +38,7 @@ class Source(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """What a run directory has committed.
-
-    Attributes:
-        files: by path, relative to the run directory.
-        notes: content of the small files by path, each byte as a character.
-        ended: whether the start says that it ended.
-    """
+    """What a run directory has committed: files and small files by path; whether the start has ended."""
 
     files: Mapping[str, Source]
     notes: Mapping[str, str]
@@ -100,7 +94,6 @@ class Mirror:
 
         Args:
             run: the content of the run's `run.json`.
-            directory: the run directory.
 
         Returns:
             The holder before, None if there was none.
@@ -155,11 +148,7 @@ class Mirror:
     # ----------------------------------------------------------------------------------- uploads
 
     def upload(self, committed: Committed) -> list[str]:
-        """Make the mirror hold exactly this, then delete what it does not need any more.
-
-        Returns:
-            Sentences for the user: on local files that are damaged, and left out; on what the mirror lost.
-        """
+        """Make the mirror hold exactly this, and delete the rest; return sentences for the user."""
         before = self.contents
         self._require_held(before)
         assert before is not None

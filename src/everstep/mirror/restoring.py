@@ -33,11 +33,8 @@ class Restoring:
     """Brings a run directory up to the state of its mirror, if the mirror is ahead.
 
     Journals tell which one is ahead: each start writes a segment of its own, and only ever longer.  They are
-    brought last, so after a kill the mirror is still ahead, and the next start brings the rest.
-
-    Args:
-        place, contents: the mirror, and its newest list.
-        run_dir: the run directory, whose lock is held.
+    brought last, so after a kill the mirror is still ahead, and the next start brings the rest.  The lock of
+    the run directory is held.
     """
 
     def __init__(self, place: Place, contents: Contents, run_dir: Path) -> None:
@@ -118,8 +115,7 @@ class Restoring:
     def bring(self, say: Callable[[str], None]) -> None:
         """Bring everything that the directory lacks; what only the directory has moves to superseded/.
 
-        Raises:
-            FileNotFoundError: a file is gone from the mirror: its list is not the newest any more.
+        A FileNotFoundError says that a file is gone from the mirror: its list is not the newest any more.
         """
         discard_leftovers(self._top / "journal", ROOM)  # of an earlier start that was killed here
         folders: dict[str, list[str]] = {}

@@ -7,6 +7,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,11 +52,9 @@ class RunMirror:
         self._at, self._wait, self._say, self._warn = at, wait, say, warn
         self.facts: dict[str, Any] = {}
         self._changed = threading.Condition()
-        self._store: Store | None = None
-        """The checkpoints of the run, once this start has taken the mirror over."""
+        self._store: Store | None = None  # until this start has taken the mirror over
         self._segment = 0
-        self._taken: RunLockedError | None = None
-        """The error with which another start has taken the mirror over."""
+        self._taken: RunLockedError | None = None  # until another start has taken the mirror over
         self._thread: threading.Thread | None = None
         self._next: Committed | None = None
         self._current: Committed | None = None
@@ -140,14 +139,12 @@ class RunMirror:
             raise self._taken
 
     def committed(self, durable: int, retain: Callable[[], object], *, ended: bool = False) -> None:
-        """Delete what need not stay, then hand what is committed over to the uploading thread.
+        """Delete what need not stay (`retain`), then hand what is committed over to the uploading thread.
 
         The writer thread calls this, or the main thread while the writer thread has nothing to do.
 
         Args:
             durable: number of bytes of this start's journal that are on the disk.
-            retain: deletes the checkpoints that need not stay; no upload begins meanwhile.
-            ended: whether the start ends now.
         """
         with self._changed:
             retain()
@@ -164,12 +161,7 @@ class RunMirror:
                 self._thread.start()
 
     def finish(self, journal: Journal, retain: Callable[[], object]) -> None:
-        """Hand the rest over, and wait for the upload; warn if it is not complete after the limit.
-
-        Args:
-            journal: of this start; nothing is added to it after this call.
-            retain: as for `committed`.
-        """
+        """Hand the rest over, and wait for the upload; nothing is added to the journal after this call."""
         if self._store is None or self._store.leaves_some:
             return
         end = time.monotonic() + self._wait
@@ -277,11 +269,7 @@ def open_mirror(at: MirrorAt | None, wait: float, run_dir: Path, say: Say, warn:
 
 
 def _committed(store: Store, segment: int, durable: int, ended: bool) -> Committed:
-    """List the committed files of a run; its writer thread, or nobody, changes them meanwhile.
-
-    Args:
-        durable: number of bytes of the journal of this start, `segment`, that are on the disk.
-    """
+    """List the committed files of a run; its writer thread, or nobody, changes them meanwhile."""
     top, files = store.run_dir, dict[str, Source]()
     for folder in (*store.best_folders(), *(store.path(facts.name) for facts in store.facts())):
         try:
@@ -302,8 +290,6 @@ def _committed(store: Store, segment: int, durable: int, ended: bool) -> Committ
                 files[f"journal/{path.name}"] = Source(path, size, None)
     notes = {}
     for name in NOTES:
-        try:
+        with suppress(FileNotFoundError):
             notes[name] = read_regular(top / name, LARGEST_NOTE).decode("latin-1")
-        except FileNotFoundError:
-            continue
     return Committed(files, notes, ended)
