@@ -268,7 +268,6 @@ def report_command(
 
 
 def _require_free(out: Path) -> None:
-    """Refuse to replace a file that is not a report."""
     from everstep.ui.report import BEGIN
 
     if out.suffix not in (".html", ".htm") or not out.parent.is_dir():

@@ -221,7 +221,6 @@ def check_command(
 
 
 def _named(spec: str) -> Any:
-    """Import the object that MODULE:NAME or FILE.py:NAME names."""
     from everstep.experiment.import_paths import imported
 
     file, _, name = spec.rpartition(":")

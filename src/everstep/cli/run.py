@@ -79,7 +79,6 @@ def _tell(text: str) -> None:
 
 
 def _attend(starts: _Starts, max_deaths: int, back_off: float) -> int:
-    """Start the command until it is finished, hopeless or stopped; return the exit status."""
     from everstep.polling import wait_until
 
     furthest = rollbacks = -1
@@ -238,7 +237,6 @@ class _Starts:
 
 
 def _is_any_left(group: int) -> bool:
-    """Whether a process of a group lives."""
     with suppress(ChildProcessError):  # orphans are ours where this is the first process of a container
         os.waitpid(-group, os.WNOHANG)
     try:

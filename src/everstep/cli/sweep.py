@@ -212,7 +212,6 @@ class _Trainings:
         return trial, process, output
 
     def _collect(self, training: _Training) -> None:
-        """Say how a training ended, with the end of its output if it failed."""
         trial, process, output = training
         code = process.returncode
         with output:

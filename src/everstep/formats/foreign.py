@@ -77,12 +77,12 @@ def _open_file(path: Path) -> tuple[str, dict[str, Any]]:
             start = file.read(9)
     except OSError as error:
         unreadable(path, error)
-    if safetensors_file.is_safetensors(start):
+    if start[8:] == b"{":
         return "safetensors", dict(safetensors_file.open_file(path))
-    if not start.startswith((b"PK\x03\x04", b"\x80")):
-        refuse(path, "is neither a safetensors file nor a file of torch.save", remedy="give one of these")
-    if start.startswith(b"PK"):
+    if start.startswith(b"PK\x03\x04"):
         _require_stored(path)
+    elif not start.startswith(b"\x80"):
+        refuse(path, "is neither a safetensors file nor a file of torch.save", remedy="give one of these")
     tree = importlib.import_module("everstep.backends.torch.saved_files").read_saved(path, str(path))
     if isinstance(tree, Unread):
         return "torch.save", {"": tree}

@@ -135,7 +135,6 @@ class Mirror:
         )
 
     def _require_held(self, newest: Contents | None) -> None:
-        """Refuse to go on if the newest list is another start's."""
         if newest is None:
             raise RunLockedError(f"the mirror {self.place.name} was emptied by somebody else")
         holder = newest.holder
@@ -204,7 +203,6 @@ class Mirror:
         self._delete()
 
     def _stored(self, key: str, source: Source, held: Parts) -> Parts:
-        """Return the parts of a file in the mirror; what is missing there is uploaded."""
         if source.digest is None:
             at = sum(part.bytes for part in held)
             if at < source.bytes and held and held[-1].bytes < SMALL:

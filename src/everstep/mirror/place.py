@@ -112,7 +112,6 @@ def _hex(digest: Any, data: Iterable[bytes]) -> str:
 
 
 def _require_equal(key: str, stored: str, sent: str) -> None:
-    """Refuse bytes that came back from a store as others."""
     if stored != sent:
         raise MirrorError(
             f"{key} came back from the mirror with checksum {stored}, and {sent} was sent: check the store"

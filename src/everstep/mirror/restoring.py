@@ -74,7 +74,6 @@ class Restoring:
             return digest_of(self._fetch_part(part, Path(folder, "part")), 0, size)
 
     def _fetch_part(self, part: Part, file: Path) -> Path:
-        """Write a part to a new file, verified."""
         self._place.fetch(part.key, file)
         if file.stat().st_size != part.bytes or digest_of(file) != part.digest:
             raise MirrorError(
@@ -105,7 +104,6 @@ class Restoring:
         return int(position[1]) <= self._contents.size(f"journal/segment-{position[0]:04d}.evj")
 
     def _is_there(self, folder: Path) -> bool:
-        """Whether a checkpoint of the directory is that of the mirror."""
         path = (folder / "manifest.json").relative_to(self._top).as_posix()
         held = self._contents.files.get(path)
         return held is not None and held[0].digest == digest_of(folder / "manifest.json")
