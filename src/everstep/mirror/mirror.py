@@ -136,7 +136,7 @@ class Mirror:
 
     def _require_held(self, newest: Contents | None) -> None:
         if newest is None:
-            raise RunLockedError(f"the mirror {self.place.name} was emptied by somebody else")
+            raise RunLockedError(f"the mirror {self.place.name} was emptied by somebody else: start again")
         holder = newest.holder
         if holder.token != self._token:
             raise RunLockedError(
