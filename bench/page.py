@@ -120,7 +120,7 @@ class Server:
 
 def page(place: str) -> Server:
     """Start `everstep ui` and enter it."""
-    server = Server([sys.executable, "-m", "everstep", "ui", place, "--no-browser"], EVERSTEP_INDEX="")
+    server = Server([sys.executable, "-m", "everstep", "ui", place], EVERSTEP_INDEX="")
     assert server.process.stdout is not None
     found = re.search(r"127\.0\.0\.1:(\d+)/(\?token=\S+)", server.process.stdout.readline())
     assert found, "everstep ui did not start"

@@ -11,15 +11,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep.durable import remedy, require_no_link, write_whole
-from everstep.errors import ConfigError, RunDirError
+from everstep.errors import ConfigError, RunDirError, nearest
 from everstep.redaction import redacted
-from everstep.untrusted_files import read_note
+from everstep.untrusted_files import misfits, read_note
 
 FILE = "labels.json"
 NAMES = ("tags", "note")
@@ -52,10 +52,14 @@ def labels(run_dir: str | os.PathLike[str]) -> Labels:
         return Labels()
 
 
-def add_tags(run_dir: Path, tags: list[str]) -> Labels:
+def add_tags(run_dir: Path, tags: Sequence[str]) -> Labels:
     """Give a run more tags; a tag that it has stays where it is."""
     for tag in tags:
-        _require_tag(tag)
+        if not tag or not tag.isprintable() or set(tag) & set(" ,\"'") or len(tag) > _LONGEST_TAG:
+            raise ConfigError(
+                f"tag {tag[:20]!r}: give a word without blanks, commas, quotes and control characters, of "
+                f"{_LONGEST_TAG} characters at most"
+            )
 
     def change(old: Labels) -> Labels:
         new = tuple(dict.fromkeys([*old.tags, *map(redacted, tags)]))
@@ -66,9 +70,8 @@ def add_tags(run_dir: Path, tags: list[str]) -> Labels:
     return _change(run_dir, change)
 
 
-def remove_tags(run_dir: Path, tags: list[str]) -> Labels:
+def remove_tags(run_dir: Path, tags: Sequence[str]) -> Labels:
     """Take tags from a run."""
-    from everstep.errors import nearest
 
     def change(old: Labels) -> Labels:
         for tag in tags:
@@ -86,13 +89,6 @@ def set_note(run_dir: Path, note: str) -> Labels:
     return _change(run_dir, lambda old: old._replace(note=_clean(redacted(note))))
 
 
-def _require_tag(tag: str) -> None:
-    if not tag or not tag.isprintable() or set(tag) & set(" ,\"'"):
-        raise ConfigError(f"tag {tag!r}: give a word without blanks, commas, quotes and control characters")
-    if len(tag) > _LONGEST_TAG:
-        raise ConfigError(f"tag {tag[:20]!r}...: give {_LONGEST_TAG} characters at most, not {len(tag)}")
-
-
 def _change(run_dir: Path, change: Callable[[Labels], Labels]) -> Labels:
     path = run_dir / FILE
     try:
@@ -100,14 +96,12 @@ def _change(run_dir: Path, change: Callable[[Labels], Labels]) -> Labels:
         with _locked(run_dir):
             new = change(_read(run_dir))
             write_whole(path, json.dumps(new._asdict(), indent=1).encode() + b"\n", "labels")
-    except RunDirError:
+    except (RunDirError, ConfigError):
         raise
     except OSError as error:
         raise RunDirError(
             error.errno, f"the labels cannot be written: {error.strerror}; {remedy(error)}", str(path)
         ) from error
-    except ConfigError:
-        raise
     except ValueError as error:
         raise RunDirError(f"{path} is damaged ({error}): correct or delete it") from error
     return new
@@ -127,20 +121,16 @@ def _locked(run_dir: Path) -> Iterator[None]:
 
 
 def _read(run_dir: Path) -> Labels:
-    """Read the file."""
     if (run_dir / FILE).is_symlink():
         raise ValueError("it is a link")
     try:
-        found = read_note(run_dir / FILE)
+        content = read_note(run_dir / FILE)
     except FileNotFoundError:
         return Labels()
-    if not isinstance(found, dict):
-        raise ValueError("it is not an object")
-    tags, note = found.get("tags", []), found.get("note", "")
-    if not isinstance(tags, list) or not isinstance(note, str) or not all(isinstance(t, str) for t in tags):
-        raise ValueError("its tags are not a list of strings, or its note is not a string")
-    short = (_clean(tag)[:_LONGEST_TAG] for tag in tags[:_MOST_TAGS])
-    return Labels(tuple(short), _clean(note)[:_LONGEST_NOTE])
+    if not isinstance(content, dict) or any(misfits(content, {"tags?": list[str], "note?": str})):
+        raise ValueError("it is not an object of tags, a list of strings, and a note")
+    short = (_clean(tag)[:_LONGEST_TAG] for tag in content.get("tags", [])[:_MOST_TAGS])
+    return Labels(tuple(short), _clean(content.get("note", ""))[:_LONGEST_NOTE])
 
 
 def _clean(text: str) -> str:

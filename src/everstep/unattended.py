@@ -1,8 +1,8 @@
 """What a program and the command that has started it tell each other: `everstep run`, or a drill.
 
-A program tells `everstep run` its runs, and the error that ends it.  The words go through a named pipe, whose
-path is in EVERSTEP_RUN_PIPE: one JSON object a line.  Without that variable nothing is done.  A word that
-nobody hears (`everstep run` has ended, the pipe is full, the program is on another machine) is dropped.
+A program reports to `everstep run` its runs, and the error that ends it: one JSON object a line, at the end
+of the file that EVERSTEP_RUN_REPORTS names.  Without that variable, or where there is no such file (`everstep
+run` has ended, the program is on another machine), nothing is done.
 
 A drill tells the processes that it starts, through their environment:
 
@@ -22,36 +22,24 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 SEED, LIMIT = "EVERSTEP_DRILL_SEED", "EVERSTEP_DRILL_LIMIT"
-PIPE = "EVERSTEP_RUN_PIPE"
-"""Environment variable with the path of the pipe."""
+REPORTS = "EVERSTEP_RUN_REPORTS"
 STARTED = os.getpid(), os.getppid()
 """This process and its parent, as everstep is imported: where the parent dies, the number becomes another."""
-_LONGEST = 4096
-"""Bytes that a pipe takes at once, so that the words of several processes do not mix."""
 
 S = TypeVar("S")
 
 
 def tell(word: str, **told: Any) -> None:
-    """Tell something; from any process and thread, without waiting."""
-    path = os.environ.get(PIPE)
-    if not path:
-        return
-    import json
+    """Report something to `everstep run`; from any process and thread."""
+    if path := os.environ.get(REPORTS):
+        import json
 
-    line = json.dumps({"word": word, **told}).encode() + b"\n"
-    if len(line) > _LONGEST:
-        return
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, line)
-        finally:
-            os.close(descriptor)
+        with suppress(OSError):
+            append_line(path, json.dumps({"word": word, **told}).encode(), new=False)
 
 
 def tell_error(error: BaseException) -> None:
-    """Tell the error that ends this program: the names of its classes, and its first characters."""
+    """Report the error that ends this program: the names of its classes, and its first characters."""
     from everstep.redaction import redacted
 
     kinds = [kind.__name__ for kind in type(error).__mro__]
@@ -59,8 +47,8 @@ def tell_error(error: BaseException) -> None:
 
 
 def tell_of_errors() -> None:
-    """Tell the error of which Python prints the traceback; called where everstep is imported."""
-    if not os.environ.get(PIPE):
+    """Report the error of which Python prints the traceback; called where everstep is imported."""
+    if not os.environ.get(REPORTS):
         return
     before = sys.excepthook
 
@@ -77,9 +65,13 @@ def seed_or_drilled(seed: S) -> S | int:
     return int(drawn) if seed is None and drawn else seed
 
 
-def append_line(path: str, line: bytes) -> None:
-    """Append a line by a single write, which survives SIGKILL and which no second process can tear."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+def append_line(path: str, line: bytes, *, new: bool = True) -> None:
+    """Append a line by a single write, which survives SIGKILL and which no second process can tear.
+
+    Args:
+        new: whether a file that is missing is made.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | (os.O_CREAT if new else 0), 0o666)
     try:
         os.write(descriptor, line + b"\n")
     finally:

@@ -19,8 +19,6 @@ from cli_runs import as_json, completed, everstep
 from index_runs import journal_rows, start, train
 
 import warm
-from everstep.checkpoint import read_checkpoint
-from everstep.record.segment_file import segment_path
 from postgres_server import Server
 
 
@@ -59,51 +57,35 @@ def test_the_shell_completes_commands_and_their_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["shwo"], "did you mean 'show'"),
-        (["runs", "valid_los<1"], "did you mean 'valid_loss'"),
-        (["runs", "valid_loss<"], "is not a comparison"),
-        (["runs", "valid_loss<abc"], "valid_loss is a number"),
-        (["runs", "--columns", "name,config.optimizer.lrr"], "did you mean 'config.optimizer.lr'"),
-        (["prune", "config.optimizer.lrr!=3"], "did you mean 'config.optimizer.lr'"),
-        (["runs", "--where", "step > 1"], "is not JSON"),
-        (["runs", "--index", "mysql://host/runs"], "give a file, or postgresql://"),
-        (["show", "goood"], "there is no run 'goood' in the index "),
-        (["report", "goood"], "everstep.db, and no run directory at that path; give the directory of a run"),
-        (["query"], "everstep runs --where"),
-        (["show", "good", "--metric", "valid_los"], "did you mean 'valid_loss'"),
-        (["show", "good", "--metric", "valid_loss", "--phase", "step"], "in phase 'step'"),
-        (["show", "./runs"], "is not a run directory"),
-        (["compare", "good"], "two runs or more"),
-        (["checkpoints", "good", "pin"], "needs a NAME: give names"),
-        (["checkpoints", "good", "prune", "--keep-best", "valid_loss:mni:1"], "METRIC:min:N"),
-        (["checkpoints", "good", "prune", "--keep-best", "valid_lss:min:1"], "did you mean 'valid_loss'"),
-        (["checkpoints", "good", "verify", "good"], "no checkpoint 'good'"),
-        (["checkpoints", "good", "pin", "5"], "the nearest is epoch-0001-step-00000004"),
+        ("shwo", "did you mean 'show'"),
+        ("runs valid_los<1", "did you mean 'valid_loss'"),
+        ("runs valid_loss<", "is not a comparison"),
+        ("runs --columns name,config.optimizer.lrr", "did you mean 'config.optimizer.lr'"),
+        ("runs --where step", "is not JSON"),
+        ("runs --index mysql://host/runs", "give a file, or postgresql://"),
+        ("show goood", "there is no run 'goood' in the index "),
+        ("report goood", "everstep.db, and no run directory at that path; give the directory of a run"),
+        ("show good --metric valid_los", "did you mean 'valid_loss'"),
+        ("show good --metric valid_loss --phase step", "in phase 'step'"),
+        ("show ./runs", "is not a run directory"),
+        ("compare good", "two runs or more"),
+        ("checkpoints good pin", "needs a NAME: give names"),
+        ("checkpoints good verify good", "no checkpoint 'good'"),
+        ("checkpoints good pin 5", "the nearest is epoch-0001-step-00000004"),
     ],
 )
-def test_wrong_usage_is_exit_status_2_with_a_remedy(made: Path, command: list[str], said: str) -> None:
-    assert said in everstep(*command, cwd=made, status=2)[1]
+def test_wrong_usage_is_exit_status_2_with_a_remedy(made: Path, command: str, said: str) -> None:
+    assert said in everstep(*command.split(), cwd=made, status=2)[1]
 
 
-def test_where_there_is_no_run(tmp_path: Path) -> None:
+def test_where_there_is_no_run_or_no_extra(tmp_path: Path) -> None:
     assert "there are no runs" in everstep("runs", cwd=tmp_path, status=1)[1]
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.campaign("long")
-def test_a_missing_extra_is_one_clear_line(made: Path) -> None:
-    for package, extra, command in (
-        ("click", "cli", ["runs"]),
-        ("sqlalchemy", "cli", ["runs"]),
-    ):
-        program = f"import sys; sys.modules[{package!r}] = None; import everstep.cli; everstep.cli.main()"
-        done = subprocess.run(
-            [sys.executable, "-c", program, *command], cwd=made, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 1
-        assert done.stderr == (
-            f"everstep: this needs {package}, which is not installed: pip install 'everstep[{extra}]'\n"
-        )
+    program = "import sys; sys.modules['sqlalchemy'] = None; import everstep.cli; everstep.cli.main()"
+    command = [sys.executable, "-c", program, "runs"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    remedy = "this needs sqlalchemy, which is not installed: pip install 'everstep[cli]'"
+    assert (done.returncode, done.stderr) == (1, f"everstep: {remedy}\n")
 
 
 # ---------------------------------------------------------------------------------------- runs
@@ -165,10 +147,6 @@ def test_columns_are_facts_metrics_and_paths_into_what_was_recorded(made: Path) 
     assert as_json("runs", "name=good", "parent.run!=x", "--columns", "parent.run", cwd=made)  # null in all
     assert run["step/loss"] == float.fromhex(rows["step", "loss", 8])
     assert run["packages.numpy"]
-    told, _ = everstep("runs", "status=finished", "--sort", "valid_loss", cwd=made)
-    head, first, second = told.splitlines()
-    assert head.split() == ["name", "status", "step", "epoch", "started", "valid_loss"]
-    assert first.startswith("long-") and first.endswith("0.25") and second.endswith("0.5")
 
 
 # ---------------------------------------------------------------------------------------- show
@@ -213,28 +191,6 @@ def test_the_rows_of_a_metric(made: Path, run: str) -> None:
     )
     assert {row["phase"] for row in as_json("show", run, "--metric", "step/loss", cwd=made)} == {"step"}
     assert len(everstep("show", run, "--metric", "loss", "--phase", "epoch", cwd=made)[0].splitlines()) == 5
-
-
-def test_torn_and_damaged_journals_are_shown_and_said(here: Path) -> None:
-    path = segment_path(here / "runs" / "good", 1)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-5])
-    told, said = everstep("show", "runs/good", cwd=here)
-    assert "are torn; they are dropped" in said and "valid_loss" in told
-    damaged = bytearray(whole)
-    damaged[len(whole) // 2] ^= 1
-    path.write_bytes(damaged)
-    (problem,) = as_json("show", "runs/good", cwd=here)["problems"]
-    assert re.search(r"\d+ bytes at \d+ are damaged; they are skipped", problem)
-    assert "are damaged; they are skipped" in everstep("runs", cwd=here)[1]
-    path.write_bytes(b"")
-    run = as_json("show", "runs/good", cwd=here)
-    assert (run["step"], run["metrics"]) == (0, [])
-    assert (
-        everstep("show", "runs/good", "--metric", "loss", cwd=here, status=2)[1]
-        .strip()
-        .endswith("known: none")
-    )
 
 
 # ----------------------------------------------------------------------------- compare, sync
@@ -349,14 +305,12 @@ for name, rate in ("slow", 0.01), ("fast", 0.1):
     return folder
 
 
-def test_compare_shows_options_and_cuts_what_is_long(fitted: Path) -> None:
+def test_compare_shows_options(fitted: Path) -> None:
     found = as_json("compare", "slow", "fast", "--all", cwd=fitted)
     assert list(found["facts"]["optimizer.lr"].values()) == ["0.01", "0.1"]
     assert "the runs have different seeds" in everstep("compare", "slow", "fast", cwd=fitted)[0]
-    assert all(len(services) > 3 for services in found["facts"]["services"].values())
     told, _ = everstep("compare", "slow", "fast", "--all", cwd=fitted)
     assert re.search(r"\n  optimizer.lr +0.01 +0.1\n", told)
-    assert re.search(r"\n  services +.{47}…  .{47}…\n", told)
 
 
 def test_best_weights_are_shown_with_value_and_step(fitted: Path) -> None:
@@ -436,18 +390,6 @@ def test_a_damaged_checkpoint_is_found_by_verify(here: Path) -> None:
     assert "epoch-0002-step-00000008 is damaged" in problem
     told, _ = everstep("checkpoints", "runs/good", "verify", "epoch-0001-step-00000004", cwd=here)
     assert "whole" in told
-
-
-def test_a_checkpoint_is_copied_out_of_its_run(here: Path) -> None:
-    command = ("checkpoints", "runs/long", "copy", "8", "latest", "--to", "copies")
-    copies = [Path(one["path"]) for one in as_json(*command, cwd=here)]
-    assert [path.relative_to(here) for path in copies] == [
-        *(Path("copies/epoch-0002-step-00000008"), Path("copies/epoch-0004-step-00000016"))
-    ]
-    shutil.rmtree(here / "runs" / "long")
-    assert [read_checkpoint(path).step for path in copies] == [8, 16]
-    for wrong in (("8",), ("--to", "copies"), ("9", "--to", "copies")):
-        everstep("checkpoints", "runs/good", "copy", *wrong, cwd=here, status=2)
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cli_runs
 import psycopg
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
 from tiny_experiment import write
 
-from everstep import cli
 from everstep.errors import ConfigError
 from everstep.index.database import SCHEMA, Database
 from everstep.index.location import as_location
@@ -25,23 +25,8 @@ PASSWORD = f"{SECRET}%40{SECRET}"
 TOKEN = f"https://{SECRET}@example.org/a.git?access_token={SECRET}"
 
 
-class Here:
-    """Runs the command in this process, in a folder; notes all that it says."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
-        self.monkeypatch, self.capfd, self.said = monkeypatch, capfd, list[str]()
-        monkeypatch.chdir(folder)
-
-    def __call__(self, *command: str, status: int = 0, index: str = "") -> str:
-        self.monkeypatch.setenv("EVERSTEP_INDEX", index)
-        self.monkeypatch.setattr(sys, "argv", ["everstep", *command])
-        assert cli._run() == status
-        self.said += self.capfd.readouterr()
-        return self.said[-2]
-
-
 def test_neither_runs_nor_databases_nor_what_is_printed_hold_a_password(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, server: Server, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A training, a resume, a fork, a sweep, an evaluation, and an outage of the database."""
     write(tmp_path)
@@ -52,7 +37,14 @@ def test_neither_runs_nor_databases_nor_what_is_printed_hold_a_password(
     away = f"postgresql://me:{PASSWORD}@/db?host={tmp_path}"
     step = "trainer.max_step={}"
     at = "services=[{{Index: {{at: '{}'}}}}, Evaluate: {{stream: valid}}]"
-    run = Here(tmp_path, monkeypatch, capfd)
+    said: list[str] = []
+
+    def run(*command: str, status: int = 0, index: str = "") -> str:
+        code, told, beside = cli_runs.here(*command, cwd=tmp_path, EVERSTEP_INDEX=index)
+        assert code == status, beside
+        said.extend((told, beside, *capfd.readouterr()))
+        return told
+
     run("train", "tiny.yaml", step.format(1), at.format(url))
     assert "set EVERSTEP_INDEX, or pass --index" in run("resume", "runs/tiny", step.format(2))
     told = run("resume", "runs/tiny", step.format(3), "--index", url)
@@ -70,7 +62,7 @@ def test_neither_runs_nor_databases_nor_what_is_printed_hold_a_password(
     run("runs", "--index", away, status=1)
     run("runs", f"status={url}", "--index", url, status=2)
     run("train", "tiny.yaml", url, status=2)
-    assert [text for text in run.said if SECRET in text] == []
+    assert [text for text in said if SECRET in text] == []
     files = [path for path in tmp_path.rglob("*") if path.is_file() and ".git" not in path.parts]
     assert len(files) > 30 and tmp_path / "all.db" in files
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []

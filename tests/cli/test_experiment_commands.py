@@ -193,34 +193,26 @@ def test_data_shows_batches_and_trains_nothing(here: Path) -> None:
     assert not (here / "runs").exists()
 
 
-@pytest.mark.campaign("long", gate=8)
+@pytest.mark.campaign("long", gate=6)
 @pytest.mark.parametrize(
     ("command", "status", "said"),
     [
-        (["train"], 2, "give a config FILE"),
-        (["train", "none.yaml"], 2, "none.yaml cannot be read"),
-        (["train", "tiny.yml"], 2, "did you mean 'tiny.yaml'"),
-        (
-            ["train", "tiny.yaml", "optimizer"],
-            2,
-            "'optimizer' is neither a file nor a setting (PATH=VALUE",
-        ),
-        (["sweep", "tiny.yaml", "--job=3"], 2, "--jobs"),
-        (["resume", "tiny.yaml"], 2, "tiny.yaml is a config file; give a run, or train it"),
-        (["train", "tiny.yaml", "optimizr.lr=1"], 2, "did you mean 'optimizer'"),
-        (["train", "tiny.yaml", "--schedule", "trian"], 2, "did you mean 'train'"),
-        (["train", "tiny.yaml", "--profile", "bog"], 2, "did you mean 'big'"),
-        (["train", "tiny.yaml", "--strict-git", "--run-dir", "runs/strict"], 1, "commit and push first"),
-        (["resume", "tny"], 2, "there is no run 'tny'"),
-        (["eval", "tiny", "--stream", "vald"], 2, "did you mean 'valid'"),
-        (["predict", "tiny", "--out", "a.npy"], 2, "Missing option '--stream'"),
-        (["predict", "tiny", "--stream", "valid", "--out", "a.txt"], 2, ".jsonl, .npy, .npz"),
-        (["config", "tiny.yaml", "trainer.max_epoch=x"], 2, "give an integer"),
-        (["data", "tiny.yaml", "--stream", "vald"], 2, "did you mean 'valid'"),
+        ("train", 2, "give a config FILE"),
+        ("train none.yaml", 2, "none.yaml cannot be read"),
+        ("train tiny.yml", 2, "did you mean 'tiny.yaml'"),
+        ("train tiny.yaml optimizer", 2, "'optimizer' is neither a file nor a setting (PATH=VALUE"),
+        ("train tiny.yaml optimizr.lr=1", 2, "did you mean 'optimizer'"),
+        ("train tiny.yaml --schedule trian", 2, "did you mean 'train'"),
+        ("train tiny.yaml --strict-git --run-dir runs/strict", 1, "commit and push first"),
+        ("resume tiny.yaml", 2, "tiny.yaml is a config file; give a run, or train it"),
+        ("eval tiny --stream vald", 2, "did you mean 'valid'"),
+        ("predict tiny --out a.npy", 2, "Missing option '--stream'"),
+        ("predict tiny --stream valid --out a.txt", 2, ".jsonl, .npy, .npz"),
+        ("data tiny.yaml --stream vald", 2, "did you mean 'valid'"),
     ],
 )
-def test_wrong_input_is_told(trained: Path, command: list[str], status: int, said: str) -> None:
-    assert said in everstep(*command, cwd=trained, status=status)[1]
+def test_wrong_input_is_told(trained: Path, command: str, status: int, said: str) -> None:
+    assert said in everstep(*command.split(), cwd=trained, status=status)[1]
 
 
 def git(folder: Path, *command: str) -> None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_runs import completed, everstep
+from cli_runs import everstep
 
 from everstep.experiment.sweep import last_value
 from everstep.record import Block, Journal, RunDir
@@ -65,17 +65,6 @@ def test_a_reader_that_has_seen_enough_ends_a_listing_well(here: Path) -> None:
         line = f"{sys.executable} -m everstep {command} | true; exit ${{PIPESTATUS[0]}}"
         done = subprocess.run(["bash", "-c", line], cwd=here, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, ""), command
-
-
-def test_the_shell_completes_runs(here: Path) -> None:
-    everstep("sync", "runs", cwd=here)
-    for command in ("show", "export", "prune"):
-        found = completed(here, command, "many")
-        assert [name[:5] for name in found] == ["many0", "many1", "many2", "many"]
-    assert [name[:5] for name in completed(here, "compare", "many0", "many1")] == ["many1", "many1"]
-    (here / "runs" / "everstep.db").unlink()
-    assert completed(here, "show", "many") == ["many"]
-    assert not (here / "runs" / "everstep.db").exists()
 
 
 def test_a_listing_that_cannot_be_made_is_exit_status_1(here: Path) -> None:

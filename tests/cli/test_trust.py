@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cli_runs
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
 from tiny_experiment import write
 
-from everstep import cli
 from everstep.checkpoint import Checkpoint, Store, read_checkpoint
 from everstep.cli.group import COMMANDS
 from everstep.errors import ConfigError, TrustError
@@ -110,28 +110,25 @@ def taken_out(store: Store, here: Path) -> Checkpoint:
     return read_checkpoint(Path(shutil.move(newest, here / newest.name)))
 
 
-def everstep(monkeypatch: pytest.MonkeyPatch, *command: str) -> int:
-    """The command in this process; its exit status."""
-    monkeypatch.setattr(sys, "argv", ["everstep", *command])
-    try:
-        return cli._run()
-    except SystemExit as error:
-        return int(error.code or 0)
+def everstep(*command: str) -> tuple[int, str]:
+    """The command in this process, where it is: its exit status, and what it says to stderr."""
+    status, _, said = cli_runs.here(*command, cwd=Path.cwd())
+    return status, said
 
 
 LOOKING: dict[str, list[tuple[str, ...]]] = {
     "config": [("RUN",), ("RUN", "trainer.max_epoch=3"), ("RUN", "--json")],
     "runs": [(), ("config.task.call=telltale:Task",)],
-    "show": [("RUN",), ("RUN", "--json")],
+    "show": [("RUN",)],
     "compare": [("RUN", "RUN")],
     "report": [("RUN", "-o", "../../report.html")],
     "ui": [("--help",)],  # the page itself serves until Ctrl-C: tests/ui
     "checkpoints": [("RUN",), ("RUN", "verify"), ("RUN", "prune", "--delete")],
     "export": [("RUN", "--out", "weights", "--entry", "w")],
-    "tag": [("RUN", "seen"), ("RUN",)],
-    "note": [("RUN", "seen"), ("RUN",)],
+    "tag": [("RUN", "seen")],
+    "note": [("RUN", "seen")],
     "accept": [("RUN", "--divergence", "1")],
-    "audit": [("RUN",), ("RUN", "--json")],
+    "audit": [("RUN",)],
     "sql": [("select value from facts",)],
     "sync": [("RUN",)],
     "prune": [("RUN",)],
@@ -178,35 +175,28 @@ def test_every_command_is_tried() -> None:
 @pytest.mark.campaign("long", gate=16)
 @pytest.mark.parametrize(("command", "line"), LINES)
 def test_no_command_imports_or_calls_what_a_strangers_run_names(
-    sent: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    command: str,
-    line: tuple[str, ...],
+    sent: Path, monkeypatch: pytest.MonkeyPatch, command: str, line: tuple[str, ...]
 ) -> None:
     """Also where it is started inside the run directory, which Python then looks into."""
     here = sent.parent.parent
     monkeypatch.chdir(sent)
     sys.path.insert(0, "")
     given = {"RUN": str(sent), "CONFIG": str(here / "tiny.yaml"), "OUT.npy": str(here / "out.npy")}
-    status = everstep(monkeypatch, command, *(given.get(each, each) for each in line))
-    said = capfd.readouterr()
+    status, said = everstep(command, *(given.get(each, each) for each in line))
     assert not (here / "told").exists()
     assert {"telltale", "this"}.isdisjoint(sys.modules)
     if command in LOOKING:
         # nothing has diverged; the journal is not the one that the checkpoint names
-        assert status == {"accept": 2, "audit": 1}.get(command, 0), said.err
+        assert status == {"accept": 2, "audit": 1}.get(command, 0), said
     if command in ASKING:
         assert status == 1
         named = "code that would be imported and called: telltale:Task, os:system"
         if command == "replay":
             named = f"a command that would be started: {sent / 'telltale.py'}"
-        assert f"names {named}" in said.err
-        assert (
-            "pass --trust, or set EVERSTEP_TRUST=1" in said.err and "changed after it was marked" in said.err
-        )
+        assert f"names {named}" in said
+        assert "pass --trust, or set EVERSTEP_TRUST=1" in said and "changed after it was marked" in said
     if line[-1:] == ("keep",):
-        assert status == 1 and "pass --trust" in said.err
+        assert status == 1 and "pass --trust" in said
 
 
 def test_the_guide_says_of_each_command_what_it_does() -> None:
@@ -225,26 +215,24 @@ def test_python_m_everstep_takes_no_module_from_the_run_directory_it_is_in(sent:
     assert "tiny" in done.stdout and not (sent.parent.parent / "told").exists()
 
 
-def test_a_yaml_file_calls_nothing_by_its_tags(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_yaml_file_calls_nothing_by_its_tags(here: Path) -> None:
     file = here / "evil.yaml"
     file.write_text(f"task: !!python/object/apply:os.system ['touch {here / 'told'}']\n")
-    assert everstep(monkeypatch, "config", str(file)) == 2
+    assert everstep("config", str(file))[0] == 2
     assert not (here / "told").exists()
 
 
 # ------------------------------------------------------------------------------------ whose it is
 
 
-def test_ones_own_run_asks_nothing_and_says_what_it_imports(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert everstep(monkeypatch, "eval", "runs/tiny") == 0
-    said = capfd.readouterr().err
+def test_ones_own_run_asks_nothing_and_says_what_it_imports(here: Path) -> None:
+    status, said = everstep("eval", "runs/tiny")
+    assert status == 0
     run = RunDir.open("runs/tiny", create=False).id
     assert f"note: for the run {run} is imported and called: tiny_experiment:TinyTask" in said
     assert re.search(r"from '.*/made\d+'", said)
     shutil.move("runs/tiny", "elsewhere")
-    assert everstep(monkeypatch, "resume", "elsewhere", "trainer.max_epoch=2") == 0
+    assert everstep("resume", "elsewhere", "trainer.max_epoch=2")[0] == 0
 
 
 def _edited_config(run: Path) -> None:

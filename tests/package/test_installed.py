@@ -141,7 +141,7 @@ def tensorboard(env: Environment) -> None:
 
 def ui(env: Environment) -> None:
     numpy_run(env)
-    command = env.command("everstep", "ui", "runs", "--port", 0, "--no-browser")
+    command = env.command("everstep", "ui", "runs", "--port", 0)
     with subprocess.Popen(command, cwd=env.folder, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -1,11 +1,13 @@
-"""Services that measure and tell: `LogVariables`, `FinalValues`, `Throughput`, `Profile`."""
+"""Services that measure and tell: `LogVariables`, `FinalValues`, `Throughput`, `System`, `Profile`."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ import torch
 import everstep
 from everstep import Every
 from everstep.record import RunJournal
-from everstep.services import FinalValues, LogVariables, Profile, Throughput
-from everstep.testing import ManualClock
+from everstep.services import FinalValues, LogVariables, Profile, System, Throughput
+from everstep.testing import ManualClock, nothing_left
 from tiny_runs import Boom, Tiny, boom_at, rows
 
 
@@ -35,10 +37,14 @@ def test_variables_are_printed_on_a_schedule_of_their_own(tmp_path: Path) -> Non
 
     tiny.train(lambda loop, step: loop.collect_metrics(mine=step), tail)
     assert printed(tiny, "] valid loss") == [
-        f"[Epoch {n}/2, Step {4 * n}] valid loss: {0.5 / n}; valid accuracy: 0.75" for n in (1, 2)
+        "[Epoch 1/2, Step 4] valid loss: 0.5; valid accuracy: 0.75",
+        "[Epoch 2/2, Step 8] valid loss: 0.25; valid accuracy: 0.75",
     ]
     assert printed(tiny, "] mine") == [
-        f"[Epoch {(n + 3) // 4}/2, Step {n}] mine: {n - 0.5} (±0.5)" for n in (2, 4, 6, 8)
+        "[Epoch 1/2, Step 2] mine: 1.5 (±0.5)",
+        "[Epoch 1/2, Step 4] mine: 3.5 (±0.5)",
+        "[Epoch 2/2, Step 6] mine: 5.5 (±0.5)",
+        "[Epoch 2/2, Step 8] mine: 7.5 (±0.5)",
     ]
 
 
@@ -127,7 +133,72 @@ def test_speed_and_shares_in_a_supervisor(tmp_path: Path) -> None:
             clock.advance(3.0)
             sv.advance()
     found = {row.name: row.value for row in RunJournal(tmp_path / "run").rows()}
-    assert [found[n] for n in ("steps_per_second", "data_share", "step_share")] == [0.25, 0.25, 0.75]
+    shares = [found[name] for name in ("steps_per_second", "data_share", "step_share")]
+    assert shares == [0.25, 0.25, 0.75]
+
+
+# ------------------------------------------------------------------------------------ System
+
+LINUX = {"cpu_share", "memory_share", "process_memory_gb"}
+ANYWHERE = {"process_cpus", "disk_free_gb"}
+
+
+def recorded(run_dir: Path) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for row in RunJournal(run_dir).rows():
+        if row.phase == "eval/system":
+            assert row.wall
+            found.setdefault(row.name, []).append(row.value)
+    return found
+
+
+@pytest.mark.campaign("timed")
+def test_what_it_records_is_so(tmp_path: Path) -> None:
+    """One step computes, one sleeps, one takes memory."""
+    held: list[Any] = []
+
+    def inside(loop: Any, step: int) -> None:
+        until = time.process_time() + 0.5
+        while step == 1 and time.process_time() < until:
+            pass
+        if step == 2:
+            time.sleep(0.5)
+        if step == 3:
+            held.append(bytearray(os.urandom(1)) * 300_000_000)
+        if step == 4:
+            time.sleep(0.1)  # the kernel counts in ticks of 10 ms: in a shorter time none may pass
+
+    Tiny(tmp_path / "run", max_epoch=1, services=[System(every=Every(steps=1))]).train(inside)
+    found = recorded(tmp_path / "run")
+    names = {name for name in found if not name.startswith("gpu")}
+    assert ANYWHERE <= names <= ANYWHERE | LINUX
+    assert {len(values) for values in found.values()} == {4}
+    busy = found["process_cpus"]
+    assert busy[0] > 0.05 and busy[1] < busy[0] / 2
+    assert found["disk_free_gb"][-1] == pytest.approx(shutil.disk_usage(tmp_path).free / 1e9, abs=2)
+    for name, values in found.items():
+        assert all(value >= 0 for value in values)
+        assert not name.endswith("_share") or max(values) <= 1
+    if sys.platform == "linux":
+        assert names >= LINUX
+        assert found["process_memory_gb"][2] - found["process_memory_gb"][1] > 0.25
+        assert found["cpu_share"][0] > 0
+
+
+def test_it_changes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    with nothing_left():
+        Tiny(tmp_path / "watched", max_epoch=2, services=[System(every=Every(steps=1))]).train()
+    Tiny(tmp_path / "alone", max_epoch=2).train()
+    assert rows(tmp_path / "watched") == rows(tmp_path / "alone") != []
+
+
+def test_a_figure_that_cannot_be_had_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> str:
+        raise PermissionError(path)
+
+    monkeypatch.setattr("everstep.services.measure._text", refuse)
+    Tiny(tmp_path, max_epoch=1, services=[System(every=Every(steps=1))]).train()
+    assert {name for name in recorded(tmp_path) if not name.startswith("gpu")} == ANYWHERE
 
 
 # ----------------------------------------------------------------------------------- Profile

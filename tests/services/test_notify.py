@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +73,14 @@ def test_each_failed_start_is_told_with_its_error(tmp_path: Path) -> None:
     assert events(told) == ["failed", "failed", "finished"]
 
 
-def test_an_interruption_is_nobodys_business_and_only_what_was_asked_for_is_told(tmp_path: Path) -> None:
-    told = tmp_path / "told"
+def test_an_interruption_is_nobodys_business(tmp_path: Path) -> None:
     with pytest.raises(everstep.errors.Interrupted):
         trained(
             tmp_path / "run",
-            Notify(command=saving(told)),
+            Notify(command=saving(tmp_path / "told")),
             lambda loop, step: step == 2 and os.kill(os.getpid(), signal.SIGTERM),
         )
-    trained(tmp_path / "run", Notify(command=saving(told), on=["failed"]))
-    assert not told.exists()
+    assert not (tmp_path / "told").exists()
 
 
 PROGRAM = """
@@ -146,26 +146,73 @@ def test_a_process_that_ends_itself_is_told(tmp_path: Path) -> None:
     assert events(told) == ["failed"] and "the loop has not moved for 1 s" in messages(told)[0]["reason"]
 
 
-SECRET = "https://hooks.example.org/s3cret"
+def test_only_what_was_asked_for(tmp_path: Path) -> None:
+    trained(tmp_path / "run", Notify(command=saving(tmp_path / "told"), on=["failed"]))
+    assert not (tmp_path / "told").exists()
 
 
-@pytest.mark.parametrize(
-    ("command", "why"),
-    [
-        (["sh", "-c", f"exit 7 # {SECRET}"], "exit status 7"),
-        (["sh", "-c", f"sleep 60 # {SECRET}"], "it took longer than 0.2 s"),
-        (["no-such-program", SECRET], "No such file or directory"),
-    ],
-)
-def test_what_does_not_take_it_is_one_warning_and_costs_the_run_nothing_and_its_secret_is_nowhere(
-    tmp_path: Path, command: list[str], why: str
-) -> None:
-    tiny = trained(tmp_path / "run", Notify(command, timeout=0.2 if "sleep" in command[-1] else PATIENCE))
-    log = (tmp_path / "run" / "logs" / "run.log").read_text()
-    assert log.count(f"{command[0]} was not told that") == 1 and why in log
-    assert tiny.loop.ending.finished
+# ------------------------------------------------------------------------------------------ a URL
+
+
+class Server(http.server.ThreadingHTTPServer):
+    status, got, over = 200, [("", b"")], threading.Event()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.got.append((self.path + " " + self.headers["Content-Type"], body))
+        if self.server.status == 0:
+            self.server.over.wait()
+            return
+        self.send_response(self.server.status)
+        if self.server.status == 302:
+            self.send_header("Location", "/elsewhere")
+        self.end_headers()
+
+    do_GET = do_POST
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server(("127.0.0.1", 0), Handler) as made:
+        made.got, made.over, made.daemon_threads, made.block_on_close = [], threading.Event(), True, False
+        thread = threading.Thread(target=made.serve_forever)
+        thread.start()
+        yield made
+        made.over.set()
+        made.shutdown()
+        thread.join()
+
+
+def test_a_url_gets_a_post_of_the_same_facts(tmp_path: Path, server: Server) -> None:
+    trained(tmp_path / "run", Notify(url=f"http://127.0.0.1:{server.server_port}/hook/s3cret?x=1"))
+    ((how, body),) = server.got
+    assert how == "/hook/s3cret?x=1 application/json"
+    assert json.loads(body)["event"] == "finished"
     record = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
-    assert b"s3cret" not in record
+    assert b"127.0.0.1/***" in record and b"s3cret" not in record
+
+
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize("status", [0, 302, 404])
+def test_what_does_not_take_it_is_one_warning_and_costs_the_run_nothing(
+    tmp_path: Path, server: Server, status: int
+) -> None:
+    server.status = status
+    patience = PATIENCE if status else 0.2  # there is no answer until the test is over
+    notify = Notify(url=f"http://127.0.0.1:{server.server_port}/s3cret", timeout=patience)
+    tiny = trained(tmp_path / "run", notify)
+    log = (tmp_path / "run" / "logs" / "run.log").read_text()
+    assert log.count("http://127.0.0.1/*** was not told that") == 1 and "s3cret" not in log
+    why = {0: "it took longer than 0.2 s", 302: "HTTP Error 302", 404: "HTTP Error 404: Not Found"}
+    assert why[status] in log
+    assert tiny.loop.ending.finished and until(lambda: server.got) and len(server.got) == 1
 
 
 @pytest.mark.campaign("timed")

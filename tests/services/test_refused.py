@@ -105,8 +105,11 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         (lambda s=s: everstep.services.Console(plain_seconds=s), "a positive number")
         for s in (0, -1.0, NAN, A, None, True)
     ),
-    (lambda: Notify([]), "give a list of strings"),
-    (lambda: Notify("mail me"), "give a list of strings"),
+    (lambda: Notify(), "give one of command"),
+    (lambda: Notify(command=["true"], url="http://a/b"), "give one of command"),
+    (lambda: Notify(command="mail me"), "give a list of strings"),
+    (lambda: Notify(url="ftp://example.org/x"), "http or https"),
+    (lambda: Notify(url="https://exa mple.org/x"), "http or https"),
     (lambda: Notify(command=["true"], on=["fail"]), "did you mean 'failed'"),
     (lambda: Notify(command=["true"], timeout=A), "timeout="),
 ]

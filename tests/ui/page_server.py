@@ -38,7 +38,7 @@ class Page:
 
     def __init__(self, place: str | Path, *options: str) -> None:
         self.process = warm.Popen(
-            [sys.executable, "-m", "everstep", "ui", str(place), "--no-browser", *options],
+            [sys.executable, "-m", "everstep", "ui", str(place), *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

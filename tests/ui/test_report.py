@@ -195,9 +195,9 @@ def test_any_value_of_json_survives_the_embedding(tmp_path: Path) -> None:
     ("out", "said"),
     [
         ("report.pdf", "give a file that ends in .html"),
-        ("none/report.html", "there is no folder 'none'; make it first"),
-        ("pipe.html", "pipe.html cannot be replaced (is not a regular file); give another"),
-        ("away.html", "away.html cannot be replaced (No such file or directory); give another"),
+        ("none/report.html", "in a folder that exists"),
+        ("pipe.html", "pipe.html is not a report of everstep, and stays"),
+        ("away.html", "away.html is not a report of everstep, and stays"),
         ("mine.html", "mine.html is not a report of everstep, and stays; give another file"),
     ],
 )

@@ -2,7 +2,8 @@
 
 Exit status: 0 done; 1 something is wrong or failed; 2 wrong usage (an unknown command, run, metric or
 option, a filter that is not a comparison, a config with a mistake).  Training also has: 3 the time budget is
-used up, 4 a requirement is not met, 128 + N it was ended by signal N.  After 3 or a signal it can be resumed.
+used up, 4 a requirement is not met, 5 the run has diverged, 128 + N it was ended by signal N.  After 3 or a
+signal it can be resumed.
 """
 
 from __future__ import annotations
@@ -34,11 +35,8 @@ def main() -> NoReturn:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        print(
-            f"everstep: this needs {package}, which is not installed: "
-            f"pip install 'everstep[{EXTRAS[package]}]'",
-            file=sys.stderr,
-        )
+        remedy = f"pip install 'everstep[{EXTRAS[package]}]'"
+        print(f"everstep: this needs {package}, which is not installed: {remedy}", file=sys.stderr)
         status = 1
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -60,24 +58,22 @@ def _run() -> int:
     import click
 
     from everstep.cli.group import commands
-    from everstep.cli.output import say
-    from everstep.display.cells import shown
     from everstep.errors import ConfigError, DivergenceError, EverstepError
-    from everstep.unattended import tell_error
 
     try:
         return commands.main(prog_name="everstep", standalone_mode=False) or 0
-    except click.ClickException as error:
-        from everstep.redaction import redacted
-
-        click.UsageError(shown(redacted(error.format_message())), getattr(error, "ctx", None)).show()
-        return error.exit_code
     except click.exceptions.Abort:
         return 130
-    except EverstepError as error:
-        from everstep.cli.common_options import DIVERGED
+    except (click.ClickException, EverstepError) as error:
+        from everstep.cli.common import DIVERGED, say
+        from everstep.display.cells import shown
         from everstep.redaction import redacted
+        from everstep.unattended import tell_error
 
+        if isinstance(error, click.ClickException):
+            message = shown(redacted(error.format_message()))
+            click.UsageError(message, getattr(error, "ctx", None)).show()
+            return error.exit_code
         tell_error(error)
         say(f"everstep: {redacted(str(error))}", err=True)
         return 2 if isinstance(error, ConfigError) else DIVERGED if isinstance(error, DivergenceError) else 1

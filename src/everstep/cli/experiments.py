@@ -11,19 +11,7 @@ from typing import Any
 
 import click
 
-from everstep.cli.common_options import (
-    DIVERGED,
-    index_option,
-    json_option,
-    overrides_argument,
-    profile_option,
-    run_argument,
-    training_options,
-    trust_option,
-    weights_option,
-)
-from everstep.cli.find_run import find
-from everstep.cli.output import print_json, say
+from everstep.cli import common as cli
 from everstep.errors import ChangedError, ConfigError
 
 
@@ -49,15 +37,17 @@ def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     return files, [each for each in arguments if Path(each) not in files]
 
 
-@click.command("train")
-@click.argument("arguments", nargs=-1, metavar="FILE... [PATH=VALUE...]")
-@click.option(
-    "--run-dir", type=click.Path(path_type=Path), help="Run directory, instead of the config's run_dir."
+@cli.command(
+    run_dir=cli.option(cli.PATH, "Run directory, instead of the config's run_dir."),
+    profile=cli.PROFILE,
+    **cli.TRAINING,
 )
-@profile_option
-@training_options
 def train_command(
-    arguments: tuple[str, ...], schedule: str, dry_run: bool, index: str | None, **options: Any
+    arguments: tuple[str, ...] = cli.CONFIG,
+    schedule: str = cli.SCHEDULE,
+    dry_run: bool = cli.DRY_RUN,
+    index: str | None = cli.INDEX,
+    **options: Any,
 ) -> None:
     """Train, or resume, the experiment of config FILEs.
 
@@ -76,12 +66,14 @@ def train_command(
     _train(open_config(files, overrides, **options), schedule, dry_run, "; or give another --run-dir")
 
 
-@click.command("resume")
-@run_argument
-@overrides_argument
-@training_options
+@cli.command(**cli.TRAINING)
 def resume_command(
-    run: str, overrides: tuple[str, ...], schedule: str, dry_run: bool, index: str | None, **options: Any
+    run: str = cli.RUN,
+    overrides: tuple[str, ...] = cli.OVERRIDES,
+    schedule: str = cli.SCHEDULE,
+    dry_run: bool = cli.DRY_RUN,
+    index: str | None = cli.INDEX,
+    **options: Any,
 ) -> None:
     """Resume RUN with the config that it recorded; PATH=VALUE changes the config.
 
@@ -90,74 +82,66 @@ def resume_command(
     """
     from everstep.experiment import open_run
 
-    run_dir = find(run, index).path
+    run_dir = cli.find(run, index).path
     ship_to(index)
     _train(open_run(run_dir, overrides, **options), schedule, dry_run, "")
 
 
 def _train(experiment: Any, schedule: str, dry_run: bool, another: str) -> None:
     try:
-        if not dry_run:
-            result = experiment.run(schedule)
-            _print_metrics(result.metrics)
-            if result.ending is not None and result.ending.diverged is not None:
-                _leave_diverged(result.ending.diverged)
-            return
-        changes = experiment.check(schedule)
+        done = experiment.check(schedule) if dry_run else experiment.run(schedule)
     except ChangedError as error:
         raise ConfigError(
             f"{error.differences}use --on-change keep (resume with the run's config), override (resume with "
             f"the given config) or fork (continue with the given config in a new run directory){another}"
         ) from None
+    if not dry_run:
+        _print_metrics(done.metrics)
+        if done.ending is not None and done.ending.diverged is not None:
+            _leave_diverged(done.ending.diverged)
+        return
     trainer = experiment.trainer
     state = ", ".join(f"{name} ({type(part).__name__})" for name, part in trainer.task.state().items())
-    say(f"run       {trainer.run_dir}")
-    say(f"task      {type(trainer.task).__name__}: {state}")
+    cli.say(f"run       {trainer.run_dir}\ntask      {type(trainer.task).__name__}: {state}")
     for name, stream in trainer.streams.items():
-        say(f"stream    {name}: {stream!r}")
+        cli.say(f"stream    {name}: {stream!r}")
     for service in experiment.config.services:
-        say(f"service   {service.name}")
-    if changes:
-        say(changes)
-    say(f"schedule  {schedule}: nothing was run (--dry-run)")
+        cli.say(f"service   {service.name}")
+    if done:
+        cli.say(done)
+    cli.say(f"schedule  {schedule}: nothing was run (--dry-run)")
 
 
 def _leave_diverged(step: int) -> None:
     """Exit with the status of a run that has diverged; a drill finds that by itself."""
     from everstep.services.witness import FILE
 
-    say(
+    cli.say(
         f"everstep: step {step} had other results when a resume executed it again: everstep drill finds the "
         f"cause, everstep accept RUN --divergence {step} accepts it",
         err=True,
     )
     if FILE not in os.environ:
-        sys.exit(DIVERGED)
+        sys.exit(cli.DIVERGED)
 
 
 def _print_metrics(metrics: Mapping[str, float]) -> None:
     if metrics:
         from everstep.record import values_line
 
-        say(values_line(metrics))
+        cli.say(values_line(metrics))
 
 
-@click.command("eval")
-@run_argument
-@overrides_argument
-@click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this stream; may be repeated.")
-@weights_option
-@profile_option
-@trust_option
-@index_option
-@json_option
+@cli.command(profile=cli.PROFILE, trust=cli.TRUST)
 def eval_command(
-    run: str,
-    overrides: tuple[str, ...],
-    streams: tuple[str, ...],
-    weights: str | None,
-    index: str | None,
-    as_json: bool,
+    run: str = cli.RUN,
+    overrides: tuple[str, ...] = cli.OVERRIDES,
+    streams: tuple[str, ...] = cli.option(
+        "NAME", "Only this stream; may be repeated.", "--stream", multiple=True
+    ),
+    weights: str | None = cli.WEIGHTS,
+    index: str | None = cli.INDEX,
+    as_json: bool = cli.JSON,
     **options: Any,
 ) -> None:
     """Evaluate the newest checkpoint of RUN, or other --weights, on the streams of its Evaluate services.
@@ -167,41 +151,27 @@ def eval_command(
     """
     from everstep.experiment import open_run
 
-    experiment = open_run(find(run, index).path, overrides, default_profile="eval", **options)
+    experiment = open_run(cli.find(run, index).path, overrides, default_profile="eval", **options)
     metrics: dict[str, float] = {}
     for stream in streams:
         metrics |= experiment.trainer.evaluate(stream, weights=weights)
     if not streams:
         metrics = experiment.evaluate(weights).metrics
     if as_json:
-        print_json(metrics)
+        cli.print_json(metrics)
     else:
         _print_metrics(metrics)
 
 
-@click.command("predict")
-@run_argument
-@overrides_argument
-@click.option("--stream", required=True, metavar="NAME", help="Stream to predict for.")
-@click.option(
-    "--out",
-    required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write: .npy, .npz or .jsonl.",
-)
-@click.option("--overwrite", is_flag=True, help="Replace the file if it exists.")
-@weights_option
-@profile_option
-@trust_option
-@index_option
+@cli.command(profile=cli.PROFILE, trust=cli.TRUST)
 def predict_command(
-    run: str,
-    overrides: tuple[str, ...],
-    stream: str,
-    out: Path,
-    overwrite: bool,
-    weights: str | None,
-    index: str | None,
+    run: str = cli.RUN,
+    overrides: tuple[str, ...] = cli.OVERRIDES,
+    stream: str = cli.option("NAME", "Stream to predict for.", required=True),
+    out: Path = cli.option(cli.PATH, "File to write: .npy, .npz or .jsonl.", required=True),
+    overwrite: bool = cli.flag("Replace the file if it exists."),
+    weights: str | None = cli.WEIGHTS,
+    index: str | None = cli.INDEX,
     **options: Any,
 ) -> None:
     """Write the predictions of the newest checkpoint of RUN, or of other --weights.
@@ -219,17 +189,18 @@ def predict_command(
     from everstep.experiment.predictions import check, write
 
     check(out, overwrite)
-    experiment = open_run(find(run, index).path, overrides, default_profile="predict", **options)
+    experiment = open_run(cli.find(run, index).path, overrides, default_profile="predict", **options)
     samples = write(out, experiment.trainer.predict(stream, weights=weights))
-    say(f"{out}: {samples} predictions for {stream!r}")
+    cli.say(f"{out}: {samples} predictions for {stream!r}")
 
 
-@click.command("config")
-@click.argument("arguments", nargs=-1, metavar="FILE...|RUN [PATH=VALUE...]")
-@profile_option
-@index_option
-@json_option
-def config_command(arguments: tuple[str, ...], profile: str | None, index: str | None, as_json: bool) -> None:
+@cli.command()
+def config_command(
+    arguments: tuple[str, ...] = cli.argument("FILE...|RUN [PATH=VALUE...]", nargs=-1),
+    profile: str | None = cli.PROFILE,
+    index: str | None = cli.INDEX,
+    as_json: bool = cli.JSON,
+) -> None:
     """Check the config of FILEs or of a RUN, and print it with every default filled in.
 
     The output is a config file of the same experiment.  For a RUN it is the config that the run recorded:
@@ -240,21 +211,22 @@ def config_command(arguments: tuple[str, ...], profile: str | None, index: str |
     from everstep.experiment.open_experiment import look
 
     if len(files) == 1 and not files[0].is_file() and files[0].suffix not in (".yaml", ".yml"):
-        tree = look(find(str(files[0]), index).path, overrides, profile=profile)
+        tree = look(cli.find(str(files[0]), index).path, overrides, profile=profile)
     else:
         tree = open_config(files, overrides, profile=profile).tree
     if as_json:
-        print_json(tree)
+        cli.print_json(tree)
     else:
         click.echo(as_yaml(tree), nl=False)
 
 
-@click.command("data")
-@click.argument("arguments", nargs=-1, metavar="FILE... [PATH=VALUE...]")
-@click.option("--stream", default="train", metavar="NAME", help="Name of the stream.")
-@click.option("-n", "count", type=click.IntRange(min=1), default=2, help="Number of batches.")
-@profile_option
-def data_command(arguments: tuple[str, ...], stream: str, count: int, profile: str | None) -> None:
+@cli.command()
+def data_command(
+    arguments: tuple[str, ...] = cli.CONFIG,
+    stream: str = cli.option("NAME", "Name of the stream.", default="train"),
+    count: int = cli.option(cli.COUNT, "Number of batches.", "-n", default=2),
+    profile: str | None = cli.PROFILE,
+) -> None:
     """Print the first batches of a stream of config FILEs: shapes, types, values.  Nothing is trained."""
     files, overrides = split(arguments)
     from everstep.experiment import open_config
@@ -262,6 +234,6 @@ def data_command(arguments: tuple[str, ...], stream: str, count: int, profile: s
 
     experiment = open_config(files, overrides, profile=profile)
     for number, batch in enumerate(islice(batches(experiment, stream), count), 1):
-        say(f"{stream}, batch {number}")
+        cli.say(f"{stream}, batch {number}")
         for line in described(batch):
-            say(f"  {line}")
+            cli.say(f"  {line}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -14,121 +13,105 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import click
 
-from everstep.cli.common_options import ASKING, DIVERGED, in_words
-from everstep.cli.output import say
+from everstep.cli import common as cli
 from everstep.display.cells import in_line
 
 _LONGEST_WAIT = 60.0
 """Seconds of the longest wait before a start."""
-_LOOK = 0.2
-"""Seconds between two looks at the process."""
+_WAIT = click.FloatRange(0, _LONGEST_WAIT)
 _SAVING = 600.0
 """Seconds to wait for what a command that was asked to end has left."""
 _WRONG_USAGE = (2, 126, 127)
 """Exit statuses of wrong usage; shells have the last two for what they cannot start."""
-_AGAIN = 3
-"""Exit status of a time budget, a rollback and a further try: the next start resumes."""
-_REFUSED = 4
-"""Exit status of a requirement that was not met: every further start ends so."""
-_LASTING = frozenset(
-    {
-        *("ConfigError", "UsageError", "TrustError", "StateError", "RestoreError"),
-        *("NotResumableError", "DivergenceError"),
-    }
-)
+_AGAIN, _REFUSED = 3, 4
+"""Exit statuses: the next start resumes; every further start ends so."""
+_LASTING = {
+    *("ConfigError", "UsageError", "TrustError", "StateError", "RestoreError"),
+    *("NotResumableError", "DivergenceError"),
+}
 """Errors that the same command meets again at each start, or that a person has to judge."""
 
-HELP = """Start COMMAND, and start it again while it crashes, or can be resumed (a time budget, a rollback).
 
-\b
-  everstep run -- python train.py --lr 0.1
-  everstep run -- everstep train digits.yaml
-  everstep run --max-deaths 5 -- torchrun --nproc-per-node 4 train.py
+@cli.command(interspersed=False)
+def run_command(
+    command_line: tuple[str, ...] = cli.argument(
+        "COMMAND [ARGUMENT...]", nargs=-1, required=True, type=click.UNPROCESSED
+    ),
+    max_deaths: int = cli.option(
+        cli.COUNT, "Starts in a row that may end without getting further.", default=3
+    ),
+    back_off: float = cli.option(_WAIT, "Seconds to wait before the start after a first crash.", default=1.0),
+) -> None:
+    """Start COMMAND, and start it again while it crashes, or can be resumed (a time budget, a rollback).
 
-A crash is an error, or a signal that kills the process.  If as many starts in a row as --max-deaths say end
-without getting further, it is not started again, and these ends are printed.  How far a start came is read in
-the journals and trails of the runs that it opened.
+    \b
+      everstep run -- python train.py --lr 0.1
+      everstep run -- everstep train digits.yaml
+      everstep run --max-deaths 5 -- torchrun --nproc-per-node 4 train.py
 
-It is not started again if it is finished (status 0), after wrong usage (2), a config error, a state that does
-not fit, a divergence (5 from everstep train), or a requirement that is not met (4).  After a crash it waits:
---back-off seconds, doubled for each crash in a row, 60 at most; progress resets the wait.
+    A crash is an error, or a signal that kills the process.  After it, --back-off seconds are waited, doubled
+    for each crash in a row, 60 at most.  If --max-deaths starts in a row end without getting further, as the
+    journals of their runs say, COMMAND is not started again.
 
-SIGINT, SIGTERM, SIGHUP and SIGUSR1 are passed on to COMMAND, which saves and ends, and is not started again.
-If this process is killed, COMMAND gets SIGTERM (on Linux).  The exit status is that of the last start; if
-signal N killed it, 128 + N.
-"""
+    It is not started again either if it is finished (status 0), after wrong usage (2), a config error, a
+    state that does not fit, a divergence (5 from everstep train), or a requirement that is not met (4).
 
-
-@click.command("run", help=HELP, context_settings={"allow_interspersed_args": False})
-@click.argument(
-    "command_line", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND [ARGUMENT...]"
-)
-@click.option(
-    "--max-deaths",
-    type=click.IntRange(min=1),
-    default=3,
-    help="Number of starts in a row that may end without getting further.",
-)
-@click.option(
-    "--back-off",
-    type=click.FloatRange(min=0, max=_LONGEST_WAIT),
-    default=1.0,
-    metavar="SECONDS",
-    help="Wait before the start after a first crash.",
-)
-def command(command_line: tuple[str, ...], max_deaths: int, back_off: float) -> None:
-    with _Starts(command_line) as starts:
+    SIGINT, SIGTERM, SIGHUP and SIGUSR1 are passed on to COMMAND, which saves and ends, and is not started
+    again.  If this process is killed, COMMAND gets SIGTERM (on Linux).  The exit status is that of the last
+    start; if signal N killed it, 128 + N.
+    """
+    with tempfile.TemporaryDirectory(prefix="everstep-run-") as folder:  # for this user alone
+        starts = _Starts(command_line, Path(folder, "reports"))
         try:
             status = _attend(starts, max_deaths, back_off)
         except OSError as error:
-            say(
-                f"everstep run: {command_line[0]} cannot be started: {error.strerror}; check its name",
-                err=True,
-            )
+            _tell(f"{command_line[0]} cannot be started: {error.strerror}; check its name")
             status = 127 if isinstance(error, FileNotFoundError) else 126
     sys.exit(status)
 
 
+def _tell(text: str) -> None:
+    cli.say(f"everstep run: {text}", err=True)
+
+
 def _attend(starts: _Starts, max_deaths: int, back_off: float) -> int:
-    """Start the command until it is finished, hopeless or stopped; return the exit status."""
-    steps = rollbacks = -1  # the furthest that a start has come
-    ends: list[str] = []  # since a start got further than all before, in words
+    from everstep.polling import wait_until
+
+    furthest = rollbacks = -1
+    ends: list[str] = []  # since a start got further than all before
     for number in itertools.count(1):
         end = starts.once()
-        if starts.signal is not None:
-            return 128 + starts.signal if end is None else end.status
-        assert end is not None
-        told = f"start {number}: {_described(end)}"
-        lasting = _lasting(end)
-        if end.status == 0 or lasting:
+        if end is None or starts.signal is not None:
+            break
+        described = f"start {number}: {end.described()}"
+        hopeless = end.hopeless()
+        if end.status == 0 or hopeless:
             if end.status or number > 1:
-                say(f"everstep run: {told}{lasting}", err=True)
+                _tell(described + hopeless)
             return end.status
-        further = end.steps > steps or end.rollbacks > rollbacks
+        further = end.steps > furthest or end.rollbacks > rollbacks
         if further:
             ends.clear()
-        steps, rollbacks = max(steps, end.steps), max(rollbacks, end.rollbacks)
-        if not (further and (end.status == _AGAIN or end.status - 128 in ASKING)):
-            ends.append(told)
-        if in_words(end.status).startswith("killed"):  # it could not tell that itself
-            _notify(end, in_words(end.status))
+        furthest, rollbacks = max(furthest, end.steps), max(rollbacks, end.rollbacks)
+        if not (further and (end.status == _AGAIN or end.status - 128 in cli.ASKING)):
+            ends.append(described)
+        if cli.in_words(end.status).startswith("killed"):  # it could not report that itself
+            _notify(end, cli.in_words(end.status))
         if len(ends) >= max_deaths:
             times = f"{len(ends)} starts in a row" if len(ends) > 1 else "a start"
-            looks = [f"everstep show {_shown(path)} tells more" for path in [*end.runs][-1:]]
-            lines = [f"everstep run: not started again: {times} got no further:", *ends, *looks]
-            say("\n  ".join(lines), err=True)
+            _tell("\n  ".join([f"not started again: {times} got no further:", *ends]))
             _notify(end, f"not started again: {times} got no further")
             return end.status
         wait = min(back_off * 2 ** (len(ends) - 1), _LONGEST_WAIT) if ends else 0.0
-        say(f"everstep run: {told}; start {number + 1} in {wait:g} s", err=True)
-        if not starts.wait(wait):
-            assert starts.signal is not None
-            return 128 + starts.signal
-    raise AssertionError("unreachable")
+        _tell(f"{described}; start {number + 1} in {wait:g} s")
+        if wait_until(lambda: starts.signal is not None, wait):
+            end = None
+            break
+    return 128 + (starts.signal or 0) if end is None else end.status
 
 
 class _End(NamedTuple):
@@ -137,98 +120,73 @@ class _End(NamedTuple):
     Attributes:
         status: exit status; 128 + N where signal N killed the process, as shells tell it.  Where torchrun has
             turned an interruption into 0, the status that was meant.
-        kinds: names of the classes of the errors that ended its processes; empty where they told none.
+        kinds: names of the classes of the errors that ended its processes; empty where they reported none.
         error: the first of these errors in words.
         runs: the runs that it opened, in their order, and the last step and the rollbacks of each.
-        receivers: what its `Notify` services told of those who are to be told of which events.
+        receivers: what its `Notify` services reported of those who are to be told of which events.
     """
 
     status: int
-    kinds: frozenset[str]
+    kinds: set[str]
     error: str
     runs: dict[Path, tuple[int, int]]
     receivers: list[dict[str, Any]]
 
     @property
     def steps(self) -> int:
-        """Number of complete steps of all these runs."""
         return sum(step for step, _ in self.runs.values())
 
     @property
     def rollbacks(self) -> int:
-        """Number of rollbacks of all these runs."""
         return sum(rollbacks for _, rollbacks in self.runs.values())
 
+    def hopeless(self) -> str:
+        """Say why a further start would end in the same way; empty if it may not."""
+        if self.status in _WRONG_USAGE:
+            return "; wrong usage; it is not started again"
+        if self.status in (_REFUSED, cli.DIVERGED):
+            return "; it is not started again"
+        return "; a further start would meet that, too; it is not started again" * bool(self.kinds & _LASTING)
 
-def _lasting(end: _End) -> str:
-    """Say why a further start would end in the same way; empty if it may not."""
-    if end.status in _WRONG_USAGE:
-        return "; wrong usage; it is not started again"
-    if end.status in (_REFUSED, DIVERGED):
-        return "; it is not started again"
-    if end.kinds & _LASTING:
-        return "; a further start would meet that, too; it is not started again"
-    return ""
-
-
-def _described(end: _End) -> str:
-    words = in_words(end.status)
-    if words == "failed":
-        words = f"exit status {end.status}"
-    where = "before it opened a run"
-    for path, (step, _) in [*end.runs.items()][-1:]:
-        where = f"after step {step} of {_shown(path)}"
-    return in_line(f"{words} {where}" + (f": {end.error}" if end.error else ""))
-
-
-def _shown(path: Path) -> str:
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    def described(self) -> str:
+        words = cli.in_words(self.status)
+        if words == "failed":
+            words = f"exit status {self.status}"
+        where = "before it opened a run"
+        for path, (step, _) in [*self.runs.items()][-1:]:
+            short = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+            where = f"after step {step} of {short}"
+        return in_line(f"{words} {where}" + (f": {self.error}" if self.error else ""))
 
 
 def _notify(end: _End, reason: str) -> None:
-    """Tell the receivers of the run's `Notify` services what it could not tell itself."""
+    """Notify those whom the run's `Notify` services name of what the run could not report itself."""
     from everstep.services.notify import Target, facts_of
 
     for run_dir, (step, _) in [*end.runs.items()][-1:]:
         facts = facts_of(run_dir, "failed", reason, step=step)
         receivers = {json.dumps(each["target"]): each for each in end.receivers if "failed" in each["on"]}
         for each in receivers.values():
-            line, timeout = each["target"]
-            if (problem := Target(tuple(line), timeout).send(facts)) is not None:
-                say(f"everstep run: {line[0]} was not told: {problem}", err=True)
+            line, url, timeout = each["target"]
+            target = Target(tuple(line), url, timeout)
+            if (problem := target.send(facts)) is not None:
+                _tell(f"{target} was not told: {problem}")
 
 
 class _Starts:
-    """Starts a command, passes signals on to it, and hears what it tells; a context, in the main thread.
+    """Starts a command, and passes signals on to it; made in the main thread.
 
     Attributes:
         signal: number of the first signal that asked this process to end; None before.
     """
 
-    def __init__(self, command_line: tuple[str, ...]) -> None:
-        self._command = command_line
+    def __init__(self, command_line: tuple[str, ...], reports: Path) -> None:
+        self._command, self._reports = command_line, reports
         self.signal: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="everstep-run-")  # for this user alone
-        self._path = os.path.join(self._folder.name, "pipe")
-        os.mkfifo(self._path, 0o600)
-        # also for writing: else reading would end when the last writer has closed it
-        self._pipe = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        for number in ASKING:
-            # an ignored signal stays ignored, as SIGHUP is under nohup
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._pass_on)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        os.close(self._pipe)
-        self._folder.cleanup()
+        for number in cli.ASKING:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup
+                signal.signal(number, self._pass_on)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self.signal = self.signal or number
@@ -239,22 +197,16 @@ class _Starts:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)  # as a terminal does: a shell may stand between
 
-    def wait(self, seconds: float) -> bool:
-        """Wait, unless a signal comes; return whether none has come."""
-        from everstep.polling import wait_until
-
-        return not wait_until(lambda: self.signal is not None, seconds)
-
     def once(self) -> _End | None:
         """Start the command, and wait until it ends; None if a signal came before."""
         from everstep.drill.processes import kill_marked, with_parent
         from everstep.polling import wait_until
-        from everstep.unattended import PIPE
+        from everstep.unattended import REPORTS
 
-        words: list[dict[str, Any]] = []
+        self._reports.write_bytes(b"")
         began = time.time()
         # held back: a signal finds either no process, or the one that it is passed on to, once
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, cli.ASKING)
         end_with_parent = with_parent(signal.SIGTERM)
 
         def prepare() -> None:
@@ -264,73 +216,54 @@ class _Starts:
         try:
             if self.signal is not None:
                 return None
-            self._process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 self._command,
-                env={**os.environ, PIPE: self._path},
+                env={**os.environ, REPORTS: str(self._reports)},
                 start_new_session=True,  # Ctrl-C reaches this process alone, and comes to the command once
                 preexec_fn=prepare,
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        while self._process.poll() is None:
-            select.select([self._pipe], [], [], _LOOK)
-            words += self._words()
-        words += self._words()
-        status = self._process.returncode
+        status = process.wait()
         if self.signal is not None:
             # a shell between ends at once, and what it has started may still save
-            wait_until(lambda: not self._is_any_left(), _SAVING)
+            wait_until(lambda: not _is_any_left(process.pid), _SAVING)
         elif status:
             # what a failed start has left (workers, ranks) would meet the next start
             self._send(signal.SIGKILL)
-            kill_marked(os.fsencode(f"{PIPE}={self._path}"))
+            kill_marked(os.fsencode(f"{REPORTS}={self._reports}"))
         self._process = None
-        return _end(status, words, began)
-
-    def _words(self) -> list[dict[str, Any]]:
-        """Read what was told since the last call; a line that is not a word is somebody else's."""
-        data = b""
-        with suppress(BlockingIOError):
-            while part := os.read(self._pipe, 1 << 16):
-                data += part
-        words = []
-        for line in data.splitlines():
-            with suppress(ValueError):
-                word = json.loads(line)
-                words += [word] if isinstance(word, dict) else []
-        return words
-
-    def _is_any_left(self) -> bool:
-        """Whether a process lives that the command has started, and that is in its group."""
-        assert self._process is not None
-        with suppress(ChildProcessError):  # orphans are ours where this is the first process of a container
-            os.waitpid(-self._process.pid, os.WNOHANG)
-        try:
-            os.killpg(self._process.pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
+        return _end(status, [json.loads(line) for line in self._reports.read_bytes().splitlines()], began)
 
 
-def _end(status: int, words: list[dict[str, Any]], began: float) -> _End:
-    """Make the end of a start of what it told, and of how far its runs came by their journals and trails."""
+def _is_any_left(group: int) -> bool:
+    with suppress(ChildProcessError):  # orphans are ours where this is the first process of a container
+        os.waitpid(-group, os.WNOHANG)
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _end(status: int, reports: list[dict[str, Any]], began: float) -> _End:
+    """Make the end of a start of its reports, and of how far its runs came by their journals and trails."""
     from everstep.errors import EverstepError
     from everstep.record import RunJournal, newest_step
 
-    errors = [word for word in words if word.get("word") == "error"]
-    kinds = frozenset(str(kind) for error in errors for kind in error.get("kinds", ()))
+    errors = [report for report in reports if report["word"] == "error"]
     runs: dict[Path, tuple[int, int]] = {}
     status = 128 - status if status < 0 else status
-    for path in [Path(str(word["path"])) for word in words if word.get("word") == "run" and "path" in word]:
+    for path in [Path(report["path"]) for report in reports if report["word"] == "run"]:
         with suppress(EverstepError, OSError):
             journal = RunJournal(path)
             newest = max((segment.number for segment in journal.segments()), default=0)
             step = max(journal.status().step, newest_step(path, newest))
             runs[path] = step, len(journal.rollbacks())
-            # torchrun takes 0 alone for an end without a failure
-            for event in [] if status else journal.events("interrupted", valid=False):
-                if event.time >= began and isinstance(event.data.get("status"), int):
+            for event in journal.events("interrupted", valid=False) if status == 0 else ():
+                # torchrun takes 0 alone for an end without a failure
+                if status == 0 and event.time >= began and isinstance(event.data.get("status"), int):
                     status = int(event.data["status"])
-                    break
-    error = str(errors[0].get("what", "")) if errors else ""
-    return _End(status, kinds, error, runs, [word for word in words if word.get("word") == "notify"])
+    kinds = {kind for error in errors for kind in error["kinds"]}
+    error = errors[0]["what"] if errors else ""
+    return _End(status, kinds, error, runs, [report for report in reports if report["word"] == "notify"])

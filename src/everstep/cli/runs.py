@@ -1,4 +1,4 @@
-"""Commands on all runs of an index: `runs`, `sync`; and the search that `prune` has, too."""
+"""Commands on all runs of an index: `runs`, `sync`, `sql`; and the search that `prune` has, too."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from everstep.cli.common_options import index_option, json_option, where_option
-from everstep.cli.find_run import open_index
-from everstep.cli.output import note, print_json, print_table, say, status_of
+from everstep.cli import common as cli
 from everstep.display.cells import in_line
+from everstep.errors import ConfigError
 from everstep.index.run_facts import FACTS, SHOWN
 
 if TYPE_CHECKING:
@@ -53,11 +52,13 @@ def search(
     """
     from everstep.index.columns import RunColumns
     from everstep.index.filters import CONTAINS, Group, leaves, parse_json, parse_words, why_none
+    from everstep.index.query import open_index
 
     words = parse_words(" ".join(conditions))
     where = Group(True, (words, parse_json(filter_text or "{}")))
     names = [leaf.path for leaf in leaves(where) if leaf.operator != CONTAINS]
-    database = open_index(index)
+    database, problems = open_index(index)
+    cli.note(problems)
     columns = RunColumns(database)
     columns.require(leaves(where), wanted)
     runs = columns.find(where)
@@ -68,24 +69,15 @@ def search(
     return Searched(database, runs, [*names, *wanted], notes, "" if runs else why_none(words))
 
 
-@click.command("runs")
-@click.argument("conditions", nargs=-1)
-@where_option
-@click.option("--sort", metavar="NAME", help="Fact or metric to sort by; -NAME for the largest first.")
-@click.option(
-    "--columns", metavar="A,B,...", help=f"Columns to show; default: {','.join(SHOWN)} and a metric."
-)
-@click.option("--limit", type=click.IntRange(min=1), help="Show the first N runs.")
-@index_option
-@json_option
+@cli.command()
 def runs_command(
-    conditions: tuple[str, ...],
-    filter_text: str | None,
-    sort: str | None,
-    columns: str | None,
-    limit: int | None,
-    index: str | None,
-    as_json: bool,
+    conditions: tuple[str, ...] = cli.argument(nargs=-1),
+    filter_text: str | None = cli.WHERE,
+    sort: str | None = cli.option("NAME", "Fact or metric to sort by; -NAME for the largest first."),
+    columns: str | None = cli.option("A,B,...", f"Columns to show; default: {','.join(SHOWN)} and a metric."),
+    limit: int | None = cli.option(cli.COUNT, "Show the first N runs."),
+    index: str | None = cli.INDEX,
+    as_json: bool = cli.JSON,
 ) -> None:
     """List runs, the newest start last, with the metric that most of them have.
 
@@ -95,55 +87,50 @@ def runs_command(
     as the script gave it by config= (config.lr), or another path into the record of the newest start
     (git.commit, packages.torch); tags=WORD finds the runs with that tag, and `note` is a run's note.
     starts, kills and verified tell how often a run was started and killed, and whether its resumes were
-    verified.  name=digits finds runs of that name, with or without the six digits; a word alone finds the
-    names that contain it.  The status is running, finished, stopped, failed, killed, or gone (the directory
-    does not exist any more).  The column ranks, the number of ranks of the newest start, is there where a run
-    has several.
+    verified.  A word alone finds the names that contain it.  The status is running, finished, stopped,
+    failed, killed, or gone (the directory does not exist any more).
     """
     from everstep.index.filters import ordered
 
-    shown = [part.strip() for part in columns.split(",") if part.strip()] if columns else list(SHOWN)
-    by = sort.removeprefix("-") if sort else None
-    asked_for = [*shown, *([by] if by else [])]
-    telling = not (columns or by or as_json)
-    searched = search(index, conditions, filter_text, asked_for, telling=telling)
+    shown = [part.strip() for part in (columns or ",".join(SHOWN)).split(",") if part.strip()]
+    by = (sort or "").removeprefix("-")
+    wanted = [*shown, by] if by else shown
+    searched = search(index, conditions, filter_text, wanted, telling=not (columns or by or as_json))
     runs = ordered(searched.runs, by, str(sort).startswith("-")) if by else searched.runs
     runs = runs[:limit]
-    note(searched.notes)
+    cli.note(searched.notes)
     if not columns:
-        if any(run.get("ranks", 1) > 1 for run in runs):
-            shown.append("ranks")
+        shown += ["ranks"] * any(run.get("ranks", 1) > 1 for run in runs)
         shown += [name for name in dict.fromkeys(searched.names) if name not in shown]
     for run in runs:
         if isinstance(tags := run.get("tags"), str):  # not a metric of that name
-            run["tags"] = json.loads(tags)
+            run["tags"] = json.loads(tags) if as_json else " ".join(map(str, json.loads(tags)))
     if as_json:
         keys = shown if columns else list(dict.fromkeys([*FACTS, "ranks", *shown]))
-        print_json([{key: run.get(key) for key in keys} for run in runs])
+        cli.print_json([{key: run.get(key) for key in keys} for run in runs])
     elif runs:
-        for run in runs:
-            run["status"] = status_of(run)
-            if isinstance(run.get("tags"), list):
-                run["tags"] = " ".join(map(str, run["tags"]))
-        print_table(runs, shown)
+        cli.print_table([{**run, "status": cli.status_of(run)} for run in runs], shown)
     else:
         asked = " ".join([*conditions, *([filter_text] if filter_text else [])])
         why = f" ({searched.why_none})" if searched.why_none else ""
-        say(f"no run matches {asked}{why}" if asked else "there are no runs")
+        cli.say(f"no run matches {asked}{why}" if asked else "there are no runs")
 
 
-@click.command("sync")
-@click.argument("folders", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@index_option
-@json_option
-def sync_command(folders: tuple[Path, ...], index: str | None, as_json: bool) -> None:
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@cli.command()
+def sync_command(
+    folders: tuple[Path, ...] = cli.argument(nargs=-1, type=_FOLDER),
+    index: str | None = cli.INDEX,
+    as_json: bool = cli.JSON,
+) -> None:
     """Update the index from the journals, or make it.
 
     FOLDERS are run directories or folders of them.  Default: the folder of the index; for a database ./runs,
-    or else the current folder.  Runs that were copied from another machine are added; a run that was moved
-    gets its new path.  Runs of this machine below FOLDERS whose directories are gone are removed from the
-    index.  A torn last record is dropped; damage in the middle of a journal is reported with its place, and
-    the rest is indexed.  All of this is printed.
+    or else the current folder.  A run that was moved gets its new path.  Runs of this machine below FOLDERS
+    whose directories are gone are removed from the index.  Damage in a journal is reported with its place,
+    and the rest is indexed.
     """
     from everstep.index.database import Database
     from everstep.index.location import FILE, is_said, runs_of
@@ -151,19 +138,61 @@ def sync_command(folders: tuple[Path, ...], index: str | None, as_json: bool) ->
     from everstep.index.shipping import forget_gone, sync
 
     place = index_place(index)
-    meant = index is not None or is_said()
-    if len(folders) == 1 and not meant and isinstance(place, Path) and not place.exists():
+    by_default = index is None and not is_said()
+    if len(folders) == 1 and by_default and isinstance(place, Path) and not place.exists():
         place = folders[0].absolute() / FILE
-    database, asked = Database(place), folders or (runs_of(place),)
-    shipped = sync(database, asked)
-    forgotten = forget_gone(database, asked)
+    database, folders = Database(place), folders or (runs_of(place),)
+    shipped = sync(database, folders)
+    forgotten = forget_gone(database, folders)
     if as_json:
-        told = {"index": database.name, "runs": shipped.runs, "rows": shipped.rows}
-        print_json({**told, "forgotten": list(forgotten), "problems": shipped.problems})
+        counts = {"index": database.name, "runs": shipped.runs, "rows": shipped.rows}
+        cli.print_json({**counts, "forgotten": list(forgotten), "problems": shipped.problems})
         return
-    note(shipped.problems)
-    say(f"{database.name}: {shipped.runs} runs, {shipped.rows} new rows")
+    cli.note(shipped.problems)
+    cli.say(f"{database.name}: {shipped.runs} runs, {shipped.rows} new rows")
     if index is None and place != index_place(None):
-        say(f"to list them: everstep runs --index {database.name}")
+        cli.say(f"to list them: everstep runs --index {database.name}")
     for name, where in forgotten.items():
-        say(f"forgotten: {in_line(name)}, whose directory {in_line(where)} is gone")
+        cli.say(f"forgotten: {in_line(name)}, whose directory {in_line(where)} is gone")
+
+
+# -------------------------------------------------------------------------------------------- sql
+
+
+@cli.command()
+def sql_command(
+    statement: str = cli.argument(), index: str | None = cli.INDEX, as_json: bool = cli.JSON
+) -> None:
+    """Ask the index by a SELECT; nothing can be changed.
+
+    \b
+      everstep sql "select name, status, step from runs where kills > 0"
+      everstep sql "select run, step, value from evaluations where name = 'valid_loss'"
+
+    Tables: runs, segments (starts), facts (the record of a run's newest start, as JSON), series, metrics,
+    checkpoints, events.  Views: valid_metrics has the values that no resume superseded, with the names of
+    runs and metrics; evaluations those measured outside steps.  Times are seconds since 1970, NaN is NULL.
+    """
+    from sqlalchemy.exc import DBAPIError
+
+    from everstep.index.query import open_index
+
+    database, problems = open_index(index)
+    cli.note(problems)
+    with database.read() as connection:
+        try:
+            found = connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+            rows = [dict(row) for row in found.mappings()] if found.returns_rows else None
+        except DBAPIError as error:
+            message = f"the index {database.name} does not take this statement: {error.orig}"
+            raise ConfigError(message) from None
+    if rows is None:
+        raise ConfigError(f"{statement!r} returns no rows; give a SELECT")
+    cells: list[dict[str, Any]] = [
+        {name: f"{len(value)} bytes" if isinstance(value, bytes) else value for name, value in row.items()}
+        for row in rows
+    ]
+    if as_json:
+        cli.print_json(cells)
+    else:
+        cli.print_table(cells, list(found.keys()))

@@ -88,23 +88,22 @@ def open_folder(folder: Path) -> tuple[dict[str, Any], list[str]]:
     except OSError as error:
         unreadable(path, error)
     try:
-        return _content(folder, path, read_pickle(raw))
+        return _content(folder, read_pickle(raw))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        refuse(
-            path,
-            f"is not the metadata of a checkpoint, or is damaged ({type(error).__name__}: {error})",
-            error,
-        )
+        reason = f"{type(error).__name__}: {error}"
+        refuse(path, f"is not the metadata of a checkpoint, or is damaged ({reason})", error)
 
 
-def _content(folder: Path, path: Path, root: Any) -> tuple[dict[str, Any], list[str]]:
-    about, places, sizes = _facts(root, "metadata.Metadata"), {}, dict[Path, int]()
-    for index, found in about["storage_data"].items():
-        key, place = _facts(index, "metadata.MetadataIndex"), _facts(found, "filesystem._StorageInfo")
+def _content(folder: Path, root: Any) -> tuple[dict[str, Any], list[str]]:
+    about = _facts(root, "metadata.Metadata")
+    places = {}
+    for index, stored in about["storage_data"].items():
+        key, place = _facts(index, "metadata.MetadataIndex"), _facts(stored, "filesystem._StorageInfo")
         offset = () if key.get("offset") is None else _size(key["offset"])
-        places[key["fqn"], offset] = _place(folder, path, key["fqn"], place, sizes)
+        places[key["fqn"], offset] = _place(folder, key["fqn"], place)
     named = about.get("planner_data")
-    arrays, others = {}, []
+    arrays: dict[tuple[str, ...], Unread] = {}
+    others = []
     for name, facts in about["state_dict_metadata"].items():
         if _kind(facts) == f"{_ROOM}metadata.TensorStorageMetadata":
             arrays[_path(named, name)] = _array(name, facts.state, places)
@@ -113,15 +112,13 @@ def _content(folder: Path, path: Path, root: Any) -> tuple[dict[str, Any], list[
     return _tree(arrays), others
 
 
-def _place(
-    folder: Path, whose: Path, name: str, place: dict[str, Any], sizes: dict[Path, int]
-) -> tuple[Path, int, int]:
+def _place(folder: Path, name: str, place: dict[str, Any]) -> tuple[Path, int, int]:
     if place.get("transform_descriptors"):
-        refuse(whose, f"has {name!r} in an encoding of another program", remedy="save without extensions")
-    file = inside(folder, place["relative_path"], whose)
+        refuse(folder, f"has {name!r} in an encoding of another program", remedy="save without extensions")
+    file = inside(folder, place["relative_path"], folder / METADATA)
     start, size = _lengths((place["offset"], place["length"]))
     try:
-        length = sizes[file] = sizes.get(file) or file.stat().st_size
+        length = file.stat().st_size
     except OSError as error:
         unreadable(file, error)
     if start + size > length:
@@ -183,6 +180,21 @@ def _path(named: Any, name: str) -> tuple[str, ...]:
     return (name,)
 
 
+def _tree(arrays: dict[tuple[str, ...], Unread]) -> dict[str, Any]:
+    """Return the arrays as a tree of two levels; of one, where the tree that was saved had no more."""
+    tree: dict[str, Any] = {}
+    for (top, *rest), array in arrays.items():
+        branch, key = (tree.setdefault(top, {}), ".".join(rest)) if rest else (tree, top)
+        if not isinstance(branch, dict) or key in branch:
+            raise ValueError(f"two values have the name {'.'.join([top, *rest])!r}")
+        branch[key] = array
+    return tree
+
+
+def _kind(value: Any) -> str:
+    return value.kind if isinstance(value, Made) else type(value).__name__
+
+
 def _facts(value: Any, kind: str) -> dict[str, Any]:
     """Return the state of an object that must be of a class of torch.distributed.checkpoint."""
     if _kind(value) != _ROOM + kind or not isinstance(value.state, dict):
@@ -191,15 +203,10 @@ def _facts(value: Any, kind: str) -> dict[str, Any]:
     return facts
 
 
-def _kind(value: Any) -> str:
-    return value.kind if isinstance(value, Made) else type(value).__name__
-
-
 def _size(value: Any) -> tuple[int, ...]:
     if _kind(value) != "torch.Size":
         raise ValueError(f"{_kind(value)!r:.100} in place of torch.Size")
-    (numbers,) = value.args
-    return _lengths(numbers)
+    return _lengths(*value.args)
 
 
 def _lengths(numbers: Any) -> tuple[int, ...]:
@@ -210,14 +217,3 @@ def _lengths(numbers: Any) -> tuple[int, ...]:
 
 def _torch() -> Any:
     return importlib.import_module("everstep.backends.torch.saved_files")
-
-
-def _tree(arrays: dict[tuple[str, ...], Unread]) -> dict[str, Any]:
-    """Return the arrays as a tree of two levels; of one, where the tree that was saved had no more."""
-    found: dict[str, Any] = {}
-    for (top, *rest), array in arrays.items():
-        branch, key = (found.setdefault(top, {}), ".".join(rest)) if rest else (found, top)
-        if not isinstance(branch, dict) or key in branch:
-            raise ValueError(f"two values have the name {'.'.join([top, *rest])!r}")
-        branch[key] = array
-    return found

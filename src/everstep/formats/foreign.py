@@ -49,9 +49,7 @@ def open_foreign(path: Path, say: Callable[[str], None]) -> Foreign | None:
     """
     if path.is_dir():
         return _open_folder(path, say)
-    if path.name.endswith(_INDEX) and path.is_file():
-        return Foreign(path, "shards with an index", _open_shards(path))
-    return Foreign(path, *_open_file(path)) if path.exists() else None
+    return _open(path, path) if path.exists() else None
 
 
 def _open_folder(path: Path, say: Callable[[str], None]) -> Foreign | None:
@@ -61,13 +59,16 @@ def _open_folder(path: Path, say: Callable[[str], None]) -> Foreign | None:
             some = ", ".join(others[:5])
             say(f"{path}: {len(others)} values that are not tensors are pickles, and are not read: {some}")
         return Foreign(path, "torch.distributed.checkpoint", tree)
-    for name in _INDICES:
+    for name in (*_INDICES, *_WHOLE):
         if (path / name).exists():
-            return Foreign(path, "shards with an index", _open_shards(path / name))
-    for name in _WHOLE:
-        if (path / name).exists():
-            return Foreign(path, *_open_file(path / name))
+            return _open(path, path / name)
     return None
+
+
+def _open(path: Path, file: Path) -> Foreign:
+    if file.name.endswith(_INDEX):
+        return Foreign(path, "shards with an index", _open_shards(file))
+    return Foreign(path, *_open_file(file))
 
 
 def _open_file(path: Path) -> tuple[str, dict[str, Any]]:
@@ -76,12 +77,12 @@ def _open_file(path: Path) -> tuple[str, dict[str, Any]]:
             start = file.read(9)
     except OSError as error:
         unreadable(path, error)
-    if safetensors_file.is_safetensors(start):
+    if start[8:] == b"{":
         return "safetensors", dict(safetensors_file.open_file(path))
-    if not start.startswith((b"PK\x03\x04", b"\x80")):
-        refuse(path, "is neither a safetensors file nor a file of torch.save", remedy="give one of these")
-    if start.startswith(b"PK"):
+    if start.startswith(b"PK\x03\x04"):
         _require_stored(path)
+    elif not start.startswith(b"\x80"):
+        refuse(path, "is neither a safetensors file nor a file of torch.save", remedy="give one of these")
     tree = importlib.import_module("everstep.backends.torch.saved_files").read_saved(path, str(path))
     if isinstance(tree, Unread):
         return "torch.save", {"": tree}
@@ -98,15 +99,11 @@ def _require_stored(path: Path) -> None:
     """Refuse an archive that would grow when it is read."""
     try:
         with zipfile.ZipFile(path) as archive:
-            packed = [
-                each.filename for each in archive.infolist() if each.compress_type != zipfile.ZIP_STORED
-            ]
+            kinds = {each.compress_type for each in archive.infolist()}
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         refuse(path, f"is damaged: {error}", error)
-    if packed:
-        refuse(
-            path, f"is an archive with compressed files ({packed[0]!r:.100}), which torch.save does not write"
-        )
+    if kinds - {zipfile.ZIP_STORED}:
+        refuse(path, "is an archive with compressed files, which torch.save does not write")
 
 
 def _open_shards(index: Path) -> dict[str, Any]:
@@ -118,11 +115,7 @@ def _open_shards(index: Path) -> dict[str, Any]:
     except OSError as error:
         unreadable(index, error)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        refuse(
-            index,
-            f'is not an index with a "weight_map" of names to files ({type(error).__name__}: {error})',
-            error,
-        )
+        refuse(index, f'is not an index with a "weight_map" of names to files ({error!r:.200})', error)
     found: dict[str, Any] = {}
     for file, expected in names.items():
         path = inside(index.parent, file, index)

@@ -24,11 +24,6 @@ LARGEST_HEADER = 100_000_000
 """Most bytes of a header; the limit of the safetensors library."""
 
 
-def is_safetensors(start: bytes) -> bool:
-    """Whether a file that begins with these 9 bytes may be a safetensors file."""
-    return len(start) > 8 and start[8:9] == b"{"
-
-
 def open_file(path: Path) -> dict[str, Unread]:
     """List the arrays of a file by name, from its header; each is read when it is needed."""
     try:
@@ -49,20 +44,18 @@ def _spans(path: Path, file: FileIO) -> dict[str, Span]:
     try:
         spans, _ = parse_header(file.read(length), size - 8 - length)
         for span in spans.values():
-            _require_known(span)
+            if not all(type(number) is int and number >= 0 for number in span.shape):
+                raise ValueError(f"{span.shape!r:.200} has other numbers than sizes")
+            if span.dtype not in ITEM_BYTES:
+                raise ValueError(f"{span.dtype!r:.50} is not a known element type: {', '.join(ITEM_BYTES)}")
+            if math.prod(span.shape) * ITEM_BYTES[span.dtype] != span.end - span.start:
+                raise ValueError(
+                    f"{span.dtype} {span.shape!r:.200} does not fit {span.end - span.start:,} bytes"
+                )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         refuse(path, f"is damaged: its header cannot be understood ({type(error).__name__}: {error})", error)
     data = 8 + length
     return {name: span._replace(start=data + span.start, end=data + span.end) for name, span in spans.items()}
-
-
-def _require_known(span: Span) -> None:
-    if not all(type(number) is int and number >= 0 for number in span.shape):
-        raise ValueError(f"{span.shape!r:.200} has other numbers than sizes")
-    if span.dtype not in ITEM_BYTES:
-        raise ValueError(f"{span.dtype!r:.50} is not a known element type: {', '.join(ITEM_BYTES)}")
-    if math.prod(span.shape) * ITEM_BYTES[span.dtype] != span.end - span.start:
-        raise ValueError(f"{span.dtype} {span.shape!r:.200} does not fit {span.end - span.start:,} bytes")
 
 
 def _read(path: Path, name: str, span: Span) -> HostArray:
@@ -88,11 +81,8 @@ def refuse(
 
 
 def unreadable(path: Path, error: OSError) -> NoReturn:
-    refuse(
-        path,
-        "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})",
-        error,
-    )
+    is_missing = isinstance(error, FileNotFoundError)
+    refuse(path, "is missing" if is_missing else f"cannot be read ({error.strerror})", error)
 
 
 def inside(folder: Path, name: object, whose: Path) -> Path:

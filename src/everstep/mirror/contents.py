@@ -20,15 +20,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import xxhash
 
 from everstep.errors import MirrorError
-from everstep.record.journal_format import LATEST
-from everstep.untrusted_files import is_count, is_file_name, parse_json
+from everstep.untrusted_files import Count, Seconds, is_file_name, misfits, parse_json
 
 FORMAT = 1
 """Version of a list, as written."""
@@ -40,6 +39,15 @@ NOTES = ("checkpoint", "labels.json", "pins.json")
 
 _LIST = re.compile(rb'\{"checksum":"([0-9a-f]{32})","body":(\{.*\})\}\n', re.DOTALL)
 _NUMBER = re.compile(r"contents/([0-9]{8,})\.json")
+_SHAPE: dict[str, Any] = {
+    "number": Count,
+    "run": dict,
+    "generation": Count,
+    "created": Seconds,
+    "notes": dict[str, str],
+    "files": dict[str, list[tuple[str, Count, str]]],
+    "holder": {"token": str, "host": str, "pid": Count, "directory": str, "ended": bool},
+}
 
 
 class Part(NamedTuple):
@@ -50,19 +58,9 @@ class Part(NamedTuple):
     digest: str
 
 
-Files = Mapping[str, tuple[Part, ...]]
-"""Parts by the path of the file, relative to the run directory."""
-
-
 @dataclass(frozen=True)
 class Holder:
-    """Start that has taken the mirror over.
-
-    Attributes:
-        token: a random string, different for each start.
-        host, pid, directory: where the start runs, for messages.
-        ended: whether it has said that it ended.
-    """
+    """Start that has taken the mirror over: a random token, where it runs, whether it said that it ended."""
 
     token: str
     host: str
@@ -80,7 +78,7 @@ class Contents:
     generation: int
     holder: Holder
     created: float
-    files: Files = field(default_factory=dict)
+    files: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -96,10 +94,6 @@ class Contents:
         """Number of bytes of a file; 0 if the mirror has no such file."""
         return sum(part.bytes for part in self.files.get(path, ()))
 
-    def after(self, number: int, **changes: Any) -> Contents:
-        """Return the list that follows this one."""
-        return replace(self, number=number, **changes)
-
     def packed(self) -> bytes:
         """Return the bytes of the list."""
         body = {"format": FORMAT, **asdict(self), "files": {path: list(p) for path, p in self.files.items()}}
@@ -114,65 +108,30 @@ def number_of(key: str) -> int | None:
 
 
 def parse(data: bytes, where: str) -> Contents | None:
-    """Read a list of contents; None if it is torn or damaged.
-
-    Args:
-        where: name of the mirror, for messages.
-    """
+    """Read a list of contents of the mirror `where`; None if it is torn or damaged."""
     match = _LIST.fullmatch(data)
     if match is None or xxhash.xxh3_128_hexdigest(match[2]).encode() != match[1]:
         return None
     try:
-        return _understood(parse_json(match[2]), where)
+        body = parse_json(match[2])
+        if body.pop("format") != FORMAT or any(misfits(body, _SHAPE)):
+            raise ValueError(f"it is not a list of format {FORMAT}")
+        files = {path: tuple(Part(*part) for part in parts) for path, parts in body["files"].items()}
+        contents = Contents(**body | {"files": files, "holder": Holder(**body["holder"])})
+        for note in contents.notes.values():
+            note.encode("latin-1")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MirrorError(
-            f"the mirror {where} has a list of contents that no everstep wrote ({error!r:.200}): nothing was "
-            "taken from it; give another mirror"
+            f"the mirror {where} has a list of contents that this everstep cannot read ({error!r:.200}): "
+            "nothing was taken from it; give another mirror"
         ) from error
-
-
-def _understood(body: Any, where: str) -> Contents:
-    """Make the contents of a list's body."""
-    if body["format"] != FORMAT:
-        raise MirrorError(
-            f"the mirror {where} has format {body['format']!r:.100}, and this everstep reads {FORMAT}: "
-            "install the everstep that wrote it"
-        )
-    files = {path: tuple(Part(*part) for part in parts) for path, parts in body["files"].items()}
-    holder = Holder(**body["holder"])
-    facts = {name: body[name] for name in ("number", "run", "generation", "created", "notes")}
     # it may come from anybody: a path could lead out of the run directory, a key out of the mirror
-    odd = [name for name in _names(files) if not _is_plain(name)]
-    odd += [name for name in body["notes"] if name not in NOTES]
+    odd = [path for path in files if path.split("/")[0] not in FOLDERS]
+    odd += [path for path in (*files, *contents.keys()) if not all(map(is_file_name, path.split("/")))]
+    odd += [name for name in contents.notes if name not in NOTES]
     if odd:
         raise MirrorError(
             f"the mirror {where} names {odd[0]!r:.200}, which is not a file of a run: nothing was taken from "
             "it; give another mirror"
         )
-    contents = Contents(**facts, holder=holder, files=files)
-    if not _has_types(contents):
-        raise ValueError("a value is of another type")
     return contents
-
-
-def _has_types(contents: Contents) -> bool:
-    """Whether the values that a start uses are of the types that a list has."""
-    sizes = (part.bytes for parts in contents.files.values() for part in parts)
-    notes = contents.notes.values()
-    return (
-        all(map(is_count, (contents.number, contents.generation, contents.holder.pid, *sizes)))
-        and isinstance(contents.created, int | float)
-        and 0 <= contents.created < LATEST
-        and isinstance(contents.run, dict)
-        and all(isinstance(note, str) and all(ord(character) < 256 for character in note) for note in notes)
-    )
-
-
-def _names(files: Files) -> Iterator[str]:
-    for path, parts in files.items():
-        yield path if path.split("/")[0] in FOLDERS else f"../{path}"
-        yield from (part.key for part in parts)
-
-
-def _is_plain(path: str) -> bool:
-    return all(map(is_file_name, path.split("/")))

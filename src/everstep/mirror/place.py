@@ -6,9 +6,8 @@ import base64
 import contextlib
 import hashlib
 import os
-import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -44,15 +43,13 @@ class MirrorAt:
 
     def __init__(self, url: str | os.PathLike[str]) -> None:
         if isinstance(url, str) and HIDDEN in url:
-            raise ConfigError(
-                f"mirror={url!r} comes from a record, without its credentials: give the URL again"
-            )
+            raise ConfigError(f"mirror={url!r} comes from a record, without its credentials: give it again")
         scheme, is_url, rest = str(url).partition("://")
+        self.url = str(url)
         self.folder: Path | None = None
         if not is_url or scheme == "file":
             # a drill's starts, each with a root of its own, must not meet in one mirror
             self.folder = located(user_path(rest if is_url else url, "mirror").absolute())
-        self.url = str(url)
 
     def __str__(self) -> str:
         return str(redacted(self.url))
@@ -74,11 +71,11 @@ class MirrorAt:
         try:
             return ObjectStore(self.url, str(self))
         except ImportError as error:
-            remedy = "pip install 'everstep[mirror]'"
-            if self.url.startswith(("gs:", "gcs:")) and not (error.name or "").startswith("fsspec"):
-                remedy += " gcsfs"
-            raise ConfigError(f"mirror={self}: a package is missing ({error}): {remedy}") from error
-        except Exception as error:
+            more = " gcsfs" if self.url.startswith(("gs:", "gcs:")) else ""
+            raise ConfigError(
+                f"mirror={self}: a package is missing ({error}): pip install 'everstep[mirror]'{more}"
+            ) from error
+        except Exception as error:  # of any library
             kind = ConfigError if isinstance(error, ValueError) else MirrorError
             raise kind(
                 f"mirror={self} cannot be used ({self.describe(error)}); give a folder, s3://BUCKET/PATH or "
@@ -104,14 +101,17 @@ def digest_of(source: Path, start: int = 0, end: int | None = None) -> str:
     return _hex(xxhash.xxh3_128(), blocks(source, start, end))
 
 
-def _hex(digest: Any, data: Iterator[bytes]) -> str:
+def _md5(data: Iterable[bytes]) -> str:
+    return _hex(hashlib.md5(usedforsecurity=False), data)
+
+
+def _hex(digest: Any, data: Iterable[bytes]) -> str:
     for block in data:
         digest.update(block)
     return str(digest.hexdigest())
 
 
 def _require_equal(key: str, stored: str, sent: str) -> None:
-    """Refuse bytes that came back from a store as others."""
     if stored != sent:
         raise MirrorError(
             f"{key} came back from the mirror with checksum {stored}, and {sent} was sent: check the store"
@@ -229,7 +229,9 @@ class ObjectStore:
         reach("mirror.verify")
         digest = digest_of(source, start, end)
         if not self._says_equal(path, source, start, end):
-            _require_equal(key, self._digest(path), digest)
+            with self._fs.open(path, "rb") as file:
+                stored = _hex(xxhash.xxh3_128(), iter(lambda: file.read(_UPLOADED_PART), b""))
+            _require_equal(key, stored, digest)
         return digest
 
     def create(self, key: str, data: bytes) -> None:
@@ -239,9 +241,8 @@ class ObjectStore:
             self._fs.pipe_file(path, data, mode="create")
         except FileExistsError:
             return
-        except (NotImplementedError, TypeError, ValueError):
-            # one of these where fsspec's class for a store has no such mode
-            # here two processes may both find nothing, and the later one replaces the earlier one's object
+        except (NotImplementedError, TypeError, ValueError):  # this store has no such mode
+            # two processes may both find nothing, and the later one replaces the earlier one's object
             if not self._fs.exists(path):
                 self._fs.pipe_file(path, data)
 
@@ -259,25 +260,14 @@ class ObjectStore:
         """Whether the store itself says that it has these bytes; False also where it says nothing of use."""
         self._fs.invalidate_cache()
         info = self._fs.info(path)
-        if info["size"] != end - start:
-            return False
         tag = str(info.get("ETag", "")).strip('"')
         if "md5Hash" in info:
             tag = base64.b64decode(info["md5Hash"]).hex()
-        if re.fullmatch(r"[0-9a-f]{32}", tag):
+        if "-" not in tag:
             return _md5(blocks(source, start, end)) == tag
         ends = [*range(start, end, _UPLOADED_PART), end]
         parts = [bytes.fromhex(_md5(blocks(source, *part))) for part in pairwise(ends)]
-        return tag == f"{_md5(iter(parts))}-{len(parts)}"
-
-    def _digest(self, path: str) -> str:
-        with self._fs.open(path, "rb") as file:
-            data = iter(lambda: file.read(_UPLOADED_PART), b"")
-            return _hex(xxhash.xxh3_128(), data)
-
-
-def _md5(data: Iterator[bytes]) -> str:
-    return _hex(hashlib.md5(usedforsecurity=False), data)
+        return tag == f"{_md5(parts)}-{len(parts)}"
 
 
 Place: TypeAlias = Folder | ObjectStore

@@ -7,6 +7,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,17 +52,16 @@ class RunMirror:
         self._at, self._wait, self._say, self._warn = at, wait, say, warn
         self.facts: dict[str, Any] = {}
         self._changed = threading.Condition()
-        self._files: RunFiles | None = None
-        """Lists what is committed, once this start has taken the mirror over."""
-        self._taken: RunLockedError | None = None
-        """The error with which another start has taken the mirror over."""
+        self._store: Store | None = None  # until this start has taken the mirror over
+        self._segment = 0
+        self._taken: RunLockedError | None = None  # until another start has taken the mirror over
         self._thread: threading.Thread | None = None
         self._next: Committed | None = None
         self._current: Committed | None = None
         self._error = ""
         self._pause = PAUSES[0]
         self._told: set[str] = set()
-        self._over = self._hurry = False
+        self._hurry = False
         if at is not None:
             self._mirror = Mirror(at.open())
             found = self._tried(self._mirror.look)
@@ -90,21 +90,21 @@ class RunMirror:
                 f"{run_dir.id}: give each run a mirror of its own; to continue the mirrored run, give an "
                 "empty directory"
             )
-        self._tried(lambda: self._bring(run_dir))
+        self._tried(lambda: self._bring(run_dir.path))
 
-    def _bring(self, run_dir: RunDir) -> None:
+    def _bring(self, run_dir: Path) -> None:
         while (contents := self._mirror.contents) is not None:
-            restoring = Restoring(self._mirror.place, contents, run_dir.path)
+            restoring = Restoring(self._mirror.place, contents, run_dir)
             if not restoring.is_ahead():
                 return
             restoring.require_nothing_lost()
             try:
                 restoring.bring(self._say)
+                return
             except FileNotFoundError:
+                # a start that still runs has deleted an old checkpoint: its new list counts
                 if self._mirror.look() == contents:
                     raise
-                continue  # a start that still runs has deleted an old checkpoint: its new list counts
-            return
 
     def take(self, run_dir: RunDir, store: Store, segment: int) -> None:
         """Take the mirror over for this start, and begin to upload what the mirror lacks."""
@@ -118,7 +118,7 @@ class RunMirror:
                 f"took over the mirror from process {before.pid} on host {before.host}, in "
                 f"{before.directory}, which did not record its end: if it still runs, it saves no more"
             )
-        self._files = RunFiles(store, segment)
+        self._store, self._segment = store, segment
         self.committed(0, lambda: None)
 
     @property
@@ -139,21 +139,20 @@ class RunMirror:
             raise self._taken
 
     def committed(self, durable: int, retain: Callable[[], object], *, ended: bool = False) -> None:
-        """Delete what need not stay, then hand what is committed over to the uploading thread.
+        """Delete what need not stay (`retain`), then hand what is committed over to the uploading thread.
 
         The writer thread calls this, or the main thread while the writer thread has nothing to do.
 
         Args:
             durable: number of bytes of this start's journal that are on the disk.
-            retain: deletes the checkpoints that need not stay; no upload begins meanwhile.
-            ended: whether the start ends now.
         """
         with self._changed:
             retain()
-            if self._files is None or self._files.store.leaves_some:
+            if self._store is None or self._store.leaves_some:
                 return  # this start may yet end without setting them aside
             try:
-                self._next, self._hurry = self._files.now(durable, ended=ended), ended
+                self._next = _committed(self._store, self._segment, durable, ended)
+                self._hurry = ended
             except OSError as error:  # the save stands
                 self._warn(f"the newest state was not handed to the mirror {self._at}: {error}")
             self._changed.notify_all()
@@ -162,13 +161,8 @@ class RunMirror:
                 self._thread.start()
 
     def finish(self, journal: Journal, retain: Callable[[], object]) -> None:
-        """Hand the rest over, and wait for the upload; warn if it is not complete after the limit.
-
-        Args:
-            journal: of this start; nothing is added to it after this call.
-            retain: as for `committed`.
-        """
-        if self._files is None or self._files.store.leaves_some:
+        """Hand the rest over, and wait for the upload; nothing is added to the journal after this call."""
+        if self._store is None or self._store.leaves_some:
             return
         end = time.monotonic() + self._wait
         self._await_upload(self._wait)
@@ -189,10 +183,10 @@ class RunMirror:
 
     def close(self) -> None:
         """End the thread; an upload that runs is given up after the file that it is at."""
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
         if self._thread is not None:
+            with self._changed:
+                self._mirror.is_over = True
+                self._changed.notify_all()
             self._thread.join(GRACE)
 
     # -------------------------------------------------------------------------------- the thread
@@ -200,49 +194,47 @@ class RunMirror:
     def _await_upload(self, limit: float) -> str:
         """Wait for what was handed over; say what is missing after `limit` seconds, "" for nothing."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_busy(), limit)
-            if self._taken is not None or not self._is_busy():
+            if self._changed.wait_for(self._is_idle, limit):
                 return ""
             return self._error or f"the upload takes longer than {limit:g} s"
 
-    def _is_busy(self) -> bool:
-        is_alive = self._thread is not None and self._thread.is_alive()
-        return is_alive and not (self._next is None and self._current is None)
+    def _is_idle(self) -> bool:
+        return self._taken is not None or (self._next is None and self._current is None)
 
     def _work(self) -> None:
         while True:
             with self._changed:
                 if self._error:  # an outage: the next try comes after a pause, but that of the end at once
-                    self._changed.wait_for(lambda: self._over or self._hurry, self._pause)
+                    self._changed.wait_for(lambda: self._mirror.is_over or self._hurry, self._pause)
                 self._hurry = False
-                self._changed.wait_for(lambda: self._next is not None or self._over)
-                if self._over:
+                self._changed.wait_for(lambda: self._next is not None or self._mirror.is_over)
+                if self._mirror.is_over:
                     return
-                committed, self._next = self._next, None
-                self._current = committed
-            assert committed is not None
-            failure: Exception | None = None
-            try:
-                for problem in self._mirror.upload(committed, lambda: not self._over):
-                    if problem not in self._told:
-                        self._told.add(problem)
-                        self._warn(problem)
-            except RunLockedError as error:
-                with self._changed:
-                    self._taken = error
-                    self._current = self._next = None
-                    self._changed.notify_all()
-                self._warn(f"{error}; nothing more is uploaded, and the next save is refused")
-                return
-            except Exception as error:  # of any library: the training does not depend on the mirror
-                failure = error
-            if not self._over:
+                self._current, self._next = self._next, None
+            failure = self._upload(self._current)
+            if self._taken is None and not self._mirror.is_over:
                 self._note(failure)
             with self._changed:
-                self._current = None
                 if failure is not None and self._next is None:
-                    self._next = committed
+                    self._next = self._current
+                self._current = None
                 self._changed.notify_all()
+                if self._taken is not None:
+                    return
+
+    def _upload(self, committed: Committed | None) -> Exception | None:
+        assert committed is not None
+        try:
+            for problem in self._mirror.upload(committed):
+                if problem not in self._told:
+                    self._told.add(problem)
+                    self._warn(problem)
+        except RunLockedError as error:
+            self._taken = error
+            self._warn(f"{error}; nothing more is uploaded, and the next save is refused")
+        except Exception as error:  # of any library: the training does not depend on the mirror
+            return error
+        return None
 
     def _note(self, error: Exception | None) -> None:
         """Tell the beginning and the end of an outage, each once."""
@@ -276,63 +268,28 @@ def open_mirror(at: MirrorAt | None, wait: float, run_dir: Path, say: Say, warn:
 # ------------------------------------------------------------------------------- what is committed
 
 
-class RunFiles:
-    """List of the committed files; manifests are read once.
-
-    Args:
-        store: the checkpoints of the run; its writer thread, or nobody, changes them meanwhile.
-        segment: number of this start.
-    """
-
-    def __init__(self, store: Store, segment: int) -> None:
-        self.store, self._segment = store, segment
-        self._known: dict[tuple[Path, int], dict[str, Source]] = {}
-
-    def now(self, durable: int, *, ended: bool = False) -> Committed:
-        """List the files.
-
-        Args:
-            durable: number of bytes of this start's journal that are on the disk.
-            ended: whether the start ends now.
-        """
-        top, files = self.store.run_dir, dict[str, Source]()
-        known, self._known = self._known, {}
-        saved = (self.store.path(facts.name) for facts in self.store.facts())
-        for folder in (*self.store.best_folders(), *saved):
-            key = folder, (folder / "manifest.json").stat().st_mtime_ns
-            self._known[key] = known.get(key) or _listed(folder, top)
-            files |= self._known[key]
-        for path in sorted((top / "journal").glob("segment-*.evj")):
-            number = segment_number(path)
-            if number is not None and number <= self._segment:
-                size = durable if number == self._segment else path.stat().st_size
-                if size:
-                    files[f"journal/{path.name}"] = Source(path, size, None)
-        notes = {name: note for name in NOTES if (note := _note(top / name)) is not None}
-        return Committed(files, notes, ended, [frozenset(each) for each in self._known.values()])
-
-
-def _listed(folder: Path, top: Path) -> dict[str, Source]:
-    """List the files of a checkpoint, as its manifest does; none if that is damaged."""
-    manifest = folder / "manifest.json"
-    try:
-        files = read_manifest(folder)["files"]
-    except CheckpointError:
-        return {}
-    sources = {}
-    for name, record in files.items():
-        path = folder / name
-        sources[path.relative_to(top).as_posix()] = Source(path, record["bytes"], record["xxh3_128"])
-    data = read_regular(manifest)
-    sources[manifest.relative_to(top).as_posix()] = Source(
-        manifest, len(data), xxhash.xxh3_128_hexdigest(data)
-    )
-    return sources
-
-
-def _note(path: Path) -> str | None:
-    """Read a small file, which may change while an upload runs."""
-    try:
-        return read_regular(path, LARGEST_NOTE).decode("latin-1")
-    except FileNotFoundError:
-        return None
+def _committed(store: Store, segment: int, durable: int, ended: bool) -> Committed:
+    """List the committed files of a run; its writer thread, or nobody, changes them meanwhile."""
+    top, files = store.run_dir, dict[str, Source]()
+    for folder in (*store.best_folders(), *(store.path(facts.name) for facts in store.facts())):
+        try:
+            manifest = read_manifest(folder)
+        except CheckpointError:
+            continue  # it is damaged
+        at = folder.relative_to(top).as_posix()
+        for name, record in manifest["files"].items():
+            files[f"{at}/{name}"] = Source(folder / name, record["bytes"], record["xxh3_128"])
+        data = read_regular(folder / "manifest.json")
+        digest = xxhash.xxh3_128_hexdigest(data)
+        files[f"{at}/manifest.json"] = Source(folder / "manifest.json", len(data), digest)
+    for path in sorted((top / "journal").glob("segment-*.evj")):
+        number = segment_number(path)
+        if number is not None and number <= segment:
+            size = durable if number == segment else path.stat().st_size
+            if size:
+                files[f"journal/{path.name}"] = Source(path, size, None)
+    notes = {}
+    for name in NOTES:
+        with suppress(FileNotFoundError):
+            notes[name] = read_regular(top / name, LARGEST_NOTE).decode("latin-1")
+    return Committed(files, notes, ended)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from everstep.services.judges import OnBest as OnBest, Plateau as Plateau, Require as Require
     from everstep.services.judges import Scheduled as Scheduled, StopAfter as StopAfter, When as When
     from everstep.services.measure import FinalValues as FinalValues, Profile as Profile
-    from everstep.services.measure import Throughput as Throughput
+    from everstep.services.measure import System as System, Throughput as Throughput
     from everstep.services.notify import Notify as Notify
     from everstep.services.recovery import HangWatch as HangWatch, Recovery as Recovery, Retry as Retry
     from everstep.services.sink import CSV as CSV, JSONLines as JSONLines, RemoteSink as RemoteSink

@@ -1,10 +1,14 @@
-"""Measurements beside the training: the speed, traces of steps, values at the end."""
+"""Measurements beside the training: the machine's load, the speed, traces of steps, values at the end."""
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +152,78 @@ class Profile(Service):
         if self._trace is not None:
             self._trace.stop()
             self._trace = None
+
+
+class System(Service):
+    """Record the load of the machine: how busy processor and GPUs are, and how full memory and disk.
+
+    Metrics, which depend on the clock and are no part of any comparison; shares are from 0 to 1:
+
+    | metric | what |
+    |---|---|
+    | cpu_share | busy part of all processors of the machine since the last look (Linux) |
+    | process_cpus | processors that this process kept busy since the last look |
+    | memory_share | part of the machine's memory that is in use (Linux) |
+    | process_memory_gb | memory of this process (Linux) |
+    | gpu_memory_share | used part of the memory of this process's GPU |
+    | gpu_share | busy part of that GPU, where the package nvidia-ml-py is installed |
+    | disk_free_gb | free space of the disk with the run directory |
+
+    A figure that the system does not give is left out.  Several ranks: the machine of rank 0.
+
+    Args:
+        every: when to look; default `Every(seconds=30)`.
+    """
+
+    isolate = False
+    window = "none"
+    default_schedule = Every(seconds=30)
+
+    def __init__(self, *, every: Schedule | None = None, name: str | None = None) -> None:
+        super().__init__(name or "system", every)
+
+    def open(self, run: RunView) -> None:
+        self._run_dir = Path(run.run_dir).absolute()
+        self._last = _times()
+
+    def run(self, boundary: Boundary) -> Outcome:
+        now, before = _times(), self._last
+        self._last = now
+        seconds, process, ticks, idle = (new - old for new, old in zip(now, before, strict=True))
+        metrics = dict(_memory())
+        if seconds:
+            metrics["process_cpus"] = process / seconds
+        if ticks:
+            # the kernel's count of idle ticks may fall back a little
+            metrics["cpu_share"] = min(max(0.0, 1 - idle / ticks), 1.0)
+        metrics["disk_free_gb"] = shutil.disk_usage(self._run_dir).free / 1e9
+        if "torch" in sys.modules:
+            metrics |= importlib.import_module("everstep.backends.torch.saved_files").gpu_load()
+        return Outcome(metrics, wall=True)
+
+
+def _text(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+_UNREADABLE = (OSError, ValueError, IndexError, KeyError)
+
+
+def _times() -> tuple[float, float, float, float]:
+    """Return seconds, seconds of this process, and the machine's ticks, all of them and the idle ones."""
+    ticks = [0.0] * 8
+    with suppress(*_UNREADABLE):
+        # user nice system idle iowait irq softirq steal; guests are part of user and nice
+        ticks = [float(each) for each in _text("/proc/stat").split("\n", 1)[0].split()[1:9]]
+    return time.monotonic(), time.process_time(), sum(ticks), ticks[3] + ticks[4]
+
+
+def _memory() -> Iterator[tuple[str, float]]:
+    with suppress(*_UNREADABLE):
+        lines = (line.split(":") for line in _text("/proc/meminfo").splitlines())
+        memory = {name: float(value.split()[0]) for name, value in lines}
+        yield "memory_share", 1 - memory["MemAvailable"] / memory["MemTotal"]
+    with suppress(*_UNREADABLE):
+        pages = int(_text("/proc/self/statm").split()[1])
+        yield "process_memory_gb", pages * os.sysconf("SC_PAGE_SIZE") / 1e9

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from everstep import unattended
 from everstep.arguments import number
@@ -18,7 +20,7 @@ from everstep.contracts.services import RunView, Service
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError, nearest
 from everstep.record import DIVERGED, RunDir, RunJournal
-from everstep.redaction import redacted
+from everstep.redaction import HIDDEN, redacted
 
 EVENTS = {
     "failed": "has failed",
@@ -32,33 +34,82 @@ _NOTE = "notified"
 """Kind of the journal's event that a message was sent."""
 _LAST_WORDS = 3.0
 """Seconds that a process which ends itself waits for a message."""
+_LONGEST = 2000
+"""Most characters of a reason."""
 
 
 class Target(NamedTuple):
-    """Command with its arguments that takes messages, each within `timeout` seconds."""
+    """Receiver of messages: a command or a URL.
+
+    Attributes:
+        command: the command and its arguments; empty for a URL.
+        url: the URL; empty for a command.
+        timeout: seconds that one message may take.
+    """
 
     command: tuple[str, ...]
+    url: str
     timeout: float
+
+    def __str__(self) -> str:
+        """Name of the receiver for messages and records, without what may be a secret of it."""
+        if self.command:
+            return self.command[0]
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.hostname}/{HIDDEN}"  # a webhook has its secret in the path
 
     def send(self, facts: Mapping[str, Any]) -> str | None:
         """Send facts as JSON, and wait; return what went wrong, None if nothing did."""
+        body = json.dumps(facts).encode()
+        return self._post(body) if self.url else self._call(body + b"\n")
+
+    def _post(self, body: bytes) -> str | None:
+        import urllib.request
+
+        class NoRedirect(urllib.request.HTTPRedirectHandler):
+            def redirect_request(self, *_: Any) -> None:
+                return None
+
+        headers = {"Content-Type": "application/json", "User-Agent": "everstep"}
+        request = urllib.request.Request(self.url, body, headers)
         try:
-            # a session of its own: Ctrl-C ends the training, and must not end its message
-            quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            quiet |= {"input": json.dumps(facts).encode() + b"\n", "start_new_session": True}
-            status = subprocess.run(self.command, timeout=self.timeout, **quiet).returncode
-        except subprocess.TimeoutExpired:
-            return f"it took longer than {self.timeout:g} s"
-        except OSError as error:
-            return str(error.strerror)
-        return f"exit status {status}" if status else None
+            urllib.request.build_opener(NoRedirect).open(request, timeout=self.timeout).close()
+        except Exception as error:
+            late = isinstance(getattr(error, "reason", error), TimeoutError)
+            return self._too_long() if late else f"{type(error).__name__}: {error}"
+        return None
+
+    def _call(self, words: bytes) -> str | None:
+        # a file, not a pipe: what the command leaves running would hold a pipe open
+        with tempfile.TemporaryFile() as errors:
+            try:
+                done = subprocess.run(
+                    self.command,
+                    input=words,
+                    stdout=subprocess.DEVNULL,
+                    stderr=errors,
+                    timeout=self.timeout,
+                    start_new_session=True,  # Ctrl-C ends the training, and must not end its message
+                )
+            except OSError as error:
+                return str(error.strerror)
+            except subprocess.TimeoutExpired:
+                return self._too_long()
+            if done.returncode == 0:
+                return None
+            errors.seek(0)
+            lines = errors.read(1 << 16).decode(errors="replace").strip().splitlines()
+        return f"exit status {done.returncode}" + (f": {lines[-1][:200]}" if lines else "")
+
+    def _too_long(self) -> str:
+        return f"it took longer than {self.timeout:g} s"
 
 
 def facts_of(run_dir: Path, event: str, reason: str, **more: Any) -> dict[str, Any]:
     """Collect the facts of a message about a run; `text` is one sentence for people."""
     with suppress(OSError):
         more = {"run": RunDir.open(run_dir, create=False).id, **more}
-    facts = {"run": run_dir.name, "event": event, "reason": redacted(reason)[:2000], **more}
+    facts = {"run": run_dir.name, "event": event, "reason": redacted(reason)[:_LONGEST], **more}
     place = f" after step {facts['step']}" if "step" in facts else ""
     text = f"{facts['run']} {EVENTS[event]}{place}" + (f": {facts['reason']}" if reason else "")
     where = {"run_dir": str(run_dir), "host": socket.gethostname(), "time": time.time()}
@@ -66,22 +117,28 @@ def facts_of(run_dir: Path, event: str, reason: str, **more: Any) -> dict[str, A
 
 
 class Notify(Service):
-    """Tell a command when the run fails, diverges, is stuck or finished.
+    """Tell a command or a URL when the run fails, diverges, is stuck or finished.
 
-        Notify(["mail", "-s", "a run", "me@example.org"])
-        Notify(["curl", "--json", "@-", "https://hooks.example.org/services/..."])
+        Notify(command=["mail", "-s", "a run", "me@example.org"])
+        Notify(url="https://hooks.example.org/services/...")
 
-    The command gets JSON on its standard input: "text" (a sentence, which chats show), "event", "reason",
-    "run", "run_dir", "step", "epoch", "start", "host", "time" (seconds since 1970).
+    A command gets JSON on its standard input, a URL a POST of the same: "text" (a sentence, which chats
+    show), "event", "reason", "run", "run_dir", "step", "epoch", "start", "host", "time" (seconds since 1970).
 
-    "failed": an error or a guard ends a start (`everstep run` tells it of a process that was killed, too).
-    "diverged": a step that is executed again has other results than the first time.  "stuck": `HangWatch`
-    finds that nothing moves.  A thread sends the message; the end of a start waits for it, `timeout` seconds
-    at most.  One that cannot be sent is a warning, once.  A resume does not send it again; a process that is
-    killed just before sends nothing.
+    | event | when |
+    |---|---|
+    | failed | an error or a guard ends a start; `everstep run` tells it of a process that was killed, too |
+    | diverged | a step that is executed again has other results than the first time |
+    | stuck | the run's `HangWatch` finds that nothing moves for long |
+    | finished | the run came to its end |
+
+    A message is sent by a thread, and never holds the training up; the end of a start waits for it,
+    `timeout` seconds at most.  A message that cannot be sent is a warning, once.  A resume does not send it
+    again; a process that is killed just before sends nothing.  Not told: an error before the run is open.
 
     Args:
-        command: a program and its arguments, of which the record names the program only.
+        command: a command and its arguments.
+        url: an address with http or https.  The record and the warnings name its host only.
         on: the events to tell.
         timeout: seconds that one message may take.
         name: name of the service; needed if there are two.
@@ -93,8 +150,9 @@ class Notify(Service):
 
     def __init__(
         self,
-        command: Sequence[str],
         *,
+        command: Sequence[str] = (),
+        url: str | None = None,
         on: Sequence[str] = tuple(EVENTS),
         timeout: float = 10.0,
         name: str | None = None,
@@ -104,21 +162,21 @@ class Notify(Service):
         for event in self.on:
             if event not in EVENTS:
                 raise ConfigError(f"on={event!r}: there is no such event; {nearest(str(event), EVENTS)}")
-        words = not isinstance(command, str) and all(isinstance(word, str) and word for word in command)
-        if not command or not words:
+        if bool(command) == (url is not None):
             raise ConfigError(
-                f'command={command!r}: give a list of strings, as in ["mail", "me@example.org"]'
+                'Notify: give one of command=["PROGRAM", "ARGUMENT", ...] and url="https://..."'
             )
-        self.target = Target(tuple(command), number("timeout", timeout, of="seconds"))
-        self._is_open, self._warned = False, False
+        self.target = Target(_words(command), _address(url), number("timeout", timeout, of="seconds"))
+        self._is_open = False
         self._threads: list[threading.Thread] = []
         self._one_by_one = threading.Lock()
+        self._warned = False
 
     def config(self) -> Json:
-        return {"to": self.target.command[0], "on": list(self.on), "timeout": self.target.timeout}
+        return {"to": str(self.target), "on": list(self.on), "timeout": self.target.timeout}
 
     def __repr__(self) -> str:
-        return f"Notify(to={self.target.command[0]!r}, on={self.on!r}, timeout={self.target.timeout!r})"
+        return f"Notify(to={str(self.target)!r}, on={self.on!r}, timeout={self.target.timeout!r})"
 
     def open(self, run: RunView) -> None:
         self._run, self._run_dir, self._threads = run, Path(run.run_dir).absolute(), []
@@ -168,5 +226,23 @@ class Notify(Service):
         if problem is not None and not self._warned:
             self._warned = True
             self._run.println(
-                f"warning: {self.target.command[0]} was not told that {facts['text']}: {redacted(problem)}"
+                f"warning: {self.target} was not told that {facts['text']}: {redacted(problem)}"
             )
+
+
+def _words(command: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(command, str) or not all(isinstance(word, str) and word for word in command):
+        raise ConfigError(f'command={command!r}: give a list of strings, as in ["mail", "me@example.org"]')
+    return tuple(command)
+
+
+def _address(url: str | None) -> str:
+    if url is None:
+        return ""
+    try:
+        parts = urlsplit(url)
+    except (ValueError, AttributeError, TypeError):
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or set(url) & set(" \n\r\t"):
+        raise ConfigError("url: give an address with http or https, as in https://hooks.example.org/T0/B0")
+    return url
