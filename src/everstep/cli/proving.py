@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,13 @@ def _write_json(file: Path | None, value: Any) -> None:
 
 _DRILL = """Kill SCRIPT at every hazard, resume it each time, and compare with an undisturbed run.
 
-SCRIPT is a Python script, or a config file for `everstep train`.  First it runs undisturbed, twice; if these
+\b
+  everstep drill train.py --epochs 2
+  everstep drill -- python train.py --output {out}
+
+SCRIPT is a Python script that uses everstep, or a config file for `everstep train`.  The second form takes any
+command that trains with PyTorch: {out} stands for a new folder for what it writes (without it, each start runs in
+a copy of the current directory), and its updates are compared.  First it runs undisturbed, twice; if these
 two runs differ, the difference is reported and nothing is killed.  Then it is killed at random instants and
 at every hazard, and last, its disk is made full.  All runs are written to a folder of the drill.
 
@@ -56,7 +63,7 @@ Exit status:
 
 
 @click.command("drill", help=_DRILL, context_settings={"allow_interspersed_args": False})
-@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("script", type=click.Path(path_type=Path))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--ranks",
@@ -69,6 +76,10 @@ Exit status:
 @click.option("--max-steps", type=click.IntRange(1), help="Step at which the drill leaves each run.")
 @click.option("--hazard", "hazards", multiple=True, metavar="NAME", help="Only this hazard; may be repeated.")
 @click.option("--timeout", type=float, default=600.0, help="Seconds that one start may take.")
+@click.option("--strikes", type=click.IntRange(1), default=12, help="Of any command: the number of strikes.")
+@click.option(
+    "--resume-cmd", metavar="COMMAND", help="Of any command: the one that goes on, if it is another."
+)
 @keep_option
 @json_file_option
 @click.option(
@@ -78,15 +89,27 @@ Exit status:
     help="File to write a case per hazard to, for CI.",
 )
 def drill_command(
-    script: Path, args: tuple[str, ...], json_file: Path | None, junit_file: Path | None, **options: Any
+    script: Path,
+    args: tuple[str, ...],
+    json_file: Path | None,
+    junit_file: Path | None,
+    strikes: int,
+    resume_cmd: str | None,
+    **options: Any,
 ) -> None:
-    from everstep.drill import campaign
+    from everstep.drill import any_command, campaign
     from everstep.drill.report import NOT_DRILLED, DrillReport, write_junit
     from everstep.errors import DrillError
 
     leave_in_order()
     try:
-        report = campaign.drill(script, args, say=say, **options)
+        if script.is_file() or shutil.which(str(script)) is None:
+            report = campaign.drill(script, args, say=say, **options)
+        else:
+            resume = shlex.split(resume_cmd or "")
+            some = {name: options[name] for name in ("seed", "timeout", "keep")}
+            words = [str(script), *args]
+            report = any_command.drill_command(words, resume=resume, strikes=strikes, say=say, **some)
         outcome: DrillReport | str = report
         result, status = report.as_dict(), report.exit_code
     except ConfigError as error:

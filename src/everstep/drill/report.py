@@ -6,13 +6,13 @@ import re
 import signal
 import textwrap
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
 
-from everstep.checkpoint import CheckpointName
 from everstep.drill.divergence import Undisturbed, as_json, cause
 from everstep.drill.program import Program, ProgramStart, Strike
 from everstep.record import Difference, first_difference
@@ -70,6 +70,11 @@ class StartSummary:
     steps: int
     said: list[str]
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether it resumed from a later checkpoint than that of step 0."""
+        return any(not name.endswith("step-00000000") for name in self.resumed_from)
+
 
 @dataclass(frozen=True)
 class KillResult:
@@ -124,6 +129,7 @@ class DrillReport:
         undisturbed: number of programs that ran undisturbed and were compared.
         cut: step at which the drill left a run that would have gone on; None if all came to their end.
         save_every: number of steps between the checkpoints that the drill added; None if it added none.
+        counts: what `steps` are: "steps" of a run, or "updates" of an optimizer.
         steps_again: the steps, by their number over all runs, that were executed again.
     """
 
@@ -140,6 +146,7 @@ class DrillReport:
     undisturbed: int = 2
     cut: int | None = None
     save_every: int | None = None
+    counts: str = "steps"
     steps_again: set[int] = field(default_factory=set)
 
     @property
@@ -152,8 +159,7 @@ class DrillReport:
     def kills_resumed(self) -> int:
         """Number of starts, each after a kill, that resumed from a later checkpoint than that of step 0."""
         return sum(
-            before.status == -signal.SIGKILL
-            and any(CheckpointName.parse(name).step for name in after.resumed_from)
+            before.status == -signal.SIGKILL and after.goes_on
             for one in self.results
             for before, after in pairwise(one.starts)
         )
@@ -176,7 +182,7 @@ class DrillReport:
         what = " ".join([self.script, *self.args])
         runs = f"{len(self.runs)} runs, " if len(self.runs) > 1 else ""
         on = f"{self.ranks} ranks, " if self.ranks > 1 else ""
-        steps = f"{self.steps} steps" + " (left there by the drill)" * (self.cut is not None)
+        steps = f"{self.steps} {self.counts}" + " (left there by the drill)" * (self.cut is not None)
         title = f"{what}: {on}{runs}{steps}, {self.seconds:.1f} s undisturbed; drill seed {self.seed}"
         if self.nondeterminism is not None:
             return title
@@ -212,7 +218,7 @@ class DrillReport:
         if strikes := sum(one.strikes for one in self.results):
             part = 100 * len(self.steps_again) / max(1, self.steps)
             struck = f"{strikes} strike{'s' * (strikes > 1)}"
-            lines.append(f"covered: {struck}, {part:.0f} % of the steps executed again")
+            lines.append(f"covered: {struck}, {part:.0f} % of the {self.counts} executed again")
         lines += [NOT_RESUMED] * (self.exact and not self.kills_resumed)
         lines += [NOT_COVERED_ON_RANKS] * (self.exact and self.ranks > 1)
         if self.cut is not None:
@@ -330,18 +336,23 @@ def executed_again(starts: list[ProgramStart], place: Positions) -> Counter[int]
     return Counter({step: times - 1 for step, times in done.items() if times > 1})
 
 
-def draw_timeline(starts: list[ProgramStart], place: Positions, width: int = WIDTH) -> str:
+def draw_timeline(starts: list[ProgramStart], place: Positions) -> str:
     """Draw columns of steps: done once, done again, struck, never done."""
     total = max(place.values(), default=1)
+    return bars(total, [(_done_by(each, place), bool(each.strike and each.status)) for each in starts])
+
+
+def bars(total: int, starts: Iterable[tuple[list[int], bool]], width: int = WIDTH) -> str:
+    """Draw columns of steps, given what each start did (from 1), and whether it was struck."""
     times = [0] * total
     struck: set[int] = set()
     reached = 1
-    for start in starts:
-        done = _done_by(start, place)
+    for done, hit in starts:
         for step in done:
-            times[step - 1] += 1
+            if step <= total:
+                times[step - 1] += 1
         reached = done[-1] if done else reached
-        if start.strike is not None and start.status:
+        if hit:
             struck.add(min(width - 1, (reached - 1) * width // total))
     cells = []
     for column in range(width):
