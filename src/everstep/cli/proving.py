@@ -41,9 +41,9 @@ _DRILL = """Kill SCRIPT at every hazard, resume it each time, and compare with a
   everstep drill train.py --epochs 2
   everstep drill -- python train.py --output {out}
 
-SCRIPT is a Python script that uses everstep, or a config file for `everstep train`.  The second form takes any
-command that trains with PyTorch: {out} stands for a new folder for what it writes (without it, each start runs in
-a copy of the current directory), and its updates are compared.  First it runs undisturbed, twice; if these
+SCRIPT is a Python script that uses everstep, or a config file for `everstep train`.  The second form takes
+any command that trains with PyTorch: {out} stands for a new folder for what it writes (without it, each
+start runs in a copy of the current directory), and its updates are compared.  First it runs undisturbed, twice; if these
 two runs differ, the difference is reported and nothing is killed.  Then it is killed at random instants and
 at every hazard, and last, its disk is made full.  All runs are written to a folder of the drill.
 
