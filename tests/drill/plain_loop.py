@@ -1,4 +1,4 @@
-"""A loop by hand that has never heard of everstep; its argument names what its resume forgets, or does wrong."""
+"""A loop by hand that has never heard of everstep: its argument is what its resume does wrong."""
 
 import os
 import sys

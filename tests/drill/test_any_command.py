@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 
-import warm
-from everstep.drill.any_command import Chain, Reference, drill_command
+from everstep.drill.any_command import drill_command
 from everstep.drill.report import DrillReport
-from everstep.errors import ConfigError, DrillError
 
 LOOP = Path(__file__).with_name("plain_loop.py")
 
@@ -23,7 +20,7 @@ WRONG = {
     "random": ("samples", "samples", 5),
     "anew": ("journal", "the place", 0),
 }
-"""What the loop does wrong -> component, name and update of the first difference, after a kill at update 6."""
+"""What the loop does wrong -> component, name and update of the first difference."""
 
 
 @pytest.fixture(autouse=True)

@@ -43,8 +43,10 @@ _DRILL = """Kill SCRIPT at every hazard, resume it each time, and compare with a
 
 SCRIPT is a Python script that uses everstep, or a config file for `everstep train`.  The second form takes
 any command that trains with PyTorch: {out} stands for a new folder for what it writes (without it, each
-start runs in a copy of the current directory), and its updates are compared.  First it runs undisturbed, twice; if these
-two runs differ, the difference is reported and nothing is killed.  Then it is killed at random instants and
+start runs in a copy of the current directory), and its updates are compared.
+
+First SCRIPT runs undisturbed, twice; if the two runs differ, the difference is reported and nothing is killed.
+Then it is killed at random instants and
 at every hazard, and last, its disk is made full.  All runs are written to a folder of the drill.
 
 A script that takes hours: --max-steps N leaves each run at step N.

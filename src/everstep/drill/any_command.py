@@ -440,6 +440,6 @@ class Reference:
         """Describe the file at which a start was struck, if it was one."""
         strike = next(line for line in struck.lines if line["at"] == "strike")
         if strike["point"] != "file":
-            return ", in an evaluation" * (strike["point"] == "evaluation")
+            return ", in an evaluation" if strike["point"] == "evaluation" else ""
         file = [line for line in struck.lines if line["at"] == "file"][-1]
-        return f", {strike['action']} {file['kind']} {Path(file['path']).name}"
+        return f", {file['kind']} {Path(file['path']).name}"

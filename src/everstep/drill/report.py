@@ -336,10 +336,10 @@ def executed_again(starts: list[ProgramStart], place: Positions) -> Counter[int]
     return Counter({step: times - 1 for step, times in done.items() if times > 1})
 
 
-def draw_timeline(starts: list[ProgramStart], place: Positions) -> str:
+def draw_timeline(starts: list[ProgramStart], place: Positions, width: int = WIDTH) -> str:
     """Draw columns of steps: done once, done again, struck, never done."""
     total = max(place.values(), default=1)
-    return bars(total, [(_done_by(each, place), bool(each.strike and each.status)) for each in starts])
+    return bars(total, [(_done_by(each, place), bool(each.strike and each.status)) for each in starts], width)
 
 
 def bars(total: int, starts: Iterable[tuple[list[int], bool]], width: int = WIDTH) -> str:

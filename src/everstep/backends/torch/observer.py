@@ -138,16 +138,11 @@ class Observer:
         finally:
             self.busy = False
 
-    def saving(self, save: Callable[..., Any], position: int) -> Callable[..., Any]:
+    def saving(self, save: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function that writes a whole file beneath Python, such as `torch.save`."""
 
         def observed(*args: Any, **kwargs: Any) -> Any:
-            names = ("f", "filename")
-            path = (
-                args[position]
-                if len(args) > position
-                else next((kwargs[n] for n in names if n in kwargs), None)
-            )
+            path: Any = args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename"))
 
             def tear() -> None:
                 save(*args, **kwargs)
@@ -211,7 +206,7 @@ def random_state() -> dict[str, str]:
     found = {"python": digest(random.getstate()), "torch": digest(torch.get_rng_state())}
     if "numpy" in sys.modules:
         found["numpy"] = digest(sys.modules["numpy"].random.get_state())
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         found["cuda"] = digest(torch.cuda.get_rng_state_all())
     return found
 
@@ -249,10 +244,10 @@ class Patches(importlib.abc.MetaPathFinder):
         self.patches = patches
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        patch = self.patches.pop(name, None)
-        spec = None if patch is None else importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
+        if (patch := self.patches.pop(name, None)) is None:
             return None
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.loader is not None, name
         execute = spec.loader.exec_module
 
         def exec_module(module: Any) -> None:
@@ -281,12 +276,12 @@ def begin(observer: Observer) -> None:
         module._BaseDataLoaderIter.__next__ = __next__
 
     def on_saving(module: Any) -> None:
-        module.save = observer.saving(module.save, 1)
+        module.save = observer.saving(module.save)
 
     def on_safetensors(module: Any) -> None:
-        module.save_file = observer.saving(module.save_file, 1)
+        module.save_file = observer.saving(module.save_file)
 
-    patches = {
+    patches: dict[str, Callable[[Any], None]] = {
         "torch.optim.optimizer": on_optimizers,
         "torch.utils.data.dataloader": on_loaders,
         "torch.serialization": on_saving,
