@@ -45,7 +45,7 @@ SCRIPT is a Python script that uses everstep, or a config file for `everstep tra
 any command that trains with PyTorch: {out} stands for a new folder for what it writes (without it, each
 start runs in a copy of the current directory), and its updates are compared.
 
-First SCRIPT runs undisturbed, twice; if the two runs differ, the difference is reported and nothing is killed.
+First SCRIPT runs undisturbed, twice; if the runs differ, the difference is reported and nothing is killed.
 Then it is killed at random instants and
 at every hazard, and last, its disk is made full.  All runs are written to a folder of the drill.
 

@@ -240,6 +240,7 @@ class _CommandDrill:
 
     def _anew(self, start: Start) -> Difference | None:
         """Compare a second undisturbed start with the first."""
+        self.reference.look_for_seeds(start)
         found = self.reference.first_difference(start, {rank: 0 for rank in self.reference.ranks})
         if found is None or found.place != "enter":
             return found
@@ -335,6 +336,19 @@ class Reference:
         self.lines = {rank: start.of_rank(rank, "update") for rank in self.ranks}
         self.enters = {rank: start.of_rank(rank, "enter") for rank in self.ranks}
         self.updates = len(self.lines[0])
+        self.seeded = set(self.lines[0][0]["random"])
+        """Generators whose states are the same in each undisturbed start."""
+
+    def look_for_seeds(self, start: Start) -> None:
+        """Leave out the generators that a second undisturbed start has in other states."""
+        pairs = zip(self.lines[0], start.of_rank(0, "update"), strict=False)
+        other = {
+            name
+            for was, now in pairs
+            for name in self.seeded
+            if was["random"][name] != now["random"].get(name)
+        }
+        self.seeded -= other
 
     # ---------------------------------------------------------------------------------- the comparison
 
@@ -380,7 +394,8 @@ class Reference:
         for n, (was, now) in enumerate(pairs, place + 1):
             # the first update of a resume may have drawn more: what was passed over
             drawn = now["draws"][-len(was["draws"]) or None :] if n == place + 1 else now["draws"]
-            parts = {"samples": (was["draws"], drawn), "random state": (was["random"], now["random"])}
+            generators = [[line["random"].get(each) for each in sorted(self.seeded)] for line in (was, now)]
+            parts = {"samples": (was["draws"], drawn), "random state": tuple(generators)}
             for part, (expected, actual) in (parts | {p: (was[p], now[p]) for p in LEFT}).items():
                 if expected != actual:
                     return _difference(part, expected, actual, n, rank=rank)
