@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,13 +49,15 @@ _DRILL = {
     "max_steps": cli.option(cli.COUNT, "Step at which the drill leaves each run."),
     "hazards": cli.option("NAME", "Only this hazard; may be repeated.", "--hazard", multiple=True),
     "timeout": cli.option(float, "Seconds that one start may take.", default=600.0),
+    "strikes": cli.option(cli.COUNT, "Of any command: the number of strikes.", default=12),
+    "resume_cmd": cli.option("COMMAND", "Of any command: the one that goes on, if it is another."),
     "keep": cli.KEEP,
 }
 
 
 @cli.command(interspersed=False, **_DRILL)
 def drill_command(
-    script: Path = cli.argument(type=click.Path(exists=True, dir_okay=False, path_type=Path)),
+    script: Path = cli.argument(type=cli.PATH),
     args: tuple[str, ...] = cli.argument(nargs=-1, type=click.UNPROCESSED),
     json_file: Path | None = cli.JSON_FILE,
     junit_file: Path | None = cli.option(cli.PATH, "File to write a case per hazard to, for CI.", "--junit"),
@@ -62,9 +65,16 @@ def drill_command(
 ) -> None:
     """Kill SCRIPT at every hazard, resume it each time, and compare with an undisturbed run.
 
-    SCRIPT is a Python script, or a config file for `everstep train`.  First it runs undisturbed, twice; if
-    these two runs differ, nothing is killed.  Then it is killed at random instants and at every hazard, and
-    last, its disk is made full.  All runs are written to a folder of the drill.
+    \b
+      everstep drill train.py --epochs 2
+      everstep drill -- python train.py --output {out}
+
+    SCRIPT is a Python script that uses everstep, or a config file for `everstep train`.  The second form
+    takes any command that trains with PyTorch, and compares its updates: {out} stands for a new folder for
+    what it writes; without it, each start runs in a copy of the current directory.
+
+    First SCRIPT runs undisturbed, twice; if these two runs differ, nothing is killed.  Then it is killed at
+    random instants and at every hazard, and last, its disk is made full.  All runs are written to a folder of the drill.
 
     With --ranks N, torchrun starts SCRIPT as N processes on this machine.  Each hazard strikes one of them,
     chosen by the seed; then all of them, and torchrun itself.  All ranks are compared.
@@ -73,12 +83,18 @@ def drill_command(
     undisturbed runs differ, 4 the script cannot be drilled (it fails by itself, opens no run, or takes too
     long).
     """
-    from everstep.drill import campaign
+    from everstep.drill import any_command, campaign
     from everstep.drill.report import DrillReport, write_junit
 
     cli.leave_in_order()
     try:
-        report = campaign.drill(script, args, say=cli.say, **options)
+        if script.is_file() or shutil.which(str(script)) is None:
+            some = {name: options[name] for name in options.keys() - {"strikes", "resume_cmd"}}
+            report = campaign.drill(script, args, say=cli.say, **some)
+        else:
+            some = {name: options[name] for name in ("strikes", "seed", "timeout", "keep")}
+            some["resume"] = shlex.split(options["resume_cmd"] or "")
+            report = any_command.drill_command([str(script), *args], say=cli.say, **some)
         outcome: DrillReport | str = report
         result, status = report.as_dict(), report.exit_code
     except ConfigError as error:

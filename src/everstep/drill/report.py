@@ -114,6 +114,7 @@ class DrillReport:
         results: a `KillResult` for each program that was struck.
         undisturbed: number of programs that ran undisturbed and were compared.
         cut: step at which the drill left a run that would have gone on; None if all came to their end.
+        counts: what `steps` are: "steps" of a run, or "updates" of an optimizer.
         steps_again: the steps, by their number over all runs, that were executed again.
     """
 
@@ -129,6 +130,7 @@ class DrillReport:
     results: list[KillResult] = field(default_factory=list)
     undisturbed: int = 2
     cut: int | None = None
+    counts: str = "steps"
     steps_again: set[int] = field(default_factory=set)
 
     @property
@@ -169,7 +171,7 @@ class DrillReport:
         """Lines above the table."""
         on = f"{self.ranks} ranks, " if self.ranks > 1 else ""
         on += f"{len(self.runs)} runs, " if len(self.runs) > 1 else ""
-        steps = f"{self.steps} steps" + " (left there by the drill)" * (self.cut is not None)
+        steps = f"{self.steps} {self.counts}" + " (left there by the drill)" * (self.cut is not None)
         title = f"{' '.join([self.script, *self.args])}: {on}{steps}, {self.seconds:.1f} s undisturbed"
         legend = f"{ONCE} done  {AGAIN} again  {STRUCK} struck"
         columns = f"\n\n{'hazard':<{_HAZARD}} {'struck':<{_STRUCK}} {legend:<{WIDTH}} again"
@@ -204,7 +206,7 @@ class DrillReport:
         if strikes := self.strikes:
             part = 100 * len(self.steps_again) / max(1, self.steps)
             struck = f"{strikes} strike{'s' * (strikes > 1)}"
-            lines.append(f"covered: {struck}, {part:.0f} % of the steps executed again")
+            lines.append(f"covered: {struck}, {part:.0f} % of the {self.counts} executed again")
         lines += [NOT_RESUMED] * (self.exact and not self.kills_resumed)
         lines += [ON_RANKS] * (self.exact and self.ranks > 1)
         if self.cut is not None:

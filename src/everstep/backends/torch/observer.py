@@ -1,0 +1,306 @@
+"""Observer of a training program that knows nothing of everstep: a `sitecustomize.py` on its PYTHONPATH.
+
+It imports nothing but the standard library until the program imports torch, so it runs in any environment.
+By torch's own hooks it writes a line of JSON at each step of an optimizer (an *update*), with digests of what
+the update has read and left, and it passes a *point* at which a strike can be armed:
+
+| line | when | what it has |
+|---|---|---|
+| enter | before an optimizer's first update in this process | weights, moments |
+| update | after each update | batches drawn since the last, random state, weights, moments, settings ... |
+| evaluation | a DataLoader hands out a batch while gradients are off | |
+| file | a file in the watched folders is about to be opened for writing, saved, renamed, removed | path |
+
+`EVERSTEP_STRIKE=ACTION:POINT:N` strikes at the Nth time that the process passes a point (update, evaluation,
+file): ACTION is `kill`, a signal, or `tear`, which leaves the file empty or half written and kills.
+"""
+
+import hashlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+TRACE, STRIKE, FOLDERS = "EVERSTEP_OBSERVED", "EVERSTEP_STRIKE", "EVERSTEP_OBSERVED_FOLDERS"
+DEPTH = 8
+"""Nesting down to which a batch is digested."""
+
+
+class Observer:
+    """What is known of this process; it does nothing in processes that are forked from it."""
+
+    def __init__(self, trace: str, strike: str, folders: str) -> None:
+        self.trace, self.folders = (
+            trace,
+            tuple(os.path.realpath(each) + os.sep for each in folders.split(os.pathsep)),
+        )
+        action, _, rest = strike.partition(":")
+        point, _, count = rest.partition(":")
+        self.action, self.strike_at = action, (point, int(count or 0))
+        self.pid, self.rank = os.getpid(), int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
+        self.counts: dict[str, int] = {}
+        self.optimizers: list[Any] = []
+        self.draws: list[str] = []
+        self.busy = False
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the process that is observed, and not in the middle of the observer's own work."""
+        return os.getpid() == self.pid and not self.busy
+
+    def write(self, at: str, **facts: Any) -> None:
+        """Append a line by one write, which survives SIGKILL."""
+        line = json.dumps({"at": at, "rank": self.rank, "pid": self.pid, **facts}).encode() + b"\n"
+        descriptor = os.open(self.trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.write(descriptor, line)
+        os.close(descriptor)
+
+    def reach(self, point: str, tear: Callable[[], None] | None = None) -> None:
+        """Pass a point; strike if it is armed. `tear()` leaves what a kill in the middle would leave."""
+        self.counts[point] = self.counts.get(point, 0) + 1
+        if self.strike_at != (point, self.counts[point]):
+            return
+        if self.action == "tear" and tear is not None:
+            tear()
+        number = getattr(signal, self.action, signal.SIGKILL)
+        self.write("strike", point=point, n=self.counts[point], action=self.action)
+        os.kill(self.pid, number)
+
+    # -------------------------------------------------------------------------------- what torch tells
+
+    def before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self.here and all(known is not optimizer for known in self.optimizers):
+            self.optimizers.append(optimizer)
+            self.busy = True
+            self.write("enter", number=len(self.optimizers) - 1, **state_of(optimizer))
+            self.busy = False
+
+    def after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self.here:
+            return
+        self.busy = True
+        number = next(i for i, known in enumerate(self.optimizers) if known is optimizer)
+        draws, self.draws = self.draws, []
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        self.write(
+            "update",
+            number=number,
+            draws=draws,
+            random=random_state(),
+            settings=digest(settings),
+            **state_of(optimizer),
+            buffers=digest(buffers_of(parameters)),
+        )
+        self.busy = False
+        self.reach("update")
+
+    def drawn(self, batch: Any) -> None:
+        if not self.here:
+            return
+        import torch
+
+        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+            self.busy = True
+            self.draws.append(digest(batch))
+            self.busy = False
+        elif self.optimizers:
+            self.write("evaluation")
+            self.reach("evaluation")
+
+    # --------------------------------------------------------------------------------- what Python tells
+
+    def audit(self, event: str, args: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, _, flags = args
+            if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR):
+                tear = None if flags & os.O_APPEND else lambda: _empty(path)
+                self.file("open", path, tear)
+        elif event in ("os.rename", "os.remove", "os.truncate"):
+            self.file(event[3:], args[0])
+
+    def file(self, kind: str, path: Any, tear: Callable[[], None] | None = None) -> None:
+        """Pass the point of a file that is about to change, once the program has begun to train."""
+        if not self.here or not self.optimizers or not isinstance(path, str | bytes | os.PathLike):
+            return
+        self.busy = True
+        try:
+            path = os.path.realpath(os.fsdecode(path))
+            if path.startswith(self.folders) and "__pycache__" not in path and path != self.trace:
+                self.write("file", kind=kind, path=path)
+                self.reach("file", tear)
+        finally:
+            self.busy = False
+
+    def saving(self, save: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a function that writes a whole file beneath Python, such as `torch.save`."""
+
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            path: Any = args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename"))
+
+            def tear() -> None:
+                save(*args, **kwargs)
+                os.truncate(path, os.path.getsize(path) // 2)
+
+            self.file("save", path, tear)
+            return save(*args, **kwargs)
+
+        return observed
+
+
+def _empty(path: Any) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666))
+
+
+# ------------------------------------------------------------------------------------------------- digests
+
+
+def digest(value: Any) -> str:
+    """Digest tensors, arrays, numbers and strings, in whatever containers; 16 hexadecimal digits."""
+    hashed = hashlib.blake2b(digest_size=8)
+    _add(hashed, value, 0)
+    return hashed.hexdigest()
+
+
+def _add(hashed: Any, value: Any, depth: int) -> None:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        value = getattr(value, "_local_tensor", value).detach()
+        value = value.to_dense() if value.layout is not torch.strided else value
+        hashed.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        hashed.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    elif hasattr(value, "tobytes") and hasattr(value, "dtype"):
+        hashed.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
+    elif isinstance(value, str | bytes | int | float | complex | bool | None):
+        hashed.update(repr(value).encode())
+    elif depth < DEPTH:
+        if hasattr(value, "items"):
+            value = sorted(((str(key), each) for key, each in value.items()), key=lambda item: item[0])
+        elif isinstance(value, set | frozenset):
+            value = sorted(map(repr, value))
+        elif not isinstance(value, list | tuple):
+            value = [type(value).__qualname__, *sorted(getattr(value, "__dict__", {}).items())]
+        hashed.update(f"({len(value)}".encode())
+        for each in value:
+            _add(hashed, each, depth + 1)
+
+
+def state_of(optimizer: Any) -> dict[str, str]:
+    """Digest an optimizer's weights, and its moments: what neither a forward pass nor a schedule changes."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    moments = [optimizer.state[each] for each in parameters if each in optimizer.state]
+    return {"weights": digest(parameters), "moments": digest(moments)}
+
+
+def random_state() -> dict[str, str]:
+    """Digest the state of each global generator."""
+    import torch
+
+    found = {"python": digest(random.getstate()), "torch": digest(torch.get_rng_state())}
+    if "numpy" in sys.modules:
+        found["numpy"] = digest(sys.modules["numpy"].random.get_state())
+    if torch.cuda.is_available():
+        found["cuda"] = digest(torch.cuda.get_rng_state_all())
+    return found
+
+
+_holders: dict[tuple[int, ...], list[Any]] = {}
+
+
+def buffers_of(parameters: list[Any]) -> list[Any]:
+    """List the buffers of the modules that hold these parameters (running means), by a search made once."""
+    import gc
+
+    import torch
+
+    key = tuple(map(id, parameters))
+    if key not in _holders:
+        ids = set(key)
+        modules: list[Any] = []
+        for each in gc.get_objects():
+            if isinstance(each, torch.nn.Module) and any(id(own) in ids for own in each._parameters.values()):
+                modules.append(each)
+        order = {number: place for place, number in enumerate(key)}
+        _holders[key] = sorted(
+            modules, key=lambda each: min(order.get(id(own), len(key)) for own in each._parameters.values())
+        )
+    return [each._buffers for each in _holders[key]]
+
+
+# --------------------------------------------------------------------------------------------------- start
+
+
+class Patches(importlib.abc.MetaPathFinder):
+    """Finder that lets a function change a module right after it was executed, before anybody uses it."""
+
+    def __init__(self, patches: dict[str, Callable[[Any], None]]) -> None:
+        self.patches = patches
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if (patch := self.patches.pop(name, None)) is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.loader is not None, name
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            patch(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def begin(observer: Observer) -> None:
+    """Install all hooks in this process."""
+
+    def on_optimizers(module: Any) -> None:
+        module.register_optimizer_step_pre_hook(observer.before_update)
+        module.register_optimizer_step_post_hook(observer.after_update)
+
+    def on_loaders(module: Any) -> None:
+        following = module._BaseDataLoaderIter.__next__
+
+        def __next__(self: Any) -> Any:
+            batch = following(self)
+            observer.drawn(batch)
+            return batch
+
+        module._BaseDataLoaderIter.__next__ = __next__
+
+    def on_saving(module: Any) -> None:
+        module.save = observer.saving(module.save)
+
+    def on_safetensors(module: Any) -> None:
+        module.save_file = observer.saving(module.save_file)
+
+    patches: dict[str, Callable[[Any], None]] = {
+        "torch.optim.optimizer": on_optimizers,
+        "torch.utils.data.dataloader": on_loaders,
+        "torch.serialization": on_saving,
+        "safetensors.torch": on_safetensors,
+    }
+    sys.meta_path.insert(0, Patches(patches))
+    sys.addaudithook(observer.audit)
+
+
+def _next_sitecustomize() -> None:
+    """Execute the `sitecustomize` that this one hides, if there is one."""
+    mine = os.path.dirname(os.path.abspath(__file__))
+    others = [each for each in sys.path if os.path.abspath(each) != mine]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+if __name__ == "sitecustomize":
+    _next_sitecustomize()
+    if os.environ.get(TRACE):
+        begin(Observer(os.environ[TRACE], os.environ.get(STRIKE, ""), os.environ.get(FOLDERS, os.getcwd())))

@@ -1,0 +1,453 @@
+"""Drill of any training command: of a program that has never heard of everstep.
+
+The observer (`everstep/backends/torch/observer.py`) writes down each update of the program's optimizers.  A
+start that follows a kill has *resumed at update k* if its weights and its optimizer are, before its first
+update, what the undisturbed program had after update k; from there on its updates are compared with the
+undisturbed ones.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import everstep
+from everstep.arguments import integer, number
+from everstep.drill.processes import last_lines, owned_folder, owned_process
+from everstep.drill.program import read_lines
+from everstep.drill.report import DrillReport, KillResult, StartSummary, bars
+from everstep.errors import ConfigError, DrillError
+from everstep.record import Difference
+
+OUT = "{out}"
+"""Stands in a command for the folder in which one chain of starts keeps what it writes."""
+MOST_COPIED = 1 << 30
+"""Bytes of a current directory that is copied for each chain of starts."""
+NOT_COPIED = shutil.ignore_patterns(
+    ".git", ".venv", "__pycache__", "node_modules", ".mypy_cache", ".ruff_cache"
+)
+RESUMES = 3
+"""Most starts after a strike, in which the program must come to its end."""
+
+POINTS = {"update": "between updates", "evaluation": "in an evaluation", "file": "in a save"}
+
+LOST = (
+    "the resume began anew although a save was complete before the kill; look at which checkpoint the "
+    "program chooses, and how it treats one that is torn"
+)
+UNKNOWN = (
+    "the weights before the first update are those of no update of the undisturbed run: what is saved is not "
+    "what was trained (another precision, averaged weights), or something changes the weights first"
+)
+CAUSES = {
+    "samples": "the place in the data is not restored: the order of the epoch, or the batches in it",
+    "random state": "a generator of random numbers is not restored",
+    "moments": "the optimizer's moments are not restored",
+    "settings": "the optimizer's settings are not restored: the schedule of its learning rate, say",
+    "weights": "the weights are computed from something that is not saved",
+    "buffers": "buffers of the model are not restored: running means, say",
+}
+"""Part of an update -> likely cause where it differs first."""
+COMPONENTS = {"moments": "optimizer", "settings": "optimizer", "buffers": "weights"}
+"""Part of an update -> the component of a `Difference`, where it has another name."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of the command: its exit status, and the lines of its observer."""
+
+    strike: str
+    status: int
+    seconds: float
+    lines: list[dict[str, Any]]
+    log: Path
+
+    def of_rank(self, rank: int, at: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["rank"] == rank and line["at"] == at]
+
+    @property
+    def updates(self) -> int:
+        return len(self.of_rank(0, "update"))
+
+
+@dataclass
+class Chain:
+    """A command in a folder of its own, with its starts."""
+
+    command: Sequence[str]
+    resume: Sequence[str]
+    folder: Path
+    timeout: float
+    starts: list[Start] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True)
+        self.out, self.work = self.folder / "out", Path.cwd()
+        if not any(OUT in word for word in self.command):
+            self.work = self.folder / "work"
+            shutil.copytree(Path.cwd(), self.work, symlinks=True, ignore=NOT_COPIED)
+        site = self.folder / "site"
+        site.mkdir()
+        observer = Path(everstep.__file__).parent / "backends" / "torch" / "observer.py"
+        shutil.copyfile(observer, site / "sitecustomize.py")
+
+    def start(self, strike: str = "") -> Start:
+        """Start the command, and wait until it ends."""
+        n = len(self.starts) + 1
+        log, trace = self.folder / f"start-{n}.log", self.folder / f"start-{n}.jsonl"
+        words = self.resume if self.starts else self.command
+        env: dict[str, str] = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [str(self.folder / "site"), os.environ.get("PYTHONPATH")])
+            ),
+            "EVERSTEP_OBSERVED": str(trace),
+            "EVERSTEP_STRIKE": strike,
+            "EVERSTEP_OBSERVED_FOLDERS": os.pathsep.join([str(self.work), str(self.out)]),
+        }
+        began = time.monotonic()
+        command = [word.replace(OUT, str(self.out)) for word in words]
+        with owned_process(command, env, log, "EVERSTEP_OBSERVED", self.work) as process:
+            try:
+                status = process.wait(self.timeout)
+            except subprocess.TimeoutExpired:
+                raise DrillError(
+                    f"{' '.join(command)} ran longer than {self.timeout:g} s in one start; make it smaller "
+                    "by its arguments, or raise the timeout"
+                ) from None
+        lines = read_lines(trace)
+        struck = any(line["at"] == "strike" for line in lines)
+        if struck and not strike.startswith("SIG"):
+            status = -signal.SIGKILL  # a launcher turns a kill into a status of its own
+        start = Start(strike if struck else "", status, time.monotonic() - began, lines, log)
+        self.starts.append(start)
+        return start
+
+
+def drill_command(
+    command: Sequence[str],
+    *,
+    resume: Sequence[str] = (),
+    strikes: int = 12,
+    seed: int = 0,
+    timeout: float = 600.0,
+    keep: str | Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> DrillReport:
+    """Kill a training command in updates, evaluations and saves; resume it, and compare its updates.
+
+    The command runs as it is, in processes of its own.  Each chain of starts needs a place of its own for
+    what it writes: `{out}` in the command stands for a new folder; without it, each chain runs in a copy of
+    the current directory.
+
+    Args:
+        command: the words of the command, such as ["python", "train.py", "--output", "{out}"].
+        resume: the words of the command that goes on; empty: the same.
+        strikes: number of strikes, 1 or more, spread over updates, evaluations and the files of saves.
+        seed: seed of all that is drawn.
+        timeout: seconds that a start may take, more than 0.
+        keep: a folder that does not exist yet, for outputs and traces; None: they are deleted.
+        say: called with the lines of the report as they come.
+
+    Raises:
+        ConfigError: an argument is wrong, or the current directory is too large to be copied.
+        DrillError: the command fails undisturbed, steps no torch optimizer, or takes longer than `timeout`.
+    """
+    if not command or shutil.which(command[0]) is None:
+        raise ConfigError(
+            f"{' '.join(command[:1]) or 'nothing'} is no command; give one, such as python train.py"
+        )
+    strikes, timeout = integer("strikes", strikes), number("timeout", timeout, of="seconds")
+    if not any(OUT in word for word in command):
+        _require_small(Path.cwd())
+    with owned_folder("everstep-drill-", None if keep is None else Path(keep)) as folder:
+        return _CommandDrill(
+            tuple(command), tuple(resume) or tuple(command), folder, seed, timeout, keep is None
+        ).run(strikes, say)
+
+
+def _require_small(folder: Path) -> None:
+    size = 0
+    for parent, names, files in os.walk(folder):
+        names[:] = [name for name in names if name not in NOT_COPIED(parent, names)]
+        size += sum(os.lstat(os.path.join(parent, file)).st_size for file in files)
+        if size > MOST_COPIED:
+            raise ConfigError(
+                f"{folder} has more than {MOST_COPIED >> 30} GB, and each start would be in a copy of it; "
+                f"put {OUT} into the command, where its output folder stands: --output {OUT}"
+            )
+
+
+@dataclass
+class _CommandDrill:
+    command: tuple[str, ...]
+    resume: tuple[str, ...]
+    folder: Path
+    seed: int
+    timeout: float
+    delete: bool
+
+    def run(self, strikes: int, say: Callable[[str], None]) -> DrillReport:
+        """Run the command twice undisturbed, then strike it."""
+        first, second = self.undisturbed("undisturbed-1"), self.undisturbed("undisturbed-2")
+        self.reference = reference = Reference(first.starts[0])
+        self.report = report = DrillReport(
+            script=" ".join(self.command),
+            args=[],
+            seed=self.seed,
+            runs=[],
+            steps=reference.updates,
+            seconds=first.starts[0].seconds,
+            ranks=len(reference.ranks),
+            counts="updates",
+        )
+        report.nondeterminism = self._anew(second.starts[0])
+        say(report.header())
+        if report.nondeterminism is None:
+            for n, (name, strike) in enumerate(reference.strikes(strikes, Random(self.seed)), 1):
+                report.results.append(self.struck(f"{n:02d}", name, strike))
+                say(report.results[-1].line)
+        say(f"\n{report.verdict()}")
+        return report
+
+    def undisturbed(self, name: str) -> Chain:
+        """Start the command undisturbed, and refuse what cannot be drilled."""
+        chain = Chain(self.command, self.resume, self.folder / name, self.timeout)
+        start = chain.start()
+        words = " ".join(self.command)
+        if start.status:
+            raise DrillError(
+                f"{words} ended with status {start.status} without a kill; make it run before it is "
+                f"drilled:\n{last_lines(start.log)}"
+            )
+        if not start.updates:
+            raise DrillError(
+                f"{words} made no step of a torch optimizer in a Python process that reads PYTHONPATH; drill "
+                "a program that trains with torch.optim, without `python -I` or -E"
+            )
+        return chain
+
+    def _anew(self, start: Start) -> Difference | None:
+        """Compare a second undisturbed start with the first."""
+        self.reference.look_for_seeds(start)
+        found = self.reference.first_difference(start, {rank: 0 for rank in self.reference.ranks})
+        if found is None or found.place != "enter":
+            return found
+        return found._replace(
+            note="the second start began with other weights than the first: they are not seeded, or it read "
+            f"what the first one wrote; then put {OUT} into the command, where its output folder stands"
+        )
+
+    def struck(self, number: str, name: str, strike: str) -> KillResult:
+        """Strike a start, and start the command again until it ends."""
+        chain = Chain(
+            self.command, self.resume, self.folder / f"{number}-{strike.replace(':', '-')}", self.timeout
+        )
+        first = chain.start(strike)
+        if first.strike:
+            while len(chain.starts) <= RESUMES and (len(chain.starts) == 1 or chain.starts[-1].status):
+                chain.start()
+        judged = self._judged(name, chain)
+        if self.delete:
+            shutil.rmtree(chain.folder, ignore_errors=True)
+        return judged
+
+    def _judged(self, name: str, chain: Chain) -> KillResult:
+        reference, (first, *later) = self.reference, chain.starts
+        if not first.strike:
+            return KillResult(name, "not hit", struck="it ended before")
+        spans, resumed, differences = [(0, first.updates)], [], []
+        if first.updates:
+            differences.append(reference.first_difference(first, {rank: 0 for rank in reference.ranks}))
+        for start in later:
+            places = {rank: reference.place_of(start, rank) for rank in reference.ranks}
+            resumed.append(places[0])
+            spans.append((places[0] or 0, start.updates))
+            if start.updates:
+                differences.append(reference.first_difference(start, places))
+        last = chain.starts[-1]
+        if last.status == 0 and sum(spans[-1]) != reference.updates and last.updates:
+            differences.append(
+                Difference("journal", "updates", str(reference.updates), str(sum(spans[-1])), place="end")
+            )
+        found = next((each for each in differences if each is not None), None)
+        done = [range(start + 1, start + count + 1) for start, count in spans]
+        again = [
+            step
+            for i, steps in enumerate(done)
+            for step in steps
+            if any(step in before for before in done[:i])
+        ]
+        self.report.steps_again |= set(again)
+        saved = reference.saved_before(first)
+        lost = saved and later and later[0].updates and not resumed[0]
+        if found is None and lost and not last.status:
+            found = Difference(
+                "journal", "the place", f"a save after update {saved}", "the start", place="enter", note=LOST
+            )
+        return KillResult(
+            name,
+            "failed" if last.status else "differs" if found else "exact",
+            strikes=1,
+            struck=f"after update {first.updates}{reference.file_words(first)}",
+            again=len(again),
+            timeline=bars(reference.updates, [(list(steps), not i) for i, steps in enumerate(done)]),
+            starts=[
+                StartSummary(start.strike or None, start.status, round(start.seconds, 3), at, start.updates)
+                for start, at in zip(chain.starts, [[], *([k] if k else [] for k in resumed)], strict=True)
+            ],
+            divergence=None if last.status else found,
+            message=f"status {last.status}\n{last_lines(last.log)}" if last.status else "",
+        )
+
+
+LEFT = ("settings", "weights", "moments", "buffers")
+"""Parts of an update that have to be equal, from cause to effect."""
+
+
+def _difference(part: str, was: Any, now: Any, update: int, place: str = "step", rank: int = 0) -> Difference:
+    values = str(was)[:40], str(now)[:40]
+    return Difference(
+        COMPONENTS.get(part, part), part, *values, update, place=place, rank=rank, note=CAUSES[part]
+    )
+
+
+class Reference:
+    """The undisturbed start: its updates on each rank, and the points at which it can be struck."""
+
+    def __init__(self, start: Start) -> None:
+        self.start = start
+        self.ranks = sorted({line["rank"] for line in start.lines if line["at"] == "update"})
+        self.lines = {rank: start.of_rank(rank, "update") for rank in self.ranks}
+        self.enters = {rank: start.of_rank(rank, "enter") for rank in self.ranks}
+        self.updates = len(self.lines[0])
+        self.seeded = set(self.lines[0][0]["random"])
+        """Generators whose states are the same in each undisturbed start."""
+
+    def look_for_seeds(self, start: Start) -> None:
+        """Leave out the generators that a second undisturbed start has in other states."""
+        pairs = zip(self.lines[0], start.of_rank(0, "update"), strict=False)
+        other = {
+            name
+            for was, now in pairs
+            for name in self.seeded
+            if was["random"][name] != now["random"].get(name)
+        }
+        self.seeded -= other
+
+    # ---------------------------------------------------------------------------------- the comparison
+
+    def _states(self, rank: int, optimizer: int) -> dict[int, dict[str, Any]]:
+        """Return the states of an optimizer: number of all updates done before its next one -> the state."""
+        lines = self.lines[rank]
+        own = [n for n, line in enumerate(lines) if line["number"] == optimizer]
+        entered = [line for line in self.enters[rank] if line["number"] == optimizer]
+        return dict(zip([*own, len(lines)], [*entered, *(lines[n] for n in own)], strict=True)) if own else {}
+
+    def place_of(self, start: Start, rank: int) -> int | None:
+        """Return after how many updates a start goes on; None if it has no state of the undisturbed run."""
+        entered = start.of_rank(rank, "enter")
+        if not entered:
+            return self.updates if start.status == 0 else 0
+        states, now = self._states(rank, entered[0]["number"]), entered[0]
+        whole = [n for n, was in states.items() if all(was[p] == now[p] for p in ("weights", "moments"))]
+        weights_alone = [n for n, was in states.items() if was["weights"] == now["weights"]]
+        return max(whole or weights_alone, default=None)
+
+    def first_difference(self, start: Start, places: Mapping[int, int | None]) -> Difference | None:
+        """Find the first update that left something else, and what differed first on the way there.
+
+        Batches and random state that differ without any effect on the weights are no difference.
+        """
+        for rank, place in places.items():
+            if place is None:
+                unknown = "of some update", "of none"
+                return Difference("weights", "all", *unknown, place="enter", rank=rank, note=UNKNOWN)
+            for now in start.of_rank(rank, "enter")[:1]:
+                if self._states(rank, now["number"])[place]["moments"] != now["moments"]:
+                    return _difference("moments", "restored", "other", place, "enter", rank)
+            pairs = list(zip(self.lines[rank][place:], start.of_rank(rank, "update"), strict=False))
+            changed = (
+                n for n, (was, now) in enumerate(pairs) if any(was[part] != now[part] for part in LEFT)
+            )
+            if (end := next(changed, None)) is not None:
+                return self._cause(pairs[: end + 1], place, rank)
+        return None
+
+    def _cause(self, pairs: list[tuple[dict[str, Any], dict[str, Any]]], place: int, rank: int) -> Difference:
+        """Name what differed first among updates of which the last left other weights or moments."""
+        for n, (was, now) in enumerate(pairs, place + 1):
+            # the first update of a resume may have drawn more: what was passed over
+            drawn = now["draws"][-len(was["draws"]) or None :] if n == place + 1 else now["draws"]
+            generators = [[line["random"].get(each) for each in sorted(self.seeded)] for line in (was, now)]
+            parts = {"samples": (was["draws"], drawn), "random state": tuple(generators)}
+            for part, (expected, actual) in (parts | {p: (was[p], now[p]) for p in LEFT}).items():
+                if expected != actual:
+                    return _difference(part, expected, actual, n, rank=rank)
+        raise AssertionError(pairs[-1])
+
+    # -------------------------------------------------------------------------------------- the strikes
+
+    def strikes(self, count: int, draw: Random) -> list[tuple[str, str]]:
+        """Choose points to strike: (name for people, value of EVERSTEP_STRIKE).
+
+        A third strikes between updates (one by SIGTERM), one in an evaluation; the others strike the files of
+        saves, before each change and in the middle of it.
+        """
+        counts, saves = {"update": 0, "evaluation": 0, "file": 0}, dict[int, list[tuple[int, str]]]()
+        evaluations: list[int] = []
+        for line in self.start.lines:
+            if line["rank"] or line["at"] not in counts:
+                continue
+            counts[line["at"]] += 1
+            if line["at"] == "evaluation":
+                evaluations.append(counts["evaluation"])
+            if line["at"] == "file":
+                saves.setdefault(counts["update"], []).append((counts["file"], line["kind"]))
+        last = self.updates
+        plan = [
+            ("update", f"kill:update:{draw.randint(1, max(1, last - 1))}")
+            for _ in range(max(1, count // 3 - 1))
+        ]
+        plan += [("SIGTERM", f"SIGTERM:update:{draw.randint(1, max(1, last - 1))}")]
+        plan += [("evaluation", f"kill:evaluation:{draw.choice(evaluations)}")] if evaluations else []
+        inner = {update: files for update, files in saves.items() if 0 < update < last} or saves
+        events: list[tuple[str, str]] = []
+        for update in sorted(inner, key=lambda each: (-len(inner[each]), abs(each - last / 2))):
+            for n, kind in inner[update]:
+                events += [(f"before {kind}", f"kill:file:{n}")]
+                events += [(f"torn {kind}", f"tear:file:{n}")] if kind in ("open", "save") else []
+        room = max(1, count - len(plan))
+        step = max(1.0, len(events) / room)
+        chosen = [events[int(i * step)] for i in range(min(room, len(events)))]
+        return (plan + chosen)[:count]
+
+    def saved_before(self, struck: Start) -> int:
+        """Return the last update after which the struck start had completed a save of tensors; 0 for none."""
+        saved = done = 0
+        pending = False
+        for line in struck.of_rank(0, "update") and [each for each in struck.lines if each["rank"] == 0]:
+            if line["at"] == "update":
+                saved, pending = (done, False) if pending else (saved, False)
+                done += 1
+            elif line["at"] == "file":
+                pending |= line["kind"] == "save" or line["path"].endswith(
+                    (".ckpt", ".pt", ".pth", ".distcp")
+                )
+        return saved
+
+    def file_words(self, struck: Start) -> str:
+        """Describe the file at which a start was struck, if it was one."""
+        strike = next(line for line in struck.lines if line["at"] == "strike")
+        if strike["point"] != "file":
+            return ", in an evaluation" if strike["point"] == "evaluation" else ""
+        file = [line for line in struck.lines if line["at"] == "file"][-1]
+        return f", {file['kind']} {Path(file['path']).name}"
