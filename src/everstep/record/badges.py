@@ -12,11 +12,7 @@ from everstep.record.event_fields import misfit
 class Badge(NamedTuple):
     """How the resume of a start was verified.
 
-    Attributes:
-        kind: whether the steps that were executed again came out as before.
-        at: step of the first divergence; None without one.
-        report: what the start has reported, in words.
-        steps: number of steps that were compared, by the first report.
+    `at` is the step of its first divergence; `steps` were compared, by its first report.
     """
 
     kind: Literal["first", "verified", "not verified", "nothing to verify", "diverged"]
@@ -31,11 +27,7 @@ class Badge(NamedTuple):
 class Start(NamedTuple):
     """What is known of a start, besides what it has reported.
 
-    Attributes:
-        number: its number.
-        began: the step that it resumed from; None if it began from nothing.
-        reached: its last complete step; None if that is not known.
-        running: whether it may still report.
+    It `began` at a step, or from nothing (None); its last complete step is None if that is not known.
     """
 
     number: int
@@ -45,11 +37,7 @@ class Start(NamedTuple):
 
 
 def badges_in(noted: Iterable[tuple[int, str, Mapping[str, Any]]]) -> dict[int, Badge]:
-    """Return the badge of each start that has reported one, by the start's number.
-
-    Args:
-        noted: start, kind and data of the events "verified" and "diverged", in their order.
-    """
+    """Return the badges by the start's number, of (start, kind, data) of events "verified" and "diverged"."""
     badges: dict[int, Badge] = {}
     for start, kind, data in noted:
         if misfit(kind, data):
@@ -64,13 +52,9 @@ def badges_in(noted: Iterable[tuple[int, str, Mapping[str, Any]]]) -> dict[int, 
 
 
 def judged(starts: Iterable[Start], reported: Mapping[int, Badge]) -> list[tuple[int | None, Badge]]:
-    """Return (last complete step, badge) of each start of a run.
+    """Return (last complete step, badge) of each start that trained, in their order, by what they reported.
 
     A killed start could not record its last steps, but the next start tells of those that it executed again.
-
-    Args:
-        starts: the starts that trained, the first start first.
-        reported: `badges_in` of the run.
     """
     judgements, known = [], list(starts)
     for start, following in zip_longest(known, known[1:]):

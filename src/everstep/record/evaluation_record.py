@@ -26,10 +26,8 @@ class Evaluation(NamedTuple):
     """Metrics of one stream on one checkpoint.
 
     Attributes:
-        stream: the stream's name.
-        checkpoint: name of the checkpoint; for best weights "best/METRIC/NAME".
-        digest: the checkpoint's digest.
-        step, epoch: the run's step and epoch when the checkpoint was saved.
+        checkpoint, digest: its name, for best weights "best/METRIC/NAME"; its digest.
+        step, epoch: the run's, when the checkpoint was saved.
         num_steps: requested number of batches, -1 for all.
         metrics: name to value; the names have the stream's prefix.
         time: when the evaluation was recorded, in seconds since 1970.
@@ -60,9 +58,6 @@ def evaluations(run_dir: str | Path) -> list[Evaluation]:
         everstep.runs.evaluations("runs/digits")[-1].metrics["test/accuracy"]
 
     The loop's own evaluations are rows of the run's journal.
-
-    Raises:
-        RunDirError: the path is not a run; names the runs nearby.
     """
     folder = RunJournal(to_read(user_path(run_dir, "run_dir"))).run_dir / FOLDER
     return [] if folder.is_symlink() else sorted(read_pages(folder, Evaluation), key=lambda page: page.time)
@@ -71,12 +66,7 @@ def evaluations(run_dir: str | Path) -> list[Evaluation]:
 def record_evaluation(
     run_dir: Path, evaluation: Evaluation, facts: Mapping[str, Any], wall: Mapping[str, float]
 ) -> None:
-    """Add an evaluation to a run's record; whole or not at all.
-
-    Args:
-        facts: the evaluation's provenance (`everstep.record.facts`).
-        wall: further metrics, which depend on the clock.
-    """
+    """Add an evaluation to a run's record, with its provenance and with metrics that depend on the clock."""
     run = RunDir.open(run_dir, create=False)
     name = f"step-{evaluation.step:08}-{secrets.token_hex(6)}.json"
     more = {"run": run.id, "wall": dict(wall), "facts": dict(facts)}
@@ -102,10 +92,7 @@ class EvaluationSegment:
 def evaluation_segment(home: RunDir, facts: Mapping[str, Any], reason: str) -> Iterator[EvaluationSegment]:
     """Write a segment outside a loop; it counts, beside the earlier ones, if the block ends well.
 
-    Args:
-        home: the run's directory; locked meanwhile.
-        facts: the segment's provenance (`everstep.record.facts`).
-        reason: how the segment finished, in words.
+    The run is locked meanwhile; `reason` says how the segment finished.
     """
     with RunLock(home.path).held():
         before = RunJournal(home.path)

@@ -98,11 +98,8 @@ _DECISIONS: dict[str, dict[str, Any]] = {
 class Batch(NamedTuple):
     """Batch of a run's stream.
 
-    Attributes:
-        stream: the stream's name.
-        pass_index, batch_index: numbers of the pass over the data and of the batch in the pass; both from 0,
-            but messages count from 1, like epochs and steps.
-        samples: the numbers of the batch's samples, None where the stream cannot tell them.
+    Its pass over the data and its number there are from 0, but messages count from 1, like epochs and steps.
+    `samples` are the numbers of its samples, None where the stream cannot tell them.
     """
 
     stream: str
@@ -122,11 +119,9 @@ class Rollback(NamedTuple):
 
     Attributes:
         number: number of the rollback in the run, from 1.
-        step: the step that failed.
-        reason: how the step failed, in words.
+        step, reason: the step that failed, and how.
         first: the first step with a batch that is now quarantined; nothing from this step on is kept.
         checkpoint: the newest checkpoint before that step.
-        batches: the quarantined batches.
         segment: number of the start that made the decision.
     """
 
@@ -150,11 +145,7 @@ class Rollback(NamedTuple):
 
     @classmethod
     def among(cls, decisions: Iterable[tuple[dict[str, Any], int]]) -> list[Rollback]:
-        """List the rollbacks among some decisions; a damaged decision is left out.
-
-        Args:
-            decisions: the data of each decision, and the number of the start that made it.
-        """
+        """List the rollbacks among (data, start) of decisions; a damaged decision is left out."""
         rollbacks = []
         for data, segment in decisions:
             if data.get("what") == ROLLBACK and not misfit("decision", data):

@@ -38,14 +38,11 @@ class Failure(NamedTuple):
     Attributes:
         kind: "error" (an exception left the loop), "hang" (nothing moved), "lost" (another rank failed, and
             this one ended itself).
-        segment: number of the start, from 1.
-        rank: number of the process, 0 for the only one.
+        segment, rank: number of the start, from 1, and of the process, 0 for the only one.
         step, epoch: where the rank stood: last completed step, current epoch.
-        what: what happened, in a sentence.
+        what, lines: what happened, in a sentence; the traceback, or the stacks of all threads.
         cause: the first failure of another rank, if this is its consequence: "rank 1: REASON"; else None.
-        lines: the traceback, or the stacks of all threads, line by line.
         time: seconds since 1970.
-        host, pid: the process.
     """
 
     kind: Kind

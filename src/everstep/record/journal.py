@@ -20,7 +20,7 @@ from typing import Any
 from everstep import hazard
 from everstep.contracts.metrics import Block
 from everstep.durable import fsync_folder, remedy, require_no_link
-from everstep.errors import JournalError, RunDirError, UsageError
+from everstep.errors import JournalError, UsageError
 from everstep.record.journal_format import (
     EVENT,
     METRICS,
@@ -31,7 +31,7 @@ from everstep.record.journal_format import (
     pack_frame,
     pack_header,
 )
-from everstep.record.rundir import certain_id
+from everstep.record.rundir import certain_id, no_disk_error
 from everstep.record.segment_file import segment_path
 from everstep.redaction import redacted, without_credentials
 
@@ -99,18 +99,13 @@ class Journal:
         start = {"run": certain_id(run_dir), "parent": parent, "facts": without_credentials(facts)}
         event = pack_event("segment", start, True, time.time())  # first: facts that are not JSON make no file
         path = segment_path(run_dir, segment)
-        try:
+        with no_disk_error("the journal cannot be created", path):
             require_no_link(path.parent, run_dir)
             hazard.reach("journal.create")
+            if os.path.lexists(path):
+                raise JournalError(f"{path} exists; open the next segment, RunDir.next_segment()")
             path.parent.mkdir(exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        except FileExistsError as error:
-            raise JournalError(f"{path} exists; open the next segment, RunDir.next_segment()") from error
-        except RunDirError:
-            raise
-        except OSError as error:
-            why = f"the journal cannot be created: {error.strerror}; {remedy(error)}"
-            raise RunDirError(error.errno, why, str(path)) from error
         journal = cls(descriptor, path, segment, warn, limit)
         journal._tail += pack_header(segment, parent)
         if facts is not None:

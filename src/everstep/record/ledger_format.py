@@ -52,13 +52,7 @@ class Place(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """Batches of one pass: `first` to `end` - 1.
-
-    Attributes:
-        chain: the chain after them.
-        over: whether the pass has ended after them.
-        left_out: those of them that no step got.
-    """
+    """Batches of one pass, `first` to `end` - 1, and the chain after them; no step got those `left_out`."""
 
     pass_index: int
     first: int

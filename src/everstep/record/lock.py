@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from everstep import hazard
-from everstep.durable import remedy, write_whole
+from everstep.durable import write_whole
 from everstep.errors import RunDirError, RunLockedError
 from everstep.polling import wait_until
+from everstep.record.rundir import no_disk_error
 from everstep.untrusted_files import open_regular, read_note
 
 _HELD: dict[tuple[int, int], int] = {}
@@ -46,15 +47,11 @@ class RunLock:
         self._key = (0, 0)
 
     def acquire(self) -> str | None:
-        """Take the lock, without waiting.
-
-        Returns:
-            A sentence if the last holder died without releasing it, else None.
+        """Take the lock, without waiting; return a sentence if the last holder died without releasing it.
 
         Raises:
             RunLockedError: another process, or another loop of this process, holds the lock.
-            RunDirError: this file system has no locks, the lock's files cannot be written, or the directory
-                was removed meanwhile.
+            RunDirError: there are no locks here; the directory cannot be written, or was removed meanwhile.
         """
         with _GUARD:
             if _is_ours(
@@ -65,18 +62,14 @@ class RunLock:
                     "its `with` block first, or give this loop another directory"
                 )
             try:
-                self._fd = self._open()
-                return self._announce()
-            except FileNotFoundError:
+                with no_disk_error("the run cannot be locked", self._path):
+                    self._fd = self._open()
+                    return self._announce()
+            except RunDirError as error:
                 self._drop()
-                raise self._removed() from None
-            except RunDirError:
-                self._drop()
+                if error.errno == errno.ENOENT:
+                    raise self._removed() from None
                 raise
-            except OSError as error:
-                self._drop()
-                why = f"the run cannot be locked: {error.strerror}; {remedy(error)}"
-                raise RunDirError(error.errno, why, str(self._path)) from error
 
     def release(self) -> None:
         """Give the lock back.  May be called twice; does nothing in a forked child."""

@@ -36,14 +36,9 @@ def facts(
 
     Args:
         argv: the command line, `sys.argv`.
-        config: the run's configuration; values that JSON cannot hold become their repr.
-        seed: the run's seed.
+        config, seed: the run's; values that JSON cannot hold become their repr.
         backends: name -> `Backend.describe()` of the backends in use.
         code: folder whose git state matters; None: the script's folder.
-
-    Returns:
-        Keys argv, cwd, python, platform, host, pid, packages, git (`git_facts`), config, seed, backends; and
-        sweep, its name, in a trial.
     """
     found = {
         "argv": redacted_line(argv),

@@ -12,7 +12,7 @@ from everstep.durable import fsync_folder, rename
 from everstep.errors import RunDirError
 from everstep.record.journal_reader import RunJournal
 from everstep.record.lock import RunLock, is_held
-from everstep.record.rundir import RunDir
+from everstep.record.rundir import RunDir, no_disk_error
 
 
 def why_stays(run_dir: Path, run: str) -> str:
@@ -49,21 +49,16 @@ def remove(run_dir: Path, run: str) -> None:
     if why := why_stays(run_dir, run):
         raise RunDirError(f"{run_dir} stays: {why}")
     moved = run_dir.with_name(f"{run_dir.name}.removed-{secrets.token_hex(3)}")
-    lock, place = RunLock(run_dir), run_dir
-    with lock.held():
+    lock = RunLock(run_dir)
+    with lock.held(), no_disk_error("the run cannot be removed wholly", moved):
         if (there := RunDir.open(run_dir, create=False).id) != run:  # replaced since why_stays looked
             raise RunDirError(f"{run_dir} stays: another run is there, {there}")
-        try:
-            rename(run_dir, moved, "removing")
-            lock.moved()
-            place = moved
-            fsync_folder(moved.parent, "removing")
-            # the files by which it can be removed again come last
-            last = {"run.json": 1, "lock": 2}
-            for entry in sorted(moved.iterdir(), key=lambda entry: last.get(entry.name, 0)):
-                hazard.reach("removing.entry")
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-            moved.rmdir()
-        except OSError as error:
-            why = f"the run cannot be removed wholly: {error.strerror}; check the disk, and remove the rest"
-            raise RunDirError(error.errno, why, str(place)) from error
+        rename(run_dir, moved, "removing")
+        lock.moved()
+        fsync_folder(moved.parent, "removing")
+        # the files by which it can be removed again come last
+        last = {"run.json": 1, "lock": 2}
+        for entry in sorted(moved.iterdir(), key=lambda entry: last.get(entry.name, 0)):
+            hazard.reach("removing.entry")
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        moved.rmdir()

@@ -7,13 +7,13 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from everstep.durable import fsync_folder, make_dirs, require_no_link, write_whole
+from everstep.durable import fsync_folder, make_dirs, remedy, require_no_link, write_whole
 from everstep.errors import ConfigError, RunDirError, RunLockedError
 from everstep.record import journal_format
 from everstep.record.segment_file import segment_number
@@ -63,6 +63,18 @@ def to_read(path: str | os.PathLike[str]) -> Path:
     return moved if moved.exists() else Path(path)
 
 
+@contextmanager
+def no_disk_error(what: str, path: Path, hint: str = "") -> Iterator[None]:
+    """Raise an error of the disk in a block as one of the run directory, with a remedy."""
+    try:
+        yield
+    except RunDirError:
+        raise
+    except OSError as error:
+        what = f"{what}: {error.strerror}; {hint or remedy(error)}"
+        raise RunDirError(error.errno, what, str(path)) from error
+
+
 @dataclass(frozen=True)
 class RunDir:
     """Directory of one run.  The writers of the folders inside create them.
@@ -91,12 +103,10 @@ class RunDir:
             create: False to only look: nothing is made or written.
             seed: the seed of a new run; drawn if None.  An existing run keeps its own seed: compare.
             about: further facts of a new run; they may replace its id.
-
-        Raises:
-            RunDirError: the directory cannot be made, is another thing's, damaged, or of a newer version.
         """
         folder = located(path).absolute()
-        try:
+        hint = "give a path that can be written"
+        with no_disk_error("the run directory cannot be used", folder, hint):
             if create:
                 _make(folder)
             elif not folder.is_dir():
@@ -111,11 +121,6 @@ class RunDir:
             if facts is None:
                 _require_empty(folder, seen)
                 facts = _create(folder, seed, about or {})
-        except RunDirError:
-            raise
-        except OSError as error:
-            why = f"the run directory cannot be used: {error.strerror}; give a path that can be written"
-            raise RunDirError(error.errno, why, str(folder)) from error
         if (version := facts["versions"]["run"]) > VERSION:
             raise RunDirError(
                 f"{folder} has run directory format {version}, this everstep reads up to {VERSION}; "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -16,13 +17,13 @@ from typing import NamedTuple, TypeAlias
 
 from everstep.arguments import integer
 from everstep.contracts.metrics import Block
-from everstep.errors import ConfigError, RunDirError
+from everstep.errors import ConfigError
 from everstep.record.event_fields import ACCEPTED
 from everstep.record.journal import Journal
 from everstep.record.journal_format import Position, bits_float
 from everstep.record.journal_reader import Key, RunJournal, Value, comparable_rows
 from everstep.record.lock import RunLock
-from everstep.record.rundir import RunDir
+from everstep.record.rundir import RunDir, no_disk_error
 from everstep.record.trail import TrailContent, read_trail, trail_path
 
 COMPONENTS = ("samples", "random state", "loss", "weights", "optimizer", "state", "service", "journal")
@@ -180,12 +181,11 @@ class EarlierSteps:
 def read_earlier_steps(
     journal: RunJournal, position: Position | None, step: int, *, tail: bool = False, rank: int = 0
 ) -> EarlierSteps:
-    """Collect the earlier results of the steps that a start from `step` will execute again.
+    """Collect what a rank found earlier in the steps that a start from `step` will execute again.
 
     Args:
         position: the end of the journal as the checkpoint knows it.
         tail: whether the start also repeats the tail of an epoch that ends with `step`.
-        rank: the rank whose trails are read.
     """
     earlier = EarlierSteps(step)
     left = journal.abandoned_starts(position)
@@ -291,11 +291,8 @@ class StepComparison:
     def drawn_again(self, stream: str, words: tuple[str, str] | None) -> bool:
         """Compare a stream's batches before the resume point, which were drawn again.
 
-        Args:
-            words: what was and what is; None where they are equal.
-
-        Returns:
-            Whether they are equal, or a person has accepted that they are not.
+        The words are what was and what is, None where they are equal.  Return whether they are equal, or a
+        person has accepted that they are not.
         """
         if words is None:
             self.equal[LAST] += self.done  # else steps are executed again, and say more
@@ -452,10 +449,5 @@ def accept(run_dir: Path, step: int) -> None:
         # The decision gets a segment of its own: no file of a journal is appended to by another process.
         parent = Position(newest.number, newest.end)
         decision = Journal.open(run.path, run.next_segment(), parent, None, warn=lambda message: None)
-        try:
+        with closing(decision), no_disk_error("the decision cannot be recorded", run.path):
             decision.decide({"what": ACCEPTED, "step": step})
-        except OSError as error:
-            why = f"the decision cannot be recorded: {error.strerror}; check the disk"
-            raise RunDirError(error.errno, why, str(run.path)) from error
-        finally:
-            decision.close()
