@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,8 +158,7 @@ def ask(
         if name not in known:
             raise ConfigError(f"{collection} have no field {name!r}; {nearest(name, known)}")
     holds = matcher(where)
-    with database.read() as connection:
-        rows = _rows(connection, collection, where)
+    with database.read() as connection, contextlib.closing(_rows(connection, collection, where)) as rows:
         found: Iterable[dict[str, Any]] = (row for row in rows if holds(lambda name, row=row: [row[name]]))  # type: ignore[misc]
         for name, descending in order:
             found = ordered(found, name, descending)
@@ -166,7 +166,7 @@ def ask(
         return [{name: row[name] for name in fields or known} for row in islice(found, most)]
 
 
-def _rows(connection: Connection, collection: str, where: Node) -> Iterator[dict[str, Any]]:
+def _rows(connection: Connection, collection: str, where: Node) -> Generator[dict[str, Any]]:
     """Yield documents as they were written; the database leaves out those of other runs, phases and names."""
     from sqlalchemy import select
 
@@ -188,11 +188,12 @@ def _rows(connection: Connection, collection: str, where: Node) -> Iterator[dict
         is_text = all(isinstance(value, str) and value == clean(value) for value in leaf.values)
         if is_text and leaf.operator in ("$eq", "$in") and leaf.path in ("run", "phase", "name"):
             chosen = chosen.where(columns[leaf.path].in_(leaf.values))
-    for found in connection.execute(chosen, execution_options={"yield_per": 10_000}).mappings():
-        row = dict(found)
-        if "value" in row:
-            row |= {"wall": bool(row["wall"]), "value": math.nan if row["value"] is None else row["value"]}
-        yield row
+    with connection.execute(chosen, execution_options={"yield_per": 10_000}) as found:
+        for row in map(dict, found.mappings()):
+            if "value" in row:
+                value = math.nan if row["value"] is None else row["value"]
+                row |= {"wall": bool(row["wall"]), "value": value}
+            yield row
 
 
 def _ask_runs(

@@ -159,9 +159,9 @@ def _last(column: ColumnElement[Any]) -> Any:
     )
 
 
-def _finite() -> ColumnElement[bool]:
-    """Whether a value of `valid_metrics` is finite; infinities are stored, NaN is NULL."""
-    return valid_metrics.c.value.between(-1.7976931348623157e308, 1.7976931348623157e308)
+_FINITE = valid_metrics.c.value.between(-1.7976931348623157e308, 1.7976931348623157e308)
+"""Infinities are stored, NaN is NULL."""
+_MEASURES_A_RUN = series.c.phase.not_in(("step", "head"))
 
 
 def _named(name: str) -> ColumnElement[bool]:
@@ -169,10 +169,6 @@ def _named(name: str) -> ColumnElement[bool]:
     pairs = [(clean(phase), clean(bare)) for phase, bare in phases_and_names(name)]
     named = series.c.name == clean(name)
     return named | tuple_(series.c.phase, series.c.name).in_(pairs) if pairs else named
-
-
-def _measures_a_run() -> ColumnElement[bool]:
-    return series.c.phase.not_in(("step", "head"))
 
 
 def last_values_of(
@@ -196,10 +192,10 @@ def last_values_of(
 def best_of(connection: Connection, metric: str) -> dict[int, float]:
     """Return run -> best finite value of a metric, or "PHASE/NAME"; its name tells which value is better."""
     better, value = better_when(metric), valid_metrics.c.value
-    extreme = (func.max if better == "max" else func.min)(value).filter(_finite())
+    extreme = (func.max if better == "max" else func.min)(value).filter(_FINITE)
     chosen = select(series.c.run, series.c.phase, extreme).group_by(series.c.id)
     chosen = chosen.join(valid_metrics, valid_metrics.c.series == series.c.id)
-    chosen = chosen.where(_measures_a_run(), _named(metric))
+    chosen = chosen.where(_MEASURES_A_RUN, _named(metric))
     rows = sorted(connection.execute(chosen), key=lambda row: by_phase(row.phase), reverse=True)
     if rows and better is None:
         raise ConfigError(
@@ -218,12 +214,12 @@ def summaries(connection: Connection, run: int, *, steps: bool = True) -> list[d
     metric's name, if that says it; metrics of single steps have no best: they measure no run.
     """
     m = valid_metrics.c
-    extremes = func.min(m.value).filter(_finite()), func.max(m.value).filter(_finite())
+    extremes = func.min(m.value).filter(_FINITE), func.max(m.value).filter(_FINITE)
     chosen = select(series.c.id, series.c.phase, series.c.name, func.count(m.step))
     chosen = chosen.add_columns(_last(metrics.c.step), _last(metrics.c.value), *extremes)
     chosen = chosen.join(valid_metrics, m.series == series.c.id).where(series.c.run == run)
     if not steps:
-        chosen = chosen.where(_measures_a_run())
+        chosen = chosen.where(_MEASURES_A_RUN)
     found = []
     for key, phase, name, rows, step, last, smallest, largest in connection.execute(
         chosen.group_by(series.c.id)

@@ -65,13 +65,8 @@ def asked_for(checkpoints: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for one in checkpoints if one["pinned"] or not one["interim"]]
 
 
-def digest_of(run_dir: Path) -> str | None:
-    """Return the digest of the newest whole checkpoint, as `Ending.digest`; None if there is none."""
-    return newest_digest(asked_for(checkpoints_of(run_dir)))
-
-
 def newest_digest(checkpoints: list[dict[str, Any]]) -> str | None:
-    """Return the digest of the newest whole checkpoint of a list; None if there is none."""
+    """Return the digest of the newest whole checkpoint of a list, as `Ending.digest`; None without one."""
     return next((one["digest"] for one in reversed(checkpoints) if one["whole"]), None)
 
 
