@@ -19,18 +19,11 @@ if TYPE_CHECKING:
 
 
 class Searched(NamedTuple):
-    """Runs found in an index.
-
-    Attributes:
-        names: the names in the query, in their order.
-        notes: what its names were taken for, where they could mean something else.
-        why_none: what a query that found nothing may have meant; "" if there is nothing to say.
-    """
+    """Runs found in an index, the names in the query, and what a query that found nothing may have meant."""
 
     database: Database
     runs: list[dict[str, Any]]
     names: list[str]
-    notes: list[str]
     why_none: str
 
 
@@ -43,8 +36,6 @@ def search(
     telling: bool = False,
 ) -> Searched:
     """Find the runs that fulfil the comparisons and the filter, the newest start last.
-
-    A run has `ranks`, the number of ranks of its newest start, where that is recorded.
 
     Args:
         wanted: further names to add to each run that has them.
@@ -64,9 +55,10 @@ def search(
     runs = columns.find(where)
     if telling and not names and (metric := columns.telling_metric()) is not None:
         names = [metric]
-    columns.add(runs, [*names, *wanted, "ranks"])
-    notes = columns.taken_for_metrics([*names, *wanted])
-    return Searched(database, runs, [*names, *wanted], notes, "" if runs else why_none(words))
+    names = [*names, *wanted]
+    columns.add(runs, [*names, "ranks"])
+    cli.note(columns.taken_for_metrics(names))
+    return Searched(database, runs, names, "" if runs else why_none(words))
 
 
 @cli.command()
@@ -98,7 +90,6 @@ def runs_command(
     searched = search(index, conditions, filter_text, wanted, telling=not (columns or by or as_json))
     runs = ordered(searched.runs, by, str(sort).startswith("-")) if by else searched.runs
     runs = runs[:limit]
-    cli.note(searched.notes)
     if not columns:
         shown += ["ranks"] * any(run.get("ranks", 1) > 1 for run in runs)
         shown += [name for name in dict.fromkeys(searched.names) if name not in shown]
