@@ -59,7 +59,6 @@ class StartSummary:
 
     @classmethod
     def of(cls, start: ProgramStart) -> StartSummary:
-        """Summarise a start."""
         trained = {run for run, _, _ in start.steps}  # a finished run is entered, and left without a step
         enters = [record for record in start.records if record.at == "enter" and record.run in trained]
         resumed = [record.step for record in enters if record.step]
@@ -69,7 +68,7 @@ class StartSummary:
 
 @dataclass(frozen=True)
 class KillResult:
-    """Program killed at one hazard and restarted until it ended.
+    """Program killed at one `hazard` and restarted until it ended, with summaries of its `starts`.
 
     Attributes:
         verdict: "exact"; "differs", with `divergence`; "failed": a start without a strike did not end with
@@ -93,7 +92,6 @@ class KillResult:
 
     @property
     def line(self) -> str:
-        """Row of the table."""
         what = self.verdict if self.divergence is None else f"differs: {self.divergence}"
         again = self.again if self.starts else ""
         return (
@@ -104,7 +102,7 @@ class KillResult:
 
 @dataclass
 class DrillReport:
-    """Findings of a drill of a script with its arguments; the same seed aims the same kills.
+    """Findings of a drill of a `script` with its `args`; the same `seed` aims the same kills.
 
     Attributes:
         runs: absolute paths of the run directories that the script opened, without the drill's root.
@@ -148,7 +146,6 @@ class DrillReport:
 
     @property
     def strikes(self) -> int:
-        """Number of starts that were struck."""
         return sum(one.strikes for one in self.results)
 
     @property
@@ -166,7 +163,6 @@ class DrillReport:
         return self.nondeterminism or first_difference(divergences, runs)
 
     def header(self) -> str:
-        """Lines above the table."""
         on = f"{self.ranks} ranks, " if self.ranks > 1 else ""
         on += f"{len(self.runs)} runs, " if len(self.runs) > 1 else ""
         steps = f"{self.steps} steps" + " (left there by the drill)" * (self.cut is not None)
@@ -176,7 +172,6 @@ class DrillReport:
         return f"{title}; drill seed {self.seed}" + columns * (self.nondeterminism is None)
 
     def verdict(self) -> str:
-        """Lines below the table."""
         if (where := self.nondeterminism) is not None:
             runs = "two of three" if self.undisturbed > 2 else "two"
             return (
@@ -220,7 +215,6 @@ class DrillReport:
         return f"{self.header()}\n{rows}\n{self.verdict()}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert to a dictionary for JSON."""
         return {
             **vars(self),
             "seconds": round(self.seconds, 3),

@@ -47,7 +47,6 @@ class Comparison:
         return self.compared and self.first is None
 
     def words(self, one: Difference) -> str:
-        """Describe a difference."""
         return f"{one}: {one.expected} {self.sides[0]}, {one.actual} {self.sides[1]}"
 
     def __str__(self) -> str:
@@ -124,7 +123,6 @@ def verify(
 
 
 def _metrics(executed: Executed, step: int) -> dict[str, float]:
-    """Return the metrics of a step, as it was executed again."""
     journal = RunJournal(executed.copy.place)
     newest = max(segment.number for segment in journal.segments())
     rows = [row for row in journal.rows(valid=False) if (row.segment, row.step) == (newest, step)]
