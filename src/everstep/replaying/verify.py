@@ -57,7 +57,7 @@ class Comparison:
             end = f"differ: {self.words(self.first)}{more}"
         elif self.compared:
             end = "verified: all recorded values are equal"
-        return "\n".join([*self.about, f"equal values: {', '.join(counts) or 'none'}", *self.notes, end])
+        return "\n".join([*self.about, f"equal values: {', '.join(counts) or 'none'}", end])
 
     def as_json(self) -> dict[str, Any]:
         first = self.first and self.first._asdict()
