@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -245,17 +244,11 @@ def test_another_ones_command_line_is_started_only_with_trust(run: Path, tmp_pat
 @pytest.mark.campaign("long")
 def test_a_file_that_has_changed_since_is_named() -> None:
     shutil.copytree(SCRIPTS, "code")
-    start("code/everything.py")
-    assert "has changed" not in replay("runs/tiny", "--verify", "29:30")
-    time.sleep(0.01)
-    os.utime("code/everything.py")
-    assert "the code has changed since start 1 of the run" in replay("runs/tiny", "--verify", "29:30")
     git = ["git", "-C", "code", "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *words], check=True)
-    shutil.rmtree("runs")
     start("code/everything.py")
     assert "has changed" not in replay("runs/tiny", "--verify", "29:30")
     with open("code/tiny.py", "a") as file:
         file.write("# another line\n")
-    assert "): git has another commit" in " ".join(replay("runs/tiny", "--verify", "29:30").split())
+    assert "of the run: git has another commit" in " ".join(replay("runs/tiny", "--verify", "29:30").split())

@@ -223,7 +223,7 @@ class _Campaign:
             hazard,
             "failed" if last.status else "differs" if divergence else ended,
             strikes=hit,
-            struck=struck_at(starts[:hit]),
+            struck=struck_at(starts[0]) if hit else "",
             again=again.total(),
             timeline=bars(len(self.place), zip(done, is_struck, strict=True)),
             starts=[StartSummary.of(start) for start in starts],

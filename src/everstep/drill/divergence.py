@@ -76,7 +76,6 @@ class Undisturbed:
 
 
 def by_place(records: Iterable[StepDigests]) -> Digests:
-    """Map digests by their places."""
     return {record.place: record for record in records}
 
 

@@ -98,7 +98,6 @@ class ProgramStart:
 
     @property
     def records(self) -> list[StepDigests]:
-        """What rank 0 found, in order."""
         return self.of_rank(0)
 
     def of_rank(self, rank: int) -> list[StepDigests]:
@@ -111,7 +110,6 @@ class ProgramStart:
 
     @property
     def tail(self) -> str:
-        """Last lines of the output."""
         return last_lines(self.log)
 
 

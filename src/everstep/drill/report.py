@@ -59,7 +59,6 @@ class StartSummary:
 
     @classmethod
     def of(cls, start: ProgramStart) -> StartSummary:
-        """Summarise a start."""
         trained = {run for run, _, _ in start.steps}  # a finished run is entered, and left without a step
         enters = [record for record in start.records if record.at == "enter" and record.run in trained]
         resumed = [record.step for record in enters if record.step]
@@ -69,7 +68,7 @@ class StartSummary:
 
 @dataclass(frozen=True)
 class KillResult:
-    """Program killed at one hazard and restarted until it ended.
+    """Program killed at one `hazard` and restarted until it ended, with summaries of its `starts`.
 
     Attributes:
         verdict: "exact"; "differs", with `divergence`; "failed": a start without a strike did not end with
@@ -93,7 +92,6 @@ class KillResult:
 
     @property
     def line(self) -> str:
-        """Row of the table."""
         what = self.verdict if self.divergence is None else f"differs: {self.divergence}"
         again = self.again if self.starts else ""
         return (
@@ -104,7 +102,7 @@ class KillResult:
 
 @dataclass
 class DrillReport:
-    """Findings of a drill of a script with its arguments; the same seed aims the same kills.
+    """Findings of a drill of a `script` with its `args`; the same `seed` aims the same kills.
 
     Attributes:
         runs: absolute paths of the run directories that the script opened, without the drill's root.
@@ -150,7 +148,6 @@ class DrillReport:
 
     @property
     def strikes(self) -> int:
-        """Number of starts that were struck."""
         return sum(one.strikes for one in self.results)
 
     @property
@@ -168,7 +165,6 @@ class DrillReport:
         return self.nondeterminism or first_difference(divergences, runs)
 
     def header(self) -> str:
-        """Lines above the table."""
         on = f"{self.ranks} ranks, " if self.ranks > 1 else ""
         on += f"{len(self.runs)} runs, " if len(self.runs) > 1 else ""
         steps = f"{self.steps} {self.counts}" + " (left there by the drill)" * (self.cut is not None)
@@ -178,7 +174,6 @@ class DrillReport:
         return f"{title}; drill seed {self.seed}" + columns * (self.nondeterminism is None)
 
     def verdict(self) -> str:
-        """Lines below the table."""
         if (where := self.nondeterminism) is not None:
             runs = "two of three" if self.undisturbed > 2 else "two"
             return (
@@ -222,7 +217,6 @@ class DrillReport:
         return f"{self.header()}\n{rows}\n{self.verdict()}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert to a dictionary for JSON."""
         return {
             **vars(self),
             "seconds": round(self.seconds, 3),
@@ -245,21 +239,13 @@ def _as_json(difference: Difference | None) -> dict[str, Any] | None:
 # ------------------------------------------------------------------------------------- one program
 
 
-def struck_at(starts: list[ProgramStart]) -> str:
-    """Describe the first strike of these starts, and count the others."""
-    if not starts:
-        return ""
-    start, strike = starts[0], starts[0].strike or Strike()
-    # where a start was closed in order, its exit says nothing about the place
-    aside = ("before",) if start.status == -signal.SIGKILL else ("before", "exit")
-    records = [record for record in start.of_rank(strike.rank) if record.at not in aside]
-    last = records[-1].at if records else "enter"
-    where = {"enter": "start-up", "exit": "shutdown", "epoch": "after step {}"}.get(last, "at step {}")
-    where = where.format(records[-1].step if records else 0)
-    if strike.spec and start.status <= 128 and not strike.last[1].startswith("witness."):
-        where += f", {strike.last[1]}"
-    more = f", and {len(starts) - 1} more" if len(starts) > 1 else ""
-    return f"{strike.target} {where}{more}".lstrip()
+def struck_at(start: ProgramStart) -> str:
+    """Describe the place of a strike."""
+    strike = start.strike or Strike()
+    records = [record for record in start.of_rank(strike.rank) if record.at != "before"]
+    name = strike.last[1].removeprefix("checkpoint." if strike.target else "")  # there is less space
+    operation = f", {name}" if name and not name.startswith("witness.") else ""
+    return f"{strike.target} at step {records[-1].step if records else 0}{operation}".lstrip()
 
 
 def bars(total: int, starts: Iterable[tuple[Sequence[int], bool]], width: int = WIDTH) -> str:
@@ -294,31 +280,26 @@ def write_junit(file: Path, script: str, result: DrillReport | str) -> None:
     Args:
         result: the report; or the reason why there is none, which is an error of the first case.
     """
-    suite = ElementTree.Element("testsuite", name=f"everstep drill {_NOT_XML.sub('?', script)}")
-    count: Counter[str] = Counter()
-
-    def add(name: str, outcome: str = "", text: str = "", seconds: float = 0.0) -> None:
-        count[name] += 1
-        name = name if count[name] == 1 else f"{name} {count[name]}"
+    cases = [("two undisturbed runs", 0.0, "error", str(result))]
+    if isinstance(result, DrillReport):
+        differ = "failure" if result.nondeterminism is not None else ""
+        cases = [("two undisturbed runs", 0.0, differ, result.verdict())]
+        outcomes = {"exact": "", "differs": "failure", "failed": "failure"}
+        for one in result.results:
+            seconds, text = sum(start.seconds for start in one.starts), f"{one.message}\n{one.line}".strip()
+            cases.append((one.hazard, seconds, outcomes.get(one.verdict, "skipped"), text))
+    count, names = Counter(outcome for _, _, outcome, _ in cases), Counter[str]()
+    suites = ElementTree.Element("testsuites")
+    suite = ElementTree.SubElement(suites, "testsuite", name=f"everstep drill {_NOT_XML.sub('?', script)}")
+    for name, number in (("tests", len(cases)), ("failures", count["failure"]), ("errors", count["error"])):
+        suite.set(name, str(number))
+    suite.set("skipped", str(count["skipped"]))
+    for name, seconds, outcome, text in cases:
+        names[name] += 1
+        name = name if names[name] == 1 else f"{name} {names[name]}"
         case = ElementTree.SubElement(suite, "testcase", classname=script, name=name, time=f"{seconds:.3f}")
         if outcome:
             text = _NOT_XML.sub("?", text)
             ElementTree.SubElement(case, outcome, message=text.partition("\n")[0]).text = text
-
-    if isinstance(result, str):
-        add("two undisturbed runs", "error", result)
-    else:
-        differ = result.nondeterminism is not None
-        add("two undisturbed runs", "failure" if differ else "", result.verdict() if differ else "")
-        outcomes = {"exact": "", "differs": "failure", "failed": "failure"}
-        for one in result.results:
-            seconds = sum(start.seconds for start in one.starts)
-            text = f"{one.message}\n{one.line}".strip()
-            add(one.hazard, outcomes.get(one.verdict, "skipped"), text, seconds)
-    suite.set("tests", str(len(suite)))
-    for outcome, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
-        suite.set(name, str(len(suite.findall(f"testcase/{outcome}"))))
-    suites = ElementTree.Element("testsuites")
-    suites.append(suite)
     ElementTree.indent(suites)
     ElementTree.ElementTree(suites).write(file, encoding="utf-8", xml_declaration=True)

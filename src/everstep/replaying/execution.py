@@ -111,7 +111,6 @@ class Executed(NamedTuple):
     witnessed: list[StepDigests]
 
     def last(self, at: str) -> dict[str, Any]:
-        """Return the last line of a kind; empty if there is none."""
         return next((line for line in reversed(self.lines) if line["at"] == at), {})
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,22 +114,15 @@ def _as_module(script: Path) -> tuple[str, ...]:
 
 
 def _changed(start: Event, script: Path | None) -> tuple[str, ...]:
-    """Warn of code that is not what the start ran: by git, else by the time of the script."""
+    """Warn of code that is not what the start ran, by git."""
     facts = start.data.get("facts") or {}
     code = [Path(each) for each in facts.get("code") or [] if isinstance(each, str)]
-    recorded = facts.get("git")
-    if recorded:
-        now = git_facts(code[0] if code else Path.cwd() if script is None else script.parent) or {
-            "problem": ""
-        }
-        keys = ("commit", "diff") if "problem" not in {*recorded, *now} else ()
-        changed = any(str(recorded.get(key)) != str(now.get(key)) for key in keys)
-        what = "git has another commit, or other uncommitted changes"
-    else:
-        changed = script is not None and script.exists() and script.stat().st_mtime > start.time
-        what = str(script)
-    if not changed:
+    folder = code[0] if code else Path.cwd() if script is None else script.parent
+    recorded, now = facts.get("git") or {}, git_facts(folder) or {}
+    keys = () if "problem" in {*recorded, *now} or not recorded or not now else ("commit", "diff")
+    if all(str(recorded.get(key)) == str(now.get(key)) for key in keys):
         return ()
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start.time))
-    began = f"start {start.segment} of the run ({when})"
-    return (f"the code has changed since {began}: {what}; what differs may come from there",)
+    return (
+        f"the code has changed since start {start.segment} of the run: git has another commit, or other "
+        "uncommitted changes; what differs may come from there",
+    )

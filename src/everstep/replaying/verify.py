@@ -47,7 +47,6 @@ class Comparison:
         return self.compared and self.first is None
 
     def words(self, one: Difference) -> str:
-        """Describe a difference."""
         return f"{one}: {one.expected} {self.sides[0]}, {one.actual} {self.sides[1]}"
 
     def __str__(self) -> str:
@@ -58,7 +57,7 @@ class Comparison:
             end = f"differ: {self.words(self.first)}{more}"
         elif self.compared:
             end = "verified: all recorded values are equal"
-        return "\n".join([*self.about, f"equal values: {', '.join(counts) or 'none'}", *self.notes, end])
+        return "\n".join([*self.about, f"equal values: {', '.join(counts) or 'none'}", end])
 
     def as_json(self) -> dict[str, Any]:
         first = self.first and self.first._asdict()
@@ -124,7 +123,6 @@ def verify(
 
 
 def _metrics(executed: Executed, step: int) -> dict[str, float]:
-    """Return the metrics of a step, as it was executed again."""
     journal = RunJournal(executed.copy.place)
     newest = max(segment.number for segment in journal.segments())
     rows = [row for row in journal.rows(valid=False) if (row.segment, row.step) == (newest, step)]
