@@ -74,7 +74,8 @@ def drill_command(
     what it writes; without it, each start runs in a copy of the current directory.
 
     First SCRIPT runs undisturbed, twice; if these two runs differ, nothing is killed.  Then it is killed at
-    random instants and at every hazard, and last, its disk is made full.  All runs are written to a folder of the drill.
+    random instants and at every hazard, and last, its disk is made full.  All runs are written to a
+    folder of the drill.
 
     With --ranks N, torchrun starts SCRIPT as N processes on this machine.  Each hazard strikes one of them,
     chosen by the seed; then all of them, and torchrun itself.  All ranks are compared.

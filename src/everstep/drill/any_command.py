@@ -19,7 +19,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import everstep
 from everstep.arguments import integer, number
 from everstep.drill.processes import last_lines, owned_folder, owned_process
 from everstep.drill.program import read_lines
@@ -96,7 +95,7 @@ class Chain:
             shutil.copytree(Path.cwd(), self.work, symlinks=True, ignore=NOT_COPIED)
         site = self.folder / "site"
         site.mkdir()
-        observer = Path(everstep.__file__).parent / "backends" / "torch" / "observer.py"
+        observer = Path(__file__).parents[1] / "backends" / "torch" / "observer.py"
         shutil.copyfile(observer, site / "sitecustomize.py")
 
     def start(self, strike: str = "") -> Start:

@@ -251,8 +251,9 @@ def _column(payload: memoryview, at: int, rows: int) -> NDArray[np.int64]:
     width, base = _COLUMN.unpack_from(payload, at)
     at += _COLUMN.size
     if width == 0:
-        stride: int = _STRIDE.unpack_from(payload, at)[0]
-        return base + stride * np.arange(rows, dtype=np.int64)
+        (stride,) = _STRIDE.unpack_from(payload, at)
+        regular: NDArray[np.int64] = base + stride * np.arange(rows, dtype=np.int64)
+        return regular
     offsets = np.frombuffer(payload, _WIDTHS[width], rows, at).astype(np.uint64)
     column: NDArray[np.int64] = (offsets + np.int64(base).view(np.uint64)).view(np.int64)
     return column
