@@ -181,7 +181,7 @@ _KINDS: dict[type, Any] = {bool: bool | ScalarBoolean, int: int, float: float, s
 
 
 def as_yaml(tree: Any) -> str:
-    """Write a tree of mappings, lists, strings, numbers, booleans and None as YAML that reads back as it."""
+    """Write `tree` (mappings, lists, strings, numbers, booleans, None) as YAML that reads back as it."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.width = 100

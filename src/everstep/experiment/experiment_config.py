@@ -98,10 +98,16 @@ class ExperimentConfig:
     """Config of an experiment; docs/guide/experiment.md has all keys.
 
     Attributes:
+        task: makes the `Task`: its class, or a function.
+        streams: name to the call that makes the data; "train" is the stream to train on.
         model: makes the model, instead of the task's `build_model`.
         optimizer: called with the model's parameters (with the model, if it has no `parameters()`),
             instead of `build_optimizer`.
         scheduler: called with the optimizer, instead of `build_scheduler`.
+        trainer: arguments of `Trainer`, such as limits.
+        services: evaluation, early stop, checkpoints ...; a resume compares the controllers among them.
+        seed: seed of the run.
+        project, group: recorded, so that queries can ask for them.
         name: name of the run directory below `runs/`; default: the name of the config file.
         schedules: arguments of the schedules of `Experiment`, by name of the schedule.
         profiles: name to values that are laid over the config: "eval" for `everstep eval`, "predict" for

@@ -26,6 +26,7 @@ class Evaluation(NamedTuple):
     """Metrics of one stream on one checkpoint.
 
     Attributes:
+        stream: name of the stream.
         checkpoint, digest: its name, for best weights "best/METRIC/NAME"; its digest.
         step, epoch: the run's, when the checkpoint was saved.
         num_steps: requested number of batches, -1 for all.

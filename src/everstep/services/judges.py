@@ -125,6 +125,7 @@ class EarlyStop(Judge):
     of those inside.
 
     Args:
+        metric: name of the metric.
         mode: "min" or "max"; None infers the mode for names ending in loss, acc or accuracy.
         patience: stop after n evaluations in a row without improvement, 1 or more.
         patience_steps: stop at the first evaluation n or more steps after the last improvement, 1 or more.
@@ -324,6 +325,7 @@ class LossBound(Judge):
     so waits for the device, after every step.
 
     Args:
+        metric: name of the metric.
         bound: the largest value allowed.
         times: the largest value allowed, as a multiple of the median of the last `last` looks (of their
             means, where a look has several values); judged after `last` looks; more than 1.
@@ -446,8 +448,10 @@ class NaNGuard(Service):
 class StopAfter(Service):
     """End the run at a limit; the first limit reached wins.
 
-    Steps and epochs are totals of the run: the loop ends as written.  Seconds count from this start of the
-    process: it saves at the next boundary and ends with exit status 3, to be started again.
+    Args:
+        steps, epochs: totals of the run, 1 or more; the loop ends as written.
+        seconds: time of this start of the process, more than 0: it saves at the next boundary and ends with
+            exit status 3, to be started again.
     """
 
     stage = Stage.DECIDE
@@ -514,8 +518,12 @@ class Annealing:
         for step, batch in loop.iter_steps(train):
             temperature(step)  # 1.0 at steps 1 to 1000, 0.5 at steps 1001 to 2000
 
-    It depends on that number alone, so step k has the same value in a fresh and in a resumed run; `least`
-    and `most` limit it.
+    It depends on that number alone, so step k has the same value in a fresh and in a resumed run.
+
+    Args:
+        initial: the value of the first `every` steps, or epochs.
+        every: number of steps, or epochs, between two multiplications, 1 or more.
+        least, most: limits of the value.
     """
 
     initial: float
@@ -583,7 +591,12 @@ class Scheduled(Judge):
 @checked_init
 @dataclass(frozen=True)
 class OnBest:
-    """Condition: a metric has a new best value, judged as in `Best`; after a restart no worse one is new."""
+    """Condition: a metric has a new best value, judged as in `Best`; after a restart no worse one is new.
+
+    Args:
+        metric: name of the metric.
+        mode: "min" or "max"; None infers the mode for names ending in loss, acc or accuracy.
+    """
 
     metric: str
     mode: str | None = None
