@@ -44,7 +44,7 @@ class Image(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """Distribution of `values` (real numbers, any shape) for `loop.add_summary`; NaN and infinities are left out."""
+    """Distribution of `values` (numbers, any shape) for `loop.add_summary`; only finite ones count."""
 
     values: Any
 
