@@ -21,13 +21,15 @@ class Wakeups:
 
     Threads and signal handlers interrupt the main thread between any two instructions, so they take no
     lock here: they append to a deque and set plain attributes.
+
+    Attributes:
+        next_due: first step after which the loop has to ask; compared at every step.
+        actions: actions that threads asked for, oldest first; applied at the next boundary.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.next_due = 0
-        """First step after which the loop has to ask; compared at every step."""
         self.actions: deque[Pending] = deque()
-        """Actions that threads asked for, oldest first; applied at the next boundary."""
         self._due_step = 0
         """First step after which a boundary is due by number."""
         self._due_time: float | None = None
