@@ -171,7 +171,7 @@ FAULTS = {
                 r"if place\.step == boundary\.step:",
                 "return Outcome(actions=(SaveBest(self.metric, place.value, tuple(self.kept)),))",
             ),
-            Edit(r"for place in self\._top:\n\s+if place\.step == step:", "self._top[0].name = name"),
+            Edit(r"for place in self\.places:\n\s+if place\.step == step:", "self.places[0].name = name"),
         ),
         "loop/test_loop_leaving.py::"
         "test_weights_that_were_trained_on_since_the_measurement_are_not_kept_as_the_best",
