@@ -174,7 +174,7 @@ FAULTS = {
         (
             Edit(
                 r"if place\.step == boundary\.step:",
-                "return Outcome(actions=(SaveBest(self.metric, place.value, tuple(self.kept)),))",
+                "return Outcome(actions=(SaveBest(self.metric, place.value, tuple(self._kept())),))",
             ),
             Edit(r"for place in self\.places:\n\s+if place\.step == step:", "self.places[0].name = name"),
         ),

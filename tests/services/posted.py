@@ -38,7 +38,7 @@ class Server:
 
 
 class Posts(RemoteSink):
-    def __init__(self, server: Server, timeout: float = 60.0) -> None:
+    def __init__(self, server: Server, timeout: float = 30.0) -> None:
         super().__init__(timeout=timeout)
         self.server = server
 

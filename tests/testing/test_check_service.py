@@ -42,7 +42,7 @@ from everstep.services import (
 )
 from everstep.services.checkpoints import JournalFlush
 from everstep.services.judges import FunctionService
-from everstep.testing import armed, check_service, check_sink
+from everstep.testing import check_service, check_sink
 from everstep.testing.checks import Value
 
 
@@ -290,23 +290,6 @@ def test_a_metric_of_ones_own_is_collected_on_request() -> None:
     seen: list[float] = []
     check_service(changed(open=opens(lambda run: run.watch("bleu", seen.append))), metrics=["bleu"])
     assert seen
-
-
-def test_a_failing_save_is_armed_for_a_block_only(tmp_path: Path) -> None:
-    def train(run: str) -> everstep.supervisor.Ending:
-        with everstep.Supervisor(tmp_path / run, max_step=2, default_services=False) as sv:
-            batches = sv.stream(everstep.data.arrays(np.arange(4), batch_size=1))
-            while not sv.should_stop():
-                next(batches)
-                sv.advance()
-        return sv.ending
-
-    with (
-        armed("ENOSPC:checkpoint.rename:1"),
-        pytest.raises(everstep.errors.CheckpointError, match="trial save"),
-    ):
-        train("full")
-    assert train("later").finished
 
 
 # -------------------------------------------------------------------------------------- sinks

@@ -204,14 +204,13 @@ class RemoteSink(Service, ABC):
     """Hand the record to a service on the network, each value once.  Subclass it, give `position` and `send`.
 
     The service stores a position with the values, in one transaction, and tells it when it is asked, so a
-    kill or a lost answer repeats nothing.  Values are sent by a thread when a checkpoint that covers them is
-    committed, and at the end: no resume makes them again, and no step waits for them.  After an outage,
-    which is a warning, the next checkpoint or the next start sends what is missing.  Where a run goes back to
-    an older checkpoint, only values that are other than the first time are sent; a run that starts over
-    sends everything.
+    kill or a lost answer repeats nothing.  Values are sent when a checkpoint that covers them is committed,
+    and at the end: no resume makes them again.  After an outage, which is a warning, the next checkpoint or
+    the next start sends what is missing.  Where a run goes back to an older checkpoint, only values that are
+    other than the first time are sent; a run that starts over sends everything.
 
     Args:
-        timeout: seconds that the end of a start waits for the service, more than 0.
+        timeout: seconds that a step, or the end, waits for an answer, more than 0.
 
     Attributes:
         run_dir: the run's directory, while the loop is open.
@@ -221,11 +220,12 @@ class RemoteSink(Service, ABC):
     moments = frozenset({Moment.AFTER_CHECKPOINT})
     window = "none"
 
-    def __init__(self, *, timeout: float = 60.0, name: str | None = None) -> None:
+    def __init__(self, *, timeout: float = 30.0, name: str | None = None) -> None:
         super().__init__(name)
         self.timeout = number("timeout", timeout, of="seconds")
         self.run_dir, self.sent, self._ended = Path(), 0, False
         self._thread: threading.Thread | None = None
+        self._is_late = False
         self._error: BaseException | None = None
         self._follower: Follower | None = None
         self._start, self._has = "", dict[str, int]()
@@ -248,51 +248,46 @@ class RemoteSink(Service, ABC):
     # ------------------------------------------------------------------------------ as a service
 
     def open(self, run: RunView) -> None:
-        self._run, self.run_dir, self._ended = run, Path(run.run_dir), False
-        self._thread = self._error = self._follower = None
+        self._run, self.run_dir, self._ended, self._follower = run, Path(run.run_dir), False, None
 
     def run(self, boundary: Boundary) -> None:
         manifest: Any = read_manifest(self.run_dir / "checkpoints" / str(boundary.payload))
         segment, offset = manifest["meta"]["journal"]
         # at the beginning it is the checkpoint of an earlier start, of whose rows all that are valid count
-        self._begin_sending(offset if segment == self._run.segment else 0)
+        self._send_until(offset if segment == self._run.segment else 0)
 
     def finish(self, boundary: Boundary) -> None:
         self._ended = True
 
     def close(self) -> None:
+        if not self._ended:
+            return  # what no checkpoint covers may be made again
         try:
-            self._join()
-            if self._ended:  # else what no checkpoint covers may be made again
-                if isinstance(self._error, Exception):
-                    self._error = None  # it is tried again
-                self._begin_sending(sys.maxsize)
-                self._join()
-            if self._error is not None:
-                raise self._error
+            self._send_until(sys.maxsize)
         except Exception as error:
             self._run.println(
                 f"warning: {self.name!r} has not sent all values ({type(error).__name__}: {error}); start "
                 "the run again to send them"
             )
 
-    def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join(self.timeout)
-            if self._thread.is_alive():
-                raise TimeoutError(f"no answer in {self.timeout:g} s")
+    def _send_until(self, end: int) -> None:
+        """Send what the service lacks, of this start what lies before `end` in its journal.
 
-    def _begin_sending(self, end: int) -> None:
-        """Send in a thread what the service lacks, of this start what lies before `end` in its journal."""
-        if self._thread is not None and self._thread.is_alive():
-            return  # the next checkpoint sends more
-        error, self._error = self._error, None
-        if error is None or isinstance(error, Exception):  # else the process ends
+        A thread does it, so that the wait can end; it is waited for, as `send` may draw random numbers.
+        """
+        if self._thread is None or not self._thread.is_alive():
+            if self._is_late:
+                self._follower, self._is_late = None, False
             self._run.flush()
+            self._error = None
             self._thread = threading.Thread(target=self._try, args=(end,), name="everstep-sink", daemon=True)
             self._thread.start()
-        if error is not None:
-            raise error
+            self._thread.join(self.timeout)
+        if self._thread.is_alive():
+            self._is_late = True
+            raise TimeoutError(f"no answer in {self.timeout:g} s")
+        if self._error is not None:
+            raise self._error
 
     def _try(self, end: int) -> None:
         try:
