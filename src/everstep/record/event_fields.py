@@ -54,7 +54,6 @@ _KINDS: dict[str, dict[str, Any]] = {
         "parent?": tuple[Count, Count] | None,
     },
     "checkpoint": {"name": str, "bytes": Count},
-    "cadence": dict.fromkeys(("seconds", "wait", "slower", "duration"), Seconds),
     "progress": _PLACE,
     "times": {"epoch?": Count, "steps?": list[Count], "seconds?": Seconds, "data_wait?": Seconds},
     "ended": _PLACE,
