@@ -250,12 +250,12 @@ def block_columns(payload: memoryview) -> tuple[NDArray[np.int64], NDArray[np.fl
 def _column(payload: memoryview, at: int, rows: int) -> NDArray[np.int64]:
     width, base = _COLUMN.unpack_from(payload, at)
     at += _COLUMN.size
+    column: NDArray[np.int64]
     if width == 0:
-        (stride,) = _STRIDE.unpack_from(payload, at)
-        regular: NDArray[np.int64] = base + stride * np.arange(rows, dtype=np.int64)
-        return regular
-    offsets = np.frombuffer(payload, _WIDTHS[width], rows, at).astype(np.uint64)
-    column: NDArray[np.int64] = (offsets + np.int64(base).view(np.uint64)).view(np.int64)
+        column = base + _STRIDE.unpack_from(payload, at)[0] * np.arange(rows, dtype=np.int64)
+    else:
+        offsets = np.frombuffer(payload, _WIDTHS[width], rows, at).astype(np.uint64)
+        column = (offsets + np.int64(base).view(np.uint64)).view(np.int64)
     return column
 
 
