@@ -196,9 +196,9 @@ def _beside(group: Any, parameter: Any) -> list[int]:
 def _not_whole(data: DataRanks, averaging: list[int]) -> str:
     if not data.shared:
         return (
-            "alone, and each rank is handed samples of its own: under tensor parallelism give data_ranks=1 "
-            "where all ranks compute with the same samples, or data_ranks=mesh['dp'], the mesh of "
-            "fully_shard; else call fully_shard(model) over all ranks"
+            "alone, and each rank is handed samples of its own: where ranks compute with the same samples "
+            "(tensor parallelism), give data_ranks=1 where all ranks do, or data_ranks=mesh['dp'], the mesh "
+            "of fully_shard; else call fully_shard(model) over all ranks"
         )
     read = ", ".join(str(data.of[rank]) for rank in averaging)
     return (

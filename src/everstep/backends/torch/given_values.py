@@ -20,9 +20,8 @@ import random
 import warnings
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -32,6 +31,7 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.weak import WeakIdKeyDictionary
 
 from everstep.backends.describe_values import described
 from everstep.backends.numpy import set_state_of, state_of
@@ -127,8 +127,9 @@ class _Given:
     """By owner and name: the mark of the given value, and a copy."""
 
     def __init__(self) -> None:
-        self._given: WeakKeyDictionary[Any, dict[str, tuple[Any, Any]]] = WeakKeyDictionary()
-        self._left: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+        # by identity: the hash of a metric of torchmetrics follows from what it has collected
+        self._given: MutableMapping[Any, dict[str, tuple[Any, Any]]] = WeakIdKeyDictionary()
+        self._left: MutableMapping[Any, dict[str, Any]] = WeakIdKeyDictionary()
         """Marks of the values that the last loop left."""
 
     def enter(self, owner: Any, live: Mapping[str, Any], copied: Callable[[Any], Any]) -> None:
@@ -261,7 +262,7 @@ _FREE = {"param_names", "initial_lr", "foreach", "fused", "capturable", "differe
 """Keys of a group that are not compared: how (not what) the optimizer computes."""
 _options = _Given()
 """An optimizer's options as "0.lr" (of group 0); a scheduler's state."""
-_texts: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
+_texts: MutableMapping[Any, dict[str, str]] = WeakIdKeyDictionary()
 """Given options by object as strings, made once, because each save asks for them."""
 
 
