@@ -40,7 +40,7 @@ def facts(
         backends: name -> `Backend.describe()` of the backends in use.
         code: folder whose git state matters; None: the script's folder.
     """
-    found = {
+    collected = {
         "argv": redacted_line(argv),
         "cwd": os.getcwd(),
         "python": platform.python_version(),
@@ -54,8 +54,8 @@ def facts(
         "backends": as_json(backends or {}),
     }
     if sweep := os.environ.get(SWEEP_VARIABLE):
-        found["sweep"] = sweep
-    without_secrets: dict[str, Any] = redacted(found)
+        collected["sweep"] = sweep
+    without_secrets: dict[str, Any] = redacted(collected)
     return without_secrets
 
 

@@ -136,38 +136,38 @@ def read_segment(path: Path, start: int = 0, run: str | None = None) -> Segment:
     if header is not None and header.segment != number:
         # perhaps of another run: none of its rows may count as this start's
         return _refused(number, path, f"its header says segment {header.segment}; was it renamed?")
-    found = Segment(number, path, size=start if len(head) == HEADER_SIZE else len(head))
+    segment = Segment(number, path, size=start if len(head) == HEADER_SIZE else len(head))
     if header is None and head:
-        found.problems.append(f"{path.name}: the header ({HEADER_SIZE} bytes at 0) is torn or damaged")
-    _add_frames(found, data, start, moved=None if is_continued else 0)
-    begun = [event.data for event in found.events if event.kind == "segment"]
+        segment.problems.append(f"{path.name}: the header ({HEADER_SIZE} bytes at 0) is torn or damaged")
+    _add_frames(segment, data, start, moved=None if is_continued else 0)
+    begun = [event.data for event in segment.events if event.kind == "segment"]
     writer = next((each["run"] for each in begun if each.get("run") is not None), run)
     if run is not None and writer != run:
         return _refused(number, path, f"the run {writer} has written it, and this is {run};")
     if header is not None:
-        found.parent = header.parent
+        segment.parent = header.parent
     elif begun and begun[0].get("parent"):
-        found.parent = Position(*begun[0]["parent"])
-    only_decided = bool(found.events) and all(event.kind == "decision" for event in found.events)
-    is_start = header is not None and (not only_decided or is_continued or bool(found.blocks))
-    found.started = is_start or bool(begun)
-    return found
+        segment.parent = Position(*begun[0]["parent"])
+    only_decided = bool(segment.events) and all(event.kind == "decision" for event in segment.events)
+    is_start = header is not None and (not only_decided or is_continued or bool(segment.blocks))
+    segment.started = is_start or bool(begun)
+    return segment
 
 
-def _add_frames(found: Segment, data: bytes, start: int, moved: int | None) -> None:
+def _add_frames(segment: Segment, data: bytes, start: int, moved: int | None) -> None:
     """Add the frames of the file's bytes from `start` on, which were written `moved` bytes further on."""
     last, problems = -1, list[str]()
     for each in journal_format.scan(data, 0):
         at, length = start + each.start, each.end - each.start
         if isinstance(each, Hole):
             if each.end == len(data):
-                found.torn = (
-                    f"{found.path.name}: the last {length} bytes, from {at} on, are torn; they are dropped"
+                segment.torn = (
+                    f"{segment.path.name}: the last {length} bytes, from {at} on, are torn; they are dropped"
                 )
             else:
                 problems.append(f"{length} bytes at {at} are damaged; they are skipped")
             continue
-        found.size = start + each.end
+        segment.size = start + each.end
         if each.offset <= last:  # offsets only grow, so a file that was copied together counts no row twice
             problems.append(f"the frame at {at} is repeated or out of order; it is skipped")
             continue
@@ -175,18 +175,18 @@ def _add_frames(found: Segment, data: bytes, start: int, moved: int | None) -> N
             problems.append(
                 f"the frame at {at} was written at {each.offset}; something before it was changed"
             )
-        moved, last, found.end = each.offset - at, each.offset, each.offset + length
-        if wrong := _add_frame(found, each):
+        moved, last, segment.end = each.offset - at, each.offset, each.offset + length
+        if wrong := _add_frame(segment, each):
             problems.append(f"the frame at {at} {wrong}; it is skipped")
-    found.problems += [f"{found.path.name}: {problem}" for problem in problems]
+    segment.problems += [f"{segment.path.name}: {problem}" for problem in problems]
 
 
-def _add_frame(found: Segment, frame: Frame) -> str:
+def _add_frame(segment: Segment, frame: Frame) -> str:
     """Unpack a frame; return why it holds nothing, or ""."""
     if frame.kind == journal_format.METRICS:
         if not journal_format.is_block(frame.payload):
             return f"claims rows that its {len(frame.payload)} bytes do not hold"
-        found.blocks.append(StoredBlock(frame.offset, frame.payload))
+        segment.blocks.append(StoredBlock(frame.offset, frame.payload))
         return ""
     if frame.kind != journal_format.EVENT:
         return f"is of unknown kind {frame.kind}"
@@ -196,8 +196,10 @@ def _add_frame(found: Segment, frame: Frame) -> str:
         return "is not an event"
     if wrong := misfit(record["kind"], record["data"]):
         return f"is not an event of kind {record['kind'][:40]!r} ({wrong})"
-    event = Event(found.number, frame.offset, record["kind"], record["data"], record["wall"], record["time"])
-    found.events.append(event)
+    event = Event(
+        segment.number, frame.offset, record["kind"], record["data"], record["wall"], record["time"]
+    )
+    segment.events.append(event)
     return ""
 
 

@@ -344,14 +344,14 @@ class StepComparison:
             aside = f"{steps} not compared with earlier executions: {_listed(was.why)}"
         if not self.steps and not equal:
             return f"resume not verified: {aside or 'nothing was executed again'}"
-        found = [f"{equal} equal"] if equal else []
+        counts = [f"{equal} equal"] if equal else []
         if uncompared := _counted(self.uncompared):
             why = self._incomparable()
-            found.append(f"{uncompared} not compared{f' ({why})' if why else ''}")
+            counts.append(f"{uncompared} not compared{f' ({why})' if why else ''}")
         bare = self.steps - sum(was.first < step <= was.first + self.steps for step in self._noted)
         if equal and bare:
-            found.append(f"{_several(bare, 'step')} left nothing to compare")
-        results = ", ".join(found) or "they left nothing to compare"
+            counts.append(f"{_several(bare, 'step')} left nothing to compare")
+        results = ", ".join(counts) or "they left nothing to compare"
         verified = "verified" if equal else "not verified"
         if self.steps:
             report = f"resume {verified}: {_several(self.steps, 'step')} executed again: {results}"
@@ -408,12 +408,12 @@ def _row_words(row: Value | None, other: Value | None) -> str:
     return text if other is None or count == other[1] else f"{text} (of {count} values)"
 
 
-def _counted(found: Counter[str]) -> str:
+def _counted(counts: Counter[str]) -> str:
     """Format counts, such as "12 batch digests and 9 values of loss"; "" if nothing was counted."""
-    kinds = [_several(found[kind], kind) for kind in _KINDS if found[kind]]
-    metrics = [name for name, count in found.items() if count and name not in _KINDS]
+    kinds = [_several(counts[kind], kind) for kind in _KINDS if counts[kind]]
+    metrics = [name for name, count in counts.items() if count and name not in _KINDS]
     if metrics:
-        total = sum(found[name] for name in metrics)
+        total = sum(counts[name] for name in metrics)
         what = f"of {metrics[0]}" if len(metrics) == 1 else f"of {len(metrics)} metrics"
         kinds.append(f"{_several(total, 'value')} {what}")
     return _listed(kinds)

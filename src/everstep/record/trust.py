@@ -33,9 +33,9 @@ _COVERED = ("config", "code", "argv", "cwd")
 
 def key_file() -> Path | None:
     """Locate this user's key: `everstep/key` in $XDG_CONFIG_HOME or ~/.config; None without a home."""
-    given = os.environ.get("XDG_CONFIG_HOME", "")
+    variable = os.environ.get("XDG_CONFIG_HOME", "")
     try:
-        base = Path(given) if os.path.isabs(given) else Path.home() / ".config"
+        base = Path(variable) if os.path.isabs(variable) else Path.home() / ".config"
     except RuntimeError:
         return None
     return base / "everstep" / "key"
