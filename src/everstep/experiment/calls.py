@@ -18,7 +18,7 @@ from pydantic_core import core_schema
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.config_layers import CALL, Place
 from everstep.experiment.import_paths import imported
-from everstep.experiment.validation import Problems, inside, members, validated
+from everstep.experiment.validation import Problem, Problems, members, placed, validated
 from everstep.schedule import At, Every, Never, Schedule
 
 
@@ -73,13 +73,13 @@ class Call:
             at_default.extend((*place, *each) for each in call.at_default)
             return call.tree()
 
-        with inside(*self.inside()):
+        with placed(*self.inside()):
             function = self._function()
             checked = converted(function, self.arguments, self.supplied, complete)
             arguments |= {name: value for name, value in checked.items() if _has_calls(arguments[name])}
             for name, default in _plain_defaults(function, self.supplied).items():
-                arguments.setdefault(name, json.loads(default))
-                at_default += [(name,)] * (_json(arguments[name]) == default)
+                if _json(arguments.setdefault(name, json.loads(default))) == default:
+                    at_default.append((name,))
         places = tuple((*self.inside(), *place) for place in at_default)
         return replace(self, arguments=arguments, at_default=places)
 
@@ -96,7 +96,7 @@ class Call:
         return function(*supplied, **made)
 
     def _function(self) -> Any:
-        with inside(CALL):
+        with placed(CALL):
             if not callable(function := imported(self.call)):
                 raise ConfigError(f"{self.call!r} is {function!r}; give a function or a class")
             return function
@@ -120,10 +120,7 @@ class CallWith(Call):
 
 
 def converted(
-    function: Any,
-    arguments: Mapping[str, Any],
-    supplied: int = 0,
-    do: Callable[[Call, Place], Any] = lambda call, place: call.completed(),
+    function: Any, arguments: Mapping[str, Any], supplied: int, do: Callable[[Call, Place], Any]
 ) -> dict[str, Any]:
     """Convert arguments to the types of a function's signature, or raise all mistakes.
 
@@ -136,8 +133,8 @@ def converted(
     problems, values = Problems(), {}
     wrong = dict(misfits(function, arguments, supplied))
     for name, fault in wrong.items():
-        with problems.at(*[name] * (name in arguments)):
-            raise ConfigError(f"{getattr(function, '__name__', function)}() {fault}")
+        place = (name,) if name in arguments else ()
+        problems.append(Problem(place, f"{getattr(function, '__name__', function)}() {fault}"))
     defaults = _plain_defaults(function, supplied)
     annotations = _inherited(function) | {each.name: each.annotation for each in _parameters(function) or ()}
     for name, value in arguments.items():

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import xxhash
 
-from everstep.errors import ConfigError, EverstepError, nearest
+from everstep.errors import ConfigError, EverstepError
 from everstep.experiment.code_trust import findable
 from everstep.experiment.config import resolve
 from everstep.experiment.config_layers import Place, assignment, dotted, layered
@@ -200,15 +200,14 @@ def spaces(texts: Iterable[str], option: str = "--optuna", ranges: bool = True) 
 
 
 def _range(what: str, ends: Mapping[str, Any]) -> Between:
-    known = ("low", "high", "log")
-    for name in ends:
-        if name not in known:
-            raise ConfigError(f"{what}: a range has no {name!r}; {nearest(name, known)}")
-    low, high, log = (ends.get(name, False) for name in known)
-    if any(isinstance(end, bool) or not isinstance(end, int | float) for end in (low, high)):
-        raise ConfigError(f"{what}: give a range as {{low: 1e-4, high: 1e-1, log: true}}")
-    if not isinstance(log, bool) or not -math.inf < low < high < math.inf or (log and low <= 0):
-        raise ConfigError(f"{what}: give numbers with low < high, and low > 0 with log: true")
+    low, high, log = (ends.get(name, False) for name in ("low", "high", "log"))
+    numbers = all(type(end) in (int, float) for end in (low, high))
+    known = type(log) is bool and ends.keys() <= {"low", "high", "log"}
+    if not (numbers and known and -math.inf < low < high < math.inf) or (log and low <= 0):
+        raise ConfigError(
+            f"{what}: give a range as {{low: 1e-4, high: 1e-1, log: true}}, low < high, and low > 0 with "
+            "log: true"
+        )
     return Between(low, high, log)
 
 

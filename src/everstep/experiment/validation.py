@@ -29,13 +29,10 @@ class Problem(typing.NamedTuple):
 class Mistakes(ConfigError):
     """All mistakes of a config, or of a part of it; `origin` returns the file and line of a place."""
 
-    def __init__(
-        self, problems: Iterable[Problem], origin: Callable[[Place], str] = lambda place: ""
-    ) -> None:
+    def __init__(self, problems: Iterable[Problem], origin: Callable[[Place], str] = lambda _: "") -> None:
         self.problems = list(problems)
-        lines = [
-            ": ".join(filter(None, (origin(place), dotted(place), text))) for place, text in self.problems
-        ]
+        parts = ((origin(place), dotted(place), text) for place, text in self.problems)
+        lines = [": ".join(filter(None, part)) for part in parts]
         many = "\n  ".join([f"{len(lines)} mistakes:", *lines])
         super().__init__(lines[0] if len(lines) == 1 else many)
 
@@ -60,7 +57,7 @@ class Problems(list[Problem]):
 
 
 @contextmanager
-def inside(*place: str | int) -> Iterator[None]:
+def placed(*place: str | int) -> Iterator[None]:
     """Raise the mistakes of the block, which is about the value at a place, with that place."""
     problems = Problems()
     with problems.at(*place):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 import sys
 from collections import UserDict
 from collections.abc import Iterator, Mapping
@@ -184,17 +183,9 @@ class ParamsTask(Task):
         if self._train.targets is None:
             return {}
         metrics = self._train.targets(inputs, self.model(inputs) if outputs is None else outputs)
-        for name, value in metrics.items():
-            if name in _RESERVED:
+        for name in _RESERVED:
+            if name in metrics:
                 raise ConfigError(f"train_params.targets: {name!r} is taken; give that target another name")
-            shape = tuple(getattr(value, "shape", ()))
-            if math.prod(shape) != 1:  # its mean would be another value than the target
-                raise ConfigError(
-                    f"train_params.targets: {name!r} is an array of shape {shape}, and a training step "
-                    "records numbers; return its mean, or another number of it. Arrays are kept of "
-                    "validations: return it from validation_params' targets, with an agg_func, or "
-                    "save_intermediate_freq of test_from_params"
-                )
         return dict(metrics)
 
     def eval_step(self, batch: ValidationBatch) -> Mapping[str, Any]:
