@@ -371,10 +371,11 @@ def test_what_cannot_be_a_mirror_is_refused_before_the_first_step(
     (tmp_path / "file").touch()
     if missing:
         monkeypatch.setitem(sys.modules, missing, None)
-    tiny = make(tmp_path / "run", mirror.replace("HERE", str(tmp_path)))
+    steps: list[int] = []
+    address = mirror.replace("HERE", str(tmp_path))
     with pytest.raises((ConfigError, MirrorError), match=message):
-        train(tiny)
-    assert tiny.seen == [] and not list((tmp_path / "run").glob("checkpoints/*"))
+        train(make(tmp_path / "run", address), lambda loop, step: steps.append(step))
+    assert steps == [] and not list((tmp_path / "run").glob("checkpoints/*"))
 
 
 @pytest.mark.campaign("long")
