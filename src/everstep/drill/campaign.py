@@ -87,10 +87,10 @@ def drill(
     max_steps = integer("max_steps", max_steps, none="for no limit")
     timeout = number("timeout", timeout, of="seconds")
     names = chosen(hazards, ranks)
+    report = DrillReport(str(path), [*args], seed, runs=[], steps=0, seconds=0.0, ranks=ranks)
     with owned_folder("everstep-drill-", None if keep is None else Path(keep)) as folder:
-        line = command(path, tuple(args), ranks)
-        campaign = _Campaign(path, list(args), line, ranks, seed, timeout, folder, keep is not None)
-        report = campaign.begin(max_steps)
+        campaign = _Campaign(report, folder, timeout, keep is not None)
+        campaign.begin(max_steps)
         say(report.header())
         for name in names:
             for turn in range(kills if name == "random instant" else 1):
@@ -103,57 +103,48 @@ def drill(
 
 @dataclass
 class _Campaign:
-    """Arguments of `drill`, checked, and what the drill has found so far."""
+    """Programs of a drill, in a folder, and its report."""
 
-    script: Path
-    args: list[str]
-    command: tuple[str, ...]
-    ranks: int
-    seed: int
-    timeout: float
+    report: DrillReport
     folder: Path
+    timeout: float
     keep: bool
     number: int = 0
 
-    def begin(self, max_steps: int | None) -> DrillReport:
+    def begin(self, max_steps: int | None) -> None:
         """Run the program twice undisturbed."""
-        self.drawn_seed = Random(f"{self.seed}/seed of a run").getrandbits(31)
-        self.env = {SEED: str(self.drawn_seed)}
+        report = self.report
+        drawn_seed = Random(f"{report.seed}/seed of a run").getrandbits(31)
+        self.env = {SEED: str(drawn_seed)}
         if max_steps is not None:
             # the script may save later: no kill would be followed by a resume
             limit = {"steps": max_steps, "save_every": max(1, max_steps // SAVES)}
             self.env[LIMIT] = json.dumps(limit)
         first, second = self._undisturbed(1), self._undisturbed(2)
-        self.points = [(second.folder / f"trace-{rank}").read_text().split() for rank in range(self.ranks)]
+        self.points = [(second.folder / f"trace-{rank}").read_text().split() for rank in range(report.ranks)]
         records = second.starts[0].records
         self.seconds = records[-1].time - records[0].time
         self.undisturbed = Undisturbed(first)
         self.place = {step: number for number, step in enumerate(first.starts[0].steps, 1)}
+        report.runs = [f"/{run}" for run in first.runs]
+        report.steps, report.seconds = len(self.place), second.starts[0].seconds
         seeds = [RunDir.open(first.root / run, create=False).seed for run in first.runs]
+        report.seeded = drawn_seed not in seeds
         left = [event.data for run in first.runs for event in first.journal(run).events("interrupted")]
-        self.report = DrillReport(
-            script=str(self.script),
-            args=self.args,
-            seed=self.seed,
-            runs=[f"/{run}" for run in first.runs],
-            steps=len(second.starts[0].steps),
-            seconds=second.starts[0].seconds,
-            ranks=self.ranks,
-            nondeterminism=self._difference(second),
-            seeded=self.drawn_seed not in seeds,
-            # nothing but the drill's limit interrupts with status 0
-            cut=max_steps if any(data["status"] == 0 for data in left) else None,
-        )
-        return self.report
+        if any(data["status"] == 0 for data in left):  # nothing but the drill's limit does that
+            report.cut = max_steps
+        report.nondeterminism = self._difference(second)
 
     def _program(self, name: str) -> Program:
-        return Program(self.command, self.folder / name, self.timeout, self.ranks, env=self.env)
+        report = self.report
+        line = command(Path(report.script), tuple(report.args), report.ranks)
+        return Program(line, self.folder / name, self.timeout, report.ranks, env=self.env)
 
     def _undisturbed(self, number: int) -> Program:
         """Start a program undisturbed, and refuse a script that cannot be drilled."""
         program = self._program(f"undisturbed-{number}")
         start = program.start(trace=program.folder / "trace-{rank}")
-        script, ranks = self.script, self.ranks
+        script, ranks = self.report.script, self.report.ranks
         if start.status:
             raise DrillError(
                 f"{script} ended with status {start.status} without a kill; make it run before it is "
@@ -182,7 +173,7 @@ class _Campaign:
 
     def strike(self, hazard: str, turn: int) -> KillResult:
         """Strike a program and start it again until it ends; take another program if no strike hit."""
-        draw = Random(f"{self.seed}/{hazard}/{turn}")
+        draw = Random(f"{self.report.seed}/{hazard}/{turn}")
         for _ in range(ATTEMPTS):
             strikes = aim(hazard, self.points, self.seconds, draw)
             if not strikes:
