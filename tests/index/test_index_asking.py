@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 from click.testing import CliRunner
-from everstep.cli.sql import sql_command
+from everstep.cli.runs import sql_command
 from index_runs import index_rows, journal_rows, written
 
 import everstep
