@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+start: Any = partial(everstep.compat.tfutils.train_from_params, skip_check=True)
+
+
 def train(exp_id: str = "basic", **changes: Any) -> everstep.supervisor.Ending:
-    ending: everstep.supervisor.Ending = everstep.compat.tfutils.train_from_params(
-        **params(exp_id, **changes), skip_check=True
-    )
+    ending: everstep.supervisor.Ending = start(**params(exp_id, **changes))
     return ending
 
 
@@ -73,7 +75,7 @@ def failed(**tree: Any) -> None:
     """Train until the training fails."""
     digits_params.FAILS_AT.append(8)
     with pytest.raises(Boom):
-        everstep.compat.tfutils.train_from_params(**tree, skip_check=True)
+        start(**tree)
     digits_params.FAILS_AT.clear()
 
 
@@ -139,7 +141,7 @@ def test_neither_a_baseline_nor_the_initial_weights_nor_a_threshold() -> None:
 
 def test_nothing_is_saved_without_do_save_or_with_dont_run() -> None:
     assert train(save_params__do_save=False, train_params__num_steps=2).step == 2
-    trainer = everstep.compat.tfutils.train_from_params(**params(), dont_run=True, skip_check=True)
+    trainer = start(**params(), dont_run=True)
     assert isinstance(trainer, everstep.Trainer) and trainer.max_step == 20
     assert not Path("runs").exists()
 
@@ -154,10 +156,8 @@ def test_minibatches_are_the_whole_batch() -> None:
     change: dict[str, Any] = {"model_params__dropout": 0.0, "train_params__num_steps": 4}
     train("whole", **change)
     train("parts", train_params__minibatch_size=16, **change)
-    whole, parts = (
-        RunJournal(BASIC.with_name(name)).series("loss", "step")[1] for name in ("whole", "parts")
-    )
-    assert parts == pytest.approx(whole, rel=1e-6)
+    losses = [RunJournal(BASIC.with_name(n)).series("loss", "step")[1] for n in ("whole", "parts")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
 
 def test_what_is_no_row_of_a_sample_is_whole_in_every_minibatch() -> None:
@@ -191,26 +191,22 @@ def test_aggregations_of_validations() -> None:
     online = params(train_params__num_steps=1, **{f"{VALID}__online_agg_func": running_mean})
     valid = online["validation_params"]["valid0"]
     valid["data"], valid["agg_func"] = valid.pop("data_params"), None
-    everstep.compat.tfutils.train_from_params(**online, skip_check=True)
-    plain = train("plain", train_params__num_steps=1)
-    assert plain.step == 1
-    running, listed = (
-        RunJournal(BASIC.with_name(name)).series("valid0/top1", "eval/valid0")[1]
-        for name in ("basic", "plain")
-    )
+    start(**online)
+    train("plain", train_params__num_steps=1)
+    journals = [RunJournal(BASIC.with_name(name)) for name in ("basic", "plain")]
+    running, listed = (journal.series("valid0/top1", "eval/valid0")[1] for journal in journals)
     assert running == pytest.approx(listed)
 
 
 def test_a_model_of_numpy_trains_itself() -> None:
-    def start(exp_id: str, num_steps: int) -> str:
+    def begin(exp_id: str, num_steps: int) -> str:
         tree = params(exp_id, train_params__num_steps=num_steps, train_params__targets=None)
         tree["model_params"] = {"func": numpy_model, "seed": 3}
         del tree["loss_params"], tree["optimizer_params"], tree["validation_params"]
-        ending = everstep.compat.tfutils.train_from_params(**tree, skip_check=True)
-        return str(ending.digest)
+        return str(start(**tree).digest)
 
-    start("twice", 3)
-    assert start("basic", 8) == start("twice", 8)
+    begin("twice", 3)
+    assert begin("basic", 8) == begin("twice", 8)
 
 
 # ------------------------------------------------------------------------------------------ lists
@@ -223,15 +219,11 @@ def test_several_models_train_on_one_reading_each_as_if_alone() -> None:
     models = [{"func": mnist_model, "seed": seed, "width": w} for w, seed in zip(widths, seeds, strict=True)]
     tree = params("several", train_params__data_params=data, train_params__num_steps=4)
     digits_params.READS.clear()
-    endings = everstep.compat.tfutils.train_from_params(**{**tree, "model_params": models}, skip_check=True)
+    endings = start(**{**tree, "model_params": models})
     assert len(digits_params.READS) == 4 + 1  # and the batch that tells the models its shape
     for number, model in enumerate(models):
-        alone = train(
-            f"alone{number}",
-            train_params__data_params=data,
-            train_params__num_steps=4,
-            model_params=model,
-        )
+        changes = {"train_params__data_params": data, "train_params__num_steps": 4, "model_params": model}
+        alone = train(f"alone{number}", **changes)
         assert alone.digest == endings[number].digest
         run_dir = BASIC.with_name(f"several_model_{number}")
         assert compare_runs(run_dir, BASIC.with_name(f"alone{number}")) == []
@@ -240,8 +232,8 @@ def test_several_models_train_on_one_reading_each_as_if_alone() -> None:
 @pytest.mark.campaign("long")
 def test_several_models_that_fail_resume_exactly() -> None:
     failed(**digits_params.several())
-    endings = everstep.compat.tfutils.train_from_params(**digits_params.several(), skip_check=True)
-    whole = everstep.compat.tfutils.train_from_params(**digits_params.several("whole"), skip_check=True)
+    endings = start(**digits_params.several())
+    whole = start(**digits_params.several("whole"))
     assert [ending.digest for ending in endings] == [ending.digest for ending in whole]
     assert len(endings) == 2 and all(ending.resumed_from for ending in endings)
 
@@ -255,7 +247,7 @@ def test_lists_that_do_not_fit() -> None:
     ]
     for changes, said in wrong:
         with pytest.raises(ConfigError, match=said):
-            everstep.compat.tfutils.train_from_params(**{**params(), **changes}, skip_check=True)
+            start(**{**params(), **changes})
 
 
 # ---------------------------------------------------------------------------------------- loading
@@ -301,12 +293,7 @@ def test_a_second_run_goes_on_where_another_stands(trained: Path) -> None:
 @pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     "choice",
-    [
-        re.compile("^model/conv"),
-        "conv",
-        ["conv.weight", "model/conv.bias"],
-        digits_params.only_conv,
-    ],
+    [re.compile("^model/conv"), "conv", ["conv.weight", "model/conv.bias"], digits_params.only_conv],
     ids=["pattern", "regex", "list", "callable"],
 )
 def test_to_restore_chooses(trained: Path, choice: Any) -> None:
@@ -367,11 +354,10 @@ def test_a_model_that_does_not_fit_is_an_error_with_the_three_lists(trained: Pat
 def test_at_its_own_place_a_changed_model_is_never_silent(trained: Path) -> None:
     with pytest.raises(ChangedError, match=r"model_params\.width: stored 4, given 6"):
         train(model_params__width=6)
-    wide = {**params(model_params__width=6), "on_change": "override", "skip_check": True}
+    wide = {**params(model_params__width=6), "on_change": "override"}
     with pytest.raises(RestoreError, match=r"reshaped .*model/conv.weight .4, 1, 3, 3. .*-> .6, 1, 3, 3."):
-        everstep.compat.tfutils.train_from_params(**wide)
-    changed = {**params(model_params__dropout=0.5), "on_change": "override", "skip_check": True}
-    assert everstep.compat.tfutils.train_from_params(**changed).step == 20
+        start(**wide)
+    assert start(**params(model_params__dropout=0.5), on_change="override").step == 20
     assert RunJournal(trained).facts()["config"]["model_params"]["dropout"] == 0.5
 
 
@@ -403,7 +389,7 @@ def test_host_and_port_are_a_database(server: Server, monkeypatch: pytest.Monkey
     both = params(train_params__num_steps=3)
     save = [{**both["save_params"], "exp_id": name, "host": host} for name, host in (("a", url), ("b", None))]
     with pytest.raises(ConfigError, match="host and port differ"):
-        everstep.compat.tfutils.train_from_params(**{**both, "save_params": save}, skip_check=True)
+        start(**{**both, "save_params": save})
 
 
 def test_a_query_for_the_run_itself_is_pointless(trained: Path) -> None:
@@ -475,7 +461,7 @@ def test_a_run_is_made_again_from_its_record(trained: Path) -> None:
     tree = recorded_params(trained)
     assert tree["model_params"]["func"] is mnist_model
     tree["save_params"]["exp_id"] = "again"
-    again = everstep.compat.tfutils.train_from_params(**tree, skip_check=True)
+    again = start(**tree)
     assert again.digest == read_checkpoint(trained / "checkpoints" / "epoch-0002-step-00000010").digest
 
 
