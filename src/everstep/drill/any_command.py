@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -419,15 +420,15 @@ class Reference:
         plan += [("SIGTERM", f"SIGTERM:update:{draw.randint(1, max(1, last - 1))}")]
         plan += [("evaluation", f"kill:evaluation:{draw.choice(evaluations)}")] if evaluations else []
         inner = {update: files for update, files in saves.items() if 0 < update < last} or saves
-        events: list[tuple[str, str]] = []
-        for update in sorted(inner, key=lambda each: (-len(inner[each]), abs(each - last / 2))):
+        by_name: dict[str, list[str]] = {}
+        for update in sorted(inner, key=lambda each: abs(each - last / 2)):
             for n, kind in inner[update]:
-                events += [(f"before {kind}", f"kill:file:{n}")]
-                events += [(f"torn {kind}", f"tear:file:{n}")] if kind in ("open", "save") else []
-        room = max(1, count - len(plan))
-        step = max(1.0, len(events) / room)
-        chosen = [events[int(i * step)] for i in range(min(room, len(events)))]
-        return (plan + chosen)[:count]
+                by_name.setdefault(f"before {kind}", []).append(f"kill:file:{n}")
+                if kind in ("open", "save"):
+                    by_name.setdefault(f"torn {kind}", []).append(f"tear:file:{n}")
+        # in turns, so that each kind of change is struck before one is struck twice
+        turns = zip_longest(*([(name, strike) for strike in strikes] for name, strikes in by_name.items()))
+        return (plan + [strike for turn in turns for strike in turn if strike is not None])[:count]
 
     def saved_before(self, struck: Start) -> int:
         """Return the last update after which the struck start had completed a save of tensors; 0 for none."""
@@ -449,4 +450,4 @@ class Reference:
         if strike["point"] != "file":
             return ", in an evaluation" if strike["point"] == "evaluation" else ""
         file = [line for line in struck.lines if line["at"] == "file"][-1]
-        return f", {file['kind']} {Path(file['path']).name}"
+        return f", {file['kind']} {Path(file['path']).name}"[:20]
