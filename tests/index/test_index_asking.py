@@ -14,10 +14,10 @@ from typing import Any
 import psycopg
 import pytest
 from click.testing import CliRunner
-from everstep.cli.runs import sql_command
 from index_runs import index_rows, journal_rows, written
 
 import everstep
+from everstep.cli.runs import sql_command
 from everstep.errors import ConfigError, RunIndexError
 from everstep.index.database import SCHEMA, Database
 from everstep.index.location import as_location

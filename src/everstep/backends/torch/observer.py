@@ -123,7 +123,7 @@ class Observer:
                 tear = None if flags & os.O_APPEND else lambda: _empty(path)
                 self.file("open", path, tear)
         elif event in ("os.rename", "os.remove", "os.truncate"):
-            self.file(event[3:], args[0])
+            self.file(event[3:], args[1] if event == "os.rename" else args[0])
 
     def file(self, kind: str, path: Any, tear: Callable[[], None] | None = None) -> None:
         """Pass the point of a file that is about to change, once the program has begun to train."""
