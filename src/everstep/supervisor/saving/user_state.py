@@ -305,16 +305,19 @@ class UserState:
 
 def base_hint(trees: Mapping[str, Any], misfits: Iterable[str]) -> str:
     """Write the end of a sentence about weights of a base under trainable() that do not fit; or ""."""
-    names = {text.split(" ")[0] for text in misfits}
-    entries = [
-        repr(entry)
+    base = {
+        f"{entry}/{name}"
         for entry, tree in trees.items()
-        if isinstance(tree, Mapping) and any(f"{entry}/{name}" in names for name in tree.get(BASE, ()))
-    ]
-    if not entries:
+        if isinstance(tree, Mapping)
+        for name in tree.get(BASE, ())
+    }
+    names = sorted(base & {text.split(" ")[0] for text in misfits})
+    if not names:
         return ""
+    some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    entries = ", ".join(sorted({repr(name.partition("/")[0]) for name in names}))
     return (
-        f". {', '.join(entries)}: no checkpoint has the base under trainable(): give it the same weights at "
+        f". {entries}: no checkpoint has the base under trainable() ({some}): give it the same weights at "
         'each start, before the loop is entered, as by everstep.load(FILE, {"model": model}) before adapters '
         "are added"
     )
