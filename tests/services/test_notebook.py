@@ -50,7 +50,7 @@ def test_a_training_has_one_live_line_in_its_cell_and_a_query_is_a_table(tmp_pat
     assert [kind for kind, _ in outputs].count("display_data") == 1, "one output, replaced"
     assert len({content["transient"]["display_id"] for content in drawn}) == 1
     lines = [content["data"]["text/plain"] for content in drawn]
-    assert "Step 1 " in lines[0] and "loss 1" in lines[0]
+    assert "Step 1 " in lines[0] and "loss: 1" in lines[0]
     assert len(lines) >= 8 and "Step 8 " in lines[-1] and "100%" in lines[-1]
     assert not any("\x1b" in line or "\r" in line for line in lines)
     printed = "".join(content["text"] for kind, content in outputs if kind == "stream")

@@ -302,7 +302,7 @@ def _check_shares(make_stream: Callable[[], Stream], size: int, seed: int) -> No
                 for part in parts:
                     right = len(part.samples[name]) * size / len(samples)
                     assert part.weight == 0 or math.isclose(part.weight, right), (
-                        f"{here}: the weight is {part.weight}, {right} would give the mean over ranks"
+                        f"{here}: the weight is {part.weight}, {right} would make the mean over ranks"
                     )
 
 
