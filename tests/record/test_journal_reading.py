@@ -1,5 +1,7 @@
-"""Which rows of a run are valid: the chain of segments, against a simple model."""
+"""The reader: which rows are valid (a model of the chain of segments), and whatever is torn or damaged."""
 
+import math
+import struct
 import tempfile
 from pathlib import Path
 
@@ -7,9 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.errors import ConfigError, RunDirError
-from everstep.record import Block, Journal, Position, RunDir, RunJournal
+from everstep.errors import ConfigError, JournalError, RunDirError
+from everstep.record import Block, Journal, Position, RunDir, RunJournal, read_segment
+from everstep.record.journal_format import (
+    HEADER_SIZE,
+    METRICS,
+    float_bits,
+    pack_block,
+    pack_frame,
+    scan,
+    unpack_block,
+)
 from everstep.record.segment_file import StoredBlock, segment_path
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+ANY_BITS = st.integers(0, 2**64 - 1).map(lambda bits: struct.unpack("<d", struct.pack("<Q", bits))[0])
 
 EVENTS = st.one_of(
     st.tuples(st.just("rows"), st.integers(1, 4), st.booleans()),
@@ -40,7 +54,7 @@ def test_the_valid_view_is_the_chain_of_parents(runs):
         run_dir = Path(folder)
         (run_dir / "journal").mkdir()
         histories = {None: []}  # position -> the things that are valid for a start from there
-        decisions, everything, last = [], [], []
+        decisions, total, last = [], 0, []
         for segment, (choice, things) in enumerate(runs, 1):
             parent = list(histories)[choice % len(histories)]
             journal = Journal.open(run_dir, segment, parent, {})
@@ -48,7 +62,7 @@ def test_the_valid_view_is_the_chain_of_parents(runs):
             histories[journal.flush()] = list(last)
             for position, thing in record(journal, segment, things):
                 last.append(thing)
-                everything.append((position, thing))
+                total += thing[1]
                 decisions += [thing[3]] * (thing[0] == "decision")
                 histories[position] = list(last)
             journal.close()
@@ -58,7 +72,7 @@ def test_the_valid_view_is_the_chain_of_parents(runs):
         assert [row.value for row in run.rows()] == model
         assert [event.data["value"] for event in run.events("note")] == [t[3] for t in last if t[0] == "note"]
         assert [event.data["value"] for event in run.events("decision")] == decisions
-        assert sum(1 for _ in run.rows(valid=False)) == sum(t[1] for _, t in everything)
+        assert sum(1 for _ in run.rows(valid=False)) == total
         for position, kept in histories.items():
             items = [] if position is None else [item for _, part in run.parts(position) for item in part]
             blocks = [item.block for item in items if isinstance(item, StoredBlock)]
@@ -69,6 +83,10 @@ def test_the_valid_view_is_the_chain_of_parents(runs):
 def block(*steps, value=0.0, name="loss", phase="step", epoch=1):
     n = len(steps)
     return Block(epoch, phase, name, False, list(steps), [value] * n, [1] * n, [0] * n)
+
+
+def blocks(names):
+    return [block(1, 2, 3, name=name) for name in names]
 
 
 def segment(run_dir, number, parent, *blocks, ended=None):
@@ -129,8 +147,8 @@ def test_a_broken_chain_is_noticed(tmp_path, parent, problem):
 
 
 def test_a_series_is_found_by_name_and_phase(tmp_path):
-    blocks = [block(1), block(1, name="valid_loss", phase="tail"), block(2, name="a/b"), block(3)]
-    segment(tmp_path, 1, None, *blocks, block(4, name="a/b", phase="eval/valid"))
+    rows = [block(1), block(1, name="valid_loss", phase="tail"), block(2, name="a/b"), block(3)]
+    segment(tmp_path, 1, None, *rows, block(4, name="a/b", phase="eval/valid"))
     run = RunJournal(tmp_path)
     assert run.series("loss") == ([1, 3], [0.0, 0.0])
     assert run.series("valid_loss") == run.series("valid_loss", "tail") == ([1], [0.0])  # its only phase
@@ -179,3 +197,96 @@ def test_a_segment_of_another_run_counts_for_nothing(tmp_path):
     assert len(list(RunJournal(runs[0].path).rows())) == 2, "a run that has lost its name refuses nothing"
     mine.write_bytes(own)
     assert RunJournal(runs[0].path).problems == []
+
+
+@given(
+    rows=st.lists(st.tuples(INT64, ANY_BITS, INT64, INT64), min_size=1, max_size=30),
+    epoch=INT64,
+    phase=st.text(),
+    name=st.text(st.characters(), max_size=50),
+    wall=st.booleans(),
+)
+def test_every_block_comes_back_bit_for_bit(rows, epoch, phase, name, wall):
+    steps, values, counts, seqs = (list(column) for column in zip(*rows, strict=True))
+    given = Block(epoch, phase, name, wall, steps, values, counts, seqs)
+    (frame,) = scan(pack_frame(METRICS, 2**40, pack_block(given, 1.5)), 0)
+    assert (frame.kind, frame.offset) == (METRICS, 2**40)
+    back = unpack_block(frame.payload)
+    assert float_bits(back.values) == float_bits(values)
+    assert back._replace(values=[]) == given._replace(values=[])
+
+
+@pytest.mark.parametrize(
+    ("steps", "counts", "most"), [(1, 1, 10), (3, 1, 10), (0, 1, 12), (1, 0, 11), (0, 0, 13)]
+)
+def test_a_scalar_takes_few_bytes(tmp_path, steps, counts, most):
+    n = 200
+    strides = [i * steps or i * i for i in range(n)]
+    columns = (strides, [math.pi] * n, [counts or i % 7 for i in range(n)], [0] * n)
+    segment(tmp_path, 1, None, *(Block(3, "step", f"metric_{k}", False, *columns) for k in range(10)))
+    assert (segment_path(tmp_path, 1).stat().st_size - 200) / (10 * n) <= most
+
+
+def test_a_torn_tail_costs_only_the_last_frame_wherever_it_is_torn(tmp_path):
+    positions, path = segment(tmp_path, 1, None, *blocks("ab")), segment_path(tmp_path, 1)
+    whole = path.read_bytes()
+    for size in range(positions[1].offset, len(whole)):
+        path.write_bytes(whole[:size])
+        read = read_segment(path)
+        assert [stored.block.name for stored in read.blocks] == ["a"]
+        torn = size - positions[1].offset
+        words = f"segment-0001.evj: the last {torn} bytes, from {positions[1].offset} on, are torn; they "
+        assert (read.problems, read.torn) == ([], f"{words}are dropped" if torn else "")
+
+
+def test_a_file_torn_in_its_start_has_not_started(tmp_path):
+    segment(tmp_path, 1, None)
+    path = segment_path(tmp_path, 1)
+    whole = path.read_bytes()
+    for size in range(HEADER_SIZE):
+        path.write_bytes(whole[:size])
+        read = read_segment(path)
+        assert (read.started, read.events, read.blocks) == (False, [], [])
+        assert bool(read.problems) == bool(size)
+
+
+def test_a_flipped_byte_costs_one_frame_is_named_and_the_rest_is_read(tmp_path):
+    positions, path = segment(tmp_path, 8, Position(7, 99), *blocks("abc")), segment_path(tmp_path, 8)
+    whole = bytearray(path.read_bytes())
+    starts = [0, HEADER_SIZE, *(position.offset for position in positions)]
+    for at in range(len(whole)):
+        whole[at] ^= 0x40
+        path.write_bytes(whole)
+        read = read_segment(path)
+        whole[at] ^= 0x40
+        hit = max(i for i, start in enumerate(starts[:-1]) if start <= at)
+        names = [stored.block.name for stored in read.blocks]
+        assert names == [name for i, name in enumerate("abc", 2) if i != hit]
+        assert (read.started, read.parent) == (True, Position(7, 99))  # kept twice: header and event
+        (problem,) = [*read.problems, *filter(None, [read.torn])]
+        assert str(starts[hit]) in problem
+
+
+def test_a_newer_format_is_refused_naming_both_versions(tmp_path, monkeypatch):
+    monkeypatch.setattr("everstep.record.journal_format.VERSION", 3)
+    segment(tmp_path, 1, None)
+    monkeypatch.undo()
+    with pytest.raises(JournalError, match="has journal format 3, this everstep reads up to 1; upgrade"):
+        read_segment(segment_path(tmp_path, 1))
+
+
+def test_a_journal_of_version_1_is_read_for_ever():
+    """Written by the first everstep and committed: never write this fixture again."""
+    run = RunJournal(Path(__file__).parent / "fixtures" / "journal-version-1")
+    rows = [(row.segment, row.epoch, row.step, row.phase, row.name, row.seq, row.count) for row in run.rows()]
+    assert rows == [
+        (1, 1, 1, "step", "loss", 0, 1),
+        (1, 1, 2, "step", "loss", 0, 1),
+        (1, 1, 3, "step", "loss", 0, 1),
+        (1, 1, 3, "tail", "valid_loss", 0, 5),
+        (1, 1, 3, "tail", "valid_loss", 1, 7),
+        (2, 2, 4, "step", "loss", 0, 64),
+    ]
+    assert [repr(row.value) for row in run.rows()] == ["0.5", "0.25", "nan", "2.0", "1.0", "0.125"]
+    assert run.status() == (2, 2, 4, 6, 2, {"reason": "max_step"})
+    assert run.problems == []
