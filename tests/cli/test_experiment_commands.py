@@ -119,7 +119,7 @@ def test_schedules_by_name(here: Path) -> None:
     by_name = ("--schedule", "continuous_train_and_eval", "--run-dir", "runs/b")
     everstep("train", "tiny.yaml", arguments, *by_name, cwd=here)
     assert RunJournal(here / "runs" / "b").series("valid/loss", "eval/valid")[0] == [5, 10, 12]
-    assert not library.evaluations(here / "runs" / "b")  # the end was evaluated in the loop
+    assert not library.runs.evaluations(here / "runs" / "b")  # the end was evaluated in the loop
 
 
 @pytest.mark.campaign("long")
@@ -153,7 +153,7 @@ def test_the_best_weights_or_an_earlier_checkpoint_by_name(here: Path) -> None:
     services = "services=[Evaluate, {Best: {metric: valid/loss, mode: min}}]"
     everstep("train", "tiny.yaml", services, "profiles={}", cwd=here)
     run = here / "runs" / "tiny"
-    best = library.best(run)["valid/loss"]
+    best = library.runs.best(run)["valid/loss"]
     assert best.path is not None and best.step == 4  # the newest is another one
     valid = ("tiny", "--stream", "valid")
     assert as_json("eval", "tiny", "--weights", "best", cwd=here) == {"valid/loss": best.value}
@@ -161,7 +161,7 @@ def test_the_best_weights_or_an_earlier_checkpoint_by_name(here: Path) -> None:
     second = RunJournal(run).series("valid/loss", "eval/valid")[1][1]
     at = "epoch-0002-step-00000008"
     assert as_json("eval", *valid, "--weights", at, cwd=here) == {"valid/loss": second}
-    found = [Path(each.checkpoint).name for each in library.evaluations(run)]
+    found = [Path(each.checkpoint).name for each in library.runs.evaluations(run)]
     assert found == [Path(best.path).name] * 2 + [at]
     everstep("predict", *valid, "--weights", "best", "--out", "a.npy", cwd=here)
     state = {"w": np.zeros(3)}

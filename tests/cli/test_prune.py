@@ -108,6 +108,7 @@ def test_what_is_no_run_or_holds_another_one_stays(here: Path) -> None:
     assert "it is a link" in everstep("prune", "link", "--delete", cwd=here, status=1)[1]
     RunDir.open(here / "runs" / "long" / "mine")
     assert "it contains another run" in everstep("prune", "runs/long", "--delete", cwd=here, status=1)[1]
+    everstep("sync", "runs", cwd=here)
     (here / "runs" / "failed" / "run.json").unlink()
     assert "is gone" in everstep("prune", "failed", "--delete", cwd=here, status=1)[1]
     assert there(here) == {"notes", "good", "long", "stopped", "failed", "killed"}

@@ -357,7 +357,7 @@ def test_pins_come_back(tmp_path: Path) -> None:
         ("nonsense://place", "", "nonsense.*give a folder, s3://BUCKET/PATH"),
         ("s3://user:***@bucket/run", "", "comes from a record"),
         ("", "", "is not a path"),
-        ("s3://bucket/run", "s3fs", r"pip install 'everstep\[mirror\]'"),
+        ("s3://bucket/run", "fsspec", r"pip install 'everstep\[mirror\]'"),
         ("gs://bucket/run", "gcsfs", r"pip install 'everstep\[mirror\]' gcsfs"),
         ("HERE/run/mirror", "", "lie in each other"),
         ("HERE", "", "lie in each other"),
