@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from index_runs import index_rows, journal_rows, written
 
 import everstep
-from everstep.cli.sql import sql_command
+from everstep.cli.looking import sql_command
 from everstep.errors import ConfigError, RunIndexError
 from everstep.index.database import SCHEMA, Database
 from everstep.index.location import as_location

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "experiments": ("train", "resume", "eval", "predict", "config", "data"),
-    "looking": ("show", "compare", "tag", "note", "report", "ui", "audit"),
+    "looking": ("show", "compare", "tag", "note", "sql", "report", "ui", "audit"),
     "keeping": ("checkpoints", "export", "prune"),
     "runs": ("runs", "sync"),
     "proving": ("drill", "replay", "diverge", "check", "accept"),
@@ -69,7 +69,7 @@ _ELSEWHERE = {
 }
 """Name that people look for among the commands -> what to do instead."""
 
-_LOOKING = (*_HOMES["looking"], *_HOMES["keeping"], "config", "runs", "sql", "sync")
+_LOOKING = (*_HOMES["looking"], *_HOMES["keeping"], "config", "runs", "sync")
 """Commands that only read run directories, whoever wrote them, and call no code of a user."""
 
 _SELDOM = 10_000

@@ -1,4 +1,4 @@
-"""Commands that look at runs: `show`, `watch`, `compare`, `tag`, `note`, `audit`, `report`, `ui`."""
+"""Commands that look at runs: `show`, `watch`, `compare`, `tag`, `note`, `audit`, `sql`, `report`, `ui`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import click
 
 from everstep import labels
 from everstep.cli.common_options import index_option, json_option, run_argument, runs_argument
-from everstep.cli.find_run import find, find_all, ship_labels
+from everstep.cli.find_run import find, find_all, open_index, ship_labels
 from everstep.cli.output import note, print_json, print_table, say, status_of
 from everstep.display.cells import cell, in_line, size
 from everstep.durable import write_whole
@@ -249,6 +249,47 @@ def note_command(run: str, text: str | None, index: str | None) -> None:
         return
     labels.set_note(found.path, text)
     ship_labels(found, index)
+
+
+# -------------------------------------------------------------------------------------------- sql
+
+
+@click.command("sql")
+@click.argument("statement")
+@index_option
+@json_option
+def sql_command(statement: str, index: str | None, as_json: bool) -> None:
+    """Ask the index by a SELECT; nothing can be changed.
+
+    \b
+      everstep sql "select name, status, step from runs where kills > 0"
+      everstep sql "select run, step, value from evaluations where name = 'valid_loss'"
+
+    Tables: runs, segments (starts), facts (the record of a run's newest start, as JSON), series, metrics,
+    checkpoints, events.  Views: valid_metrics has the values that no resume superseded, with the names of
+    runs and metrics; evaluations those measured outside steps.  Times are seconds since 1970, NaN is NULL.
+    """
+    from sqlalchemy.exc import DBAPIError
+
+    database = open_index(index)
+    with database.read() as connection:
+        try:
+            found = connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+            rows = [dict(row) for row in found.mappings()] if found.returns_rows else None
+        except DBAPIError as error:
+            raise ConfigError(
+                f"the index {database.name} does not take this statement: {error.orig}"
+            ) from None
+    if rows is None:
+        raise ConfigError(f"{statement!r} returns no rows; give a SELECT")
+    cells: list[dict[str, Any]] = [
+        {name: f"{len(value)} bytes" if isinstance(value, bytes) else value for name, value in row.items()}
+        for row in rows
+    ]
+    if as_json:
+        print_json(cells)
+    else:
+        print_table(cells, list(found.keys()))
 
 
 # ------------------------------------------------------------------------------------- report, ui
