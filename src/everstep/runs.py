@@ -9,6 +9,6 @@ from everstep.proof.audit import audit
 from everstep.record import Evaluation, evaluations
 from everstep.replaying import replay
 from everstep.supervisor import best
-from everstep.views.notebook import compare, show
+from everstep.views.describe_run import compare, show
 
 __all__ = ["Evaluation", "audit", "best", "compare", "evaluations", "replay", "show"]

@@ -6,21 +6,25 @@ import hashlib
 import math
 import os
 import platform
+import re
 import shutil
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 from index_runs import all_runs, everything, index_rows, journal_rows
 
 import everstep
 from everstep import Checkpoints, Every
-from everstep.errors import RunIndexError
 from everstep.index.database import Database
+from everstep.index.filters import parse
 from everstep.index.location import Location
-from everstep.index.run_queries import find_run, last_values_of, metric_rows, newest_facts, starts, summaries
+from everstep.index.query import ask
+from everstep.index.run_queries import find_run, metric_rows, newest_facts, starts, summaries
 from everstep.index.shipping import forget_gone, ship, sync
 from everstep.labels import NAMES as LABELS
 from everstep.labels import add_tags
@@ -185,34 +189,57 @@ def test_what_a_database_refuses_is_replaced(tmp_path: Path, place: Location) ->
     assert found["config"] == {"a\0b": "c\0\ud800"}
 
 
-def test_what_cannot_be_indexed_is_no_obstacle_for_other_runs(tmp_path: Path, place: Location) -> None:
-    odd = Path(os.fsdecode(bytes(tmp_path / "runs") + b"/odd\xff"))
-    for run_dir in (tmp_path / "runs" / "fine", tmp_path / "runs" / "other", odd):
-        run_dir.parent.mkdir(exist_ok=True)
-        write(run_dir, [1.0])
-    run = RunDir.open(tmp_path / "runs" / "large", seed=1, about={"id": "no name \ud800"})
-    Journal.open(run.path, 1, None, {"host": platform.node()}).close()
-    database = Database(place)
-    for _ in range(2):
-        shipped = sync(database, [tmp_path / "runs"])
-        large, said = shipped.problems
-        assert "large is not in the index" in large
-        assert "odd? is not indexed: its name is not UTF-8; change the name" in said
-    assert len(all_runs(database)) == 2
+def torn(run: Path) -> None:
+    path = segment_path(run, 1)
+    path.write_bytes(path.read_bytes() + path.read_bytes()[-40:-7])
 
 
-def test_a_torn_last_record_is_dropped_and_said(tmp_path: Path, place: Location) -> None:
-    path = write(tmp_path / "run", [1.0])
-    whole = path.read_bytes()
-    path.write_bytes(whole + whole[-40:-7])
+def of_a_newer_format(run: Path) -> None:
+    path = segment_path(run, 1)
+    data = bytearray(path.read_bytes())
+    data[8] = 99
+    data[28:36] = xxhash.xxh3_64_intdigest(bytes(data[:28])).to_bytes(8, "little")
+    path.write_bytes(data)
+
+
+def of_another_run(run: Path) -> None:
+    segment_path(run, 1).write_bytes(segment_path(run.with_name("sound"), 1).read_bytes())
+
+
+def of_an_odd_id(run: Path) -> None:
+    shutil.rmtree(run)
+    Journal.open(RunDir.open(run, about={"id": "no name \ud800"}).path, 1, None, {}).close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "words", "kept"),
+    [
+        (torn, "the last 33 bytes, from .* on, are torn; they are dropped", [1.0, 2.0]),
+        (of_a_newer_format, "upgrade everstep", []),
+        (of_another_run, "has written it, and this is run-", []),
+        (of_an_odd_id, "run is not in the index", []),
+        (lambda run: segment_path(run, 2).symlink_to("loop"), "segment-0002.evj is not a regular file", []),
+        (lambda run: (run / "run.json").write_text("{"), "run.json is damaged", []),
+        (
+            lambda run: os.rename(run, os.fsencode(run) + b"\xff"),
+            r"run\? is not indexed: its name is not UTF-8",
+            [],
+        ),
+    ],
+)
+def test_a_fault_is_told_each_time_and_no_obstacle(
+    tmp_path: Path, place: Location, fault: Callable[[Path], None], words: str, kept: list[float]
+) -> None:
+    write(tmp_path / "sound", [3.0])
+    write(tmp_path / "run", [1.0, 2.0])
+    fault(tmp_path / "run")
     database = Database(place)
     for _ in range(2):
-        found = sync(database, [tmp_path])
-        (problem,) = found.problems
-        assert f"the last 33 bytes, from {len(whole)} on, are torn; they are dropped" in problem
-    assert index_rows(database, "run") == journal_rows(tmp_path / "run")
-    path.write_bytes(whole)
-    assert sync(database, [tmp_path]).problems == []
+        (problem,) = sync(database, [tmp_path]).problems
+        assert re.search(words, problem)
+    assert [row["value"] for row in ask(database, "metrics", parse({}))] == [*kept, 3.0]
+    with pytest.raises(FileNotFoundError), database.read():
+        (tmp_path / "none").stat()  # no fault of the index
 
 
 def test_damage_in_the_middle_is_reported_with_its_place_and_the_rest_indexed(
@@ -239,20 +266,6 @@ def test_damage_in_the_middle_is_reported_with_its_place_and_the_rest_indexed(
     assert again == problem
 
 
-def test_a_journal_that_cannot_be_read_is_told_and_no_obstacle(tmp_path: Path, place: Location) -> None:
-    write(tmp_path / "a", [1.0])
-    database = Database(place)
-    sync(database, [tmp_path])
-    loop = segment_path(tmp_path / "a", 2)
-    loop.symlink_to(loop)
-    write(tmp_path / "b", [1.0])
-    found = sync(database, [tmp_path])
-    (problem,) = found.problems
-    assert found.rows == 1 and "the journal cannot be read: segment-0002.evj is not a regular file" in problem
-    with pytest.raises(FileNotFoundError), database.read():
-        (tmp_path / "none").stat()  # no fault of the index
-
-
 def test_empty_files_and_headers_of_garbage(tmp_path: Path, place: Location) -> None:
     write(tmp_path / "run", [1.0, 2.0])
     segment_path(tmp_path / "run", 2).touch()
@@ -266,24 +279,6 @@ def test_empty_files_and_headers_of_garbage(tmp_path: Path, place: Location) -> 
     assert index_rows(database, "run") == journal_rows(tmp_path / "run")
 
 
-def test_a_newer_journal_is_told_and_no_obstacle(tmp_path: Path, place: Location) -> None:
-    path = write(tmp_path / "new", [1.0])
-    data = bytearray(path.read_bytes())
-    data[8] = 99
-    import xxhash
-
-    data[28:36] = xxhash.xxh3_64_intdigest(bytes(data[:28])).to_bytes(8, "little")
-    path.write_bytes(data)
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "run.json").write_text("{")
-    write(tmp_path / "run", [1.0])
-    database = Database(place)
-    found = sync(database, [tmp_path])
-    assert found.rows == 1
-    assert any("upgrade everstep" in problem for problem in found.problems)
-    assert any("run.json is damaged" in problem for problem in found.problems)
-
-
 def test_a_journal_put_back_from_a_backup_replaces_what_was_shipped(tmp_path: Path, place: Location) -> None:
     write(tmp_path / "run", [1.0])
     shutil.copytree(tmp_path / "run", tmp_path / "backup" / "run")
@@ -295,24 +290,6 @@ def test_a_journal_put_back_from_a_backup_replaces_what_was_shipped(tmp_path: Pa
     sync(database, [tmp_path / "run"])
     assert index_rows(database, "run") == journal_rows(tmp_path / "run")
     assert len(index_rows(database, "run")) == 1
-
-
-def test_a_folder_that_cannot_be_written(read_only_dir: Path) -> None:
-    with pytest.raises(RunIndexError), Database(read_only_dir / "everstep.db").write():
-        pass
-
-
-def test_a_segment_of_another_run_has_no_row_in_the_index(tmp_path: Path, place: Location) -> None:
-    mine, other = write(tmp_path / "mine", [1.0, 2.0]), write(tmp_path / "other", [3.0])
-    mine.write_bytes(other.read_bytes())
-    database = Database(place)
-    found = sync(database, [tmp_path])
-    assert any("has written it, and this is mine-" in problem for problem in found.problems)
-    with database.read() as connection:
-        names = {run["id"]: Path(run["path"]).name for run in all_runs(database)}
-        last = last_values_of(connection, metric="loss")
-        kept = {names[run]: values["step", "loss"] for run, values in last.items()}
-    assert sorted(names.values()) == ["mine", "other"] and kept == {"other": 3.0}
 
 
 def test_each_change_of_a_run_is_seen_also_one_that_changes_no_folder(tmp_path: Path) -> None:

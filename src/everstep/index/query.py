@@ -166,7 +166,7 @@ def ask(
         return [{name: row[name] for name in fields or known} for row in islice(found, most)]
 
 
-def _rows(connection: Connection, collection: str, where: Node) -> Generator[dict[str, Any]]:
+def _rows(connection: Connection, collection: str, where: Node) -> Generator[dict[str, Any], None, None]:
     """Yield documents as they were written; the database leaves out those of other runs, phases and names."""
     from sqlalchemy import select
 

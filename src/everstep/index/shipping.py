@@ -352,9 +352,10 @@ def _read_on(
         found = read_segment(path, start["size"], home.id)
     except OSError as error:
         raise _unreadable(error, path) from error
-    problems = [text for text in found.problems if not start["size"] or "the header" not in text]
-    start["torn"] = found.torn or None
-    start["problems"] = json.dumps(stored(start["problems"], list) + problems)
+    problems = found.problems
+    if start["size"]:  # the faults of the bytes before are known, and the header is one of these
+        problems = stored(start["problems"], list) + [text for text in problems if "the header" not in text]
+    start["torn"], start["problems"] = found.torn or None, json.dumps(problems)
     start["size"], start["begun"] = found.size, max(int(found.started), start["begun"])
     if found.parent is not None:
         start["parent"], start["parent_offset"] = found.parent
