@@ -1,7 +1,7 @@
 """Audit of a run: was each sample used once in each pass, over all crashes?
 
-What is read is the record alone: the ledger and the links in the journal, and the newest checkpoint's account
-of the data.  Nothing is written, imported or called.
+What is read is the record alone: the ledger and the links in the journal, and the newest checkpoint's place
+in it.  Nothing is written, imported or called.
 """
 
 from __future__ import annotations
