@@ -4,7 +4,6 @@ from everstep.contracts.metrics import Block
 from everstep.record.batch_digest import array_digest, batch_digest
 from everstep.record.evaluation_record import (
     Evaluation,
-    evaluation_segment,
     evaluations,
     record_evaluation,
     values_line,

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep.arguments import checked_keywords
-from everstep.contracts.metrics import Block
 from everstep.record.failure_pages import read_pages, write_page
-from everstep.record.journal import Journal
-from everstep.record.journal_format import Position
 from everstep.record.journal_reader import RunJournal
-from everstep.record.lock import RunLock
 from everstep.record.rundir import RunDir, to_read, user_path
 from everstep.redaction import without_credentials
 
@@ -72,44 +66,3 @@ def record_evaluation(
     name = f"step-{evaluation.step:08}-{secrets.token_hex(6)}.json"
     more = {"run": run.id, "wall": dict(wall), "facts": dict(facts)}
     write_page(run.path, FOLDER, name, without_credentials({**evaluation._asdict(), **more}))
-
-
-class EvaluationSegment:
-    """Segment of a journal that is written outside a loop."""
-
-    def __init__(self, journal: Journal, before: RunJournal) -> None:
-        self.journal = journal
-        self._seqs = Counter((row.phase, row.name, row.step, row.epoch) for row in before.rows())
-
-    def append(self, stream: str, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Add a stream's metrics on a checkpoint: name to value."""
-        phase = f"eval/{stream}"
-        for name, value in values.items():
-            seq = self._seqs[phase, name, step, epoch]
-            self.journal.append(Block(epoch, phase, name, False, [step], [value], [1], [seq]))
-
-
-@contextmanager
-def evaluation_segment(home: RunDir, facts: Mapping[str, Any], reason: str) -> Iterator[EvaluationSegment]:
-    """Write a segment outside a loop; it counts, beside the earlier ones, if the block ends well.
-
-    The run is locked meanwhile; `reason` says how the segment finished.
-    """
-    with RunLock(home.path).held():
-        before = RunJournal(home.path)
-        ends = {event.segment: event.data["status"] for event in before.events("closed", valid=False)}
-        whole = [Position(s.number, s.end) for s in before.segments() if ends.get(s.number) == "finished"]
-        parent, segment = whole[-1] if whole else None, home.next_segment()
-        # a failure of the disk is raised by the sync
-        journal = Journal.open(home.path, segment, parent, dict(facts), warn=lambda message: None)
-        try:
-            yield EvaluationSegment(journal, before)
-            # last: a kill before the sync leaves a segment that does not count
-            journal.event("closed", {"status": "finished", "reason": reason}, wall=True)
-            journal.sync()
-        except BaseException as error:
-            why = f"{type(error).__name__}: {error}"
-            journal.event("closed", {"status": "failed", "reason": why}, wall=True)
-            raise
-        finally:
-            journal.close()
