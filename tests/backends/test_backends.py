@@ -233,6 +233,9 @@ def test_evaluation_mode_puts_every_flag_back() -> None:
         raise KeyError
     assert [m.training for m in model.modules()] == [True, True, False]
     assert other.training
+    with TORCH.evaluation_mode({"adapter": model[0]}):  # the state has a part of the model
+        assert not model.training
+    assert model.training
 
 
 def test_parameters_are_named_by_entry() -> None:

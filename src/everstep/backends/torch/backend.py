@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from everstep.backends.torch import exact_ddp, sharded
 from everstep.backends.torch.model_wrappers import (
+    around,
     flatten,
     models_of,
     named_parameters,
@@ -256,6 +257,7 @@ class TorchBackend(Backend):
     @contextmanager
     def evaluation_mode(self, objects: Mapping[str, Any], *, grad: bool = False) -> Iterator[None]:
         models = models_of(objects)
+        models += around(models)
         # Each submodule has a mode of its own: a frozen part may be in evaluation mode during training.
         before = [(module, module.training) for model in models for module in model.modules()]
         for model in models:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -184,6 +185,21 @@ def alive_modules(*others: type[T]) -> list[Module | T]:
 
 
 # ---------------------------------------------------------------------------------- compiled models
+
+
+_around: tuple[list[weakref.ref[Module]], list[weakref.ref[Module]]] = ([], [])
+"""Modules that `around` was asked for last, and those that hold them."""
+
+
+def around(models: list[Module]) -> list[Module]:
+    """List the modules that hold some modules: a model of which the state has the adapters alone."""
+    global _around
+    if [each() for each in _around[0]] != models:
+        inside = set(map(id, models))
+        others = [each for each in (alive_modules() if models else ()) if id(each) not in inside]
+        holders = [each for each in others if not inside.isdisjoint(map(id, each.modules()))]
+        _around = list(map(weakref.ref, models)), list(map(weakref.ref, holders))
+    return [module for each in _around[1] if (module := each()) is not None]
 
 
 @contextmanager
