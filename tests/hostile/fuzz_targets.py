@@ -148,12 +148,13 @@ def _manifest(place: Place, folder: Path, of: str) -> Target:
     def read(data: Input) -> None:
         place.put(path, data)
         store = Store(place.run)
-        for one in checkpoint_tables.checkpoints_of(place.run):
+        checkpoints = checkpoint_tables.checkpoints_of(place.run)
+        for one in checkpoints:
             assert not one["whole"] or all(isinstance(v, int | float) for v in one["metrics"].values())
+        checkpoint_tables.newest_digest(checkpoints)
         checkpoint_tables.best_weights(place.run)
         options = checkpoint_tables.options_of(place.run)
         assert all(isinstance(text, str) for each in options.values() for text in each.values())
-        checkpoint_tables.digest_of(place.run)
         [_use_facts(facts) for facts in store.facts()]
         json.dumps(list(map(str, store.best().values())))
         everstep.runs.best(place.run)
