@@ -9,9 +9,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from house import BUDGETS, page, rooms, totals
 
 HELD = {
-    "lines of src": 56_000,
-    "lines of tests": 52_800,
-    "modules of at most 60 lines": 43,
+    "lines of src": 51_600,
+    "lines of tests": 51_300,
+    "modules of at most 60 lines": 42,
     "names in everstep": 25,
 }
 """Reached so far.  The goal is 32,000 lines of src, 25,000 of tests, 25 names; who adds pays by deleting."""

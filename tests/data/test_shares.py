@@ -238,7 +238,7 @@ def test_a_stream_of_ones_own_that_splits() -> None:
             Overlapping,
             "2 ranks, opened after 0 batches: batch 0 from there: the parts of the ranks are not the",
         ),
-        (Unweighted, "3 ranks.*the weight is 1.0, 1.5 would give"),
+        (Unweighted, "3 ranks.*the weight is 1.0, 1.5 would make"),
         (Starving, r"2 ranks.*\[3, 2\] batches came instead of 3 each"),
     ],
 )

@@ -189,7 +189,8 @@ def test_an_index_that_is_none(tmp_path: Path, text: str) -> None:
 def test_nothing_of_a_file_runs(tmp_path: Path) -> None:
     torch.save({"0.weight": Evil(tmp_path / "ran")}, tmp_path / "evil.pt")
     refused(
-        tmp_path / "evil.pt", r"objects that only code can make \(posix\.mkdir\), and is not read: nothing of"
+        tmp_path / "evil.pt",
+        r"objects that only code can make \(posix\.mkdir\), and nothing of a file may run",
     )
     torch.save(
         {"0.weight": Evil(tmp_path / "ran")}, tmp_path / "old.pt", _use_new_zipfile_serialization=False

@@ -30,7 +30,6 @@ from everstep.errors import ConfigError, DataError, MetricError, NoCheckpointErr
 from everstep.proof.compare import compare_runs
 from everstep.record import RunDir, RunJournal
 from everstep.trainer.eval_loop import evaluate
-from everstep.trainer.multi_run import SharedStream, Tap
 from everstep.trainer.named_streams import TrainInputs
 from tiny_runs import Tiny, rows
 from waiting import until
@@ -463,15 +462,6 @@ def test_inputs_of_several_batches_have_a_weight_only_where_the_parts_are_alike(
     single = TrainInputs(in_memory(12, 3, Share()), next).split(Share(1, 2, "weight"))
     cursor = single.open("train", 0, seed=0)
     assert (next(cursor)[0].tolist(), cursor.weight) == ([2], pytest.approx(2 / 3))
-
-
-def test_a_stream_that_several_models_read_together_is_refused_by_name() -> None:
-    tap = Tap(SharedStream(in_memory(12, 3, Share())))
-    assert tap.split(Share()) is tap
-    with pytest.raises(
-        DataError, match=r"arrays\(.*read once for several models.*train each model by a Trainer"
-    ):
-        tap.split(Share(0, 2))
 
 
 # -------------------- watch
