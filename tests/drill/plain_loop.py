@@ -14,9 +14,11 @@ data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
 layers = torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)
 model = torch.nn.Sequential(*layers)
 optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)
 parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
 epoch = 0
+if os.path.exists("last.pt") and WRONG == "quits":
+    sys.exit()
 if os.path.exists("last.pt") and WRONG != "anew":
     saved = torch.load("last.pt")
     for name, part in parts.items():

@@ -89,7 +89,7 @@ def drill_command(
 
     cli.leave_in_order()
     try:
-        if script.is_file() or shutil.which(str(script)) is None:
+        if script.suffix in (".py", ".yaml", ".yml", ".ipynb") or shutil.which(script) is None:
             some = {name: options[name] for name in options.keys() - {"strikes", "resume_cmd"}}
             report = campaign.drill(script, args, say=cli.say, **some)
         else:

@@ -34,6 +34,8 @@ MOST_COPIED = 1 << 30
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv", "__pycache__", "node_modules", ".mypy_cache", ".ruff_cache"
 )
+TOO_LONG = 124
+"""Status of a start that was ended because it took longer than its time."""
 RESUMES = 3
 """Most starts after a strike, in which the program must come to its end."""
 
@@ -43,6 +45,7 @@ LOST = (
     "the resume began anew although a save was complete before the kill; look at which checkpoint the "
     "program chooses, and how it treats one that is torn"
 )
+ENDED = "the program ended with status 0 at another update: whoever started it takes it for finished"
 UNKNOWN = (
     "the weights before the first update are those of no update of the undisturbed run: what is saved is not "
     "what was trained (another precision, averaged weights), or something changes the weights first"
@@ -76,6 +79,11 @@ class Start:
     @property
     def updates(self) -> int:
         return len(self.of_rank(0, "update"))
+
+    @property
+    def fails(self) -> bool:
+        """Whether the command is to be started again: it failed, and did not hang."""
+        return self.status not in (0, TOO_LONG)
 
 
 @dataclass
@@ -119,10 +127,7 @@ class Chain:
             try:
                 status = process.wait(self.timeout)
             except subprocess.TimeoutExpired:
-                raise DrillError(
-                    f"{' '.join(command)} ran longer than {self.timeout:g} s in one start; make it smaller "
-                    "by its arguments, or raise the timeout"
-                ) from None
+                status = TOO_LONG
         lines = read_lines(trace)
         struck = any(line["at"] == "strike" for line in lines)
         if struck and not strike.startswith("SIG"):
@@ -223,6 +228,11 @@ class _CommandDrill:
         chain = Chain(self.command, self.resume, self.folder / name, self.timeout)
         start = chain.start()
         words = " ".join(self.command)
+        if start.status == TOO_LONG:
+            raise DrillError(
+                f"{words} ran longer than {self.timeout:g} s in one start; make it smaller by its arguments, "
+                "or raise the timeout"
+            )
         if start.status:
             raise DrillError(
                 f"{words} ended with status {start.status} without a kill; make it run before it is "
@@ -253,7 +263,7 @@ class _CommandDrill:
         )
         first = chain.start(strike)
         if first.strike:
-            while len(chain.starts) <= RESUMES and (len(chain.starts) == 1 or chain.starts[-1].status):
+            while len(chain.starts) == 1 or (len(chain.starts) <= RESUMES and chain.starts[-1].fails):
                 chain.start()
         judged = self._judged(name, chain)
         if self.delete:
@@ -274,10 +284,10 @@ class _CommandDrill:
             if start.updates:
                 differences.append(reference.first_difference(start, places))
         last = chain.starts[-1]
-        if last.status == 0 and sum(spans[-1]) != reference.updates and last.updates:
-            differences.append(
-                Difference("journal", "updates", str(reference.updates), str(sum(spans[-1])), place="end")
-            )
+        end = max(map(sum, spans)) if not last.updates else sum(spans[-1])
+        if last.status == 0 and end != reference.updates:
+            counts = str(reference.updates), str(end)
+            differences.append(Difference("journal", "updates", *counts, place="end", note=ENDED))
         found = next((each for each in differences if each is not None), None)
         done = [range(start + 1, start + count + 1) for start, count in spans]
         again = [
@@ -356,7 +366,7 @@ class Reference:
         """Return after how many updates a start goes on; None if it has no state of the undisturbed run."""
         entered = start.of_rank(rank, "enter")
         if not entered:
-            return self.updates if start.status == 0 else 0
+            return 0
         states, now = self._states(rank, entered[0]["number"]), entered[0]
         whole = [n for n, was in states.items() if all(was[p] == now[p] for p in ("weights", "moments"))]
         weights_alone = [n for n, was in states.items() if was["weights"] == now["weights"]]
@@ -414,18 +424,18 @@ class Reference:
                 saves.setdefault(counts["update"], []).append((counts["file"], line["kind"]))
         last = self.updates
         plan = [
-            ("update", f"kill:update:{draw.randint(1, max(1, last - 1))}")
+            ("update", f"kill:update:{draw.randint(1, max(1, last - 1))}:{draw.choice(self.ranks)}")
             for _ in range(max(1, count // 3 - 1))
         ]
-        plan += [("SIGTERM", f"SIGTERM:update:{draw.randint(1, max(1, last - 1))}")]
-        plan += [("evaluation", f"kill:evaluation:{draw.choice(evaluations)}")] if evaluations else []
+        plan += [("SIGTERM", f"SIGTERM:update:{draw.randint(1, max(1, last - 1))}:{draw.choice(self.ranks)}")]
+        plan += [("evaluation", f"kill:evaluation:{draw.choice(evaluations)}:0")] if evaluations else []
         inner = {update: files for update, files in saves.items() if 0 < update < last} or saves
         by_name: dict[str, list[str]] = {}
         for update in sorted(inner, key=lambda each: abs(each - last / 2)):
             for n, kind in inner[update]:
-                by_name.setdefault(f"before {kind}", []).append(f"kill:file:{n}")
+                by_name.setdefault(f"before {kind}", []).append(f"kill:file:{n}:0")
                 if kind in ("open", "save"):
-                    by_name.setdefault(f"torn {kind}", []).append(f"tear:file:{n}")
+                    by_name.setdefault(f"torn {kind}", []).append(f"tear:file:{n}:0")
         # in turns, so that each kind of change is struck before one is struck twice
         turns = zip_longest(*([(name, strike) for strike in strikes] for name, strikes in by_name.items()))
         return (plan + [strike for turn in turns for strike in turn if strike is not None])[:count]

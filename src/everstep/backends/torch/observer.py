@@ -11,7 +11,7 @@ the update has read and left, and it passes a *point* at which a strike can be a
 | evaluation | a DataLoader hands out a batch while gradients are off | |
 | file | a file in the watched folders is about to be opened for writing, saved, renamed, removed | path |
 
-`EVERSTEP_STRIKE=ACTION:POINT:N` strikes at the Nth time that the process passes a point (update, evaluation,
+`EVERSTEP_STRIKE=ACTION:POINT:N:RANK` strikes at the Nth time that a rank passes a point (update, evaluation,
 file): ACTION is `kill`, a signal, or `tear`, which leaves the file empty or half written and kills.
 """
 
@@ -40,10 +40,9 @@ class Observer:
             trace,
             tuple(os.path.realpath(each) + os.sep for each in folders.split(os.pathsep)),
         )
-        action, _, rest = strike.partition(":")
-        point, _, count = rest.partition(":")
-        self.action, self.strike_at = action, (point, int(count or 0))
         self.pid, self.rank = os.getpid(), int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
+        self.action, point, count, rank = strike.split(":") if strike else ("", "", "0", "-1")
+        self.strike_at = (point, int(count)) if int(rank) == self.rank else None
         self.counts: dict[str, int] = {}
         self.optimizers: list[Any] = []
         self.draws: list[str] = []
